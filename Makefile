@@ -1,6 +1,6 @@
 # Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
 # `make test-fast` runs the layers that take two minutes.
-.PHONY: demo test test-fast soak check bench bench-quick bench-trainer format crds docs lock images image-torch-tpu push dist cluster-up cluster-down kind-up clean .setup
+.PHONY: demo test test-fast snapshots soak check bench bench-quick bench-trainer format crds docs lock images chart tag image-torch-tpu push dist cluster-up cluster-down kind-up clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -16,6 +16,12 @@ test: .setup check
 
 test-fast: .setup check
 	.venv/bin/python -m pytest $(LANES) tests/unit tests/planner tests/contract
+
+# Writes the texts that tests compare, in __snapshots__ beside them, as the program says them now, and removes those that
+# no test asks for. TESTS=tests/unit/test_cli_plan.py for fewer.
+TESTS = $$(grep -rl --include='test_*.py' SnapshotAssertion tests)
+snapshots: .setup
+	.venv/bin/python -m pytest $(LANES) -q --snapshot-update $(TESTS)
 
 # Two lanes: one waits for its cluster while the other computes. A third would starve tests of hangs on two cores.
 LANES := -n 2 --dist loadscope --no-loadscope-reorder
@@ -62,23 +68,38 @@ lock: .setup
 	scripts/lock
 
 REGISTRY ?= localhost
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# docs/releasing.md#versions. TAG is the form for images and charts.
+VERSION = $(shell python3 operator/tpu_training_operator/version.py)
+TAG = $(shell python3 operator/tpu_training_operator/version.py --tag)
 BUILDER ?= $(firstword $(foreach tool,docker podman buildah,$(shell command -v $(tool))) docker)
 BUILD_FLAGS ?=
 
-IMAGES := $(addprefix $(REGISTRY)/,tpu-training-operator:$(VERSION) tpu-trainer:$(VERSION) tpu-examples:1)
+IMAGES = $(addprefix $(REGISTRY)/,tpu-training-operator:$(TAG) tpu-trainer:$(TAG) tpu-examples:1)
 
-# Builds the operator's image, the trainer's, which takes ten minutes and 8 GB, and on top of it the examples'.
-images:
-	$(BUILDER) build $(BUILD_FLAGS) -f operator/Dockerfile -t $(REGISTRY)/tpu-training-operator:$(VERSION) .
-	$(BUILDER) build $(BUILD_FLAGS) -f trainer_image/Dockerfile -t $(REGISTRY)/tpu-trainer:$(VERSION) .
+BUILD = $(BUILDER) build $(BUILD_FLAGS) --build-arg VERSION=$(VERSION)
+
+# Builds the operator's image, the trainer's, which takes ten minutes and 8 GB, and on top of it the examples'. Writes
+# the chart that names them.
+images: chart
+	$(BUILD) -f operator/Dockerfile -t $(REGISTRY)/tpu-training-operator:$(TAG) .
+	$(BUILD) -f trainer_image/Dockerfile -t $(REGISTRY)/tpu-trainer:$(TAG) .
 	$(BUILDER) build $(BUILD_FLAGS) -f examples/Dockerfile \
-	    --build-arg TRAINER_IMAGE=$(REGISTRY)/tpu-trainer:$(VERSION) -t $(REGISTRY)/tpu-examples:1 .
+	    --build-arg TRAINER_IMAGE=$(REGISTRY)/tpu-trainer:$(TAG) -t $(REGISTRY)/tpu-examples:1 .
+
+# The chart with the version and the registry of these images, as the folder build/chart.
+CHART = charts/tpu-training-operator
+chart:
+	@rm -rf build/chart && mkdir -p build && cp -R $(CHART) build/chart
+	@sed -E 's/^(version|appVersion):.*/\1: "$(TAG)"/' $(CHART)/Chart.yaml >build/chart/Chart.yaml
+	@sed 's|repository: localhost/|repository: $(REGISTRY)/|' $(CHART)/values.yaml >build/chart/values.yaml
+
+# The tag of these images.
+tag:
+	@echo $(TAG)
 
 # The trainer's image with TorchTPU in place of PyTorch/XLA, for v4 and newer (docs/torchtpu.md).
 image-torch-tpu:
-	$(BUILDER) build $(BUILD_FLAGS) -f trainer_image/Dockerfile --build-arg STACK=torch_tpu \
-	    -t $(REGISTRY)/tpu-trainer:$(VERSION)-torch-tpu .
+	$(BUILD) -f trainer_image/Dockerfile --build-arg STACK=torch_tpu -t $(REGISTRY)/tpu-trainer:$(TAG)-torch-tpu .
 
 push:
 	for image in $(IMAGES); do $(BUILDER) push $$image || exit; done
@@ -93,7 +114,7 @@ dist: .setup
 # A real cluster on this machine without Docker (root, Linux), with the images of README's commands; prints the
 # KUBECONFIG to export.
 NODES ?= 2
-cluster-up: .setup
+cluster-up: .setup chart
 	@.venv/bin/python -m tests.cluster up --nodes $(NODES) --images
 
 cluster-down: .setup

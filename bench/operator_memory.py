@@ -116,7 +116,7 @@ def a_job(name: str, hosts: int, **policy: Any) -> dict[str, Any]:
                 "optimizer": {"name": "sgd", "learningRate": "0.1"},
             },
             # No node of this API server runs a check to its end.
-            "preflight": {"entry": "Skip"},
+            "entryCheck": {"mode": "Skip"},
             "runPolicy": policy,
         },
     }

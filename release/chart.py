@@ -30,7 +30,7 @@ def write(source: Source, registry: str, images: Mapping[str, Image], into: Path
     files["values.yaml"] = values.encode()
     files["Chart.yaml"] += _annotations(images).encode()
     files["README.md"] = _readme(source, values).encode()
-    archive = into / f"{CHART.name}-{source.version}.tgz"
+    archive = into / f"{CHART.name}-{source.tag}.tgz"
     archive.write_bytes(_packed(files, source.epoch))
     return archive
 

@@ -34,7 +34,7 @@ def _write(origin: source.Source, registry: str, build: Build | None, made: Path
     archive = chart.write(origin, registry, images, made)
     chart_digest = layout.write(archive, origin.epoch, made / "chart-oci")
     (made / _DEFINITION.name).write_text(origin.read(_DEFINITION), encoding="utf-8")
-    (made / f"{source.CHART.name}-{origin.version}.cdx.json").write_text(sbom.document(origin), encoding="utf-8")
+    (made / f"{source.CHART.name}-{origin.tag}.cdx.json").write_text(sbom.document(origin), encoding="utf-8")
     wheel.build(origin, made)
     about = _about(origin, registry, images, chart_digest)
     (made / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -44,6 +44,7 @@ def _write(origin: source.Source, registry: str, build: Build | None, made: Path
 def _about(origin: source.Source, registry: str, images: dict[str, Image], chart_digest: str) -> dict[str, object]:
     return {
         "version": origin.version,
+        "tag": origin.tag,
         "commit": origin.commit,
         "changedSinceCommit": origin.changed,
         "sourceDateEpoch": origin.epoch,

@@ -57,10 +57,10 @@ def build_all(source: Source, registry: str, build: Build, into: Path) -> dict[s
     into.mkdir()
     images = {}
     for name, dockerfile in DOCKERFILES.items():
-        archive = into / f"{name}-{source.version}.tar"
+        archive = into / f"{name}-{source.tag}.tar"
         repository = f"{registry}/{name}"
-        build(source, dockerfile, f"{repository}:{source.version}", archive)
-        images[name] = Image(repository, source.version, archive, digest_of(archive))
+        build(source, dockerfile, f"{repository}:{source.tag}", archive)
+        images[name] = Image(repository, source.tag, archive, digest_of(archive))
     return images
 
 
@@ -117,7 +117,7 @@ def _answers(path: str, tool: str) -> bool:
 def _docker(path: str, flags: tuple[str, ...], source: Source, dockerfile: Path, name: str, archive: Path) -> None:
     output = f"--output=type=oci,dest={archive},rewrite-timestamp=true"
     # With provenance the manifest would be that of a list, and another one with each build.
-    reproducible = ("--provenance=false", f"--build-arg=SOURCE_DATE_EPOCH={source.epoch}")
+    reproducible = ("--provenance=false", f"--build-arg=SOURCE_DATE_EPOCH={source.epoch}", _version(source))
     _run(path, "buildx", "build", f"--file={source.tree / dockerfile}", f"--tag={name}", output, *reproducible, *flags,
          str(source.tree))  # fmt: skip
 
@@ -126,8 +126,13 @@ def _podman_or_buildah(
     path: str, flags: tuple[str, ...], source: Source, dockerfile: Path, name: str, archive: Path
 ) -> None:
     file = f"--file={source.tree / dockerfile}"
-    _run(path, "build", "--format=oci", f"--timestamp={source.epoch}", file, f"--tag={name}", *flags, str(source.tree))
+    _run(path, "build", "--format=oci", f"--timestamp={source.epoch}", file, f"--tag={name}", _version(source), *flags,
+         str(source.tree))  # fmt: skip
     _run(path, "push", name, f"oci-archive:{archive}:{name}")
+
+
+def _version(source: Source) -> str:
+    return f"--build-arg=VERSION={source.version}"
 
 
 def _run(path: str, *arguments: str) -> None:

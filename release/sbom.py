@@ -61,7 +61,7 @@ def document(source: Source) -> str:
         "type": "application",
         "bom-ref": project["name"],
         "name": project["name"],
-        "version": project["version"],
+        "version": source.version,
         "description": project["description"],
         "licenses": [{"license": {"id": project["license"]}}],
     }

@@ -5,24 +5,26 @@ Whatever else lies in the working tree must not get into an artifact, so everyth
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from release.errors import ReleaseError
 
 CHART = Path("charts") / "tpu-training-operator"
+_VERSION = Path("operator") / "tpu_training_operator" / "version.py"
 
 
 @dataclass(frozen=True)
 class Source:
-    """tree: the copy. epoch: the time that every artifact bears, in seconds. changed: whether it differs from the
-    commit."""
+    """tree: the copy. tag: the version as charts and images have it. epoch: the time that every artifact bears, in
+    seconds. changed: whether it differs from the commit."""
 
     tree: Path
     version: str
+    tag: str
     commit: str
     epoch: int
     changed: bool
@@ -50,8 +52,19 @@ def copy(repository: Path, into: Path, *, allow_changes: bool) -> Source:
         if entry:
             attributes, _, name = entry.partition("\t")
             _copy_file(repository, into, Path(name), mode=0o755 if attributes.startswith("100755") else 0o644)
-    version = str(tomllib.loads((into / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
-    return Source(into, version, commit, _epoch(repository), bool(changes))
+    epoch = _epoch(repository)
+    versions = runpy.run_path(str(into / _VERSION))
+    version = versions["of_tree"](repository)
+    tag = versions["tag"](version)
+    # The copy has no git to ask.
+    _replace(into / _VERSION, "DECLARED = .*", f'DECLARED = "{version}"')
+    _replace(into / CHART / "Chart.yaml", "(version|appVersion): .*", rf"\1: {tag}")
+    return Source(into, version, tag, commit, epoch, bool(changes))
+
+
+def _replace(file: Path, line: str, by: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    file.write_text(re.sub(f"^{line}$", by, text, flags=re.MULTILINE), encoding="utf-8")
 
 
 def _copy_file(repository: Path, into: Path, name: Path, mode: int) -> None:

@@ -16,12 +16,14 @@ _INTRODUCTION = """\
 The operator of TPUTrainingJob: data-parallel PyTorch training on Cloud TPU slices, as one Kubernetes object.
 
 ```
-helm install tpu-training-operator charts/tpu-training-operator --namespace tpu-system --create-namespace
+helm install tpu-training-operator build/chart --namespace tpu-system --create-namespace
 helm test tpu-training-operator --namespace tpu-system
 ```
 
-[The guide](../../docs/install.md) tells about images, upgrades, namespaces, metrics, [size](../../docs/install.md#size)
-and [versions](../../docs/install.md#versions); [SECURITY.md](../../SECURITY.md) lists the operator's rights.
+In a clone, `make chart` writes `build/chart`: this folder with the version of the commit, which is the tag of the
+images. [The guide](../../docs/install.md) tells about images, upgrades, namespaces, metrics,
+[size](../../docs/install.md#size) and [versions](../../docs/install.md#versions); [SECURITY.md](../../SECURITY.md)
+lists the operator's rights.
 
 ## Values
 

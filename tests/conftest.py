@@ -6,6 +6,7 @@ everything ran.
 
 import gc
 import os
+import re
 import signal
 import sys
 from collections import Counter, defaultdict
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from syrupy.assertion import SnapshotAssertion
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.layers import LAYERS
@@ -24,7 +26,7 @@ _BY_NAME = {layer.name: layer for layer in LAYERS}
 _CHEAPEST_FIRST = {layer.name: index for index, layer in enumerate(LAYERS)}
 # The layers that wait for a cluster start first, so that other workers compute while they wait; the modules of the last
 # ones are short, so that all workers end together.
-_LONGEST = ["e2e", "controlplane", "aot", "trainer", "chart", "local", "planner"]
+_LONGEST = ["e2e", "controlplane", "aot", "trainer", "chart", "cluster", "local", "planner"]
 _LONGEST_FIRST = {name: index for index, name in enumerate(_LONGEST)}
 
 # A run starts hundreds of processes that import this project. They find it compiled, whatever the shell has asked for.
@@ -40,6 +42,18 @@ settings.load_profile("tests")
 
 MEASURED = "measured"
 """The user property whose text is shown at the end of the run."""
+
+
+@pytest.fixture
+def snapshot(snapshot: SnapshotAssertion, tmp_path_factory: pytest.TempPathFactory) -> SnapshotAssertion:
+    """Texts as `make snapshots` has written them beside the test, without what differs between two runs."""
+    directory = re.compile(re.escape(str(tmp_path_factory.getbasetemp())) + r"/[\w.-]+")
+    port = re.compile(r"(?<=127\.0\.0\.1:)\d+")
+
+    def repeatable(data: Any, path: Any) -> Any:
+        return port.sub("PORT", directory.sub("TMP", data)) if isinstance(data, str) else data
+
+    return snapshot.with_defaults(matcher=repeatable)
 
 
 class FailuresAtOnce:

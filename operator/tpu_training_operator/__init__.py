@@ -3,5 +3,3 @@
 `api` describes the TPUTrainingJob, `domain` decides, `runtime` acts on a cluster, `local` is a cluster on this
 machine, `cli` is the `tpujob` command and `main` the operator process.
 """
-
-__version__ = "0.1.0"

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import click
 
-from tpu_training_operator import __version__
 from tpu_training_operator.api.constants import API_VERSION, KIND
 from tpu_training_operator.api.crd import custom_resource_definition
 from tpu_training_operator.kube.client import Client, ClientOptions, connect
@@ -21,6 +20,7 @@ from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.credentials import NoCredentials, load_credentials
 from tpu_training_operator.kube.encoding import parsed
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
+from tpu_training_operator.version import version
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SILENT_SECONDS = 30.0
@@ -55,13 +55,13 @@ def of_definition(served: Object | None) -> Answer:
     what = f"{KIND} {API_VERSION}"
     if served is None:
         return Answer(False, f"the API server does not serve {what}: install it ({_INSTALL})")
-    (version,) = custom_resource_definition()["spec"]["versions"]
+    (wanted,) = custom_resource_definition()["spec"]["versions"]
     there = set(_fields(served))
-    missing = [path for path in _fields(version["schema"]["openAPIV3Schema"]) if path not in there]
+    missing = [path for path in _fields(wanted["schema"]["openAPIV3Schema"]) if path not in there]
     if missing:
         shown = ", ".join(missing[:_MOST_FIELDS]) + (" and more" if len(missing) > _MOST_FIELDS else "")
         return Answer(False, f"the definition of {what} is another version's, without {shown}: replace it ({_INSTALL})")
-    return Answer(True, f"the API server serves {what} with every field of version {__version__}")
+    return Answer(True, f"the API server serves {what} with every field of version {version()}")
 
 
 def _fields(schema: Object, above: str = "") -> Iterator[str]:

@@ -49,6 +49,7 @@ from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
 from tpu_training_operator.runtime.watching import Watching
+from tpu_training_operator.version import version
 
 log = logging.getLogger(__name__)
 
@@ -330,6 +331,7 @@ class _IngressRuleType(click.ParamType[Object]):
 
 
 @click.command()
+@click.version_option(version(), prog_name="tpu-training-operator")
 @click.option("--namespace", "-n", "namespaces", multiple=True, help="Serve this namespace; repeatable. Default: all.")
 @click.option("--health-port", default=8080, show_default=True, help="Port of /healthz.")
 @click.option("--metrics-port", type=int, help="Port of /metrics. Default: none.")

@@ -25,6 +25,11 @@ MONITORING = ("monitoring.coreos.com/v1", "monitoring.googleapis.com/v1")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+def declared() -> Object:
+    """Chart.yaml, whose version lacks the commit."""
+    return dict(yaml.safe_load((CHART / "Chart.yaml").read_text()))
+
+
 class Refused(Exception):
     """helm ended with an error; the message is its output."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chart.helm import FULL_NAME, Object, container, named, nested, of_kind, pod
+from tests.chart.helm import FULL_NAME, Object, container, declared, named, nested, of_kind, pod
 from tpu_training_operator.main import main
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -105,7 +105,7 @@ def _label(kind: str, label: str) -> Callable[[list[Object]], Any]:
 SWITCHES = (
     Switch("nameOverride", "op", _names("Deployment"), ["tpu-op"]),
     Switch("fullnameOverride", "op", _names("Deployment"), ["op"]),
-    Switch("image.repository", "registry.example/op", _image, "registry.example/op:0.1.0"),
+    Switch("image.repository", "registry.example/op", _image, f"registry.example/op:{declared()['version']}"),
     Switch("image.tag", "1.2.3", _image, f"{IMAGE}:1.2.3"),
     Switch("image.digest", DIGEST, _image, f"{IMAGE}@{DIGEST}"),
     Switch("image.pullPolicy", "Always", lambda o: container(o)["imagePullPolicy"], "Always"),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.chart.helm import CHART, REPOSITORY
-from tpu_training_operator import __version__
+from tests.chart.helm import REPOSITORY, declared
+from tpu_training_operator.version import DECLARED, tag
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 FOLDERS = ("operator", "trainer_image", "examples")
@@ -28,9 +28,8 @@ def instructions(dockerfile: str, name: str) -> list[str]:
     return re.findall(rf"^{name} +(.+?) *$", joined, re.MULTILINE)
 
 
-def test_chart_and_package_have_one_version() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert {chart["version"], chart["appVersion"], __version__} == {PROJECT["version"]}
+def test_chart_and_package_declare_one_version() -> None:
+    assert {declared()["version"], declared()["appVersion"]} == {tag(DECLARED)}
 
 
 def test_the_operator_image_installs_what_the_tests_ran_with() -> None:

@@ -24,15 +24,16 @@ def test_they_say_what_to_do_next(helm: Helm) -> None:
     ("values", "warning"),
     [
         ({}, "image.repository is localhost/tpu-training-operator, which no node can pull"),
+        ({}, "No image has the tag"),
         ({"replicas": 0}, "PAUSED: replicas is 0"),
         ({"crds": {"enabled": False}}, "crds.enabled is false"),
     ],
-    ids=["no image", "no operator", "no definition"],
+    ids=["no image", "no tag", "no operator", "no definition"],
 )
 def test_they_warn_of_what_will_not_work(helm: Helm, values: Object, warning: str) -> None:
     assert warning in notes(helm, values)
 
 
 def test_those_of_a_usable_installation_have_no_warnings(helm: Helm) -> None:
-    told = notes(helm, {"image": {"repository": "registry.example/operator"}})
-    assert not [word for word in ("no node can pull", "PAUSED", "false") if word in told]
+    told = notes(helm, {"image": {"repository": "registry.example/operator", "tag": "1"}})
+    assert not [word for word in ("no node can pull", "No image", "PAUSED", "false") if word in told]

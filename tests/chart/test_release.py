@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -25,7 +26,7 @@ from release.errors import ReleaseError
 from release.images import OPERATOR, TRAINER
 from release.source import Source
 from tests.chart.cyclonedx import SCHEMA
-from tests.chart.helm import FULL_NAME, NAMESPACE, RELEASE, REPOSITORY, Helm, container, parsed
+from tests.chart.helm import FULL_NAME, NAMESPACE, RELEASE, REPOSITORY, Helm, container, declared, parsed
 from tests.chart.registry import serving
 from tests.cluster import oci
 from tests.cluster.control_plane import ControlPlane
@@ -111,8 +112,8 @@ def test_the_archive_renders_what_the_folder_renders(dist: Path, helm: Helm) -> 
     rendered = helm.run("template", RELEASE, archive, *place)
     assert rendered.count(image) == 2
     folder = helm.run("template", RELEASE, str(REPOSITORY / "charts" / "tpu-training-operator"), *place)
-    version = json.loads((dist / "release.json").read_text())["version"]
-    assert rendered.replace(image, f"localhost/{OPERATOR}:{version}") == folder
+    tag, in_clone = json.loads((dist / "release.json").read_text())["tag"], declared()["version"]
+    assert rendered.replace(image, f"localhost/{OPERATOR}:{tag}").replace(tag, in_clone) == folder
 
 
 def test_the_chart_s_readme_has_the_defaults_of_the_archive(dist: Path, helm: Helm) -> None:
@@ -132,7 +133,7 @@ def test_helm_installs_from_the_layout_behind_a_registry(
 ) -> None:
     about = json.loads((dist / "release.json").read_text())
     with serving(dist / "chart-oci", f"charts/{OPERATOR}") as reference:
-        pulled = helm.run("install", RELEASE, reference, "--plain-http", "--version", about["version"], *place)
+        pulled = helm.run("install", RELEASE, reference, "--plain-http", "--version", about["tag"], *place)
     assert "STATUS: deployed" in pulled
     found = control_plane.kubectl("get", f"deployment/{FULL_NAME}", "--namespace", NAMESPACE, "--output=json")
     assert container([json.loads(found.stdout)])["image"] == about["images"][OPERATOR]
@@ -296,8 +297,6 @@ def test_a_time_that_no_wheel_can_bear_is_refused(
     refusal: Refusal, clone: Path, monkeypatch: pytest.MonkeyPatch, epoch: str
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
-    (clone / "pyproject.toml").write_text('project.version = "1"')
-    subprocess.run(["git", "-C", str(clone), "add", "."], check=True)
     assert f"SOURCE_DATE_EPOCH: '{epoch}'" in refusal(clone, allow_changes=True)
 
 
@@ -313,7 +312,7 @@ def test_without_images_the_chart_names_the_tag_and_the_release_says_what_is_mis
     assert not (folder / "of-the-last.whl").exists()
     about = json.loads((folder / "release.json").read_text())
     image = container(parsed(helm.run("template", RELEASE, str(the(folder, "*.tgz")))))["image"]
-    assert image == f"{REGISTRY}/{OPERATOR}:{about['version']}"
+    assert image == f"{REGISTRY}/{OPERATOR}:{about['tag']}"
 
 
 def test_a_failed_release_leaves_the_last_one_as_it_was(dist: Path, clone: Path) -> None:
@@ -335,3 +334,27 @@ def test_without_a_builder_the_images_are_missed_by_name() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("make dist: docker (with buildx), podman and buildah: not here")
     assert "WITHOUT=images" in done.stderr
+
+
+def test_charts_of_two_commits_name_two_images(tmp_path: Path, helm: Helm) -> None:
+    """`make images` tags the images and writes the chart, so an upgrade from a newer clone replaces the pod."""
+    for part in ("charts", "operator/tpu_training_operator/version.py", "pyproject.toml", "Makefile"):
+        copy = shutil.copytree if (REPOSITORY / part).is_dir() else shutil.copyfile
+        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+        copy(REPOSITORY / part, tmp_path / part)
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.example")
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+
+    def image(message: str) -> str:
+        subprocess.run([*git, "commit", "--quiet", "--allow-empty", f"--message={message}"], check=True)
+        make = ["make", "-s", "-C", str(tmp_path), f"REGISTRY={REGISTRY}"]
+        subprocess.run([*make, "chart"], check=True)
+        tag = subprocess.run([*make, "tag"], check=True, capture_output=True, text=True).stdout.strip()
+        found = container(parsed(helm.run("template", RELEASE, str(tmp_path / "build" / "chart"))))["image"]
+        assert found == f"{REGISTRY}/{OPERATOR}:{tag}"
+        return tag
+
+    older, newer = image("older"), image("newer")
+    assert older != newer
+    assert re.fullmatch(rf"{declared()['version']}\.g[0-9a-f]{{7}}", newer)

@@ -4,7 +4,7 @@ The operator's is built from its Dockerfile. In the examples' stands the environ
 with every container; copying its 7 GB into an image would test nothing more.
 """
 
-import importlib.metadata
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.cluster import oci
 from tests.cluster.images import Image, base_image_with, build_image
 from tests.cluster.nodes import RealCluster
+from tpu_training_operator.version import tag, version
 
 _REPOSITORY = Path(__file__).parents[2]
 # Containers see these at the same path as here: the environment, and the Python behind it.
@@ -29,16 +30,17 @@ _EXAMPLES_SETTINGS = {
 
 def build(into: Path) -> list[Image]:
     """The archives, in folder `into`. Takes half a minute of CPU time. Raises MachineUnfit, ImageBuildError."""
-    operator = f"{OPERATOR}:{importlib.metadata.version('tpu-training-operator')}"
+    # build/chart, which names the operator's image.
+    subprocess.run(["make", "-s", "-C", str(_REPOSITORY), "chart"], check=True)
+    operator, arguments = f"{OPERATOR}:{tag(version())}", {"VERSION": version()}
     return [
-        build_image(_REPOSITORY / "operator" / "Dockerfile", _REPOSITORY, operator, {}, into=into),
+        build_image(_REPOSITORY / "operator" / "Dockerfile", _REPOSITORY, operator, arguments, into=into),
         # The environment may be below root's home, which is closed to others.
         base_image_with(EXAMPLES, "root", _EXAMPLES_SETTINGS, into=into),
     ]
 
 
 def load(cluster: RealCluster, images: Iterable[Image]) -> None:
-    """Into a cluster whose nodes share SHARED; removes the archives."""
+    """Into a cluster whose nodes share SHARED."""
     for image in images:
         cluster.load_image(image.archive)
-        image.archive.unlink()

@@ -103,7 +103,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     },
     "checkpoints by step": {"checkpoint": {"uri": "/mnt/run", "everySteps": 500, "keep": 1}},
     "checkpoints by step and time": {
-        "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everyMinutes": 30},
+        "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everySeconds": 1800},
     },
     "report": {"report": {}},
     "report elsewhere": {"report": {"uri": "gs://bucket/run", "tensorBoard": True, "gradientNoiseScale": True}},
@@ -196,7 +196,7 @@ def any_recipe(draw: st.DrawFn) -> Object:
         "recipe.seed": draw(st.integers(0, 2**31 - 1)),
         "recipe.parameters": draw(_PARAMETERS),
         "recipe.scaling": {
-            "learningRate": draw(st.sampled_from(["Auto", "Linear", "SquareRoot", "None"])),
+            "learningRate": draw(st.sampled_from(["Auto", "Linear", "SquareRoot", "Unscaled"])),
             "betas": draw(st.booleans()),
             "weightDecay": draw(st.booleans()),
             "ema": draw(st.booleans()),

@@ -127,7 +127,7 @@ ACT: dict[str, tuple[Changes, Changes]] = {
         {"optimizer": {"name": "adafactor", "learningRate": "0.01"}},
     ),
     "scaling.batch": ({"tunedOn": ONE_CHIP, "scaling": {"batch": "GlobalConstant"}}, {"tunedOn": ONE_CHIP}),
-    "scaling.learningRate": ({"tunedOn": ONE_CHIP, "scaling": {"learningRate": "None"}}, {"tunedOn": ONE_CHIP}),
+    "scaling.learningRate": ({"tunedOn": ONE_CHIP, "scaling": {"learningRate": "Unscaled"}}, {"tunedOn": ONE_CHIP}),
     "scaling.maxLearningRate": ({"tunedOn": ONE_CHIP, "scaling": {"maxLearningRate": "0.5"}}, {"tunedOn": ONE_CHIP}),
     "scaling.betas": (
         {"tunedOn": ONE_CHIP, "optimizer": ADAM, "scaling": {"betas": True}},

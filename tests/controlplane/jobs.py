@@ -16,7 +16,7 @@ Object = dict[str, Any]
 
 DIGITS: Object = yaml.safe_load((Path(__file__).parents[2] / "examples" / "digits.yaml").read_text())
 # kwok's nodes run no check to its end.
-DIGITS["spec"]["preflight"] = {"entry": "Skip"}
+DIGITS["spec"]["entryCheck"] = {"mode": "Skip"}
 
 
 def digits(**spec: Any) -> Object:

@@ -15,7 +15,7 @@ from tests.unit.good_jobs import GOOD_JOBS
 from tests.unit.jobs import job_body
 
 Object = dict[str, Any]
-RESERVATION = {"slice": {"provisioning": {"reservation": "r"}}}
+RESERVATION = {"slice": {"provisioning": {"type": "Reservation", "reservation": "r"}}}
 
 
 @pytest.fixture
@@ -145,8 +145,8 @@ def test_suspension_and_deadlines_can_change(space: Namespace, policy: Object, b
     assert patched(space, {"runPolicy": policy}) == ""
 
 
-@pytest.mark.parametrize("preflight", [{"entry": "Require"}, {"dataLocal": "Require"}, {"compile": "Require"}])
-def test_an_update_must_not_break_a_rule_either(space: Namespace, preflight: Object) -> None:
+@pytest.mark.parametrize("check", [{"mode": "Require"}, {"dataInRegion": "Require"}, {"compile": "Require"}])
+def test_an_update_must_not_break_a_rule_either(space: Namespace, check: Object) -> None:
     space.apply(digits(trainer={"entrypoint": None, "command": ["python", "loop.py"]}))
-    assert "need trainer.entrypoint" in patched(space, {"preflight": preflight})
-    assert patched(space, {"preflight": {"deadlineSeconds": 60}}) == ""
+    assert "need trainer.entrypoint" in patched(space, {"entryCheck": check})
+    assert patched(space, {"entryCheck": {"deadlineSeconds": 60}}) == ""

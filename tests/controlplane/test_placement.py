@@ -105,7 +105,8 @@ def a_gang_that_releases_its_nodes_says_why(place: Place) -> None:
     place.apply(impatient("alone"))
 
     space.wait(
-        lambda: condition(space.status("alone"), "GangReady").get("reason") == "PartlyPlaced", "the gang is released"
+        lambda: condition(space.status("alone"), "GangReady").get("reason") == "SomePodsUnschedulable",
+        "the gang is released",
     )
 
     message = condition(space.status("alone"), "Ready")["message"]
@@ -118,9 +119,9 @@ def a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_
     wanted, _ = place.add(V5P), place.add(V6E)
     place.apply(tpu_job("earlier", "v5p-32"))
     space.wait_for_state("Running", name="earlier")
-    v6e = {"slice": {"acceleratorType": "v6e-16"}, "after": "5s"}
+    v6e = {"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 5}
     policy = {"restart": {"backoff": {"initialSeconds": 1, "maxSeconds": 1}}}
-    placement = {"alternatives": [v6e], "grow": "AtCheckpoint", "minRunSeconds": 1}
+    placement = {"alternatives": [v6e], "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1}
     saved = {"uri": "gs://bucket/jobs"}
     place.apply(tpu_job("moving", "v5p-32", runPolicy=policy, placement=placement, checkpoint=saved))
 
@@ -148,14 +149,14 @@ def a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_
     ):
         assert words in story
     space.wait(lambda: not any("hold" in name for name in space.names("pod")), "no placeholder is left")
-    return f"a job for a full v5p pool (after: 5s) {', '.join(waits)}"
+    return f"a job for a full v5p pool (waits 5 s) {', '.join(waits)}"
 
 
 def a_slice_without_a_node_pool_is_left_at_once(place: Place) -> None:
     """By the words of the real scheduler; the test plays the cluster autoscaler."""
     space = place.space
     place.add(TWO_HOSTS)
-    other = {"slice": {"acceleratorType": "v5litepod-8"}, "after": "10h"}
+    other = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 36000}
     # Or the scheduler would name the taints of another story's nodes, which says nothing about their labels.
     tolerant = {"tolerations": [{"operator": "Exists"}]}
     place.apply(tpu_job("nowhere", "v4-16", placement={"alternatives": [other]}, trainer=tolerant))
@@ -175,7 +176,7 @@ def a_slice_without_a_node_pool_is_left_at_once(place: Place) -> None:
 
     space.wait_for_state("Running", name="nowhere")
     (move,) = space.status("nowhere")["placement"]["moves"]
-    assert (move["fromSlice"], move["toSlice"], move["reason"]) == ("v4-16", "v5litepod-8", "Refused")
+    assert (move["fromSlice"], move["toSlice"], move["reason"]) == ("v4-16", "v5litepod-8", "NotAdmitted")
     assert "the cluster has no node pool for v4-16: 0/" in move["why"]
 
 
@@ -273,8 +274,8 @@ def placeholders_of_a_negative_priority_yield_to_another_gang(place: Place) -> N
     place.apply(tpu_job("earlier", "v5p-32"))
     space.wait_for_state("Running", name="earlier")
     placement = {
-        "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "after": "5s"}],
-        "grow": "AtCheckpoint",
+        "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 5}],
+        "returnToPreferred": "AtCheckpoint",
         "minRunSeconds": 1,
         "placeholderPriorityClass": place.priority(-5)["priorityClassName"],
     }

@@ -173,7 +173,7 @@ def a_queued_job_is_admitted_evicted_admitted_again_and_finishes(space: Namespac
         space.finish(f"digits-2-0-{host}")
     space.wait_for_state("Succeeded")
     space.wait(lambda: scheduler.says("Finished") == ("True", "Succeeded"), "Kueue knows that the job has finished")
-    assert condition(space.status(), "Admitted")["reason"] == "QueueLeft"
+    assert condition(space.status(), "Admitted")["reason"] == "QuotaReleased"
     assert "restarts" not in space.status() or "byClass" not in space.status()["restarts"]
 
 
@@ -182,9 +182,9 @@ def a_queued_job_takes_the_slice_that_is_admitted_and_returns_when_the_better_on
 ) -> None:
     job = _queued("digits", {})
     smaller = job["spec"]["slice"] | {"acceleratorType": "v5litepod-8"}
-    alternatives = [{"slice": smaller, "after": "10m"}]
+    alternatives = [{"slice": smaller, "waitForPreviousSeconds": 600}]
     job["spec"] |= {
-        "placement": {"alternatives": alternatives, "grow": "AtCheckpoint", "minRunSeconds": 1},
+        "placement": {"alternatives": alternatives, "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1},
         "checkpoint": {"uri": "gs://bucket/jobs"},
     }
     space.apply(job)
@@ -206,7 +206,7 @@ def a_queued_job_takes_the_slice_that_is_admitted_and_returns_when_the_better_on
     space.wait_for_state("Running", attempt=3)
     assert (wished.names(), len(space.pods())) == ([own], 4)
     moves = [(move["from"], move["to"], move["reason"]) for move in space.status()["placement"]["moves"]]
-    assert moves == [(0, 1, "Refused"), (1, 0, "Better")]
+    assert moves == [(0, 1, "NotAdmitted"), (1, 0, "Better")]
 
 
 def a_queued_job_on_two_slices_runs_on_the_one_that_is_admitted_and_grows_when_both_are(
@@ -215,7 +215,7 @@ def a_queued_job_on_two_slices_runs_on_the_one_that_is_admitted_and_grows_when_b
     job = _queued("digits", {})
     job["spec"]["slice"] |= {"acceleratorType": "v5litepod-8", "count": 2}
     job["spec"] |= {
-        "placement": {"count": {"min": 1}, "grow": "AtCheckpoint", "minRunSeconds": 1},
+        "placement": {"count": {"min": 1}, "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1},
         "checkpoint": {"uri": "gs://bucket/jobs"},
     }
     space.apply(job)
@@ -241,7 +241,7 @@ def a_queued_job_on_two_slices_runs_on_the_one_that_is_admitted_and_grows_when_b
     space.wait(lambda: both.says("QuotaReserved")[0] == "False", "the quota is given back")
     status = space.status()
     assert (space.pods(), status["state"], status["placement"]["slice"]) == ([], "Queued", "2 x v5litepod-8")
-    assert [move["reason"] for move in status["placement"]["moves"]] == ["Refused", "Better"]
+    assert [move["reason"] for move in status["placement"]["moves"]] == ["NotAdmitted", "Better"]
 
 
 def _slices(space: Namespace) -> list[str]:

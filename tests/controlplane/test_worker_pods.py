@@ -19,7 +19,7 @@ from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.failures.limit_range import limit_range_remedy
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
-from tpu_training_operator.domain.objects.entry_check_pod import preflight_pod
+from tpu_training_operator.domain.objects.entry_check_pod import entry_check_pod
 from tpu_training_operator.domain.objects.shared import config_map
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
@@ -68,17 +68,17 @@ def objects(
         (
             {"max": {"memory": "8Gi"}},
             "adds this limit (default), because the job sets none: set spec.trainer.resources.limits.memory",
-            "says so (max): set memory within it in spec.preflight.resources",
+            "says so (max): set memory within it in spec.entryCheck.resources",
         ),
         (
             {"min": {"cpu": "100"}},
             "says so (min): set cpu within it in spec.trainer.resources",
-            "says so (min): set cpu within it in spec.preflight.resources",
+            "says so (min): set cpu within it in spec.entryCheck.resources",
         ),
         (
             {"maxLimitRequestRatio": {"memory": "2"}},
             "says so (maxLimitRequestRatio): set memory in spec.trainer.resources",
-            "says so (maxLimitRequestRatio): set memory in spec.preflight.resources",
+            "says so (maxLimitRequestRatio): set memory in spec.entryCheck.resources",
         ),
     ],
     ids=["default", "max", "min", "ratio"],
@@ -91,7 +91,7 @@ def test_a_pod_that_a_limit_range_refuses_says_so_with_the_remedy(
         control_plane.api.call("POST", f"/api/v1/namespaces/{namespace}/limitranges", body)
         _, worker = objects(namespace)
         job = job_on_tpus(namespace)
-        for pod, words in ((worker, trainer), (preflight_pod(job, resolve(job.spec)), check)):
+        for pod, words in ((worker, trainer), (entry_check_pod(job, resolve(job.spec)), check)):
             refused = refusal(control_plane, namespace, pod)
             remedy = limit_range_remedy(refused, pod)
             assert remedy == (f"; a LimitRange of the namespace {words}" if words else ""), refused
@@ -185,7 +185,7 @@ def test_a_worker_finds_the_nodes_of_its_reservation(
 ) -> None:
     pool = add_tpu_nodes(control_plane, FOUR_HOSTS)
     try:
-        (_, pod) = objects(namespace, on={"provisioning": {"reservation": "r"}})
+        (_, pod) = objects(namespace, on={"provisioning": {"type": "Reservation", "reservation": "r"}})
         path = f"/api/v1/namespaces/{namespace}/pods"
         control_plane.api.call("POST", path, pod)
         name = pod["metadata"]["name"]

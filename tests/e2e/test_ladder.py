@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.api import Object
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
 from tests.cluster.object_storage import ObjectStorage
 from tests.e2e.chronicle import Chronicle
 from tests.e2e.paced_digits import ASCENDS
@@ -17,7 +17,7 @@ from tests.e2e.together import Story
 from tests.e2e.training import HOSTS, NAME, started
 from tests.stories import Stories
 
-CHECK = f"{NAME}-preflight"
+CHECK = f"{NAME}-entry-check"
 STEPS = 60
 TRIED = 40
 LADDER: dict[str, Any] = {
@@ -49,8 +49,8 @@ class Climb:
     pods: dict[str, str]
 
 
-def climb(env: dict[str, str], entry: str, cluster: RealCluster, storage: ObjectStorage) -> Climb:
-    with started(cluster, storage, env=env, preflight={"entry": entry}, **LADDER) as training:
+def climb(env: dict[str, str], entry: str, cluster: Cluster, storage: ObjectStorage) -> Climb:
+    with started(cluster, storage, env=env, entryCheck={"mode": entry}, **LADDER) as training:
         status = training.wait_ended()
         pods = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in training.pods()}
         return Climb(status, training.chronicle, pods)
@@ -70,7 +70,7 @@ def climbs(stories: Stories) -> dict[str, Climb]:
 
 def test_the_entry_check_comes_before_the_first_rung(climbs: dict[str, Climb]) -> None:
     status, told = climbs["learns"].status, climbs["learns"].told
-    [checked] = [one for one in status["conditions"] if one["type"] == "EntryChecked"]
+    [checked] = [one for one in status["conditions"] if one["type"] == "EntryCheckPassed"]
     assert (checked["status"], checked["reason"]) == ("True", "EntryPassed")
     created = {moment.name: moment.item["metadata"]["creationTimestamp"] for moment in told.moments() if moment.is_pod}
     assert created[CHECK] == min(created.values())

@@ -1,8 +1,8 @@
-"""A job moves on this machine as in a cluster: `--lose` takes a slice away for a while."""
+"""A job moves on this machine as in a cluster: `--simulate-loss` takes a slice away for a while."""
 
 from tests.local.runs import Runs
 
-SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "after": "1s"}
+SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 1}
 WAITS_ON_FOUR_HOSTS = """
 tell("ready", os.environ["TPUJOB_NUM_HOSTS"])
 if os.environ["TPUJOB_NUM_HOSTS"] == "4":
@@ -11,7 +11,7 @@ if os.environ["TPUJOB_NUM_HOSTS"] == "4":
 
 
 def test_a_job_that_loses_its_slice_goes_on_with_the_next_one(runs: Runs) -> None:
-    arguments = ["--output-dir", "out", "--lose", "v5litepod-16:5-"]
+    arguments = ["--output-dir", "out", "--simulate-loss", "v5litepod-16:5-"]
     run = runs.start(WAITS_ON_FOUR_HOSTS, {"placement.alternatives": [SMALLER]}, hosts=4, arguments=arguments)
     assert run.wait() == 0
     result = run.result()
@@ -20,8 +20,12 @@ def test_a_job_that_loses_its_slice_goes_on_with_the_next_one(runs: Runs) -> Non
 
 
 def test_a_job_that_loses_one_of_its_slices_goes_on_with_the_other(runs: Runs) -> None:
-    arguments = ["--output-dir", "out", "--lose", "v5litepod-8:5-"]
-    changes = {"placement.count": {"min": 1, "after": "1s"}, "slice.acceleratorType": "v5litepod-8", "slice.count": 2}
+    arguments = ["--output-dir", "out", "--simulate-loss", "v5litepod-8:5-"]
+    changes = {
+        "placement.count": {"min": 1, "waitForPreviousSeconds": 1},
+        "slice.acceleratorType": "v5litepod-8",
+        "slice.count": 2,
+    }
     run = runs.start(WAITS_ON_FOUR_HOSTS, changes, hosts=4, arguments=arguments)
     assert run.wait() == 0
     move = run.result()["moves"][-1]
@@ -31,6 +35,6 @@ def test_a_job_that_loses_one_of_its_slices_goes_on_with_the_other(runs: Runs) -
 
 
 def test_a_slice_that_the_job_does_not_have_cannot_be_lost(runs: Runs) -> None:
-    run = runs.start("", hosts=4, arguments=["--output-dir", "out", "--lose", "v5p-8:5-10"])
+    run = runs.start("", hosts=4, arguments=["--output-dir", "out", "--simulate-loss", "v5p-8:5-10"])
     assert run.wait() == 2
     assert "the job does not run on 'v5p-8'; its slices are v5litepod-16" in run.stderr

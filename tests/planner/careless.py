@@ -27,20 +27,20 @@ from tpu_training_operator.kube.cluster import Object
 
 # Of the spec, by path.
 EDITS: list[tuple[str, Any]] = [
-    *(("preflight.entry", value) for value in ("Auto", "Require", "Skip")),
-    *(("preflight.compile", value) for value in ("Auto", "Require", "Skip")),
-    *(("preflight.dataLocal", value) for value in ("Warn", "Require", "Ignore")),
-    *(("preflight.deadlineSeconds", 1), ("preflight.resources", {"limits": {"cpu": "1"}})),
+    *(("entryCheck.mode", value) for value in ("Auto", "Require", "Skip")),
+    *(("entryCheck.compile", value) for value in ("Auto", "Require", "Skip")),
+    *(("entryCheck.dataInRegion", value) for value in ("Warn", "Require", "Ignore")),
+    *(("entryCheck.deadlineSeconds", 1), ("entryCheck.resources", {"limits": {"cpu": "1"}})),
     *(("runPolicy.startDeadlineSeconds", 1), ("runPolicy.progressDeadlineSeconds", 10**6)),
-    *(("placement.shrink", "Never"), ("placement.minRunSeconds", 1), ("placement.maxMoves", {"count": 1})),
+    *(("placement.onLoss", "Wait"), ("placement.minRunSeconds", 1), ("placement.maxMoves", {"count": 1})),
     *(("placement.placeholderPriorityClass", "none"),),
 ]
 # What an upgrade may no longer read.
 UNREADABLE: list[tuple[str, Any]] = [
     *(("recipe.globalBatchSize", 127), ("slice.acceleratorType", "v99-8"), ("recipe", {})),
-    *(("trainer.image", 3), ("preflight.entry", "Sometimes"), ("runPolicy.restart", "always")),
+    *(("trainer.image", 3), ("entryCheck.mode", "Sometimes"), ("runPolicy.restart", "always")),
 ]
-LOST = ("Admitted", "Suspended", "GangReady", "EntryChecked", "Ready", "Succeeded", "Failed")
+LOST = ("Admitted", "Suspended", "GangReady", "EntryCheckPassed", "Ready", "Succeeded", "Failed")
 
 
 class CarelessGang(QueuedGang):

@@ -19,7 +19,7 @@ from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.kube.cluster import Object
 
-POD = "digits-preflight"
+POD = "digits-entry-check"
 _WORDS = json.dumps({"outcome": "UserError", "message": "NameError: name 'lern' is not defined"})
 PASSED = json.dumps({"outcome": "Succeeded", "message": "made 2 steps"})
 _COMPILED = {"outcome": "Succeeded", "message": "made 2 steps"}
@@ -33,9 +33,7 @@ WAYS = {
     "the check is out of memory while it compiles": partial(
         kubelet.end, code=137, reason="OOMKilled", message=_UNFINISHED
     ),
-    "the check is not in the image": partial(
-        kubelet.end, code=1, message="No module named tpu_trainer.checks.entry.check"
-    ),
+    "the check is not in the image": partial(kubelet.end, code=1, message="No module named tpu_trainer"),
     "the check's pod is deleted": kubelet.delete_by_hand,
     "the check's pod vanishes": kubelet.vanish,
     "the check's image is not found": kubelet.find_no_image,
@@ -55,7 +53,7 @@ class CheckedGang(Gang):
     def prepare(self) -> None:
         super().prepare()
         if self.is_checked:
-            self.cluster.job["spec"]["preflight"] = {"entry": "Auto"}
+            self.cluster.job["spec"]["entryCheck"] = {"mode": "Auto"}
 
     def own_pods(self) -> list[Object]:
         """The workers."""
@@ -99,10 +97,10 @@ class CheckedGang(Gang):
 
     @precondition(lambda self: self.is_checked)
     @rule(entry=st.sampled_from(["Auto", "Require", "Skip"]))
-    def the_user_edits_the_preflight(self, entry: str) -> None:
+    def the_user_edits_the_entry_check(self, entry: str) -> None:
         if not self.cluster.job_is_gone:
             # A loop of the user's own cannot be required to be checked, and `careless` tries that.
-            self.cluster.job["spec"]["preflight"] = {"entry": "Auto" if self.is_own_loop else entry}
+            self.cluster.job["spec"]["entryCheck"] = {"mode": "Auto" if self.is_own_loop else entry}
             self.cluster.edit_run_policy()
 
     @rule()
@@ -115,7 +113,7 @@ class CheckedGang(Gang):
                 kubelet.end(self.cluster, pod, message=PASSED)
 
     def work(self, which: int, **how: Any) -> Pass:
-        before, entry = self.cluster.status, self.cluster.job["spec"]["preflight"].get("entry")
+        before, entry = self.cluster.status, self.cluster.job["spec"]["entryCheck"].get("mode")
         # A job that is in its queue already is not checked any more.
         has_workload = bool(self.cluster.workloads())
         done = super().work(which, **how)
@@ -147,7 +145,7 @@ class CheckedGang(Gang):
             assert after.completion_time is not None
             fired("a job that the check has failed")
         if reason_of(after) != reason_of(before):
-            fired(f"EntryChecked: {reason_of(after)}")
+            fired(f"EntryCheckPassed: {reason_of(after)}")
 
     def run_until_quiet(self) -> None:
         super().run_until_quiet()
@@ -156,10 +154,10 @@ class CheckedGang(Gang):
 
 
 def checked(status: Status) -> str | None:
-    found = find(status.conditions, ConditionType.ENTRY_CHECKED)
+    found = find(status.conditions, ConditionType.ENTRY_CHECK_PASSED)
     return None if found is None else found.status
 
 
 def reason_of(status: Status) -> str:
-    found = find(status.conditions, ConditionType.ENTRY_CHECKED)
+    found = find(status.conditions, ConditionType.ENTRY_CHECK_PASSED)
     return "" if found is None else found.reason

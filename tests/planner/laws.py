@@ -54,7 +54,11 @@ def _every_attempt_has_a_reason(before: Status, after: Status) -> bool:
         return True
     resumed = is_true(before.conditions, ConditionType.SUSPENDED) or is_queued(before)
     ready, why = reason(after)
-    return resumed or is_restart(before, after) or (ready == "False" and why in ("PartlyPlaced", "Moving", "NextRung"))
+    return (
+        resumed
+        or is_restart(before, after)
+        or (ready == "False" and why in ("SomePodsUnschedulable", "Moving", "NextRung"))
+    )
 
 
 def _steps_are_not_taken_back(before: Status, after: Status) -> bool:

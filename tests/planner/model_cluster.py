@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
-from tpu_training_operator.api.constants import LABEL_ALTERNATIVE, LABEL_JOB_NAME, LABEL_ROLE, ROLE_PREFLIGHT
+from tpu_training_operator.api.constants import LABEL_ALTERNATIVE, LABEL_JOB_NAME, LABEL_ROLE, ROLE_ENTRY_CHECK
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.ownership import controller
@@ -171,7 +171,7 @@ class ModelCluster:
         has_ended = is_over or pod["status"]["phase"] in ("Succeeded", "Failed")
         labels = pod["metadata"]["labels"]
         # A check runs on a CPU, whatever quota there is.
-        is_worker = LABEL_JOB_NAME in labels and labels.get(LABEL_ROLE) != ROLE_PREFLIGHT
+        is_worker = LABEL_JOB_NAME in labels and labels.get(LABEL_ROLE) != ROLE_ENTRY_CHECK
         return controller(pod).get("uid") == self.uid and not has_ended and is_worker
 
     def touch(self, body: Object) -> None:

@@ -214,7 +214,7 @@ class QueuedGang(MovingGang):
 
 
 def is_only_check(created: list[str]) -> bool:
-    return created == ["digits-preflight"]
+    return created == ["digits-entry-check"]
 
 
 def _holds(found: Workload) -> bool:

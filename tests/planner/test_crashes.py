@@ -145,8 +145,8 @@ RUNGS = [{"slice": {"acceleratorType": f"v5litepod-{chips}"}, "steps": 20} for c
 LADDER = {"spec.scaleUp.stages": RUNGS}
 
 PLACEMENT = {
-    "alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}, "after": "1m"}],
-    "grow": "AtCheckpoint",
+    "alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 60}],
+    "returnToPreferred": "AtCheckpoint",
     "minRunSeconds": 60,
 }
 MOVES = {"spec.placement": PLACEMENT, "spec.checkpoint": {"uri": "gs://bucket/jobs"}}

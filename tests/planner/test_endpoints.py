@@ -286,9 +286,9 @@ def test_a_service_with_a_selector_of_an_earlier_version_keeps_its_endpoints() -
 
 
 REFUSALS: dict[str, tuple[ApiError, str]] = {
-    "no right": (Forbidden(403, "Forbidden", "no right"), "Forbidden"),
-    "a quota": (Forbidden(403, "Forbidden", "exceeded quota: endpointslices"), "Forbidden"),
-    "a webhook": (Invalid(422, "Invalid", "denied by a webhook"), "Rejected"),
+    "no right": (Forbidden(403, "Forbidden", "no right"), "NotPermitted"),
+    "a quota": (Forbidden(403, "Forbidden", "exceeded quota: endpointslices"), "NotPermitted"),
+    "a webhook": (Invalid(422, "Invalid", "denied by a webhook"), "InvalidObject"),
 }
 
 

@@ -16,14 +16,14 @@ from tpu_training_operator.api.status import State
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.options import options_of
-from tpu_training_operator.domain.objects.entry_check_pod import preflight_config_map, preflight_pod
+from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.plan.freshness import Weight, weight
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Forbidden
 
-POD = "digits-preflight"
-AUTO, REQUIRE = {"spec.preflight.entry": "Auto"}, {"spec.preflight.entry": "Require"}
+POD = "digits-entry-check"
+AUTO, REQUIRE = {"spec.entryCheck.mode": "Auto"}, {"spec.entryCheck.mode": "Require"}
 ON_CPU = {"spec.slice.hardware": "CPU"}
 OWN_LOOP = {"spec.trainer": {"image": "localhost/own:1", "command": ["python", "loop.py"]}}
 TRACEBACK = (
@@ -48,7 +48,7 @@ def check_ends(cluster: ModelCluster, code: int = 0, *, message: str = PASSED, *
 
 
 def checked(cluster: ModelCluster) -> tuple[str, str]:
-    return reason(cluster.status, ConditionType.ENTRY_CHECKED)
+    return reason(cluster.status, ConditionType.ENTRY_CHECK_PASSED)
 
 
 def test_it_is_in_the_status_before_its_pod_exists() -> None:
@@ -99,9 +99,7 @@ EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
 NOTHING_ABOUT_THE_JOB = {
     "out of memory": lambda c: check_ends(c, 137, message="", reason="OOMKilled"),
     "evicted": lambda c: c.pods[POD].update(status=EVICTED),
-    "without the check": lambda c: check_ends(
-        c, 1, message="/usr/bin/python: No module named tpu_trainer.checks.entry.check"
-    ),
+    "without the check": lambda c: check_ends(c, 1, message="/usr/bin/python: No module named tpu_trainer"),
     "too slow": lambda c: (kubelet.start(c, c.pods[POD]), passes(c, 961)),
     "without a node": lambda c: passes(c, 301),
 }
@@ -124,7 +122,7 @@ def test_with_require_it_fails_the_job(what: str) -> None:
     NOTHING_ABOUT_THE_JOB[what](cluster)
     one_pass(cluster)
     assert reason(cluster.status, ConditionType.FAILED) == ("True", "EntryFailed")
-    assert ready_message(cluster).endswith("; spec.preflight.entry is Require")
+    assert ready_message(cluster).endswith("; spec.entryCheck.mode is Require")
 
 
 def test_a_container_that_has_ended_counts_once_its_pod_has_so_that_the_log_stays() -> None:
@@ -209,7 +207,7 @@ def test_a_suspension_stops_it_and_a_resumption_begins_it_anew() -> None:
 
 def test_it_can_be_switched_off_while_it_waits() -> None:
     cluster = given_a_check()
-    cluster.job["spec"]["preflight"] = {"entry": "Skip"}
+    cluster.job["spec"]["entryCheck"] = {"mode": "Skip"}
     cluster.edit_run_policy()
     one_pass(cluster)
     assert checked(cluster) == ("False", "EntryNotChecked")
@@ -235,7 +233,7 @@ def _refuse(error: Exception) -> Object:
     raise error
 
 
-@pytest.mark.parametrize("changes", [{"spec.preflight.entry": "Skip"}, AUTO | ON_CPU, AUTO | OWN_LOOP])
+@pytest.mark.parametrize("changes", [{"spec.entryCheck.mode": "Skip"}, AUTO | ON_CPU, AUTO | OWN_LOOP])
 def test_a_job_without_it_begins_at_once(changes: dict[str, Any]) -> None:
     cluster = given_a_job(changes)
     one_pass(cluster)
@@ -254,9 +252,9 @@ def test_require_checks_on_any_hardware() -> None:
 
 
 def test_a_gang_of_an_operator_without_the_check_is_left_alone() -> None:
-    cluster = given_a_job({"spec.preflight.entry": "Skip"})
+    cluster = given_a_job({"spec.entryCheck.mode": "Skip"})
     until_running(cluster)
-    cluster.job["spec"]["preflight"] = {"entry": "Auto"}
+    cluster.job["spec"]["entryCheck"] = {"mode": "Auto"}
     cluster.edit_run_policy()
     one_pass(cluster)
     kubelet.end(cluster, cluster.pods["digits-1-0-0"], 137)
@@ -278,11 +276,11 @@ def test_a_job_in_a_queue_has_no_workload_until_it_has_passed() -> None:
 
 
 def test_a_job_that_waits_in_a_queue_already_is_not_checked() -> None:
-    cluster = given_a_job({"spec.preflight.entry": "Skip"})
+    cluster = given_a_job({"spec.entryCheck.mode": "Skip"})
     kueue.put_in_queue(cluster)
     one_pass(cluster)
     one_pass(cluster)
-    cluster.job["spec"]["preflight"] = {"entry": "Auto"}
+    cluster.job["spec"]["entryCheck"] = {"mode": "Auto"}
     cluster.edit_run_policy()
     one_pass(cluster)
     assert checked(cluster) == ("", "")
@@ -292,13 +290,13 @@ def test_a_job_that_waits_in_a_queue_already_is_not_checked() -> None:
 
 
 def pod_of(changes: dict[str, Any] | None = None) -> Object:
-    return preflight_pod(*resolved(AUTO | (changes or {})))
+    return entry_check_pod(*resolved(AUTO | (changes or {})))
 
 
 def test_it_asks_for_no_chips_and_no_tpu_node() -> None:
     job_changes = {
         "spec.trainer.nodeSelector": {"team": "vision", "topology.kubernetes.io/zone": "us-east5-b"},
-        "spec.slice.provisioning": {"spot": True},
+        "spec.slice.provisioning": {"type": "Spot"},
         "spec.trainer.podLabels": {"kueue.x-k8s.io/pod-group-name": "group", "team": "vision"},
     }
     pod = pod_of(job_changes)
@@ -310,7 +308,7 @@ def test_it_asks_for_no_chips_and_no_tpu_node() -> None:
     assert "kueue.x-k8s.io/pod-group-name" not in pod["metadata"]["labels"]
     assert (pod["metadata"]["labels"]["team"], pod["metadata"]["labels"]["tpu-operator.dev/role"]) == (
         "vision",
-        "preflight",
+        "entry-check",
     )
     assert spec["activeDeadlineSeconds"] == 900
 
@@ -343,13 +341,13 @@ def test_it_is_a_worker_in_all_that_its_code_may_need() -> None:
     ],
 )
 def test_no_default_request_is_above_a_given_limit(given: Object, expected: Object) -> None:
-    (container,) = pod_of({"spec.preflight.resources": given})["spec"]["containers"]
+    (container,) = pod_of({"spec.entryCheck.resources": given})["spec"]["containers"]
     assert container["resources"] == expected
 
 
 def test_its_config_map_has_the_run_spec_of_the_slice_and_no_hosts() -> None:
     options = options_of(parse_job(job_body(AUTO)))
-    data = preflight_config_map(options[0], options)["data"]
+    data = entry_check_config_map(options[0], options)["data"]
     assert list(data) == ["run.json"]
     document = json.loads(data["run.json"])
     assert (document["job"]["attempt"], document["slice"]["hosts"]) == (0, 4)
@@ -358,7 +356,7 @@ def test_its_config_map_has_the_run_spec_of_the_slice_and_no_hosts() -> None:
 # Where the data is.
 
 WITH_DATA = AUTO | {"spec.data": {"uri": "gs://data/train"}}
-MUST_BE_NEAR = {"spec.preflight.dataLocal": "Require"}
+MUST_BE_NEAR = {"spec.entryCheck.dataInRegion": "Require"}
 
 
 def has_passed(cluster: ModelCluster, places: Any) -> None:
@@ -367,7 +365,7 @@ def has_passed(cluster: ModelCluster, places: Any) -> None:
 
 
 def near(cluster: ModelCluster) -> tuple[str, str]:
-    return reason(cluster.status, ConditionType.DATA_LOCAL)
+    return reason(cluster.status, ConditionType.DATA_IN_REGION)
 
 
 def places(location: str, zone: str = "us-central1-b") -> Object:
@@ -377,15 +375,18 @@ def places(location: str, zone: str = "us-central1-b") -> Object:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (places("us"), ("True", "DataNear")),
-        (places("eu"), ("False", "DataFar")),
-        (places("us", zone=""), ("Unknown", "DataUnknown")),
-        ({"buckets": [{"name": "data", "trouble": "denied"}], "zone": "us-central1-b"}, ("Unknown", "DataUnknown")),
+        (places("us"), ("True", "BucketsInRegion")),
+        (places("eu"), ("False", "BucketOutsideRegion")),
+        (places("us", zone=""), ("Unknown", "BucketRegionUnknown")),
+        (
+            {"buckets": [{"name": "data", "trouble": "denied"}], "zone": "us-central1-b"},
+            ("Unknown", "BucketRegionUnknown"),
+        ),
         (None, ("", "")),
         ({"buckets": "all of them"}, ("", "")),
         (
             {"buckets": [7, {"name": 7, "location": ["us"], "regions": [{}, "a"]}], "zone": {}},
-            ("Unknown", "DataUnknown"),
+            ("Unknown", "BucketRegionUnknown"),
         ),
     ],
 )
@@ -402,14 +403,14 @@ def test_the_jobs_own_word_for_its_zone_counts_before_the_checks_node() -> None:
         WITH_DATA | {"spec.trainer.nodeSelector": {"topology.kubernetes.io/zone": "europe-west4-a"}}
     )
     has_passed(cluster, places("us-central1"))
-    assert near(cluster) == ("False", "DataFar")
+    assert near(cluster) == ("False", "BucketOutsideRegion")
 
 
 @pytest.mark.parametrize("said", [places("eu"), places("us-central1", zone=""), None])
 def test_required_data_that_is_not_near_fails_the_job(said: Any) -> None:
     cluster = given_a_check(WITH_DATA | MUST_BE_NEAR)
     has_passed(cluster, said)
-    assert reason(cluster.status, ConditionType.FAILED) == ("True", "DataFar")
+    assert reason(cluster.status, ConditionType.FAILED) == ("True", "BucketOutsideRegion")
     assert cluster.status.attempt == 0
 
 
@@ -428,7 +429,7 @@ def test_a_job_without_buckets_needs_none_near() -> None:
 
 
 def test_ignored_data_has_no_condition() -> None:
-    cluster = given_a_check(WITH_DATA | {"spec.preflight.dataLocal": "Ignore"})
+    cluster = given_a_check(WITH_DATA | {"spec.entryCheck.dataInRegion": "Ignore"})
     has_passed(cluster, places("eu"))
     assert near(cluster) == ("", "")
 
@@ -451,7 +452,7 @@ CRASHED = {"trouble": "Ended", "said": "compiling ended with Segmentation fault:
 MISSING = {"trouble": "Missing", "said": "the check needs jax, which /opt/trainer/bin/python does not have"}
 UNTRACED = {"trouble": "BadSpec", "said": "the module needs Lightning's own Trainer (its own loop)"}
 UNFINISHED = {"trouble": "Unfinished"}
-MUST_COMPILE = AUTO | {"spec.preflight.compile": "Require"}
+MUST_COMPILE = AUTO | {"spec.entryCheck.compile": "Require"}
 
 
 def has_compiled(cluster: ModelCluster, *compiled: Any, code: int = 0, **how: str) -> None:
@@ -461,7 +462,7 @@ def has_compiled(cluster: ModelCluster, *compiled: Any, code: int = 0, **how: st
 
 
 def step(cluster: ModelCluster) -> tuple[str, str, str]:
-    found = find(cluster.status.conditions, ConditionType.STEP_COMPILED)
+    found = find(cluster.status.conditions, ConditionType.STEP_FITS)
     return ("", "", "") if found is None else (found.status, found.reason, found.message)
 
 
@@ -507,9 +508,9 @@ NO_ANSWER: dict[str, tuple[Any, dict[str, Any], str]] = {
     "it cannot be traced": (UNTRACED, {}, "it cannot be traced: the module needs Lightning's own Trainer"),
     "too slow": ({"trouble": "TooSlow"}, {}, "not compiled in time"),
     "no fixed program": ({"fits": None, "found": ["task.py:3 aten::nonzero (DynamicShape)"]}, {}, "task.py:3"),
-    "out of memory": (UNFINISHED, {"code": 137, "reason": "OOMKilled"}, "out of memory; spec.preflight.resources"),
+    "out of memory": (UNFINISHED, {"code": 137, "reason": "OOMKilled"}, "out of memory; spec.entryCheck.resources"),
     "killed": (UNFINISHED, {"code": 137}, "exit code 137"),
-    "the pod's deadline": (UNFINISHED, {}, "not done within 900 s (spec.preflight.deadlineSeconds)"),
+    "the pod's deadline": (UNFINISHED, {}, "not done within 900 s (spec.entryCheck.deadlineSeconds)"),
     "words of no form": ([1, 2], {}, "cannot be read"),
     "words of another form": ({"fits": "yes", "needed": "much"}, {}, "cannot be one program"),
 }
@@ -534,7 +535,7 @@ def test_required_it_fails_the_job(what: str) -> None:
     has_compiled(cluster, words, **how)
     assert reason(cluster.status, ConditionType.FAILED) == ("True", "StepNotCompiled")
     assert said in ready_message(cluster)
-    assert ready_message(cluster).endswith("; spec.preflight.compile is Require")
+    assert ready_message(cluster).endswith("; spec.entryCheck.compile is Require")
 
 
 def test_an_image_without_the_compile_check_is_told_apart() -> None:
@@ -559,16 +560,16 @@ def test_a_required_verdict_needs_the_check_to_come_so_far(what: str) -> None:
     ("changes", "seconds"),
     [
         (AUTO, "300"),
-        (AUTO | {"spec.preflight.deadlineSeconds": 60}, "60"),
+        (AUTO | {"spec.entryCheck.deadlineSeconds": 60}, "60"),
         (MUST_COMPILE, "900"),
         (MUST_COMPILE | ON_CPU, "900"),
         (REQUIRE | ON_CPU, None),
-        (AUTO | {"spec.preflight.compile": "Skip"}, None),
+        (AUTO | {"spec.entryCheck.compile": "Skip"}, None),
         (AUTO | {"spec.trainer.backend": "XLASPMD"}, None),
     ],
 )
 def test_the_pod_is_told_how_long_it_may_compile(changes: dict[str, Any], seconds: str | None) -> None:
-    (container,) = preflight_pod(*resolved(changes))["spec"]["containers"]
+    (container,) = entry_check_pod(*resolved(changes))["spec"]["containers"]
     env = {variable["name"]: variable["value"] for variable in container["env"]}
     assert env.get("TPUJOB_COMPILE_SECONDS") == seconds
 
@@ -582,8 +583,8 @@ def test_a_pod_that_must_compile_has_room_for_it_and_no_chips() -> None:
 
 def test_an_alternative_with_another_step_is_compiled_too_and_warned_of() -> None:
     v6e: Object = {"acceleratorType": "v6e-16"}
-    slices: list[Object] = [{"acceleratorType": "v5litepod-32"}, v6e, v6e | {"provisioning": {"spot": True}}]
-    others = [{"slice": one, "after": "1m"} for one in slices]
+    slices: list[Object] = [{"acceleratorType": "v5litepod-32"}, v6e, v6e | {"provisioning": {"type": "Spot"}}]
+    others = [{"slice": one, "waitForPreviousSeconds": 60} for one in slices]
     cluster = given_a_check(AUTO | {"spec.placement": {"alternatives": others}})
     data = cluster.others["ConfigMap/digits-0"]["data"]
     assert list(data) == ["run.json", "compile-001.json", "compile-002.json"]

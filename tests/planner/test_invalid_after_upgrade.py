@@ -28,7 +28,7 @@ def unusable_specs() -> Iterator[Object]:
             is_stored
             and "managedBy" not in spec
             and field.startswith("spec")
-            and not field.startswith(("spec.runPolicy.suspend", "spec.preflight"))
+            and not field.startswith(("spec.runPolicy.suspend", "spec.entryCheck"))
         ):
             yield spec
 
@@ -52,9 +52,9 @@ SPECS = list(unusable_specs())
 FEW = settings(max_examples=40)
 
 
-def test_the_preflight_of_a_job_that_has_begun_cannot_make_it_invalid() -> None:
+def test_the_entry_check_of_a_job_that_has_begun_cannot_make_it_invalid() -> None:
     cluster = given_a_running_gang({"spec.trainer": {"image": "localhost/own:1", "command": ["python", "loop.py"]}})
-    cluster.job["spec"]["preflight"] = {"entry": "Require", "dataLocal": "Sometimes"}
+    cluster.job["spec"]["entryCheck"] = {"mode": "Require", "dataInRegion": "Sometimes"}
     one_pass(cluster)
     assert cluster.status.state is State.RUNNING
     fails(cluster, "digits-1-0-1")

@@ -35,15 +35,15 @@ def goes_on(cluster: ModelCluster, seconds: int) -> None:
 @pytest.mark.parametrize(
     "patch",
     [
-        {"entry": "Require"},
-        {"entry": "Auto", "dataLocal": "Require"},
-        {"entry": "Auto", "compile": "Require"},
+        {"mode": "Require"},
+        {"mode": "Auto", "dataInRegion": "Require"},
+        {"mode": "Auto", "compile": "Require"},
     ],
 )
 def test_the_api_server_refuses_an_update_that_breaks_a_rule(patch: dict[str, str]) -> None:
     cluster = given_a_running_gang(OWN_LOOP)
     patched = copied(cluster.job)
-    patched["spec"]["preflight"] = patch
+    patched["spec"]["entryCheck"] = patch
     assert not accepts(cluster.job, patched)
     # One that has broken it since before the rule can still be suspended.
     suspended = copied(patched)

@@ -33,10 +33,15 @@ LEAST_ROUNDS, MOST_ROUNDS = (1, 3) if SOAK else (6, 16)
 EXPECTED = (
     *(*ENDINGS, *STARTS, *LOSSES, *TROUBLES, *ENDS, *WAYS),
     *(f"report: {phase}" for phase in ReportPhase),
-    *(f"a move: {reason}" for reason in ("NoCapacity", "Lost", "Better", "Refused")),
+    *(f"a move: {reason}" for reason in ("NoCapacity", "Lost", "Better", "NotAdmitted")),
     *("a placement lost", "fewer slices", "examples saved", "the budget trained", "a rung Passed", "a rung Failed"),
     *("an eviction", "quota for two slices", "a Workload deleted", "quota given back", "an attempt after an eviction"),
-    *("a check", "a job that the check has failed", "EntryChecked: EntryPassed", "EntryChecked: EntryNotChecked"),
+    *(
+        "a check",
+        "a job that the check has failed",
+        "EntryCheckPassed: EntryPassed",
+        "EntryCheckPassed: EntryNotChecked",
+    ),
     *("a field edited", "a job that cannot be read", "an attempt restored", "a status wiped", "a condition lost"),
     *("a worker without its label", "a worker without its owner"),
 )

@@ -27,8 +27,8 @@ from tpu_training_operator.domain.cluster_state.observed import Observed, format
 from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
 from tpu_training_operator.kube.errors import Forbidden
 
-SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "after": "10m"}
-OTHER = {"slice": {"acceleratorType": "v6e-16"}, "after": "20m"}
+SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 600}
+OTHER = {"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 1200}
 TWO = {"spec.placement.alternatives": [SMALLER]}
 THREE = {"spec.placement.alternatives": [SMALLER, OTHER]}
 
@@ -146,7 +146,7 @@ def test_hosts_that_a_lost_one_has_left_behind_are_no_reason_to_wait_longer() ->
 
 
 def test_a_gang_whose_backoff_is_longer_than_its_wait_may_still_use_nodes_that_are_there() -> None:
-    impatient = {"spec.placement.alternatives": [SMALLER | {"after": "5s"}]}
+    impatient = {"spec.placement.alternatives": [SMALLER | {"waitForPreviousSeconds": 5}]}
     cluster = given_a_running_gang(impatient)
     passes(cluster, 60)
     kubelet.end(cluster, cluster.pods["digits-1-0-0"], 137)
@@ -209,7 +209,7 @@ def test_a_job_with_a_long_history_does_not_go_round_faster_than_a_new_one() -> 
     for _ in range(20):
         cluster.pods.clear()
         job, pods = cluster.read()
-        refusal = Obstacle(Reason.REJECTED, "admission webhook no-tpus.example.com denied the request")
+        refusal = Obstacle(Reason.INVALID_OBJECT, "admission webhook no-tpus.example.com denied the request")
         status = blocked(Observed.of(job, pods), refusal, cluster.now).status
         assert status is not None
         cluster.write_status({**job, "status": status.as_json()})
@@ -219,14 +219,14 @@ def test_a_job_with_a_long_history_does_not_go_round_faster_than_a_new_one() -> 
 
 
 def test_the_longest_wait_and_a_search_without_end_stay_within_the_calendar() -> None:
-    for_ever = {"slice": {"acceleratorType": "v5litepod-8"}, "after": "99999999d"}
+    for_ever = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 2**31 - 1}
     cluster = given_a_created_gang({"spec.placement.alternatives": [for_ever]})
     cluster.job["status"]["placement"]["searches"] = 10**9
     waits(cluster, 10)
     assert where(cluster) == (1, 0, "v5litepod-16")
 
 
-@pytest.mark.parametrize("policy", [{"shrink": "Never"}, {"maxMoves": {"count": 1, "window": "24h"}}])
+@pytest.mark.parametrize("policy", [{"onLoss": "Wait"}, {"maxMoves": {"count": 1, "windowSeconds": 86400}}])
 def test_a_job_that_may_not_leave_its_slice_waits_for_it(policy: dict[str, Any]) -> None:
     placement = {"alternatives": [SMALLER, OTHER], **policy}
     cluster = given_a_running_gang({"spec.placement": placement})
@@ -241,11 +241,11 @@ def test_a_job_that_may_not_leave_its_slice_waits_for_it(policy: dict[str, Any])
             one_pass(cluster)
             kubelet.sweep(cluster)
             all_are_ready(cluster)
-    assert where(cluster)[1] == (0 if "shrink" in policy else 1)
+    assert where(cluster)[1] == (0 if "onLoss" in policy else 1)
 
 
 def test_a_suspension_does_not_make_a_job_forget_the_slice_on_which_it_ran() -> None:
-    cluster = given_a_running_gang({"spec.placement": {"alternatives": [SMALLER], "shrink": "Never"}})
+    cluster = given_a_running_gang({"spec.placement": {"alternatives": [SMALLER], "onLoss": "Wait"}})
     passes(cluster, 60)
     cluster.edit_run_policy(suspend=True)
     for _ in range(6):
@@ -269,7 +269,7 @@ def test_a_suspension_does_not_make_a_job_forget_the_slice_on_which_it_ran() -> 
 def test_what_the_cluster_refuses_for_certain_needs_no_waiting(words: str, minutes: int) -> None:
     cluster = given_a_begun_attempt(TWO)
     job, pods = cluster.read()
-    status = blocked(Observed.of(job, pods), Obstacle(Reason.FORBIDDEN, words), cluster.now).status
+    status = blocked(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, words), cluster.now).status
     assert status is not None
     cluster.write_status({**job, "status": status.as_json()})
     decided = look(cluster)
@@ -374,7 +374,7 @@ def test_what_does_not_divide_comes_with_the_nearest_that_does() -> None:
 
 
 GROWING = {
-    "spec.placement": {"alternatives": [SMALLER], "grow": "AtCheckpoint", "minRunSeconds": 1800},
+    "spec.placement": {"alternatives": [SMALLER], "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1800},
     "spec.checkpoint": {"uri": "gs://bucket/jobs"},
 }
 HELD = [f"digits-hold0-0-{host}" for host in range(4)]

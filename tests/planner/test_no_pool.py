@@ -9,7 +9,7 @@ from tests.planner.story import WORKERS, given_a_created_gang, given_a_running_g
 from tests.planner.test_waiting import finds_no_node, tell, waits
 from tpu_training_operator.domain.plan.placement.no_pool import autoscaler_has_none, scheduler_has_none
 
-ALTERNATIVE = {"slice": {"acceleratorType": "v5litepod-8"}, "after": "10m"}
+ALTERNATIVE = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 600}
 TWO = {"spec.placement.alternatives": [ALTERNATIVE]}
 OTHER = "node(s) didn't match Pod's node affinity/selector"
 GPU = "node(s) had untolerated taint {nvidia.com/gpu: present}"
@@ -87,7 +87,7 @@ def test_a_gang_leaves_a_slice_without_a_pool_at_once_and_says_why() -> None:
     waits(cluster, 30)
     placement = cluster.status.placement
     assert placement is not None
-    assert (placement.slice, placement.reason) == ("v5litepod-8", "Refused")
+    assert (placement.slice, placement.reason) == ("v5litepod-8", "NotAdmitted")
     why = f"the cluster has no node pool for v5litepod-16: 0/12 nodes are available: 12 {OTHER}."
     assert placement.moves[-1].why == why
     assert why in ready_message(cluster)

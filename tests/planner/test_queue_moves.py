@@ -13,11 +13,14 @@ from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
 
 ALTERNATIVES = [
-    {"slice": {"acceleratorType": "v5litepod-8"}, "after": "10m"},
-    {"slice": {"acceleratorType": "v6e-16"}, "after": "20m"},
+    {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 600},
+    {"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 1200},
 ]
 THREE = {"spec.placement": {"alternatives": ALTERNATIVES}, "spec.checkpoint": {"uri": "gs://bucket/jobs"}}
-GROWING = {**THREE, "spec.placement": {"alternatives": ALTERNATIVES, "grow": "AtCheckpoint", "minRunSeconds": 600}}
+GROWING = {
+    **THREE,
+    "spec.placement": {"alternatives": ALTERNATIVES, "returnToPreferred": "AtCheckpoint", "minRunSeconds": 600},
+}
 BUSY = ("WaitingForQuota", "couldn't assign flavors to pod set main: insufficient unused quota for google.com/tpu")
 
 
@@ -125,7 +128,7 @@ def test_what_kueue_will_never_admit_is_not_waited_for(said: tuple[str, str]) ->
     if said in FITS_NEVER:
         placement = cluster.status.placement
         assert placement is not None
-        assert placement.moves[-1].reason == "Refused"
+        assert placement.moves[-1].reason == "NotAdmitted"
         assert f"queue research never has the quota for v5litepod-16: {said[0]}" in ready_message(cluster)
 
 
@@ -237,16 +240,16 @@ def test_an_evicted_gang_waits_for_its_slice_and_then_takes_the_next_one() -> No
 
 
 def test_an_evicted_gang_that_may_not_leave_its_slice_waits_for_it() -> None:
-    cluster = given_a_gang_on(0, {**THREE, "spec.placement": {"alternatives": ALTERNATIVES, "shrink": "Never"}})
+    cluster = given_a_gang_on(0, {**THREE, "spec.placement": {"alternatives": ALTERNATIVES, "onLoss": "Wait"}})
     kueue.evict(cluster)
     waits(cluster, 60 * 24)
     goes_on(cluster, free=(0,))
     assert (where(cluster), cluster.status.state) == (0, State.RUNNING)
 
 
-@pytest.mark.parametrize(("shrink", "then"), [("Never", 0), ("OnLoss", 1)])
-def test_quota_that_comes_back_without_its_nodes_is_waited_for_from_then_on(shrink: str, then: int) -> None:
-    cluster = given_a_gang_on(0, {**THREE, "spec.placement": {"alternatives": ALTERNATIVES, "shrink": shrink}})
+@pytest.mark.parametrize(("on_loss", "then"), [("Wait", 0), ("Move", 1)])
+def test_quota_that_comes_back_without_its_nodes_is_waited_for_from_then_on(on_loss: str, then: int) -> None:
+    cluster = given_a_gang_on(0, {**THREE, "spec.placement": {"alternatives": ALTERNATIVES, "onLoss": on_loss}})
     kueue.evict(cluster)
     waits(cluster, 9)
     kueue.admit(cluster)

@@ -109,7 +109,7 @@ def test_a_spent_budget_fails_the_job() -> None:
     assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
     assert reason(cluster.status) == ("False", "RestartLimitReached")
-    assert ready_message(cluster).endswith("; the restart limit for Infrastructure is 1 in 24h")
+    assert ready_message(cluster).endswith("; the restart limit for Infrastructure is 1 in 24 h")
 
 
 # Failures that another attempt would repeat.
@@ -130,7 +130,7 @@ def ended_twice(code: int, *messages: str, limits: dict[str, int] | None = None)
 def test_replicas_that_diverge_at_the_same_step_again_end_the_job() -> None:
     cluster = ended_twice(76, '{"message": "came apart", "step": 120}', '{"message": "came apart", "step": 120}')
     assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
-    assert reason(cluster.status) == ("False", "FailedAgain")
+    assert reason(cluster.status) == ("False", "DivergedTwice")
     assert "the replicas also diverged at step 120 in attempt 1" in ready_message(cluster)
 
 
@@ -280,7 +280,7 @@ def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None
     one_pass(cluster)
     kubelet.sweep(cluster)
     job, pods = cluster.read()
-    refused = blocked(Observed.of(job, pods), Obstacle(Reason.FORBIDDEN, "exceeded quota"), cluster.now).status
+    refused = blocked(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, "exceeded quota"), cluster.now).status
     assert refused is not None
     cluster.write_status({**job, "status": refused.as_json()})
     assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]}"]

@@ -50,7 +50,7 @@ def given_a_gang_of_which_a_part_is_refused() -> ModelCluster:
     for pod in cluster.pods.values():
         kubelet.make_ready(cluster, pod)
     job, pods = cluster.read()
-    status = blocked(Observed.of(job, pods), Obstacle(Reason.FORBIDDEN, "exceeded quota"), cluster.now).status
+    status = blocked(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, "exceeded quota"), cluster.now).status
     assert status is not None
     cluster.write_status({**job, "status": status.as_json()})
     return cluster
@@ -62,7 +62,7 @@ def test_a_gang_that_exceeds_a_quota_releases_its_nodes() -> None:
     assert "create Pod digits-1-0-3" in described(look(cluster)), "until then it is tried again"
     cluster.now += timedelta(seconds=1)
     one_pass(cluster)
-    assert (cluster.status.attempt, reason(cluster.status)) == (2, ("False", "PartlyPlaced"))
+    assert (cluster.status.attempt, reason(cluster.status)) == (2, ("False", "SomePodsUnschedulable"))
     assert described(one_pass(cluster)) == ["delete Pod digits-1-0-0", "delete Pod digits-1-0-1"]
 
 
@@ -81,8 +81,8 @@ def test_at_the_deadline_the_attempt_is_raised_and_nothing_else_is_done() -> Non
     assert actions(decided) == []
     assert (cluster.status.attempt, cluster.status.state) == (2, State.RESTARTING)
     assert decided.again == timedelta(0)
-    assert reason(cluster.status) == ("False", "PartlyPlaced")
-    assert reason(cluster.status, ConditionType.GANG_READY) == ("False", "PartlyPlaced")
+    assert reason(cluster.status) == ("False", "SomePodsUnschedulable")
+    assert reason(cluster.status, ConditionType.GANG_READY) == ("False", "SomePodsUnschedulable")
     assert kstatus(cluster.job) == "InProgress"
 
 
@@ -90,7 +90,7 @@ def test_the_event_of_a_release_says_how_many_workers_had_no_node() -> None:
     cluster = given_a_partly_placed_gang()
     cluster.now += DEADLINE
     [event] = one_pass(cluster).events
-    assert (event.reason, event.warning) == ("Released", True)
+    assert (event.reason, event.warning) == ("NodesReleased", True)
     assert event.message.startswith("attempt 2 starts in ")
     assert event.message.endswith(
         " s: 1 of 4 workers could not be placed within 100 s, so the others release their nodes"

@@ -67,7 +67,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("replicas", [1, 2, 4, 8])
 def test_the_trajectory_is_that_of_whole_optimizers(replicas: int, changes: dict[str, Any]) -> None:
-    divided, whole = trained(replicas, "Optimizer", **changes), trained(replicas, "None", **changes)
+    divided, whole = trained(replicas, "Optimizer", **changes), trained(replicas, "Replicated", **changes)
     assert divided.losses == pytest.approx(whole.losses, abs=CLOSE)
     assert divided.norms == pytest.approx(whole.norms, abs=CLOSE)
     divided.assert_replicas_equal()
@@ -84,12 +84,12 @@ def test_replicas_may_hold_their_parameters_in_any_order() -> None:
     ran = run(shuffled, 4, recipe=ADAMW, trainSteps=24, sharding="Optimizer")
     assert ran.outcome.well
     ran.assert_replicas_equal()
-    assert ran.losses == pytest.approx(trained(4, "None", warmupSteps=0).losses, abs=CLOSE)
+    assert ran.losses == pytest.approx(trained(4, "Replicated", warmupSteps=0).losses, abs=CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["torch", "xla", "chips"])
 def test_every_backend_divides_alike(launcher: Launcher, kind: str) -> None:
-    expected = trained(1, "None", warmupSteps=2, trainSteps=24, seed=3).losses
+    expected = trained(1, "Replicated", warmupSteps=2, trainSteps=24, seed=3).losses
     spec = {"optimizer": "adamw", "trainSteps": 24, "warmupSteps": 2, "entrypoint": ENTRYPOINT}
     gang = start_replicas(launcher, kind, 2, sharding="Optimizer", **spec)
     assert set(gang.wait()) == {0}, gang.output()
@@ -120,7 +120,7 @@ def test_each_replica_holds_its_share_of_the_state(replicas: int) -> None:
     assert SMALLEST > 201
 
 
-SLICES = [(4, "Optimizer"), (2, "Optimizer"), (8, "Optimizer"), (2, "None"), (4, "Optimizer")]
+SLICES = [(4, "Optimizer"), (2, "Optimizer"), (8, "Optimizer"), (2, "Replicated"), (4, "Optimizer")]
 
 
 def test_a_run_moves_over_slices_and_back_to_whole_optimizers(launcher: Launcher, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_run_moves_over_slices_and_back_to_whole_optimizers(launcher: Launcher
         gang = start_replicas(launcher, "torch", replicas, sharding=sharding, checkpoint=checkpoint, **spec)
         assert set(gang.wait()) == {0}, gang.output()
         losses += gang.losses()
-    assert losses == pytest.approx(trained(1, "None", trainSteps=30, warmupSteps=2, seed=3).losses, abs=CLOSE)
+    assert losses == pytest.approx(trained(1, "Replicated", trainSteps=30, warmupSteps=2, seed=3).losses, abs=CLOSE)
     # What is stored is whole.
     (stored,) = tmp_path.glob("*/optimizer.safetensors")
     shapes = [tuple(tensor.shape) for tensor in safetensors.torch.load_file(stored).values()]

@@ -7,7 +7,13 @@ from tpu_training_operator.api.job import Spec, TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
 
-ABSENT = object()
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Absent()
 
 _JOB: dict[str, Any] = {
     "apiVersion": "tpu-operator.dev/v1alpha1",
@@ -27,7 +33,7 @@ _JOB: dict[str, Any] = {
             "optimizer": {"name": "sgd", "learningRate": "0.1"},
         },
         # Most tests begin with the first attempt; those of the entry check switch it on.
-        "preflight": {"entry": "Skip"},
+        "entryCheck": {"mode": "Skip"},
     },
 }
 

@@ -189,8 +189,8 @@ def succeeded() -> ModelCluster:
 V5P_OR_V6E = {
     "spec.slice": {"acceleratorType": "v5p-32"},
     "spec.placement": {
-        "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "after": "10m"}],
-        "grow": "AtCheckpoint",
+        "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 600}],
+        "returnToPreferred": "AtCheckpoint",
     },
     "spec.checkpoint": {"uri": "gs://bucket/jobs", "everySteps": 20},
 }

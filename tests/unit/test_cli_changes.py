@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from tests.contract.jobs import job_body
 from tpu_training_operator.api.validation import parse_job
@@ -44,18 +45,19 @@ def test_a_field_is_set_in_the_type_that_the_api_wants(assignment: str, path: tu
 
 
 @pytest.mark.parametrize(
-    ("assignment", "told"),
+    "assignment",
     [
-        ("recipe.seed", "expected PATH=VALUE"),
-        ("=7", "expected PATH=VALUE"),
-        ("trainer.entrypoint.name=x", "spec.trainer.entrypoint is not a mapping"),
-        ("recipe.seed=[1", "not valid YAML"),
-        ("recipe.seed=2024-13-45", "not valid YAML"),
+        "recipe.seed",
+        "=7",
+        "trainer.entrypoint.name=x",
+        "recipe.seed=[1",
+        "recipe.seed=2024-13-45",
     ],
 )
-def test_what_cannot_be_set_is_told(assignment: str, told: str) -> None:
-    with pytest.raises(CommandError, match=told):
+def test_what_cannot_be_set_is_told(assignment: str, snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(CommandError) as caught:
         set_values(body_with(), [assignment])
+    assert str(caught.value) == snapshot
 
 
 def test_on_another_slice_every_replica_keeps_its_batch() -> None:

@@ -21,6 +21,7 @@ from aiohttp.test_utils import unused_port
 from click.testing import CliRunner, Result
 from kubernetes.config import kube_config
 from rich.console import Console
+from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.histories import document, typical
 from tests.unit.hostile_texts import HOSTILE, obeyed
@@ -78,35 +79,36 @@ def test_the_report_of_a_job_in_a_cluster_has_its_ladder(
     assert "The ladder" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_a_job_without_a_report_is_told_so(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_a_job_without_a_report_is_told_so(
+    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+) -> None:
     show(cluster, "running")
-    assert told(tpujob(kubeconfig, "report", "--job", "digits")) == [
-        "tpujob: digits: spec.report.uri: is not set, so the job leaves no report"
-    ]
+    assert told(tpujob(kubeconfig, "report", "--job", "digits")) == snapshot
 
 
 def test_a_directory_that_a_job_names_is_not_read_on_this_machine(
-    cluster: OneJobCluster, kubeconfig: Path, tmp_path: Path
+    cluster: OneJobCluster, kubeconfig: Path, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     (tmp_path / "history.json").write_bytes(document(typical()))
     cluster.show(seen_job(spec={"report": {"uri": str(tmp_path)}}))
-    assert told(tpujob(kubeconfig, "report", "--job", "digits")) == [
-        f"tpujob: digits: spec.report.uri: {tmp_path} is a directory of the workers; if it is mounted here, name it:"
-        f" report {tmp_path} --job digits"
-    ]
+    [line] = told(tpujob(kubeconfig, "report", "--job", "digits"))
+    assert line.endswith(f" report {tmp_path} --job digits")
+    assert line == snapshot
 
 
 # status
 
 
-def test_status_shows_everything_about_one_job(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_status_shows_everything_about_one_job(
+    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+) -> None:
     show(cluster, "running")
     result = tpujob(kubeconfig, "status", "digits")
     assert (result.exit_code, result.stderr) == (0, "")
     first, *rest = [line.rstrip() for line in result.stdout.splitlines()]
-    assert first == "digits: Running, attempt 1, v5litepod-16 (namespace default)"
+    assert first == snapshot
     assert " hosts      4/4 ready" in rest
-    assert " step       150/300 ━━━━━━━━━━━━━━━─────────────── 50 %, training" in rest
+    assert any(line.startswith(" step       150/300 ") for line in rest)
 
 
 @pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
@@ -140,41 +142,50 @@ def test_status_without_a_name_is_a_table(cluster: OneJobCluster, kubeconfig: Pa
     ]
 
 
-def test_status_without_jobs_says_so(cluster: OneJobCluster, kubeconfig: Path) -> None:
-    assert told(tpujob(kubeconfig, "status"), code=0) == ["there are no jobs in namespace 'default'"]
+def test_status_without_jobs_says_so(cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion) -> None:
+    assert told(tpujob(kubeconfig, "status"), code=0) == snapshot
 
 
 def test_status_refuses_a_name_together_with_all_namespaces(kubeconfig: Path) -> None:
     assert "give --namespace instead" in told(tpujob(kubeconfig, "status", "digits", "-A"))[-1]
 
 
-def test_the_default_namespace_is_the_contexts(cluster: OneJobCluster, tmp_path: Path) -> None:
+def test_the_default_namespace_is_the_contexts(
+    cluster: OneJobCluster, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
     kubeconfig = kubeconfig_for(cluster.url, tmp_path / "config", namespace="team")
-    assert told(tpujob(kubeconfig, "status"), code=0) == ["there are no jobs in namespace 'team'"]
-    assert told(tpujob(kubeconfig, "status", "-n", "other"), code=0) == ["there are no jobs in namespace 'other'"]
+    assert told(tpujob(kubeconfig, "status"), code=0) == snapshot
+    assert told(tpujob(kubeconfig, "status", "-n", "other"), code=0) == snapshot
 
 
 # watch
 
 
-def test_watch_exits_0_when_the_job_succeeds(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_watch_exits_0_when_the_job_succeeds(
+    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+) -> None:
     show(cluster, "succeeded")
     result = tpujob(kubeconfig, "watch", "digits")
     assert (result.exit_code, result.stderr) == (0, "")
     line, metrics = result.stdout.splitlines()
-    assert metrics.endswith("  metrics: loss 0.0150698, accuracy 0.972222")
-    assert line.partition(" ")[2].startswith("digits: Succeeded, attempt 1, v5litepod-16, step 300/300, ")
+    assert metrics.partition(" ")[2] == snapshot
+    assert line.partition(" ")[2] == snapshot
 
 
-def test_watch_exits_1_with_the_message_of_a_job_that_failed(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_watch_exits_1_with_the_message_of_a_job_that_failed(
+    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+) -> None:
     show(cluster, "failed")
     result = tpujob(kubeconfig, "watch", "digits")
     assert result.exit_code == 1
-    assert result.stderr.startswith("Failed: slice 0 host 2 (digits-1-0-2 on node-0) failed with UserError")
+    assert "digits-1-0-2" in result.stderr
+    assert result.stderr == snapshot
     assert TRACEBACK in result.stderr
 
 
-def test_without_a_terminal_only_changes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_only_changes_are_printed(
+    capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
+) -> None:
     lines = Lines()
 
     def printed(stage: str, trouble: str | None = None) -> list[str]:
@@ -184,7 +195,7 @@ def test_without_a_terminal_only_changes_are_printed(capsys: pytest.CaptureFixtu
 
     assert [line[:29] for line in printed("running")] == ["12:07:14 digits: Running, att"]
     assert printed("running") == []
-    assert printed("running", "reset") == ["12:07:14 connection lost, trying again: reset"]
+    assert printed("running", "reset") == snapshot
     assert printed("running", "still down") == []
     assert [line[:29] for line in printed("restarting")] == [
         "12:13:15 digits: Restarting, ",
@@ -254,13 +265,13 @@ def running(cluster: OneJobCluster) -> OneJobCluster:
     [
         ([], "one of 0\ntwo of 0\n"),
         (["--host", "3"], "one of 3\ntwo of 3\n"),
-        (["--slice", "0", "--host", "1"], "one of 1\ntwo of 1\n"),
+        (["--slice-index", "0", "--host", "1"], "one of 1\ntwo of 1\n"),
         (["--attempt", "1"], "one of 0\ntwo of 0\n"),
         (["--tail", "1"], "two of 0\n"),
         (["--timestamps"], "2026-01-15T12:00:00.1Z one of 0\n2026-01-15T12:00:01.1Z two of 0\n"),
         (["--host", "2", "--host", "1"], "[0/2] one of 2\n[0/2] two of 2\n[0/1] one of 1\n[0/1] two of 1\n"),
         (["--all", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
-        (["--slice", "0", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
+        (["--slice-index", "0", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
     ],
 )
 def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, arguments: list[str], printed: str) -> None:
@@ -269,26 +280,30 @@ def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, argument
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        (["--host", "4"], "--host 4: digits has hosts 0 to 3"),
-        (["--host", "-1"], "--host -1: digits has hosts 0 to 3"),
-        (["--slice", "1"], "--slice 1: digits has slice 0 only"),
-        (["--attempt", "2"], "--attempt 2: digits is at attempt 1"),
-        (["--all", "--host", "1"], "--all is every host: leave out --host and --slice"),
-        (["--failed", "-f"], "--failed is one worker whose log has ended: leave out the other choices and --follow"),
+        ["--host", "4"],
+        ["--host", "-1"],
+        ["--slice-index", "1"],
+        ["--attempt", "2"],
+        ["--all", "--host", "1"],
+        ["--failed", "-f"],
     ],
+    ids=" ".join,
 )
 def test_hosts_slices_and_attempts_must_exist(
-    running: OneJobCluster, kubeconfig: Path, arguments: list[str], message: str
+    running: OneJobCluster, kubeconfig: Path, arguments: list[str], snapshot: SnapshotAssertion
 ) -> None:
-    assert told(tpujob(kubeconfig, "logs", "digits", *arguments))[-1] == f"Error: {message}"
+    assert told(tpujob(kubeconfig, "logs", "digits", *arguments))[-1] == snapshot
 
 
-def test_more_logs_than_connections_cannot_be_followed(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_more_logs_than_connections_cannot_be_followed(
+    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+) -> None:
     cluster.show(seen_job(spec={"slice": {"acceleratorType": "tpu7x-18432"}, "recipe.globalBatchSize": 18432}))
     message = told(tpujob(kubeconfig, "logs", "digits", "--all", "-f"))[-1]
-    assert message.startswith("Error: 2304 logs are too many to follow at once, the most is 100: choose with --slice")
+    assert re.findall(r"\d+", message) == ["2304", "100"]
+    assert message == snapshot
 
 
 def test_the_log_of_the_worker_that_failed(cluster: OneJobCluster, kubeconfig: Path) -> None:
@@ -297,31 +312,31 @@ def test_the_log_of_the_worker_that_failed(cluster: OneJobCluster, kubeconfig: P
     assert tpujob(kubeconfig, "logs", "digits", "--failed").stdout == "its last words\n"
 
 
-def test_without_the_failed_pod_the_status_tells_of_its_failure(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_without_the_failed_pod_the_status_tells_of_its_failure(
+    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+) -> None:
     show(cluster, "restarting")
     result = tpujob(kubeconfig, "logs", "digits", "--failed")
     assert result.exit_code == 0
-    assert result.stderr == "tpujob: there is no pod digits-3-0-2; its status says:\n"
-    assert result.stdout.splitlines() == [
-        "Infrastructure (Killed, exit code 137): slice 0 host 2 on node-1, attempt 3",
-        "the worker was killed (exit code 137)",
-    ]
+    assert result.stderr == snapshot
+    assert result.stdout.splitlines() == snapshot
 
 
 @pytest.mark.parametrize(
-    ("stage", "arguments", "message"),
+    ("stage", "arguments"),
     [
-        ("running", ["--failed"], "no worker of digits has failed"),
-        ("running", [], "there is no pod digits-1-0-0"),
-        ("failed", [], "there is no pod digits-1-0-0; the failed worker's log: tpujob logs digits --failed"),
-        ("not seen", [], "digits has no workers yet: see tpujob status digits"),
+        ("running", ["--failed"]),
+        ("running", []),
+        ("failed", []),
+        ("not seen", []),
     ],
+    ids=str,
 )
 def test_a_missing_log_is_explained(
-    cluster: OneJobCluster, kubeconfig: Path, stage: str, arguments: list[str], message: str
+    cluster: OneJobCluster, kubeconfig: Path, stage: str, arguments: list[str], snapshot: SnapshotAssertion
 ) -> None:
     show(cluster, stage)
-    assert told(tpujob(kubeconfig, "logs", "digits", *arguments), code=1) == [f"tpujob: {message}"]
+    assert told(tpujob(kubeconfig, "logs", "digits", *arguments), code=1) == snapshot
 
 
 # What getrusage says of a process includes the one that it was forked from.
@@ -453,27 +468,22 @@ def test_an_error_is_shown_without_control_characters(
 # No answer
 
 
-@pytest.mark.parametrize("command", [["status", "digit"], ["watch", "digit"], ["logs", "digit"]])
+@pytest.mark.parametrize("command", [["status", "digit"], ["watch", "digit"], ["logs", "digit"]], ids=" ".join)
 def test_an_unknown_job_is_answered_with_the_nearest_name(
-    cluster: OneJobCluster, kubeconfig: Path, command: list[str]
+    cluster: OneJobCluster, kubeconfig: Path, command: list[str], snapshot: SnapshotAssertion
 ) -> None:
-    assert told(tpujob(kubeconfig, *command)) == [
-        "tpujob: there is no job 'digit' in namespace 'default'; it has no jobs"
-    ]
+    assert told(tpujob(kubeconfig, *command)) == snapshot
     show(cluster, "running")
-    assert told(tpujob(kubeconfig, *command)) == [
-        "tpujob: there is no job 'digit' in namespace 'default'; nearest: digits"
-    ]
+    assert told(tpujob(kubeconfig, *command)) == snapshot
 
 
-def test_without_a_near_name_the_existing_jobs_are_named(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_without_a_near_name_the_existing_jobs_are_named(
+    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+) -> None:
     job = seen_job()
     for number in range(7):
         cluster.show({**job, "metadata": {**job["metadata"], "name": f"train-{number}"}})
-    assert told(tpujob(kubeconfig, "status", "nope")) == [
-        "tpujob: there is no job 'nope' in namespace 'default'; it has train-0, train-1, train-2, train-3, train-4 and"
-        " 2 more"
-    ]
+    assert told(tpujob(kubeconfig, "status", "nope")) == snapshot
 
 
 RIGHTS = "tpujob: needed: get, list and watch tputrainingjobs.tpu-operator.dev and pods; get pods/log"
@@ -496,18 +506,18 @@ def test_missing_rights_are_named(running: OneJobCluster, kubeconfig: Path, what
     assert told(tpujob(kubeconfig, *command)) == [f"tpujob: {refusal}", RIGHTS]
 
 
-@pytest.mark.parametrize("command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits"]])
+@pytest.mark.parametrize(
+    "command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits"]], ids=" ".join
+)
 def test_a_cluster_without_the_crd_is_told_how_to_install_it(
-    cluster: OneJobCluster, kubeconfig: Path, command: list[str]
+    cluster: OneJobCluster, kubeconfig: Path, command: list[str], snapshot: SnapshotAssertion
 ) -> None:
     async def no_page(_: web.Request) -> web.StreamResponse:
         return web.Response(status=404, text="404 page not found\n")
 
     cluster.faults["get TPUTrainingJob"] = cluster.faults["list tputrainingjobs"] = [no_page]
     [line] = told(tpujob(kubeconfig, *command))
-    assert line.endswith(
-        "does not know tputrainingjobs.tpu-operator.dev: install the operator's CRD (tpujob crd | kubectl apply -f -)"
-    )
+    assert line == snapshot
 
 
 @pytest.mark.parametrize("command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits", "-f"]])
@@ -517,31 +527,38 @@ def test_an_unreachable_cluster_is_named(tmp_path: Path, command: list[str]) -> 
     assert line.startswith(f"tpujob: {url} cannot be reached: ")
 
 
-def test_rejected_credentials_are_reported(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_rejected_credentials_are_reported(
+    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+) -> None:
     cluster.faults["list tputrainingjobs"] = [refuses(401, "Unauthorized", "Unauthorized")]
-    assert told(tpujob(kubeconfig, "status")) == [
-        f"tpujob: {cluster.url.rstrip('/')} does not accept your credentials: Unauthorized"
-    ]
+    [line] = told(tpujob(kubeconfig, "status"))
+    assert cluster.url.rstrip("/") in line
+    assert line == snapshot
 
 
-def test_without_a_kubeconfig_it_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_kubeconfig_it_asks_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "missing"))
     [line] = told(CliRunner().invoke(main, ["status"]))
-    assert line.startswith("tpujob: no usable kubeconfig: ")
-    assert line.endswith("; name a cluster with --kubeconfig or KUBECONFIG")
+    assert line == snapshot
 
 
-def test_a_missing_kubeconfig_is_named(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_named(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     missing = tmp_path / "missing"
-    assert told(tpujob(missing, "status")) == [f"tpujob: no usable kubeconfig: {missing}: No such file or directory"]
+    [line] = told(tpujob(missing, "status"))
+    assert str(missing) in line
+    assert line == snapshot
 
 
-def test_an_unknown_context_is_answered_with_the_known_ones(kubeconfig: Path) -> None:
+def test_an_unknown_context_is_answered_with_the_known_ones(kubeconfig: Path, snapshot: SnapshotAssertion) -> None:
     [line] = told(tpujob(kubeconfig, "status", "--context", "there"))
-    assert line == "tpujob: the kubeconfig has no context 'there'; it has: here"
+    assert line == snapshot
 
 
-def test_the_kubectl_plugin_calls_itself_kubectl_tpujob(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:
+def test_the_kubectl_plugin_calls_itself_kubectl_tpujob(
+    monkeypatch: pytest.MonkeyPatch, kubeconfig: Path, snapshot: SnapshotAssertion
+) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/local/bin/kubectl-tpujob"])
-    assert told(tpujob(kubeconfig, "watch"))[0] == "Usage: kubectl tpujob watch [OPTIONS] NAME"
-    assert told(tpujob(kubeconfig, "status", "digits"))[0].startswith("kubectl tpujob: there is no job")
+    assert told(tpujob(kubeconfig, "watch"))[0] == snapshot
+    assert told(tpujob(kubeconfig, "status", "digits"))[0] == snapshot

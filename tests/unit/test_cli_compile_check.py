@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import job_body
 from tpu_training_operator.cli.code import option
@@ -84,34 +85,33 @@ def refused() -> dict[str, Any]:
     return {**kept, **DOES_NOT_FIT}
 
 
-def test_a_step_that_fits_is_told_with_its_method_and_its_bound(answers: Answers) -> None:
+def test_a_step_that_fits_is_told_with_its_method_and_its_bound(answers: Answers, snapshot: SnapshotAssertion) -> None:
     result = checked()
     assert result.exit_code == 0, result.output
-    assert "traced by torch_xla 2.9.0 for 16 replicas, compiled for v5e 4x4 by libtpu 0.0.21; not run" in result.stdout
-    assert "fits: 7.50 GiB of 15.00 GiB of HBM per core, 7.50 GiB free" in result.stdout
-    assert "bound by arithmetic: arithmetic 10 ms, memory 1 ms, exchange 0.938 ms" in result.stdout
-    assert "all-reduce of 100 MB after 75%" in result.stdout
-    assert "head.weight [10, 512] is multiplied as [128, 512]: 92% of it is padding" in result.stdout
-    assert "100% of the matrix products' operations read float32" in result.stdout
+    for number in ("7.50 GiB of 15.00 GiB", "arithmetic 10 ms", "exchange 0.938 ms", "100 MB after 75%", "92%"):
+        assert number in result.stdout
+    assert result.stdout == snapshot
 
 
-def test_a_batch_that_does_not_fit_ends_with_one_that_does_and_status_1(answers: Answers) -> None:
+def test_a_batch_that_does_not_fit_ends_with_one_that_does_and_status_1(
+    answers: Answers, snapshot: SnapshotAssertion
+) -> None:
     answers["v5litepod-16"] = refused()
     result = checked()
     assert result.exit_code == 1
-    assert "does not fit: needs 16.00 GiB of 15.00 GiB of HBM per core, 1.00 GiB too much" in result.stdout
-    assert "largest batch per replica that fits: 64 (72 does not fit); 1024 per slice and step" in result.stdout
-    assert "Used 16.38G of 15.75G hbm" in result.stdout
+    for number in ("16.00 GiB of 15.00 GiB", "64 (72 does not fit)", "1024 per slice", "16.38G of 15.75G"):
+        assert number in result.stdout
+    assert result.stdout == snapshot
 
 
-def test_what_is_no_fixed_program_is_told_with_its_line(answers: Answers) -> None:
+def test_what_is_no_fixed_program_is_told_with_its_line(answers: Answers, snapshot: SnapshotAssertion) -> None:
     found = {"kind": "DynamicShape", "operation": "aten::nonzero", "where": "mine.py:7", "shapes": "bool[8]"}
     answers["v5litepod-16"] = {**refused(), "fits": None, "memory": {}, "refusal": None, "found": [found]}
     del answers["v5litepod-16"]["refusal"], answers["v5litepod-16"]["largestBatch"]
     result = checked()
     assert result.exit_code == 1
-    assert "mine.py:7: aten::nonzero has a result whose size depends on the data" in result.stdout
-    assert "cannot be one program" in result.stdout
+    assert "mine.py:7: aten::nonzero" in result.stdout
+    assert result.stdout == snapshot
 
 
 def test_json_has_the_answer_and_the_bound(answers: Answers) -> None:
@@ -122,8 +122,9 @@ def test_json_has_the_answer_and_the_bound(answers: Answers) -> None:
     assert document["atBest"]["boundBy"] == "arithmetic"
 
 
-def test_what_goes_on_is_told_on_stderr_but_not_beside_json(answers: Answers) -> None:
-    assert [checked(*given).stderr for given in ([], ["-o", "json"])] == ["compiling for v5litepod-16 ...\n", ""]
+def test_what_goes_on_is_told_on_stderr_but_not_beside_json(answers: Answers, snapshot: SnapshotAssertion) -> None:
+    assert checked().stderr == snapshot
+    assert checked("-o", "json").stderr == ""
 
 
 def test_slices_are_compared_in_steps_and_chip_hours(answers: Answers) -> None:
@@ -139,19 +140,19 @@ def test_slices_are_compared_in_steps_and_chip_hours(answers: Answers) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    "changes",
     [
-        ({"spec.trainer.backend": "XLASPMD"}, "spec.trainer.backend: the check compiles the step of backend XLA"),
-        (
-            {"spec.trainer": {"image": "a", "command": ["python"]}},
-            "spec.trainer.command: the check traces the trainer's",
-        ),
+        {"spec.trainer.backend": "XLASPMD"},
+        {"spec.trainer": {"image": "a", "command": ["python"]}},
     ],
+    ids=str,
 )
-def test_what_has_no_step_of_the_trainers_is_refused(answers: Answers, changes: dict[str, Any], said: str) -> None:
+def test_what_has_no_step_of_the_trainers_is_refused(
+    answers: Answers, changes: dict[str, Any], snapshot: SnapshotAssertion
+) -> None:
     result = checked(changes=changes)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert result.stderr == snapshot
 
 
 def test_a_trainer_without_an_answer_is_an_error_in_one_line(
@@ -166,7 +167,7 @@ def test_a_trainer_without_an_answer_is_an_error_in_one_line(
     assert result.stderr.splitlines()[-1].endswith("the check needs jax")
 
 
-ELSEWHERE = [{"slice": {"acceleratorType": name}, "after": "1m"} for name in ("v5litepod-32", "v6e-16")]
+ELSEWHERE = [{"slice": {"acceleratorType": name}, "waitForPreviousSeconds": 60} for name in ("v5litepod-32", "v6e-16")]
 MOVES = {"spec.placement": {"alternatives": ELSEWHERE}}
 
 
@@ -174,8 +175,11 @@ def test_each_alternative_has_a_verdict(answers: Answers) -> None:
     answers["v6e-16"] = refused()
     result = checked(changes=MOVES)
     assert result.exit_code == 1
-    assert "v5litepod-32, an alternative: fits: 7.50 GiB" in result.stdout
-    assert "v6e-16, an alternative: does not fit: needs 16.00 GiB" in result.stdout
+    *_, fitting, refusal, _, _ = result.stdout.splitlines()
+    assert fitting.startswith("v5litepod-32, ")
+    assert "7.50 GiB of 15.00 GiB" in fitting
+    assert refusal.startswith("v6e-16, ")
+    assert "16.00 GiB of 15.00 GiB" in refusal
     document = json.loads(checked("-o", "json", changes=MOVES).stdout)
     assert [one["slice"] for one in document["alternatives"]] == ["v5litepod-32", "v6e-16"]
 
@@ -183,10 +187,13 @@ def test_each_alternative_has_a_verdict(answers: Answers) -> None:
 CODE = {"spec.trainer.code": {"uri": "secret://code", "sha256": "0" * 64}}
 
 
-def test_code_in_a_cluster_is_asked_for_as_a_folder(answers: Answers, tmp_path: Path) -> None:
+def test_code_in_a_cluster_is_asked_for_as_a_folder(
+    answers: Answers, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
     result = checked(changes=CODE)
     assert result.exit_code == 2
-    assert "spec.trainer.code.uri: secret://code is in a cluster; here, add --code FOLDER" in result.stderr
+    assert "spec.trainer.code.uri" in result.stderr
+    assert result.stderr == snapshot
     assert checked("--code", str(tmp_path), changes=CODE).exit_code == 0
 
 
@@ -196,7 +203,7 @@ def test_code_in_a_cluster_is_asked_for_as_a_folder(answers: Answers, tmp_path: 
 def planned(tmp_path: Path, text: str, *arguments: str, changes: dict[str, Any] | None = None) -> Result:
     file = tmp_path / "compiled.json"
     file.write_text(text)
-    options = ["plan", "-f", "-", "--compiled", str(file), *arguments]
+    options = ["plan", "-f", "-", "--compile-results", str(file), *arguments]
     return CliRunner().invoke(main, options, input=yaml.safe_dump(job_body(changes)))
 
 
@@ -207,7 +214,7 @@ def test_a_plan_shows_what_was_compiled_beside_its_numbers(answers: Answers, tmp
     assert "fits; compiled, not run" in memory
     (best,) = (line for line in shown if "step at best" in line)
     assert "10 ms" in best
-    assert "bound by arithmetic, MFU at most 100%" in best
+    assert "100%" in best
 
 
 def test_plans_side_by_side_have_a_column_for_each_slice_that_was_compiled(answers: Answers, tmp_path: Path) -> None:
@@ -216,7 +223,8 @@ def test_plans_side_by_side_have_a_column_for_each_slice_that_was_compiled(answe
     compiled = checked("--compare", types, "-o", "json").stdout
     shown = planned(tmp_path, compiled, "--compare", f"{types},v5litepod-32").stdout
     (verdicts,) = (line.split() for line in shown.splitlines() if " compiled " in line)
-    assert " ".join(verdicts).replace("│ ", "") == "compiled fits does not fit no │"
+    assert " ".join(verdicts).count("fit") == 2
+    assert verdicts[-2] == "no"
     (memory,) = (line for line in shown.splitlines() if " HBM " in line)
     assert "7.50 GiB of 15.00 GiB" in memory
     assert "16.00 GiB of 15.00 GiB" in memory
@@ -228,16 +236,17 @@ def test_a_plan_shows_its_alternatives_as_compiled(answers: Answers, tmp_path: P
     assert "does not fit: 16.00 GiB of" in " ".join(shown.replace("│", " ").split())
 
 
-def test_another_batch_than_the_one_that_was_compiled_is_warned_of(answers: Answers, tmp_path: Path) -> None:
+def test_another_batch_than_the_one_that_was_compiled_is_warned_of(
+    answers: Answers, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
     other = {**copy.deepcopy(ANSWER), "batch": {"global": 64, "perReplica": 4, "accumulation": 1}}
     result = planned(tmp_path, json.dumps({"slice": "v5litepod-16", **other}))
-    assert "warning: --compiled: the file has no answer for v5litepod-16 with this batch" in result.stdout
+    assert result.stdout.splitlines()[-1] == snapshot
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "3", "null", "[3]", "{}", '{"slice": 1, "fits": 3, "batch": 2}', "[" * 100_000]
-)
-def test_a_file_with_something_else_is_no_traceback(text: str, tmp_path: Path) -> None:
-    result = planned(tmp_path, text)
-    assert result.exit_code == 2
-    assert "expected what `tpujob compile-check -o json` prints, got something else" in result.stderr
+def test_a_file_with_something_else_is_no_traceback(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    texts = ["", "{", "3", "null", "[3]", "{}", '{"slice": 1, "fits": 3, "batch": 2}', "[" * 100_000]
+    results = [planned(tmp_path, text) for text in texts]
+    assert {result.exit_code for result in results} == {2}
+    [message] = {result.stderr for result in results}
+    assert message == snapshot

@@ -10,6 +10,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import ABSENT, job_body
 from tpu_training_operator.cli.common import yaml_text
@@ -41,88 +42,95 @@ def laughs(level: str) -> bytes:
     return "\n".join(["a0: &a0 {k: words}", *levels]).encode()
 
 
-@pytest.mark.parametrize("command", ["plan", "validate", "run"])
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "the file must hold one TPUTrainingJob; it holds none"),
-        (b"# only a comment\n", "the file must hold one TPUTrainingJob; it holds none"),
-        (b"just words\n", "the file must hold one TPUTrainingJob; it holds none"),
-        (b"- a\n- list\n", "the file must hold one TPUTrainingJob; it holds none"),
-        (f"{JOB}---\n{JOB}".encode(), "the file must hold one TPUTrainingJob; it holds 2 of them"),
-        (b"spec:\n  slice: {acceleratorType: v3-8\n", "line 3, column 1: not valid YAML: "),
-        (b"spec:\n\tslice: 1\n", "line 2, column 1: not valid YAML: "),
-        (b"a: *nothing\n", "line 1, column 4: not valid YAML: found undefined alias"),
-        (b"a: !!python/object:os.system {}\n", "line 1, column 4: not valid YAML: "),
-        (b"a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "line 5, column 3: not valid YAML: 'c' is given twice"),
-        (b"a: 2024-13-45\n", "not valid YAML: month must be in 1..12"),
-        (b"a: " + b"1" * 5000, "not valid YAML: "),
-        (b"a: \0", "not valid YAML: "),
-        (
-            laughs("[{}]"),
-            "line 7, column 25: not valid YAML: has more than 3145728 characters with all",
-        ),
-        (laughs("{{<<: [{}]}}"), "line 7, column 30: not valid YAML: has more than 3145728 characters with all"),
-        (b"a: &a [1, *a]\n", "line 1, column 11: not valid YAML: *a contains itself"),
-        (b"a: " + b"[" * 200_000, "line 1, column 202: not valid YAML: nested more than 200 levels deep"),
-        (b"#" * 2**24 + b"#", "has more than 16777216 characters"),
-        (b"\x80\x81\xfe\xff", "not a UTF-8 text file"),
-        ("é".encode("latin-1"), "not a UTF-8 text file"),
-    ],
-)
-def test_a_file_without_one_job_is_refused(tmp_path: Path, command: str, content: bytes, message: str) -> None:
+def refused(path: Path) -> str:
+    """What every command that reads a job says of this one."""
+    [message] = {told(tpujob(command, "-f", path), path) for command in ("plan", "validate", "run")}
+    return message
+
+
+FILES: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "it holds none"),
+    "a comment": (b"# only a comment\n", "it holds none"),
+    "words": (b"just words\n", "it holds none"),
+    "a list": (b"- a\n- list\n", "it holds none"),
+    "two jobs": (f"{JOB}---\n{JOB}".encode(), "it holds 2"),
+    "a brace without its end": (b"spec:\n  slice: {acceleratorType: v3-8\n", "line 3, column 1"),
+    "a tab": (b"spec:\n\tslice: 1\n", "line 2, column 1"),
+    "an undefined alias": (b"a: *nothing\n", "line 1, column 4"),
+    "an object of Python": (b"a: !!python/object:os.system {}\n", "line 1, column 4"),
+    "a field twice": (b"a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\n", "line 5, column 3"),
+    "no date": (b"a: 2024-13-45\n", "1..12"),
+    "5000 digits": (b"a: " + b"1" * 5000, "not valid YAML"),
+    "a zero byte": (b"a: \0", "not valid YAML"),
+    "a billion laughs": (laughs("[{}]"), "line 7, column 25"),
+    "a billion merges": (laughs("{{<<: [{}]}}"), "line 7, column 30"),
+    "an alias of itself": (b"a: &a [1, *a]\n", "line 1, column 11"),
+    "a deep list": (b"a: " + b"[" * 200_000, "line 1, column 202"),
+    "16 MiB": (b"#" * 2**24 + b"#", "16777216"),
+    "bytes": (b"\x80\x81\xfe\xff", "UTF-8"),
+    "Latin-1": ("é".encode("latin-1"), "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_without_one_job_is_refused(tmp_path: Path, name: str, snapshot: SnapshotAssertion) -> None:
+    content, fact = FILES[name]
     path = tmp_path / "job.yaml"
     path.write_bytes(content)
-    assert told(tpujob(command, "-f", path), path).startswith(message)
+    message = refused(path)
+    assert fact in message
+    assert message == snapshot
 
 
-@pytest.mark.parametrize("command", ["plan", "validate", "run"])
-def test_an_unreadable_file_is_refused(tmp_path: Path, command: str) -> None:
-    missing = tmp_path / "missing.yaml"
-    assert told(tpujob(command, "-f", missing), missing) == "no such file or directory"
-    assert told(tpujob(command, "-f", tmp_path), tmp_path) == "is a directory"
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path / "missing.yaml") == "no such file or directory"
+    assert refused(tmp_path) == "is a directory"
 
 
-@pytest.mark.parametrize("command", ["plan", "validate", "run"])
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"kind": ABSENT}, "kind: is required"),
-        ({"spec.slice.acceleratorType": "v5litepod-17"}, "spec.slice.acceleratorType: there is no accelerator type"),
-        ({"spec.recipe.globalBatchSize": 100}, "spec.recipe.globalBatchSize: 100 does not divide over the 16"),
-        ({"spec.slice.machineType": "n2"}, "spec.slice.machineType: 'n2' does not have this slice; it exists on"),
-        ({"metadata.name": "Digits"}, "metadata.name must be at most 48 characters"),
+        {"kind": ABSENT},
+        {"spec.slice.acceleratorType": "v5litepod-17"},
+        {"spec.recipe.globalBatchSize": 100},
+        {"spec.slice.machineType": "n2"},
+        {"metadata.name": "Digits"},
     ],
+    ids=str,
 )
-def test_an_invalid_job_is_refused(tmp_path: Path, command: str, changes: dict[str, Any], message: str) -> None:
+def test_an_invalid_job_is_refused(tmp_path: Path, changes: dict[str, Any], snapshot: SnapshotAssertion) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_body(changes)))
-    assert told(tpujob(command, "-f", path), path).startswith(message)
+    message = refused(path)
+    assert message.startswith(*changes)
+    assert message == snapshot
 
 
-@pytest.mark.parametrize("command", ["plan", "validate", "run"])
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("field", "value"),
     [
-        ("labels", [1], "metadata.labels: must be a mapping of names to strings"),
-        ("labels", "team", "metadata.labels: must be a mapping of names to strings"),
-        ("annotations", 5, "metadata.annotations: must be a mapping of names to strings"),
-        ("labels", {5: "a"}, "metadata.labels: 5 is not a name such as team or example.com/team"),
-        ("labels", {"a/b/c": "a"}, "metadata.labels: 'a/b/c' is not a name"),
-        ("labels", {"team": 5}, "metadata.labels.team: 5 is not a string; put it into quotes"),
-        ("annotations", {"team": None}, "metadata.annotations.team: None is not a string; put it into quotes"),
-        ("labels", {"kueue.x-k8s.io/queue-name": "a queue"}, "metadata.labels.kueue.x-k8s.io/queue-name: 'a queue' is"),
-        ("namespace", "Team A", "metadata.namespace: 'Team A' is not a name of at most 63 characters"),
-        ("namespace", 5, "metadata.namespace: 5 is not a name"),
+        ("labels", [1]),
+        ("labels", "team"),
+        ("annotations", 5),
+        ("labels", {5: "a"}),
+        ("labels", {"a/b/c": "a"}),
+        ("labels", {"team": 5}),
+        ("annotations", {"team": None}),
+        ("labels", {"kueue.x-k8s.io/queue-name": "a queue"}),
+        ("namespace", "Team A"),
+        ("namespace", 5),
     ],
+    ids=str,
 )
 def test_metadata_that_the_api_server_would_refuse_is_refused(
-    tmp_path: Path, command: str, field: str, value: Any, message: str
+    tmp_path: Path, field: str, value: Any, snapshot: SnapshotAssertion
 ) -> None:
     path, body = tmp_path / "job.yaml", job_body()
     body["metadata"][field] = value
     path.write_text(yaml.safe_dump(body))
-    assert told(tpujob(command, "-f", path), path).startswith(message)
+    message = refused(path)
+    assert message.startswith(f"metadata.{field}")
+    assert message == snapshot
 
 
 def test_metadata_as_people_write_it_is_taken(tmp_path: Path) -> None:
@@ -139,20 +147,21 @@ def test_metadata_as_people_write_it_is_taken(tmp_path: Path) -> None:
 def test_every_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_body({"spec.slice.count": 0, "spec.trainer.image": ABSENT})))
-    assert tpujob("validate", "-f", path).stderr.splitlines() == [
-        f"tpujob: {path}: spec.slice.count: 0 is too small; the minimum is 1",
-        f"tpujob: {path}: spec.trainer.image: is required",
-    ]
+    count, image = tpujob("validate", "-f", path).stderr.splitlines()
+    assert count.startswith(f"tpujob: {path}: spec.slice.count: ")
+    assert image.startswith(f"tpujob: {path}: spec.trainer.image: ")
 
 
 NUMBERS = ["1e-3", "1E3", "1e+3", "-1.5e-7", ".5e3", "5.e3", "0.001"]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_number_for_kubectl_is_not_a_text(tmp_path: Path, number: str) -> None:
+def test_a_number_for_kubectl_is_not_a_text(tmp_path: Path, number: str, snapshot: SnapshotAssertion) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(JOB.replace("learningRate: '0.1'", f"learningRate: {number}"))
-    assert told(tpujob("validate", "-f", path), path).startswith("spec.recipe.optimizer.learningRate: ")
+    message = told(tpujob("validate", "-f", path), path)
+    assert message.startswith("spec.recipe.optimizer.learningRate")
+    assert message == snapshot
     path.write_text(JOB.replace("learningRate: '0.1'", f"learningRate: '{number.lstrip('-.')}'"))
     assert tpujob("validate", "-f", path).exit_code == (2 if number == "5.e3" else 0)
 
@@ -175,15 +184,17 @@ def test_two_files_are_refused(tmp_path: Path) -> None:
     assert (result.exit_code, "one file is needed; 2 were given" in result.stderr) == (2, True)
 
 
-def test_an_unknown_command_is_answered_with_the_nearest() -> None:
-    assert "No such command 'plann'. Nearest: plan." in tpujob("plann").stderr
+def test_an_unknown_command_is_answered_with_the_nearest(snapshot: SnapshotAssertion) -> None:
+    assert tpujob("plann").stderr == snapshot
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["topologies"], ["crd"]], ids=" ".join)
 def test_a_full_disk_is_reported_in_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr.decode()) == (2, "tpujob: no space left on device\n")
+    assert done.returncode == 2
+    [line] = done.stderr.decode().splitlines()
+    assert "no space left on device" in line
 
 
 def test_an_interrupt_during_an_import_exits_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +207,7 @@ def test_an_interrupt_during_an_import_exits_quietly(monkeypatch: pytest.MonkeyP
 
 def test_help_lists_the_commands_with_their_own_help_texts() -> None:
     context = click.Context(main)
-    for name, help_text in _COMMANDS.items():
+    for name, (_, help_text) in _COMMANDS.items():
         command = main.get_command(context, name)
         assert command is not None
         assert command.get_short_help_str(limit=200) == help_text
@@ -239,30 +250,34 @@ def test_a_misused_command_prints_its_usage(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "message"),
+    "trainer",
     [
-        ({"entrypoint": "digit:task"}, "entrypoint: there is no module 'digit' in "),
-        ({"entrypoint": "digits:tsk"}, "entrypoint: module 'digits' has no 'tsk'; nearest: task"),
-        ({"command": ["nonesuch"]}, "command[0]: there is no program 'nonesuch' on this machine"),
+        {"entrypoint": "digit:task"},
+        {"entrypoint": "digits:tsk"},
+        {"command": ["nonesuch"]},
     ],
+    ids=str,
 )
 def test_missing_code_is_found_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: dict[str, Any], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: dict[str, Any], snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits.py").write_text("def task(hp): ...\n")
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_body({"spec.trainer": {"image": "x", **trainer}})))
-    assert told(tpujob("run", "-f", path), path).startswith(f"spec.trainer.{message}")
+    message = told(tpujob("run", "-f", path), path)
+    [field] = trainer
+    assert message.startswith(f"spec.trainer.{field}")
+    assert message == snapshot
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_suspended_job_is_refused(tmp_path: Path) -> None:
+def test_a_suspended_job_is_refused(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_body({"spec.runPolicy.suspend": True})))
-    assert told(tpujob("run", "-f", path), path) == (
-        "spec.runPolicy.suspend: the job is suspended and would never start; set this to false to run it"
-    )
+    message = told(tpujob("run", "-f", path), path)
+    assert message.startswith("spec.runPolicy.suspend")
+    assert message == snapshot
 
 
 def test_an_output_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ async def test_an_event_longer_than_any_object_is_not_read_to_the_end(
         cluster.faults["watch tputrainingjobs"] = [says(b"x" * 300_000)]
         cluster.tell("tputrainingjobs", None)
         seen = await until(views, lambda seen: seen.trouble)
-    assert seen.trouble == "the watch sent an event of more than 100000 bytes"
+    assert "more than 100000 bytes" in str(seen.trouble)
 
 
 @pytest.mark.parametrize(

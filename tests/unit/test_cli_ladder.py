@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.histories import document, typical
 from tests.unit.jobs import job_body
@@ -71,8 +72,10 @@ def test_the_plan_has_every_rung_with_its_batch_steps_and_cost() -> None:
     assert found[1]["gates"][-2:] == ["minEfficiency 0.9", "evaluation f1 min 0.5"]
 
 
-def test_the_table_says_what_the_trials_cost() -> None:
-    assert "the trials make 320 chip-steps, 0.267 times the job's 1200" in planned()
+def test_the_table_says_what_the_trials_cost(snapshot: SnapshotAssertion) -> None:
+    text = planned()
+    assert "320 chip-steps, 0.267 times" in text
+    assert text == snapshot
 
 
 def test_the_objects_of_the_plan_are_those_of_the_first_rung() -> None:
@@ -84,13 +87,8 @@ def test_another_slice_leaves_the_ladder_out() -> None:
     assert "ladder" not in json.loads(planned("-o", "json", "--slice", "v5litepod-4"))
 
 
-def test_a_failed_rung_shows_what_its_gates_found() -> None:
-    assert list(climbed([PASSED, FAILED])) == [
-        "1 v5litepod-4: passed; 20 steps of 32, learning rate 0.1, 400 examples/s, loss 2 to 1",
-        "2 v5litepod-8: failed; 30 steps of 64, learning rate 0.2, 500 examples/s, efficiency 0.625",
-        "  finite passed: all steps were finite",
-        "  minEfficiency failed: efficiency 0.625, at least 0.9 required",
-    ]
+def test_a_failed_rung_shows_what_its_gates_found(snapshot: SnapshotAssertion) -> None:
+    assert "\n".join(climbed([PASSED, FAILED])) == snapshot
 
 
 def page(directory: Path, stages: list[Any]) -> str:
@@ -105,10 +103,9 @@ def page(directory: Path, stages: list[Any]) -> str:
 def test_the_report_has_the_ladder_and_how_the_speed_grew(tmp_path: Path) -> None:
     html = page(tmp_path, [PASSED.as_json(), FAILED.as_json()])
     assert "The ladder" in html
-    assert "Examples per second over chips" in html
-    assert "measured: 400 at chips 4, 500 at chips 8" in html
-    assert "minEfficiency failed: efficiency 0.625" in html
-    assert "rung 2 of 3 on v5litepod-8: no" in html
+    assert "400 at chips 4, 500 at chips 8" in html
+    assert "efficiency 0.625" in html
+    assert "rung 2 of 3 on v5litepod-8" in html
 
 
 def test_the_report_of_a_job_without_a_ladder_has_none(tmp_path: Path) -> None:

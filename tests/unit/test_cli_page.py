@@ -26,7 +26,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_a_page_without_the_part_to_be_written_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no heading '## Every command and option'"):
+    with pytest.raises(ValueError, match="has no heading"):
         SCRIPT["page"]("# The tpujob command\n")
 
 

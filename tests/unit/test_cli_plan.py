@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import ABSENT, job_body
 from tpu_training_operator.api.crd import custom_resource_definition
@@ -62,40 +63,40 @@ def test_yaml_and_json_say_the_same() -> None:
 
 
 def test_the_plan_begins_with_the_entry_check_if_there_is_one() -> None:
-    objects = planned({"spec.preflight.entry": "Auto"})["objects"]
+    objects = planned({"spec.entryCheck.mode": "Auto"})["objects"]
     assert [(body["kind"], body["metadata"]["name"]) for body in objects[:3]] == [
         ("ConfigMap", "digits-0"),
-        ("Pod", "digits-preflight"),
+        ("Pod", "digits-entry-check"),
         ("Service", "digits"),
     ]
 
 
 def test_the_entry_checks_config_map_has_a_run_spec_for_each_slice_for_which_it_compiles() -> None:
     smaller = {"slice": {"acceleratorType": "v5litepod-8"}}
-    found = planned({"spec.preflight.entry": "Auto", "spec.placement.alternatives": [smaller]})["objects"][0]
+    found = planned({"spec.entryCheck.mode": "Auto", "spec.placement.alternatives": [smaller]})["objects"][0]
     assert list(found["data"]) == ["run.json", "compile-001.json"]
     assert [json.loads(text)["slice"]["hosts"] for text in found["data"].values()] == [4, 2]
 
 
-def test_the_plan_shows_fewer_slices_and_which_numbers_are_left_out() -> None:
+def test_the_plan_shows_fewer_slices_and_which_numbers_are_left_out(snapshot: SnapshotAssertion) -> None:
     changes = {"spec.slice": {"acceleratorType": "v5litepod-8", "count": 4}, "spec.trainer.backend": "XLASPMD"}
-    job = job_body(changes | {"spec.placement.count": {"min": 1, "after": "90s"}})
-    found = planned(changes | {"spec.placement.count": {"min": 1, "after": "90s"}})["alternatives"]
-    assert [(one["slice"], one["after"], one["resolved"]["accumulationSteps"]) for one in found] == [
-        ("2 x v5litepod-8", "90s", 2),
-        ("v5litepod-8", "90s", 4),
+    job = job_body(changes | {"spec.placement.count": {"min": 1, "waitForPreviousSeconds": 90}})
+    found = planned(changes | {"spec.placement.count": {"min": 1, "waitForPreviousSeconds": 90}})["alternatives"]
+    assert [(one["slice"], one["waitForPreviousSeconds"], one["resolved"]["accumulationSteps"]) for one in found] == [
+        ("2 x v5litepod-8", 90, 2),
+        ("v5litepod-8", 90, 4),
     ]
     text = tpujob("plan", "-f", "-", job=job).stdout
-    assert "after 90s without all of them" in " ".join(text.split())
-    assert "the job does not run on 3 slices: the global batch of 128 does not divide over them" in text
+    assert "after 90 s without all of them" in " ".join(text.split())
+    assert text.splitlines()[-1] == snapshot
 
 
-def test_a_plan_for_a_slice_that_gke_lacks_has_numbers_and_a_warning() -> None:
+def test_a_plan_for_a_slice_that_gke_lacks_has_numbers_and_a_warning(snapshot: SnapshotAssertion) -> None:
     document = planned({"spec.slice.acceleratorType": "v2-32", "spec.recipe.globalBatchSize": 1024})
     assert document["resolved"]["replicas"] == 32
     assert document["objects"] == []
     [warning] = document["warnings"]
-    assert warning.startswith("a cluster will refuse this job: GKE has no v2 nodes; use v3")
+    assert warning == snapshot
 
 
 def test_the_table_shows_both_slices_and_the_rule_between_them() -> None:
@@ -109,17 +110,15 @@ def test_the_table_shows_both_slices_and_the_rule_between_them() -> None:
     assert "linear rule" in rows["learning rate"][2]
 
 
-def test_warnings_follow_the_table_one_per_line() -> None:
+def test_warnings_follow_the_table_one_per_line(snapshot: SnapshotAssertion) -> None:
     changes = {"spec.recipe.optimizer.name": "sophia", "spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"}}
     rule, built = tpujob("plan", "-f", "-", job=job_body(changes)).stdout.splitlines()[-2:]
-    assert rule.startswith(
-        "warning: the learning rate is not scaled, because no rule is known for optimizer 'sophia'; "
-    )
-    assert built.startswith("warning: the trainer builds adafactor, adam, adamw, lion, rmsprop, sgd, but not sophia; ")
-    assert rule.endswith("set recipe.scaling.learningRate to Linear, SquareRoot or None")
+    assert "'sophia'" in rule
+    assert "recipe.scaling.learningRate" in rule
+    assert [rule, built] == snapshot
 
 
-SPOT = {"spec.slice.provisioning": {"spot": True}}
+SPOT = {"spec.slice.provisioning": {"type": "Spot"}}
 SHARED = {"spec.trainer.volumeMounts": [{"name": "disk", "mountPath": "/mnt/"}]}
 CLAIM = {"spec.trainer.volumes": [{"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}]}
 EMPTY_DIR = {"spec.trainer.volumes": [{"name": "disk", "emptyDir": {}}]}
@@ -154,15 +153,16 @@ def test_checkpoints_that_survive_a_worker_or_are_not_needed_get_no_warning(chan
     ],
     ids=["no volume", "a volume that ends with the pod", "beside the volume"],
 )
-def test_checkpoints_on_a_workers_own_disk_get_a_warning(changes: dict[str, Any]) -> None:
+def test_checkpoints_on_a_workers_own_disk_get_a_warning(changes: dict[str, Any], snapshot: SnapshotAssertion) -> None:
     uri = changes["spec.checkpoint"]["uri"]
     [warning] = planned(changes)["warnings"]
-    assert warning.startswith(f"spec.checkpoint.uri {uri} is inside the worker and is lost with it; mount a shared")
+    assert warning.startswith(f"spec.checkpoint.uri {uri} ")
+    assert warning == snapshot
 
 
-def test_spot_slices_without_checkpoints_get_a_warning() -> None:
-    note = "GKE may reclaim spot slices at any time; without spec.checkpoint every restart begins at step 0"
-    assert planned(SPOT)["warnings"] == [note]
+def test_spot_slices_without_checkpoints_get_a_warning(snapshot: SnapshotAssertion) -> None:
+    [note] = planned(SPOT)["warnings"]
+    assert note == snapshot
     assert tpujob("validate", "-f", "-", job=job_body(SPOT)).stderr == f"warning: {note}\n"
 
 
@@ -170,9 +170,9 @@ def test_spot_slices_without_checkpoints_get_a_warning() -> None:
     ("given", "interval"),
     [
         ({}, "every 10 min"),
-        ({"everyMinutes": 30}, "every 30 min"),
+        ({"everySeconds": 1800}, "every 30 min"),
         ({"everySteps": 500}, "every 500 steps"),
-        ({"everySteps": 500, "everyMinutes": 30}, "every 500 steps or 30 min"),
+        ({"everySteps": 500, "everySeconds": 1800}, "every 500 steps or 30 min"),
     ],
 )
 def test_the_table_says_where_and_how_often_checkpoints_are_saved(given: dict[str, int], interval: str) -> None:
@@ -181,7 +181,9 @@ def test_the_table_says_where_and_how_often_checkpoints_are_saved(given: dict[st
     assert row == ["checkpoint", "", interval, "in gs://bucket/digits/default/digits; keeps the newest 3"]
 
 
-def test_the_table_says_what_follows_the_evaluations_and_which_weights_the_job_begins_with() -> None:
+def test_the_table_says_what_follows_the_evaluations_and_which_weights_the_job_begins_with(
+    snapshot: SnapshotAssertion,
+) -> None:
     given = {"keepBest": {"metric": "f1", "mode": "Max"}, "initFrom": {"uri": "/mnt/w.safetensors"}}
     plateau = {"name": "Plateau", "metric": "f1", "mode": "Max", "patience": 1}
     changes = {
@@ -191,18 +193,19 @@ def test_the_table_says_what_follows_the_evaluations_and_which_weights_the_job_b
     }
     result = tpujob("plan", "-f", "-", job=job_body(saved_in("gs://bucket/a", **given) | changes))
     rows = {cells[0]: cells[1:] for line in result.stdout.splitlines() if (cells := _cells(line))}
-    assert rows["checkpoint"][-1].endswith("keeps the newest 3 and the best by f1")
-    assert rows["starts with"][-1] == "the weights of /mnt/w.safetensors"
-    assert rows["rate on a plateau"][1:] == ["x 0.1", "after 1 evaluation without a better f1"]
-    assert rows["stop early"][1:] == ["3 evaluations", "without a better loss by more than 0.01"]
+    assert rows["checkpoint"][-1].endswith(" f1")
+    assert rows["starts with"][-1].endswith(" /mnt/w.safetensors")
+    assert rows["rate on a plateau"][1] == "x 0.1"
+    assert rows["stop early"][1] == "3 evaluations"
+    assert result.stdout == snapshot
 
 
-def test_the_table_says_what_is_left_to_the_users_own_loop() -> None:
+def test_the_table_says_what_is_left_to_the_users_own_loop(snapshot: SnapshotAssertion) -> None:
     changes = {"spec.recipe.evaluateEverySteps": 25, "spec.recipe.emaDecay": "0.99"}
     result = tpujob("plan", "-f", "-", job=job_body(OWN_LOOP | saved_in("gs://bucket/a") | changes))
     rows = [line for line in result.stdout.splitlines() if re.search("checkpoint|evaluate every|EMA", line)]
     assert ["left to your command" in row for row in rows] == [True] * 3
-    assert "note: your command does the training: it finds these numbers in TPUJOB_* variables" in result.stdout
+    assert result.stdout.splitlines()[-1] == snapshot
 
 
 @pytest.mark.parametrize(
@@ -219,46 +222,56 @@ def test_a_users_own_loop_whose_hosts_train_separate_models_gets_a_warning(
     changes: dict[str, Any], apart: bool
 ) -> None:
     warnings = planned(OWN_LOOP | changes)["warnings"]
-    assert [warning.partition(":")[0] for warning in warnings] == ["each of the 4 hosts trains its own model"] * apart
+    assert ["trains its own model" in warning for warning in warnings] == [True] * apart
     validated = tpujob("validate", "-f", "-", job=job_body(OWN_LOOP | changes))
     assert ("trains its own model" in validated.stderr) == apart
 
 
 @pytest.mark.parametrize(
-    ("command", "warning"),
+    ("command", "option"),
     [
         ("torchrun train.py --standalone --nnodes 1", None),
         ("torchrun --nnodes=4 --node_rank $(TPUJOB_HOST_INDEX) --nproc-per-node=1 train.py", None),
         ("torchrun --nnodes=$(TPUJOB_NUM_HOSTS) -m train --nproc-per-node=8", None),
         ("python train.py --standalone", None),
-        ("torchrun --standalone --nproc_per_node=1 train.py", "torchrun's --standalone makes each of the 4 hosts wait"),
-        ("python -m torch.distributed.run --nnodes 1 train.py", "each of the 4 hosts trains its own model: leave"),
-        ("/opt/bin/torchrun --standalone --nnodes=1 train.py", "each of the 4 hosts trains its own model: leave"),
-        ("torchrun --nnodes=2 train.py", "torchrun's --nnodes 2 does not fit the 4 hosts of the job"),
-        ("torchrun --rdzv-endpoint localhost:29400 train.py", "torchrun's --rdzv-endpoint localhost:29400 makes each"),
-        ("torchrun --nproc_per_node gpu train.py", "torchrun's --nproc-per-node gpu overrides trainer.torch.processes"),
+        ("torchrun --standalone --nproc_per_node=1 train.py", "--standalone"),
+        ("python -m torch.distributed.run --nnodes 1 train.py", "--nnodes"),
+        ("/opt/bin/torchrun --standalone --nnodes=1 train.py", "--nnodes"),
+        ("torchrun --nnodes=2 train.py", "--nnodes 2"),
+        ("torchrun --rdzv-endpoint localhost:29400 train.py", "--rdzv-endpoint localhost:29400"),
+        ("torchrun --nproc_per_node gpu train.py", "--nproc-per-node gpu"),
     ],
-)  # fmt: skip
-def test_options_of_torchrun_that_part_the_hosts_get_a_warning(command: str, warning: str | None) -> None:
+)
+def test_options_of_torchrun_that_part_the_hosts_get_a_warning(
+    command: str, option: str | None, snapshot: SnapshotAssertion
+) -> None:
     program, *arguments = command.split()
     torch = {"spec.slice.hardware": "CPU", "spec.trainer.backend": "Torch"}
     job = OWN_LOOP | torch | {"spec.trainer.command": [program], "spec.trainer.args": arguments}
     warnings = planned(job)["warnings"]
-    assert len(warnings) == (warning is not None)
-    assert all(text.startswith(warning or "") for text in warnings)
+    assert [str(option) in warning for warning in warnings] == [True] * (option is not None)
+    assert warnings == snapshot
 
 
-def test_a_valid_job_is_called_valid() -> None:
+def test_a_valid_job_is_called_valid(snapshot: SnapshotAssertion) -> None:
     result = tpujob("validate", "-f", "-", job=job_body())
-    assert (result.exit_code, result.stdout) == (0, "digits is valid: 4 hosts of v5litepod-16\n")
+    assert result.exit_code == 0
+    assert "4 hosts of v5litepod-16" in result.stdout
+    assert result.stdout == snapshot
 
 
-def test_validate_warns_on_stderr() -> None:
+def test_validate_takes_the_job_as_it_would_be_submitted() -> None:
+    options = ("--slice", "v5litepod-8", "--set", "recipe.seed=1")
+    result = tpujob("validate", "-f", "-", *options, job=job_body({"spec.recipe.seed": "one"}))
+    assert result.exit_code == 0
+    assert "2 hosts of v5litepod-8" in result.stdout
+
+
+def test_validate_warns_on_stderr(snapshot: SnapshotAssertion) -> None:
     result = tpujob("validate", "-f", "-", job=job_body({"spec.recipe.warmupSteps": 301}))
-    assert (result.exit_code, result.stderr) == (
-        0,
-        "warning: warm-up takes 301 steps, but the training ends after 300\n",
-    )
+    assert result.exit_code == 0
+    assert re.findall(r"\d+", result.stderr) == ["301", "300"]
+    assert result.stderr == snapshot
 
 
 def test_the_examples_are_valid() -> None:
@@ -300,11 +313,12 @@ def _cells(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("then", "end"), [("Suspend", "it is suspended"), ("Fail", "it fails")])
-def test_a_budget_is_shown_with_how_long_it_lasts(then: str, end: str) -> None:
+def test_a_budget_is_shown_with_how_long_it_lasts(then: str, end: str, snapshot: SnapshotAssertion) -> None:
     job = job_body({"spec.runPolicy": {"budget": {"chipHours": 8, "onExceeded": then}}})
     short = tpujob("plan", "-f", "-", "--step-seconds", "60", job=job).stdout
     assert f"0.5 hours on 16 chips; then {end}" in short
-    assert "chip-hours, and spec.runPolicy.budget.chipHours is 8" in short
+    assert "spec.runPolicy.budget.chipHours" in " ".join(short.split())
+    assert " ".join(short.split()) == snapshot
     assert "chip-hours, and" not in tpujob("plan", "-f", "-", "--step-seconds", "0.1", job=job).stdout
 
 

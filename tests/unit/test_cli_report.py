@@ -5,6 +5,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from click.testing import CliRunner, Result
+from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.histories import SUCCEEDED, document, typical
 from tpu_training_operator.cli.main import main
@@ -41,19 +42,19 @@ def test_a_report_is_of_a_place_or_of_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "why"),
+    "place",
     [
-        ("nowhere", "nowhere: no history.json here; the trainer writes it to spec.report.uri"),
-        ("memory://nowhere", "memory://nowhere: no history.json here; the trainer writes it to spec.report.uri"),
-        ("torn", "torn/history.json: not JSON: "),
-        ("deep", "deep/history.json: not JSON: maximum recursion depth exceeded"),
-        ("large", "large: history.json has more than 64 MiB, which no trainer writes"),
-        ("folder", "folder: cannot be read: Is a directory"),
-        ("what://there", "what://there: cannot be read: ValueError: Protocol not known: what"),
+        "nowhere",
+        "memory://nowhere",
+        "torn",
+        "deep",
+        "large",
+        "folder",
+        "what://there",
     ],
 )
 def test_what_is_missing_or_wrong_is_one_line_and_exit_status_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, snapshot: SnapshotAssertion
 ) -> None:
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "history.json").write_bytes(b'{"schema": "hist')
@@ -65,13 +66,16 @@ def test_what_is_missing_or_wrong_is_one_line_and_exit_status_2(
     monkeypatch.chdir(tmp_path)
     result = report(place)
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"tpujob: {why}")
+    # What follows are Python's words, which differ between its versions.
+    assert result.stderr.partition(" JSON: ")[0] == snapshot
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
 
 
-def test_without_gcsfs_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gcsfs_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     result = report("gs://bucket/job")
     assert result.exit_code == 2
-    assert "needs fsspec and gcsfs: pip install 'tpu-training-operator[gcs]'" in result.stderr
+    assert result.stderr == snapshot

@@ -102,7 +102,7 @@ def test_a_package_with_its_own_finder_is_found(code: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
     assert problem("editable:task") is None
-    assert problem("editable:tsk") == "spec.trainer.entrypoint: module 'editable' has no 'tsk'; nearest: task"
+    assert str(problem("editable:tsk")).endswith("; nearest: task")
 
 
 @pytest.mark.parametrize(

@@ -50,34 +50,34 @@ def evaluated(**bounds: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gates", "measured", "passes", "words"),
     [
-        (FALLS, told(), True, "fell from 2 to 1 (the mean of the first and of the last 10 steps)"),
+        (FALLS, told(), True, "last 10 steps"),
         (FALLS, told(last_loss=2.5), False, "did not fall from 2 to 2.5"),
         (FALLS, told(last_loss=2.0), False, "did not fall from 2 to 2"),
-        (FALLS, told(last_loss=None), False, "did not report the losses, or none of them was finite"),
+        (FALLS, told(last_loss=None), False, "the losses"),
         (FALLS, told(first_loss=-1.0, last_loss=-2.0, averaged=1), True, "the first and last step"),
         (FINITE, told(), True, "all steps were finite"),
-        (FINITE, told(not_finite=3), False, "3 steps whose loss or gradients were not finite"),
+        (FINITE, told(not_finite=3), False, "3 steps"),
         (FINITE, told(not_finite=None), False, "did not report the number"),
         (STEADY, told(), True, "no program was compiled"),
-        (STEADY, told(recompilations=1), False, "1 program compiled after the warm-up"),
+        (STEADY, told(recompilations=1), False, "1 program"),
         (STEADY, told(recompilations=None), False, "did not report the number"),
-        ({"minEfficiency": "0.9"}, told(), True, "efficiency 0.9, at least 0.9 required: 90 examples/s per chip"),
-        ({"minEfficiency": "0.91"}, told(), False, "efficiency 0.9, at least 0.91 required"),
-        ({"minEfficiency": "0.1"}, told(examples_per_second=None), False, "did not report the examples per second"),
-        ({"minEfficiency": "0.1"}, told(examples_per_second=0.0), False, "efficiency 0, at least 0.1 required"),
-        ({"minEfficiency": "0.1"}, told(examples_per_second=-5.0), False, "did not report the examples per second"),
+        ({"minEfficiency": "0.9"}, told(), True, "90 examples/s per chip"),
+        ({"minEfficiency": "0.91"}, told(), False, "0.9, at least 0.91"),
+        ({"minEfficiency": "0.1"}, told(examples_per_second=None), False, "examples per second"),
+        ({"minEfficiency": "0.1"}, told(examples_per_second=0.0), False, "0, at least 0.1"),
+        ({"minEfficiency": "0.1"}, told(examples_per_second=-5.0), False, "examples per second"),
         ({"noFindings": ["HostSync", "CpuFallback"]}, told(), True, "no HostSync or CpuFallback"),
         ({"noFindings": ["Padding"]}, told(), False, "the doctor found Padding (1)"),
         ({"noFindings": ["Padding"]}, told(findings=None), False, "did not report the findings"),
-        ({"noFindings": ["MidStepExecution"]}, told(), False, "cannot look for MidStepExecution with this backend"),
-        (evaluated(min="0.5"), told(), True, "accuracy 0.5, at least 0.5 required"),
-        (evaluated(min="0.51"), told(), False, "accuracy 0.5, at least 0.51 required"),
-        (evaluated(max="-0.1"), told(), False, "accuracy 0.5, at most -0.1 required"),
+        ({"noFindings": ["MidStepExecution"]}, told(), False, "MidStepExecution"),
+        (evaluated(min="0.5"), told(), True, "accuracy 0.5, at least 0.5"),
+        (evaluated(min="0.51"), told(), False, "accuracy 0.5, at least 0.51"),
+        (evaluated(max="-0.1"), told(), False, "accuracy 0.5, at most -0.1"),
         (evaluated(min="0.1", max="0.6"), told(), True, "at least 0.1 and at most 0.6"),
-        (evaluated(min="0"), told(metrics={"f1": 1.0}), False, "no finite metric 'accuracy'; it has f1"),
+        (evaluated(min="0"), told(metrics={"f1": 1.0}), False, "it has f1"),
         (evaluated(min="0"), told(metrics={}), False, "it has no metrics"),
-        (evaluated(min="0"), told(evaluated=frozenset()), False, "no finite metric 'accuracy'; it has no metrics"),
-        ({"evaluation": {"metric": "loss", "max": "9"}}, told(), False, "no finite metric 'loss'; it has accuracy"),
+        (evaluated(min="0"), told(evaluated=frozenset()), False, "it has no metrics"),
+        ({"evaluation": {"metric": "loss", "max": "9"}}, told(), False, "it has accuracy"),
     ],
 )
 def test_gates(gates: dict[str, Any], measured: Measurement, passes: bool, words: str) -> None:
@@ -92,10 +92,9 @@ def test_a_rung_is_asked_for_a_falling_finite_loss_and_no_recompilation_by_defau
 
 
 def test_without_a_rung_before_there_is_no_efficiency() -> None:
-    assert found({"minEfficiency": "0.1"}, told(), before=None) == (
-        False,
-        "the trainer did not report the examples per second of this rung or of the one before",
-    )
+    passed, said = found({"minEfficiency": "0.1"}, told(), before=None)
+    assert not passed
+    assert "of the one before" in said
 
 
 @pytest.mark.parametrize(
@@ -120,4 +119,5 @@ def test_no_message_of_another_form_passes(message: Any) -> None:
 
 def test_a_rung_that_ended_early_has_not_shown_the_rest() -> None:
     first, *_ = judge(Gates(), STEPS, told(steps=12), Pace(1.0, 1), None)
-    assert str(first) == "steps failed: it made 12 steps of 40 and then ended by itself; its log says why"
+    assert str(first).startswith("steps failed: ")
+    assert "12 steps of 40" in str(first)

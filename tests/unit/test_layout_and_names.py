@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import ABSENT, job, spec
 from tpu_training_operator.api.catalogue import generations, shapes_of_type
@@ -98,19 +99,21 @@ def test_hosts_chips_and_replicas_of_a_slice(
 
 
 @pytest.mark.parametrize(
-    ("changes", "way_out"),
+    "changes",
     [
-        ({"acceleratorType": "v5litepod-16"}, "it exists on ct5lp-hightpu-4t"),
-        ({"acceleratorType": "v5litepod-8"}, "it exists on ct5lp-hightpu-4t, ct5lp-hightpu-8t"),
-        ({"acceleratorType": "v2-8", "hardware": "CPU"}, "leave it out"),
+        {"acceleratorType": "v5litepod-16"},
+        {"acceleratorType": "v5litepod-8"},
+        {"acceleratorType": "v2-8", "hardware": "CPU"},
     ],
+    ids=str,
 )
 def test_a_machine_type_without_the_shape_is_a_problem_that_names_the_others(
-    changes: dict[str, Any], way_out: str
+    changes: dict[str, Any], snapshot: SnapshotAssertion
 ) -> None:
     with pytest.raises(InvalidJob) as caught:
         layout(**changes, machineType="ct5lp-hightpu-1t")
-    assert str(caught.value) == f"spec.slice.machineType: 'ct5lp-hightpu-1t' does not have this slice; {way_out}"
+    assert str(caught.value).startswith("spec.slice.machineType: ")
+    assert str(caught.value) == snapshot
 
 
 @given(layout=LAYOUTS, attempt=st.integers(1, 99_999))

@@ -10,13 +10,13 @@ import pytest
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.unit import statuses
 from tests.unit.scrape import scrape, value
-from tpu_training_operator import __version__
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Restarts, State, Status
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import Metrics, PassResult
 from tpu_training_operator.runtime.metrics.server import serve_metrics
+from tpu_training_operator.version import version
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 STRANGE = ("digits", "x" * 63, '"}\n', "{state}", "żółw", "")
@@ -87,7 +87,7 @@ def test_every_metric_is_documented_with_its_labels_and_type_and_no_other() -> N
 
 
 def test_the_build_info_shows_the_package_version() -> None:
-    assert value(Metrics(), "tpujob_build_info", version=__version__) == 1
+    assert value(Metrics(), "tpujob_build_info", version=version()) == 1
 
 
 async def test_the_event_loop_lag_is_the_excess_over_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

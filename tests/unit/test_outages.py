@@ -1,6 +1,7 @@
-"""`tpujob run --lose`: which slices are lost, and when."""
+"""`tpujob run --simulate-loss`: which slices are lost, and when."""
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import job
 from tpu_training_operator.domain.job.options import options_of
@@ -37,22 +38,23 @@ def test_slices_that_are_lost(text: str, numbers: frozenset[int], left: int, beg
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("v5p-8", "is not of the form SLICE:FROM-TO"),
-        ("v5p-8:5", "is not of the form SLICE:FROM-TO"),
-        ("v5p-8:-5", "is not of the form SLICE:FROM-TO"),
-        ("v5p-8:٥-٩", "is not of the form SLICE:FROM-TO"),
-        ("v5p-8:9-5", "ends before it begins"),
-        ("v5p-8:5-5", "ends before it begins"),
-        ("v5p-16:5-9", "the job does not run on 'v5p-16'; its slices are 4 x v5p-8, "),
-        ("5 x v5p-8:5-9", "the job does not run on '5 x v5p-8'"),
-        ("0 x v5p-8:5-9", "the job does not run on '0 x v5p-8'"),
-        ("² x v5p-8:5-9", "the job does not run on '² x v5p-8'"),
-        ("a few x v5p-8:5-9", "the job does not run on 'a few x v5p-8'"),
-        ("1 x v5litepod-16:5-9", "the job does not run on '1 x v5litepod-16'"),
+        "v5p-8",
+        "v5p-8:5",
+        "v5p-8:-5",
+        "v5p-8:٥-٩",
+        "v5p-8:9-5",
+        "v5p-8:5-5",
+        "v5p-16:5-9",
+        "5 x v5p-8:5-9",
+        "0 x v5p-8:5-9",
+        "² x v5p-8:5-9",
+        "a few x v5p-8:5-9",
+        "1 x v5litepod-16:5-9",
     ],
 )
-def test_what_cannot_be_lost_is_refused(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_lost_is_refused(text: str, snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(ValueError) as caught:
         parsed(text, OPTIONS)
+    assert str(caught.value) == snapshot

@@ -62,7 +62,7 @@ def test_a_service_is_named_with_its_namespace(text: str) -> None:
     ["", "operator", "operator.", ".tpu-system", "a.b.svc", "Operator.b", "1a.b", "a_b.c", "a-.b", "o" * 64 + ".b"],
 )
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not NAME\.NAMESPACE of a Service, such as"):
+    with pytest.raises(ValueError, match=r"NAME\.NAMESPACE"):
         ServiceName.parse(text)
 
 

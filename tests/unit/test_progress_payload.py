@@ -271,10 +271,10 @@ def test_metrics_that_are_not_numbers_are_dropped() -> None:
 @pytest.mark.parametrize(
     ("status", "why"),
     [
-        ({}, "needs progressPercentage or a metric named current_step"),
-        ({"metrics": metrics(loss=0.5)}, "needs progressPercentage or a metric named current_step"),
-        ({"progressPercentage": 101}, "trainerStatus.progressPercentage: input should be less than or equal to 100"),
-        ({"progressPercentage": 1, "metrics": [{"name": "loss", "value": 0.5}]}, "trainerStatus.metrics.0.value: "),
+        ({}, "metric named current_step"),
+        ({"metrics": metrics(loss=0.5)}, "metric named current_step"),
+        ({"progressPercentage": 101}, "progressPercentage: "),
+        ({"progressPercentage": 1, "metrics": [{"name": "loss", "value": 0.5}]}, "metrics.0.value: "),
         ({"progressPercentage": 1, "metrics": {"loss": "0.5"}}, "trainerStatus.metrics: "),
     ],
 )

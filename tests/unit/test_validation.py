@@ -43,7 +43,7 @@ def test_a_slice_with_far_too_many_hosts_is_refused_in_one_sentence(topology: st
     changes = {"spec.slice": {"generation": "tpu8t", "topology": topology, "chipsPerHost": 1}}
     [problem] = problems(job_body(changes | {"metadata.name": "a" * 48}))
     assert problem.field == "spec.slice"
-    assert "hosts are too many: a job can have at most 5000" in problem.message
+    assert "can have at most 5000" in problem.message
 
 
 def test_every_problem_is_one_line() -> None:
@@ -54,7 +54,8 @@ def test_every_problem_is_one_line() -> None:
 @pytest.mark.parametrize("name", [*RESERVED_ENV, "TPUJOB_", "TPUJOB_ANYTHING"])
 def test_users_cannot_set_what_the_operator_torch_xla_or_libtpu_sets(name: str) -> None:
     [problem] = problems(job_body({"spec.trainer.env": [{"name": name, "value": "x"}]}))
-    assert problem == Problem("spec.trainer.env", f"reserved for the operator, torch_xla or libtpu: {name}")
+    assert problem.field == "spec.trainer.env"
+    assert problem.message.endswith(f": {name}")
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -1,4 +1,4 @@
-"""`spec.preflight`: what is tried on a CPU before a job asks for its slice."""
+"""`spec.entryCheck`: what is tried on a CPU before a job asks for its slice."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -9,7 +9,7 @@ from tpu_training_operator.api.model import ApiModel, Count, Rule
 from tpu_training_operator.api.trainer import Resources
 
 
-class EntryCheck(StrEnum):
+class EntryCheckMode(StrEnum):
     """Auto: jobs on TPUs, and only the user's own errors fail the job. Require: any job, and it must pass."""
 
     AUTO = "Auto"
@@ -17,7 +17,7 @@ class EntryCheck(StrEnum):
     SKIP = "Skip"
 
 
-class DataLocal(StrEnum):
+class DataInRegion(StrEnum):
     """What to do if a bucket is not near the slice."""
 
     WARN = "Warn"
@@ -33,30 +33,28 @@ class CompileCheck(StrEnum):
     SKIP = "Skip"
 
 
-class Preflight(ApiModel):
+class EntryCheck(ApiModel):
     """It may change until the first attempt, so that a check on which a job waits can be switched off."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="self.dataLocal != 'Require' || self.entry != 'Skip'",
-            message="dataLocal Require needs the entry check, which asks where the buckets are; leave out entry Skip",
-            holds=lambda preflight: (
-                preflight.data_local is not DataLocal.REQUIRE or preflight.entry is not EntryCheck.SKIP
+            cel="self.dataInRegion != 'Require' || self.mode != 'Skip'",
+            message="dataInRegion Require needs the entry check, which asks where the buckets are; leave out mode Skip",
+            holds=lambda check: (
+                check.data_in_region is not DataInRegion.REQUIRE or check.mode is not EntryCheckMode.SKIP
             ),
-            field="dataLocal",
+            field="dataInRegion",
         ),
         Rule(
-            cel="self.compile != 'Require' || self.entry != 'Skip'",
-            message="compile Require needs the entry check, whose pod compiles the step; leave out entry Skip",
-            holds=lambda preflight: (
-                preflight.compile is not CompileCheck.REQUIRE or preflight.entry is not EntryCheck.SKIP
-            ),
+            cel="self.compile != 'Require' || self.mode != 'Skip'",
+            message="compile Require needs the entry check, whose pod compiles the step; leave out mode Skip",
+            holds=lambda check: check.compile is not CompileCheck.REQUIRE or check.mode is not EntryCheckMode.SKIP,
             field="compile",
         ),
     )
 
-    entry: EntryCheck = Field(
-        EntryCheck.AUTO,
+    mode: EntryCheckMode = Field(
+        EntryCheckMode.AUTO,
         description="Whether one pod without TPUs imports the entrypoint, builds the task with the scaled numbers and"
         " makes two steps before any worker is created. Auto: on hardware TPU; your own errors fail the job, and"
         " whatever else stops the check is a warning. Require: on any hardware, and the job fails unless the check"
@@ -67,13 +65,13 @@ class Preflight(ApiModel):
         description="Whether that pod then compiles the step for the slice with the TPU's compiler, on its CPU. A step"
         " that does not fit into a core's memory fails the job before it has chips. Auto: on hardware TPU with backend"
         " XLA, for at most five minutes, if the image has jax and libtpu; if the compiler gives no verdict,"
-        " the job starts anyway, and the condition StepCompiled says why. Require: on any hardware; without a verdict"
+        " the job starts anyway, and the condition StepFits says why. Require: on any hardware; without a verdict"
         " the job fails. Skip: never.",
     )
-    data_local: DataLocal = Field(
-        DataLocal.WARN,
+    data_in_region: DataInRegion = Field(
+        DataInRegion.WARN,
         description="What to do if the entry check finds that a bucket of the job (data, checkpoint, report) is not in"
-        " the slice's region. Warn: show it in the condition DataLocal. Require: fail the job, even if it"
+        " the slice's region. Warn: show it in the condition DataInRegion. Require: fail the job, even if it"
         " cannot find out, and check on any hardware. Ignore: nothing.",
     )
     resources: Resources | None = Field(
@@ -90,5 +88,5 @@ class Preflight(ApiModel):
     @property
     def is_required(self) -> bool:
         """Whether the job may begin only once the check has finished."""
-        needs = (self.entry is EntryCheck.REQUIRE, self.data_local is DataLocal.REQUIRE)
+        needs = (self.mode is EntryCheckMode.REQUIRE, self.data_in_region is DataInRegion.REQUIRE)
         return any(needs) or self.compile is CompileCheck.REQUIRE

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
-from tpu_training_operator.api.entry_check import CompileCheck, Preflight
+from tpu_training_operator.api.entry_check import CompileCheck, EntryCheck
 from tpu_training_operator.api.ladder import Begin, ScaleUp
 from tpu_training_operator.api.model import (
     ApiModel,
@@ -20,7 +20,7 @@ from tpu_training_operator.api.model import (
     Rule,
     StorageUri,
 )
-from tpu_training_operator.api.placement import Grow, Placement
+from tpu_training_operator.api.placement import Placement, ReturnToPreferred
 from tpu_training_operator.api.recipe import MetricMode, Recipe, Sharding
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.slice import (
@@ -79,10 +79,10 @@ class Checkpoint(ApiModel):
         " path on a shared volume. Several jobs may share it; each writes to NAMESPACE/NAME below it."
     )
     every_steps: LargeCount | None = Field(
-        None, description="Steps between checkpoints; if everyMinutes is set too, whichever is due first counts."
+        None, description="Steps between checkpoints; if everySeconds is set too, whichever is due first counts."
     )
-    every_minutes: Count | None = Field(
-        None, description="Minutes between checkpoints; default 10 if everySteps is left out too."
+    every_seconds: Count | None = Field(
+        None, description="Seconds between checkpoints; default 600 if everySteps is left out too."
     )
     keep: Count = Field(3, description="Number of newest checkpoints to keep.")
     keep_best: KeepBest | None = Field(
@@ -211,10 +211,12 @@ class Spec(ApiModel):
             at_creation=True,
         ),
         Rule(
-            cel="self.recipe.sharding == 'None' || self.trainer.backend != 'XLASPMD'",
+            cel="self.recipe.sharding == 'Replicated' || self.trainer.backend != 'XLASPMD'",
             message="sharding Optimizer needs a process per replica, and backend XLASPMD runs one per host; use backend"
             " XLA or Torch",
-            holds=lambda spec: spec.recipe.sharding is Sharding.NONE or spec.trainer.backend is not Backend.XLA_SPMD,
+            holds=lambda spec: (
+                spec.recipe.sharding is Sharding.REPLICATED or spec.trainer.backend is not Backend.XLA_SPMD
+            ),
             field="recipe.sharding",
             at_creation=True,
         ),
@@ -226,24 +228,24 @@ class Spec(ApiModel):
             at_creation=True,
         ),
         Rule(
-            cel="!has(self.preflight)"
-            " || (self.preflight.entry != 'Require' && self.preflight.dataLocal != 'Require'"
-            " && self.preflight.compile != 'Require')"
+            cel="!has(self.entryCheck)"
+            " || (self.entryCheck.mode != 'Require' && self.entryCheck.dataInRegion != 'Require'"
+            " && self.entryCheck.compile != 'Require')"
             " || has(self.trainer.entrypoint)",
-            message="preflight.entry, dataLocal and compile Require need trainer.entrypoint: a command of your own may"
-            " not stop after two steps",
-            holds=lambda spec: spec.trainer.entrypoint is not None or not spec.preflight.is_required,
-            field="preflight.entry",
+            message="entryCheck.mode, dataInRegion and compile Require need trainer.entrypoint: a command of your own"
+            " may not stop after two steps",
+            holds=lambda spec: spec.trainer.entrypoint is not None or not spec.entry_check.is_required,
+            field="entryCheck.mode",
             at_creation=True,
             is_mutable=True,
         ),
         Rule(
-            cel="!has(self.preflight) || self.preflight.compile != 'Require' || self.trainer.backend == 'XLA'",
-            message="preflight.compile Require needs backend XLA; the steps of other backends are not compiled",
+            cel="!has(self.entryCheck) || self.entryCheck.compile != 'Require' || self.trainer.backend == 'XLA'",
+            message="entryCheck.compile Require needs backend XLA; the steps of other backends are not compiled",
             holds=lambda spec: (
-                spec.preflight.compile is not CompileCheck.REQUIRE or spec.trainer.backend is Backend.XLA
+                spec.entry_check.compile is not CompileCheck.REQUIRE or spec.trainer.backend is Backend.XLA
             ),
-            field="preflight.compile",
+            field="entryCheck.compile",
             at_creation=True,
             is_mutable=True,
         ),
@@ -334,12 +336,15 @@ class Spec(ApiModel):
             at_creation=True,
         ),
         Rule(
-            cel="!has(self.placement) || self.placement.grow == 'Never' || has(self.checkpoint)",
-            message="placement.grow needs spec.checkpoint: without it, the job restarts at step 0 after every move",
+            cel="!has(self.placement) || self.placement.returnToPreferred == 'Never' || has(self.checkpoint)",
+            message="placement.returnToPreferred needs spec.checkpoint: without it, the job restarts at step 0 after"
+            " every move",
             holds=lambda spec: (
-                spec.placement is None or spec.placement.grow is Grow.NEVER or spec.checkpoint is not None
+                spec.placement is None
+                or spec.placement.return_to_preferred is ReturnToPreferred.NEVER
+                or spec.checkpoint is not None
             ),
-            field="placement.grow",
+            field="placement.returnToPreferred",
             at_creation=True,
         ),
         _immutable("slice"),
@@ -347,7 +352,7 @@ class Spec(ApiModel):
         _immutable("placement.alternatives", optional=True),
         _immutable("placement.count", optional=True),
         _immutable("placement.batch", optional=True),
-        _immutable("placement.grow", optional=True),
+        _immutable("placement.returnToPreferred", optional=True),
         _immutable("trainer"),
         _immutable("recipe"),
         _immutable("data", optional=True),
@@ -376,8 +381,8 @@ class Spec(ApiModel):
         None, description="Where and how often to save checkpoints. Left out, every restart begins at step 0."
     )
     report: Report | None = Field(None, description="What the trainer reports besides the job's status.")
-    preflight: Preflight = Field(
-        default_factory=Preflight, description="What is tried on a CPU before the job asks for its slice."
+    entry_check: EntryCheck = Field(
+        default_factory=EntryCheck, description="What is tried on a CPU before the job asks for its slice."
     )
     run_policy: RunPolicy = Field(
         default_factory=RunPolicy, description="Suspension, deadlines, restarts and clean-up of the job."

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tpu_training_operator.api.model import ApiModel, Count, Rule, ShortText
-from tpu_training_operator.api.run_policy import Duration, length_of
 from tpu_training_operator.api.slice import MOST_SLICES, Slice
 
 MOST_ALTERNATIVES = 4
@@ -24,14 +23,14 @@ class MoveBatch(StrEnum):
     SCALED = "Scaled"
 
 
-class Shrink(StrEnum):
-    """Whether a job that has lost its slice continues on another one."""
+class OnLoss(StrEnum):
+    """What a job does that has lost its slice: move to another one, or wait for this one."""
 
-    ON_LOSS = "OnLoss"
-    NEVER = "Never"
+    MOVE = "Move"
+    WAIT = "Wait"
 
 
-class Grow(StrEnum):
+class ReturnToPreferred(StrEnum):
     """Whether a job returns to a slice that it prefers."""
 
     AT_CHECKPOINT = "AtCheckpoint"
@@ -40,21 +39,21 @@ class Grow(StrEnum):
 
 class MaxMoves(ApiModel):
     count: Annotated[int, Field(strict=True, ge=1, le=MOST_COUNTED_MOVES)] = Field(
-        6, description="Moves allowed within window. After that, the job stays with its slice and waits for it."
+        6, description="Moves allowed within windowSeconds. After that, the job stays with its slice and waits for it."
     )
-    window: Duration = Field("24h", description="How long a move counts, for example 30m, 24h or 7d.")
+    window_seconds: Count = Field(86400, description="How long a move counts, in seconds.")
 
     @property
-    def window_length(self) -> timedelta:
-        return length_of(self.window)
+    def window(self) -> timedelta:
+        return timedelta(seconds=self.window_seconds)
 
 
 class Alternative(ApiModel):
     slice: Slice = Field(description="The slice, or slices, to run on instead; hardware as in spec.slice.")
-    after: Duration = Field(
-        "10m",
-        description="How long the job waits for the slice before this one in the order of preference before it moves"
-        " here, for example 90s, 10m or 2h.",
+    wait_for_previous_seconds: Count = Field(
+        600,
+        description="How long the job waits for the slice that it prefers to this one before it moves here, in seconds."
+        " The previous slice is the one before it in the order of preference.",
     )
 
 
@@ -63,10 +62,9 @@ class FewerSlices(ApiModel):
         description="Fewest slices that the job runs on; the most is spec.slice.count. Of the numbers in between, the"
         " job uses those whose replicas share the global batch evenly, at most 16 of them."
     )
-    after: Duration = Field(
-        "10m",
-        description="How long the job waits for all of its slices before it runs on those that it has, for example 90s,"
-        " 10m or 2h.",
+    wait_for_previous_seconds: Count = Field(
+        600,
+        description="How long the job waits for all of its slices before it runs on those that it has, in seconds.",
     )
 
 
@@ -87,20 +85,20 @@ class Placement(ApiModel):
         description="For a job on several slices: how few of them it may run on. Fewer slices come before the"
         " alternatives in the order of preference.",
     )
-    shrink: Shrink = Field(
-        Shrink.ON_LOSS,
-        description="OnLoss: if a job's slice fails or is taken away, and does not come back within after, the job"
-        " continues on the next slice in the order of preference. Never: once it has run on a slice, it waits for that"
-        " one.",
+    on_loss: OnLoss = Field(
+        OnLoss.MOVE,
+        description="Move: if a job's slice fails or is taken away, and does not come back within"
+        " waitForPreviousSeconds, the job continues on the next slice in the order of preference. Wait: once it has"
+        " run on a slice, it waits for that one.",
     )
-    grow: Grow = Field(
-        Grow.NEVER,
+    return_to_preferred: ReturnToPreferred = Field(
+        ReturnToPreferred.NEVER,
         description="AtCheckpoint: while the job runs on an alternative, placeholder pods ask for the nodes of a slice"
         " that it prefers. When all of them run, the workers save and stop, and the job continues there. Needs"
         " spec.checkpoint. Never: the job stays until its slice is lost.",
     )
     min_run_seconds: Count = Field(
-        1800, description="With grow, how long the gang runs on a slice before it asks for a better one."
+        1800, description="With returnToPreferred, how long the gang runs on a slice before it asks for a better one."
     )
     placeholder_priority_class: ShortText | None = Field(
         None,

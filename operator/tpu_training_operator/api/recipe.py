@@ -48,7 +48,7 @@ class LearningRateScaling(StrEnum):
     AUTO = "Auto"
     LINEAR = "Linear"
     SQUARE_ROOT = "SquareRoot"
-    NONE = "None"
+    UNSCALED = "Unscaled"
 
 
 class OnNotFinite(StrEnum):
@@ -64,7 +64,7 @@ class Precision(StrEnum):
 
 
 class Sharding(StrEnum):
-    NONE = "None"
+    REPLICATED = "Replicated"
     OPTIMIZER = "Optimizer"
 
 
@@ -182,7 +182,7 @@ class Scaling(ApiModel):
     learning_rate: LearningRateScaling = Field(
         LearningRateScaling.AUTO,
         description="How the learning rate follows the global batch. Auto chooses by the optimizer's name: Linear for"
-        " sgd, SquareRoot for adam, adamw, rmsprop, adafactor and lion, None for others.",
+        " sgd, SquareRoot for adam, adamw, rmsprop, adafactor and lion, Unscaled for others.",
     )
     max_learning_rate: PositiveDecimal | None = Field(
         None, description="Upper bound for the scaled learning rate; unbounded by default."
@@ -289,10 +289,10 @@ class Recipe(ApiModel):
         " float32 weights and buffers become bfloat16, and the optimizer's state with them.",
     )
     sharding: Sharding = Field(
-        Sharding.NONE,
-        description="None: every replica keeps the whole state of the optimizer. Optimizer: each keeps its part of it"
-        " (ZeRO stage 1), for models whose state does not fit; each step then sends 50 % more bytes. Not with backend"
-        " XLASPMD.",
+        Sharding.REPLICATED,
+        description="Replicated: every replica keeps the whole state of the optimizer. Optimizer: each keeps its part"
+        " of it (ZeRO stage 1), for models whose state does not fit; each step then sends 50 % more bytes. Not with"
+        " backend XLASPMD.",
     )
     gradient_noise_scale: PositiveDecimal | None = Field(
         None,

@@ -121,7 +121,7 @@ class Restarts(StatusModel):
     charged: dict[str, Annotated[list[_Time], Field(max_length=MOST_COUNTED_RESTARTS)]] = Field(
         default_factory=dict,
         description="Times of the restarts that still count against the limits, by failure class: those within"
-        " runPolicy.restart.window and since the last new checkpoint.",
+        " runPolicy.restart.windowSeconds and since the last new checkpoint.",
     )
     next_attempt_time: _Time | None = Field(default=None, description="Earliest time at which the next attempt starts.")
 
@@ -321,7 +321,7 @@ class PlacementReason(StrEnum):
     """It is spec.slice, and has been from the beginning."""
     NO_CAPACITY = "NoCapacity"
     """The slice before had no nodes for as long as the job waits for them."""
-    REFUSED = "Refused"
+    NOT_ADMITTED = "NotAdmitted"
     """The cluster refused the workers on the slice before."""
     BETTER = "Better"
     """The nodes of a preferred slice are there."""
@@ -398,7 +398,7 @@ class Status(StatusModel):
         ),
     ] = Field(
         default_factory=list,
-        description="Ready, Reconciling, Stalled, Suspended, Admitted, EntryChecked, DataLocal, StepCompiled,"
+        description="Ready, Reconciling, Stalled, Suspended, Admitted, EntryCheckPassed, DataInRegion, StepFits,"
         " GangReady, BudgetLow, Succeeded and Failed, as far as they apply.",
     )
     resolved: Resolved | None = Field(

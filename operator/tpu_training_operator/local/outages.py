@@ -1,4 +1,4 @@
-"""Slices that this machine pretends to lose, so that you can watch a move on a laptop: `tpujob run --lose`."""
+"""Slices that this machine pretends to lose, so that you can watch a move on a laptop: `tpujob run --simulate-loss`."""
 
 import re
 import time

@@ -19,7 +19,7 @@ from typing import Any
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
-from tpu_training_operator.domain.job.naming import WorkerId, preflight_pod_name
+from tpu_training_operator.domain.job.naming import WorkerId, entry_check_pod_name
 from tpu_training_operator.html_report.history import HISTORY
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object, resource_of
 from tpu_training_operator.kube.errors import NotFound
@@ -158,7 +158,7 @@ def _now() -> datetime:
 def _clear(pods_directory: Path, job_name: str) -> None:
     """Remove what an earlier run of the job left here, so that it is not read as this run's."""
     earlier = pods_directory.glob(f"{job_name}-[0-9]*-[0-9]*-[0-9]*")
-    for leftover in (*earlier, *pods_directory.glob(preflight_pod_name(job_name))):
+    for leftover in (*earlier, *pods_directory.glob(entry_check_pod_name(job_name))):
         shutil.rmtree(leftover)
 
 

@@ -400,16 +400,16 @@ def _refusals(body: Object, *, optional: bool = False) -> Iterator[None]:
         yield
     except Forbidden as error:
         obstacle = Obstacle(
-            Reason.FORBIDDEN, f"the operator may not create {kind} {name}: {error}{_remedy(error, body)}"
+            Reason.NOT_PERMITTED, f"the operator may not create {kind} {name}: {error}{_remedy(error, body)}"
         )
         raise Refused(obstacle, kind, sure=False) from error
     except Invalid as error:
         message = f"the cluster rejects {kind} {name}: {error}{_remedy(error, body)}"
-        raise Refused(Obstacle(Reason.REJECTED, message), kind) from error
+        raise Refused(Obstacle(Reason.INVALID_OBJECT, message), kind) from error
     except NotFound as error:
         if not optional:
             raise
-        obstacle = Obstacle(Reason.REJECTED, f"the cluster does not know the kind {kind}: {error}")
+        obstacle = Obstacle(Reason.INVALID_OBJECT, f"the cluster does not know the kind {kind}: {error}")
         raise Refused(obstacle, kind, sure=False) from error
 
 

@@ -151,7 +151,7 @@ class Reconciler:
             return unconfirmed.wait
         except Refused as refused:
             decided = blocked(observed, refused.obstacle, self._clock())
-            if refused.obstacle.reason == Reason.FORBIDDEN and await self._is_namespace_going(key):
+            if refused.obstacle.reason == Reason.NOT_PERMITTED and await self._is_namespace_going(key):
                 decided = self._planned(replace(observed, is_namespace_going=True))
 
         # 3. Write the status, if it changed, and send the events of the decision.

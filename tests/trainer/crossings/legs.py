@@ -77,7 +77,7 @@ class Leg:
             warmupSteps=0 if case.schedule == "Constant" else self.scaled(WARMUP),
             schedule=self._schedule(),
             precision=case.precision,
-            sharding="Optimizer" if case.sharding == "sharded" else "None",
+            sharding="Optimizer" if case.sharding == "sharded" else "Replicated",
             onNotFinite="Stop" if case.broken == "finite" else "Skip",
             parameters=parameters,
             checkpoint={"uri": str(checkpoints), "everySteps": self.saved, "keep": 9},

@@ -22,7 +22,7 @@ from tpu_trainer.contract.protocol import RUN_SPEC_SCHEMA
 
 BACKENDS = ("xla", "xla-spmd", "torch")
 PRECISIONS = ("Float32", "BFloat16Mixed", "BFloat16")
-SHARDINGS = ("None", "Optimizer")
+SHARDINGS = ("Replicated", "Optimizer")
 EXECUTIONS = ("Compile", "Fuse", "Eager")
 SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Plateau")
 
@@ -262,7 +262,7 @@ class InitSpec:
 
 @dataclass(frozen=True)
 class CheckpointSpec:
-    """Where checkpoints go and how often: after so many steps or minutes, whichever comes first.
+    """Where checkpoints go and how often: after so many steps or seconds, whichever comes first.
 
     With neither, there is a checkpoint only when the run is stopped or ends. `keep`: how many committed ones stay.
     `uri`: a folder of this job alone; `resume_from`: where the job begins while that folder is empty; `init_from`: the
@@ -272,7 +272,7 @@ class CheckpointSpec:
 
     uri: Text
     every_steps: Count | None
-    every_minutes: Count | None
+    every_seconds: Count | None
     keep: Count
     keep_best: BestSpec | None = None
     resume_from: Text | None = None
@@ -343,7 +343,7 @@ class RunSpec:
     on_not_finite: Annotated[OnNotFinite, _choice(OnNotFinite, tuple(OnNotFinite))] = OnNotFinite.STOP
     gradient_clip_norm: Annotated[float, _positive] | None = None
     precision: Annotated[str, _choice(str, PRECISIONS)] = "Float32"
-    sharding: Annotated[str, _choice(str, SHARDINGS)] = "None"
+    sharding: Annotated[str, _choice(str, SHARDINGS)] = "Replicated"
     dataset_size: Count | None = None
     seed: Annotated[int, _integer(0, LARGEST_SEED)]
     optimizer: OptimizerSpec

@@ -75,7 +75,7 @@ class Doctor:
         self._model, self._host, self._pace = model, host, pace
         # A divided optimizer joins its parts in as many rounds as they fill. Where hosts meet in host memory, each of
         # them is a program of its own.
-        self._known_steps = known_steps and not (backend.reads_free and spec.sharding != "None")
+        self._known_steps = known_steps and not (backend.reads_free and spec.sharding != "Replicated")
         self._average = {} if average is None else average
         # Parameters that are frozen from the start may hold infinities on purpose, such as a mask.
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}

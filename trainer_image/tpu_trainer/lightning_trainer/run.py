@@ -427,7 +427,7 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
         )
     if hp.precision == "BFloat16":
         raise UserCodeError("recipe.precision: BFloat16: with Lightning's Trainer use BFloat16Mixed or Float32")
-    if spec.sharding != "None":
+    if spec.sharding != "Replicated":
         raise UserCodeError("recipe.sharding: Lightning's Trainer keeps optimizers whole; leave it out")
     if hp.gradient_clip_norm is not None and not getattr(run.module, "automatic_optimization", True):
         raise UserCodeError(

@@ -183,7 +183,7 @@ def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> Sh
     Raises:
         UserCodeError: it was asked for and cannot be.
     """
-    if context.spec.sharding == "None":
+    if context.spec.sharding == "Replicated":
         return None
     if context.spec.backend == "xla-spmd":
         raise UserCodeError(

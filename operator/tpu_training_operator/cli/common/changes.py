@@ -40,6 +40,13 @@ def set_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
+def apply_options(body: Body, assignments: Sequence[str], on_slice: str | None) -> None:
+    """Applies `--set` and then `--slice`."""
+    set_values(body, assignments)
+    if on_slice is not None:
+        move(body, on_slice)
+
+
 def move(body: Body, accelerator_type: str) -> None:
     """Puts the job on another slice. A recipe without tunedOn was tuned on the job's own slice. A ladder leads to that
     slice, and is left out."""

@@ -22,7 +22,7 @@ from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.code.option import code_option, code_problem, searched_places
-from tpu_training_operator.cli.common.changes import move, set_option, set_values, slice_option
+from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.errors import BadInput, CommandError
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load
 from tpu_training_operator.domain.job.options import other_programs
@@ -79,14 +79,12 @@ def compile_check(
 ) -> None:
     """Compile a job's step for its slice without a TPU: whether it fits, and its speed at best.
 
-    Exit status: 0 if it fits on every requested slice and on the job's alternatives, 1 if it does not or is not one
-    program, 2 if the check gives no answer.
+    Exit status: 0 if it fits on every requested slice and on the job's alternatives, 1 if it does not fit or
+    cannot be compiled as a single program, 2 if the check gives no answer.
     """
 
     def change(body: dict[str, Any]) -> None:
-        set_values(body, values)
-        if on_slice is not None:
-            move(body, on_slice)
+        apply_options(body, values, on_slice)
         if isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("trainer"), dict):
             body["spec"]["trainer"].setdefault("image", "none")
             if code is not None:

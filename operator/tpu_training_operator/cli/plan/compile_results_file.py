@@ -1,4 +1,4 @@
-"""`tpujob plan --compiled FILE`: the results of `tpujob compile-check -o json` beside the numbers of the plan."""
+"""`tpujob plan --compile-results FILE`: what `tpujob compile-check -o json` found, beside the numbers of the plan."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ import click
 from tpu_training_operator.domain.job.recipe.compile_results import gib, milliseconds
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 
-OPTION = "--compiled"
+OPTION = "--compile-results"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import click
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.ladder import Begin
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
-from tpu_training_operator.cli.common.changes import move, set_option, set_values, slice_option
+from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load
 from tpu_training_operator.cli.plan.compile_results_file import OPTION, CompiledSteps
 from tpu_training_operator.cli.plan.ladder import planned_rungs, print_ladder
@@ -23,7 +23,7 @@ from tpu_training_operator.domain.job.naming import workers
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.job.recipe.cost import cost_of
 from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
-from tpu_training_operator.domain.objects.entry_check_pod import preflight_config_map, preflight_pod
+from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.plan.checks.entry_check import is_wanted
@@ -51,6 +51,7 @@ def _finite(_: click.Context, __: click.Parameter, seconds: float | None) -> flo
     "--step-seconds",
     type=click.FloatRange(min=0, min_open=True),
     callback=_finite,
+    metavar="SECONDS",
     help="Measured time of one step, to show chip-hours.",
 )
 @click.option(
@@ -71,12 +72,7 @@ def plan(
 ) -> None:
     """Show the slice, the scaled recipe and the objects of a job."""
 
-    def change(body: dict[str, Any]) -> None:
-        set_values(body, values)
-        if on_slice is not None:
-            move(body, on_slice)
-
-    file = load(filename, except_rules=(V2_NEEDS_CPU,), change=change)
+    file = load(filename, except_rules=(V2_NEEDS_CPU,), change=lambda body: apply_options(body, values, on_slice))
     compiled = None if compiled_file is None else CompiledSteps(compiled_file)
     if compare is None:
         _plan(file, output, step_seconds, compiled)
@@ -116,7 +112,11 @@ def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: Comp
         "warnings": warnings,
         "cost": cost.as_json(),
         "alternatives": [
-            {"slice": str(option), "after": option.choice.after, "resolved": option.resolution.resolved.as_json()}
+            {
+                "slice": str(option),
+                "waitForPreviousSeconds": option.choice.wait_seconds,
+                "resolved": option.resolution.resolved.as_json(),
+            }
             for option in file.options[1:]
         ],
         **({"ladder": [rung.as_json() for rung in rungs]} if rungs else {}),
@@ -136,8 +136,8 @@ def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     first, options = _stored((*file.trials, *file.options)[0]), [_stored(option) for option in file.options]
     job = first.job
     if is_wanted(job.spec):
-        yield preflight_config_map(first, options)
-        yield preflight_pod(job, first.resolution)
+        yield entry_check_config_map(first, options)
+        yield entry_check_pod(job, first.resolution)
     yield service(job)
     yield config_map(job, first.resolution, _FIRST_ATTEMPT)
     for worker in workers(first.layout, _FIRST_ATTEMPT):

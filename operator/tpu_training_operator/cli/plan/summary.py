@@ -8,7 +8,7 @@ from rich.table import Table
 
 from tpu_training_operator.api.run_policy import OnExceeded
 from tpu_training_operator.api.slice import Hardware
-from tpu_training_operator.api.words import count
+from tpu_training_operator.api.words import count, span
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.cli.common.terminal import console
 from tpu_training_operator.cli.plan.compile_results_file import CompiledSteps
@@ -85,7 +85,7 @@ def _alternatives(file: JobFile, compiled: CompiledSteps | None) -> Table:
         layout, recipe = option.layout, option.resolution.recipe
         numbers = (layout.hosts, layout.chips, recipe.batch.per_replica, recipe.batch.accumulation, recipe.batch.total)
         what = "all of them" if option.is_own else "nodes"
-        when = f"after {option.choice.after} without {what}" if option.number else "first"
+        when = f"after {span(option.choice.wait_seconds)} without {what}" if option.number else "first"
         step = compiled.of(option.resolution) if compiled else None
         memory = "no" if step is None else f"{step.verdict}: {step.memory}"
         table.add_row(str(option), *map(str, numbers), str(recipe.train_steps), when, *([memory] if compiled else []))

@@ -5,15 +5,18 @@ from pathlib import Path
 import click
 
 from tpu_training_operator.api.words import count
+from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.job_file import filename_option, load
 from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
 
 
 @click.command()
 @filename_option
-def validate(filename: Path) -> None:
+@slice_option
+@set_option
+def validate(filename: Path, on_slice: str | None, values: tuple[str, ...]) -> None:
     """Check a job without a cluster."""
-    file = load(filename)
+    file = load(filename, change=lambda body: apply_options(body, values, on_slice))
     layout = file.resolution.layout
     for warning in (*file.resolution.warnings, *checkpoint_warnings(file.job.spec)):
         click.echo(f"warning: {warning}", err=True)

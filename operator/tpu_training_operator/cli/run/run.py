@@ -26,7 +26,7 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.code.option import code_option, code_problem, left_out, searched_places, with_code
 from tpu_training_operator.cli.code.packing import Packed, pack
 from tpu_training_operator.cli.code.place import put
-from tpu_training_operator.cli.common.changes import move, rehearse, set_option, set_values, shorten, slice_option
+from tpu_training_operator.cli.common.changes import apply_options, rehearse, set_option, shorten, slice_option
 from tpu_training_operator.cli.common.errors import BadInput, program_name
 from tpu_training_operator.cli.common.job_file import JobFile, check, filename_option, load
 from tpu_training_operator.cli.plan.ladder import climbed
@@ -56,7 +56,10 @@ _LOCAL_VOLUMES = ("empty_dir",)
 @slice_option
 @set_option
 @click.option(
-    "--steps", type=click.IntRange(min=1), help="Train about so many steps; the whole recipe shrinks with it."
+    "--steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Shorten the training to about N steps; warm-up, evaluations and milestones shrink in proportion.",
 )
 @click.option(
     "--output-dir", type=click.Path(path_type=Path), help="Where results and logs go. Default: runs/NAME-TIME-PID."
@@ -64,7 +67,7 @@ _LOCAL_VOLUMES = ("empty_dir",)
 @code_option
 @click.option("-v", "--verbose", is_flag=True, help="Show what the workers print, each line after its pod.")
 @click.option(
-    "--lose",
+    "--simulate-loss",
     "losses",
     metavar="SLICE:FROM-TO",
     multiple=True,
@@ -121,9 +124,7 @@ def run(
 
 def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: int | None) -> JobFile:
     def change(body: Object) -> None:
-        set_values(body, values)
-        if on_slice is not None:
-            move(body, on_slice)
+        apply_options(body, values, on_slice)
         rehearse(body)
 
     file = load(filename, change=change)
@@ -144,7 +145,7 @@ def _outages(losses: tuple[str, ...], file: JobFile) -> list[Outage]:
     try:
         return [parsed(loss, file.options) for loss in losses]
     except ValueError as error:
-        raise click.UsageError(f"--lose: {error}") from None
+        raise click.UsageError(f"--simulate-loss: {error}") from None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.code.option import code_option, left_out, told_of, with_code
 from tpu_training_operator.cli.code.packing import Packed, pack
 from tpu_training_operator.cli.code.place import IN_CLUSTER, place_of, put, secret
-from tpu_training_operator.cli.common.changes import move, set_option, set_values, slice_option
+from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options
 from tpu_training_operator.cli.common.errors import BadInput, program_name
 from tpu_training_operator.cli.common.job_file import JobFile, check, filename_option, load
@@ -65,9 +65,7 @@ def submit(
     named: list[str] = []
 
     def change(body: Object) -> None:
-        set_values(body, values)
-        if on_slice is not None:
-            move(body, on_slice)
+        apply_options(body, values, on_slice)
         metadata = body.get("metadata")
         if isinstance(metadata, dict) and metadata.get("namespace"):
             named.append(str(metadata["namespace"]))

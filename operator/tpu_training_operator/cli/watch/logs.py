@@ -43,12 +43,24 @@ class Choice:
 
 @click.command()
 @click.argument("name")
-@click.option("--host", "hosts", type=int, multiple=True, help="Index in the job, or with --slice in it; repeatable.")
-@click.option("--slice", "slice", type=int, help="Only the hosts of this slice.")
+@click.option(
+    "--host",
+    "hosts",
+    type=int,
+    multiple=True,
+    metavar="N",
+    help="The host with this index, counted over the job, or within the slice if --slice-index is given. Repeatable.",
+)
+@click.option(
+    "--slice-index", "slice", type=int, metavar="N", help="Only the hosts of the slice with this index, from 0."
+)
 @click.option("--all", "everybody", is_flag=True, help="All hosts.")
 @click.option("--failed", is_flag=True, help="The worker that failed last.")
 @click.option(
-    "--attempt", type=click.IntRange(min=0), help="The attempt to show; 0: the entry check. Default: current."
+    "--attempt",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The attempt to show; 0: the entry check. Default: current.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines, over restarts of the gang.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines written so far.")
@@ -58,7 +70,7 @@ def logs(name: str, tail: int | None, timestamps: bool, target: Target, **option
     """Print the logs of a job's workers; by default of host 0, which reports the progress."""
     choice = Choice(**options)
     if choice.everybody and (choice.hosts or choice.slice is not None):
-        raise click.UsageError("--all is every host: leave out --host and --slice")
+        raise click.UsageError("--all is every host: leave out --host and --slice-index")
     if choice.failed and choice != Choice(failed=True):
         raise click.UsageError("--failed is one worker whose log has ended: leave out the other choices and --follow")
     target.run(lambda connection: _print_logs(connection, name, choice, tail, timestamps))
@@ -72,8 +84,8 @@ async def _print_logs(connection: Connection, name: str, choice: Choice, tail: i
     if choice.follow:
         if len(workers) > MOST_FOLLOWED:
             raise click.UsageError(
-                f"{len(workers)} logs are too many to follow at once, the most is {MOST_FOLLOWED}: choose with --slice"
-                " and --host, or leave out --follow to print one after the other"
+                f"{len(workers)} logs are too many to follow at once, the most is {MOST_FOLLOWED}: choose with"
+                " --slice-index and --host, or leave out --follow to print one after the other"
             )
         await reader.follow(workers, further_attempts=choice.attempt is None)
         return 0
@@ -126,7 +138,7 @@ def _chosen(job: JobNow, name: str, choice: Choice) -> list[WorkerId]:
 
 
 def _was_checked(job: JobNow) -> bool:
-    return find(job.status.conditions, ConditionType.ENTRY_CHECKED) is not None
+    return find(job.status.conditions, ConditionType.ENTRY_CHECK_PASSED) is not None
 
 
 def _places(resolved: Resolved, name: str, choice: Choice) -> list[tuple[int, int]]:
@@ -135,7 +147,7 @@ def _places(resolved: Resolved, name: str, choice: Choice) -> list[tuple[int, in
         return every
     if choice.slice is not None:
         if not 0 <= choice.slice < resolved.slices:
-            raise click.UsageError(f"--slice {choice.slice}: {name} has {_range('slice', resolved.slices)}")
+            raise click.UsageError(f"--slice-index {choice.slice}: {name} has {_range('slice', resolved.slices)}")
         every = [place for place in every if place[0] == choice.slice]
         if not choice.hosts:
             return every

@@ -115,7 +115,7 @@ def _why(view: JobView) -> Section:
 
 def _compiled(view: JobView) -> Section:
     """What the entry check's pod has found out about the step."""
-    found = find(view.status.conditions, ConditionType.STEP_COMPILED)
+    found = find(view.status.conditions, ConditionType.STEP_FITS)
     return _only_full("compiled", [] if found is None else [found.message])
 
 

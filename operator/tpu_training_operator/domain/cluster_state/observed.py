@@ -13,7 +13,7 @@ from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.cluster_state.ownership import controller, is_ours, job_of
 from tpu_training_operator.domain.cluster_state.worker_reports import NOTHING_HEARD, Inbox, Notes, Report
 from tpu_training_operator.domain.cluster_state.workload import Queue
-from tpu_training_operator.domain.job.naming import WorkerId, is_placeholder, preflight_pod_name
+from tpu_training_operator.domain.job.naming import WorkerId, entry_check_pod_name, is_placeholder
 from tpu_training_operator.domain.job.topology import SliceLayout
 
 Object = Mapping[str, Any]
@@ -183,7 +183,7 @@ class WorkerPod:
 
 
 @dataclass(frozen=True)
-class PreflightPod(WorkerPod):
+class EntryCheckPod(WorkerPod):
     """The pod that tries the job on a CPU. Its failures are told as those of a worker of attempt 0."""
 
     @property
@@ -195,10 +195,10 @@ class PreflightPod(WorkerPod):
 class Observed:
     """A job, the pods of its workers, the reports it sent, the operator's notes on it, and its place in a queue.
 
-    `preflight`: the pod that tries the job before any worker is created, if there is one. `placeholders`: pods that
-    hold nodes of a better slice. `notes`: None if the plan is only shown, not carried out. `queue`: None for a job that
-    has nothing to do with Kueue. `trace`: a worker that is not among the pods, as it is or was last; it is looked up
-    only before such a worker is told as a failure. `is_namespace_going`: likewise known only where it matters.
+    `entry_check_pod`: the pod that tries the job before any worker is created, if there is one. `placeholders`: pods
+    that hold nodes of a better slice. `notes`: None if the plan is only shown, not carried out. `queue`: None for a job
+    that has nothing to do with Kueue. `trace`: a worker that is not among the pods, as it is or was last; it is looked
+    up only before such a worker is told as a failure. `is_namespace_going`: likewise known only where it matters.
     """
 
     job: Object
@@ -206,7 +206,7 @@ class Observed:
     inbox: Inbox = NOTHING_HEARD
     notes: Notes | None = None
     queue: Queue | None = None
-    preflight: PreflightPod | None = None
+    entry_check_pod: EntryCheckPod | None = None
     placeholders: tuple[WorkerPod, ...] = ()
     trace: WorkerPod | None = None
     is_namespace_going: bool = False
@@ -217,13 +217,13 @@ class Observed:
         own = [pod for pod in pods if is_ours(pod, job)]
         ours = [WorkerPod(pod) for pod in own]
         workers = (pod for pod in ours if pod.named_worker and pod.name == pod.named_worker.pod_name(name))
-        tried = (PreflightPod(pod) for pod in own if pod["metadata"]["name"] == preflight_pod_name(name))
+        tried = (EntryCheckPod(pod) for pod in own if pod["metadata"]["name"] == entry_check_pod_name(name))
         held = tuple(pod for pod in ours if is_placeholder(pod.name, name))
-        return Observed(job, tuple(workers), inbox, preflight=next(tried, None), placeholders=held)
+        return Observed(job, tuple(workers), inbox, entry_check_pod=next(tried, None), placeholders=held)
 
     @property
     def every_pod(self) -> tuple[WorkerPod, ...]:
-        checks = (self.preflight,) if self.preflight else ()
+        checks = (self.entry_check_pod,) if self.entry_check_pod else ()
         return (*self.pods, *checks, *self.placeholders)
 
     @property

@@ -99,7 +99,7 @@ def owes_an_end(job: Object) -> bool:
     if admitted is None:
         # An edit may have removed the condition.
         return has_finished(job) and bool(queue_of(job))
-    return has_finished(job) and admitted.get("reason") != Reason.QUEUE_LEFT
+    return has_finished(job) and admitted.get("reason") != Reason.QUOTA_RELEASED
 
 
 def has_finished(job: Object) -> bool:

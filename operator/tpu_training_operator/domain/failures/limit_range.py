@@ -36,4 +36,4 @@ def limit_range_remedy(refusal: str, pod: Object) -> str:
 
 def _resources_of(pod: Object) -> str:
     role = pod["metadata"]["labels"].get(constants.LABEL_ROLE)
-    return f"spec.{'preflight' if role == constants.ROLE_PREFLIGHT else 'trainer'}.resources"
+    return f"spec.{'entryCheck' if role == constants.ROLE_ENTRY_CHECK else 'trainer'}.resources"

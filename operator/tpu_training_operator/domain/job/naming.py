@@ -97,14 +97,14 @@ def parameter_variable(parameter: str) -> str:
     return "TPUJOB_PARAMETER_" + _NOT_IN_A_VARIABLE.sub("_", parameter.upper())
 
 
-def preflight_pod_name(job: str) -> str:
+def entry_check_pod_name(job: str) -> str:
     """No worker has such a name."""
-    return f"{job}-preflight"
+    return f"{job}-entry-check"
 
 
 def pod_name(job: str, worker: WorkerId) -> str:
     """Of a worker, or of the entry check, which is attempt 0."""
-    return worker.pod_name(job) if worker.attempt else preflight_pod_name(job)
+    return worker.pod_name(job) if worker.attempt else entry_check_pod_name(job)
 
 
 def gang_selector(job: str) -> dict[str, str]:
@@ -120,10 +120,10 @@ def job_labels(job: str) -> dict[str, str]:
     }
 
 
-def preflight_labels(job: str) -> dict[str, str]:
+def entry_check_labels(job: str) -> dict[str, str]:
     return job_labels(job) | {
-        "app.kubernetes.io/component": constants.ROLE_PREFLIGHT,
-        constants.LABEL_ROLE: constants.ROLE_PREFLIGHT,
+        "app.kubernetes.io/component": constants.ROLE_ENTRY_CHECK,
+        constants.LABEL_ROLE: constants.ROLE_ENTRY_CHECK,
     }
 
 

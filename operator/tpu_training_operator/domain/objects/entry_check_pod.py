@@ -38,7 +38,7 @@ _OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/")
 _WHERE = "topology.kubernetes.io/"
 
 
-def preflight_config_map(option: Option, options: Iterable[Option]) -> Object:
+def entry_check_config_map(option: Option, options: Iterable[Option]) -> Object:
     """Without the names of hosts, since none exists, but with the run spec of each slice for which the pod compiles.
     `options`: where else the job may run."""
     body = config_map(option.job, option.resolution, REPLICA_ZERO.attempt)
@@ -59,20 +59,20 @@ def compiled_elsewhere(option: Option, options: Iterable[Option]) -> list[Option
 
 def compile_seconds(job: TPUTrainingJob) -> int | None:
     """How long the pod may compile the step; None if it is not to."""
-    spec, preflight = job.spec, job.spec.preflight
-    if preflight.compile is CompileCheck.SKIP or spec.trainer.backend is not Backend.XLA:
+    spec, check = job.spec, job.spec.entry_check
+    if check.compile is CompileCheck.SKIP or spec.trainer.backend is not Backend.XLA:
         return None
-    if preflight.compile is CompileCheck.REQUIRE:
-        return preflight.deadline_seconds
-    return min(_MOST_SECONDS_TO_COMPILE, preflight.deadline_seconds) if spec.slice.hardware is Hardware.TPU else None
+    if check.compile is CompileCheck.REQUIRE:
+        return check.deadline_seconds
+    return min(_MOST_SECONDS_TO_COMPILE, check.deadline_seconds) if spec.slice.hardware is Hardware.TPU else None
 
 
-def preflight_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
+def entry_check_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
     """It ends by itself, even while no operator runs."""
     body = worker_pod(job, resolution, REPLICA_ZERO)
     given = body["metadata"]
-    labels = _without_capacity(job.spec.trainer.pod_labels or {}) | naming.preflight_labels(job.name)
-    meta = metadata(job, naming.preflight_pod_name(job.name), labels)
+    labels = _without_capacity(job.spec.trainer.pod_labels or {}) | naming.entry_check_labels(job.name)
+    meta = metadata(job, naming.entry_check_pod_name(job.name), labels)
     meta["annotations"] = _without_capacity(given["annotations"])
     (container,) = body["spec"]["containers"]
     spec = {key: value for key, value in body["spec"].items() if key not in ("hostname", "subdomain", "hostNetwork")}
@@ -80,7 +80,7 @@ def preflight_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
     spec |= {
         "containers": [_container(job, container)],
         "volumes": [_whole(volume, job) for volume in spec["volumes"]],
-        "activeDeadlineSeconds": job.spec.preflight.deadline_seconds,
+        "activeDeadlineSeconds": job.spec.entry_check.deadline_seconds,
         **_nodes(job, spec),
     }
     return {**body, "metadata": meta, "spec": {key: value for key, value in spec.items() if value not in ({}, [])}}
@@ -116,9 +116,9 @@ def _on_a_cpu(variable: Object) -> Object:
 
 def _resources(job: TPUTrainingJob) -> Object:
     """Defaults for what is not given, except where a default request or limit could contradict a given one."""
-    given = job.spec.preflight.resources or Resources()
+    given = job.spec.entry_check.resources or Resources()
     requests, limits = dict(given.requests or {}), dict(given.limits or {})
-    must_compile = job.spec.preflight.compile is CompileCheck.REQUIRE
+    must_compile = job.spec.entry_check.compile is CompileCheck.REQUIRE
     usual = _REQUESTS_TO_COMPILE if must_compile else _REQUESTS
     return {
         "requests": {name: amount for name, amount in usual.items() if name not in limits} | requests,

@@ -64,7 +64,7 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         document["gradientClipNorm"] = spec.recipe.gradient_clip_norm
     if spec.recipe.precision is not Precision.FLOAT32:
         document["precision"] = spec.recipe.precision.value
-    if spec.recipe.sharding is not Sharding.NONE:
+    if spec.recipe.sharding is not Sharding.REPLICATED:
         document["sharding"] = spec.recipe.sharding.value
     if spec.recipe.dataset_size is not None:
         document["datasetSize"] = spec.recipe.dataset_size

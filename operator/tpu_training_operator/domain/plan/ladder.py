@@ -7,31 +7,27 @@ rung is skipped. A failure within a rung is like any other: `restart` decides, a
 
 from dataclasses import replace
 
-from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.conditions import EventReason, Reason
 from tpu_training_operator.api.ladder import Begin
 from tpu_training_operator.api.status import (
     LONGEST_TEXT,
     MOST_GATES,
-    Activity,
     Goodput,
     PlacementReason,
     Stage,
-    State,
     Status,
     Verdict,
 )
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.job.rung_gates import Found, Measurement, Pace, judge
 from tpu_training_operator.domain.job.rungs import Rung, rung_of
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
-from tpu_training_operator.domain.plan.common.admission import is_queued, on_slice
+from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail, final_progress
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import lost, saved
 from tpu_training_operator.domain.plan.common.restart_budget import refill
 from tpu_training_operator.domain.plan.common.rung_status import on_rung, pace_of, three_digits
-from tpu_training_operator.domain.plan.common.slice_record import put_on
 
 
 def climb(ctx: Context) -> Plan:
@@ -68,30 +64,17 @@ def climb(ctx: Context) -> Plan:
 def _next_rung(ctx: Context, status: Status, rung: Rung, stage: Stage) -> Plan:
     above = rung_of(ctx.options, ctx.trials, status.stages)
     assert above is not None
-    status = replace(
-        status,
-        attempt=ctx.next_attempt,
-        placement=put_on(status.placement, above.option, PlacementReason.RUNG, ctx.now),
-        resolved=above.option.resolution.resolved,
-        # Faults on this rung are no reason to allow fewer restarts on the next.
-        restarts=refill(status.restarts),
-        # Steps and checkpoints are counted from 0 again.
-        progress=None,
-    )
-    status = on_rung(status, above)
     speed = f" at {stage.examples_per_second} examples/s" if stage.examples_per_second else ""
     efficiency = f", efficiency {stage.efficiency}" if stage.efficiency else ""
     to = "the job itself" if above.trial is None else above.words
     message = (
         f"{rung.words} passed on {stage.slice} ({stage.steps} steps of {stage.global_batch_size} examples"
-        f"{speed}{efficiency}); attempt {status.attempt} is {to} on {above.option}"
+        f"{speed}{efficiency}); attempt {ctx.next_attempt} is {to} on {above.option}"
     )
-    status = on_slice(ctx, status, above.option, message)
-    status = ctx.with_condition(status, ConditionType.GANG_READY, False, Reason.NEXT_RUNG, message)
-    ready = ReadyState(
-        State.QUEUED if is_queued(status) else State.STARTING, Kind.IN_PROGRESS, Reason.NEXT_RUNG, message
-    )
-    return Plan(status=ctx.present(status, ready), events=(Event(EventReason.NEXT_RUNG, message),), again=AT_ONCE)
+    # Faults on this rung are no reason to allow fewer restarts on the next, whose steps are counted from 0 again.
+    status = replace(status, restarts=refill(status.restarts), progress=None)
+    why = Why(Reason.NEXT_RUNG, EventReason.NEXT_RUNG, message)
+    return begin_attempt(ctx, above.option, why, status, placed=PlacementReason.RUNG)
 
 
 def _after(ctx: Context, passes: bool) -> Goodput:
@@ -101,7 +84,7 @@ def _after(ctx: Context, passes: bool) -> Goodput:
     assert ctx.rung is not None
     goodput = ctx.goodput_at_end(ctx.now)
     kept = passes and scale_up.begin is Begin.CHECKPOINT and ctx.rung.number == ctx.rung.of - 1
-    return ctx.charge(saved(goodput) if kept else lost(goodput), ctx.now, Activity.QUEUE)
+    return saved(goodput) if kept else lost(goodput)
 
 
 def _fitting(gate: Found) -> str:

@@ -25,10 +25,10 @@ from tpu_training_operator.api.conditions import ConditionType, EventReason, Rea
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import ChipBudget
-from tpu_training_operator.api.status import Activity, Failure, Placement, PlacementReason, State, Status
+from tpu_training_operator.api.status import Activity, Failure, PlacementReason, State, Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.api.words import count, every
-from tpu_training_operator.domain.cluster_state.observed import Object, Observed, WorkerPod, format_time, parse_time
+from tpu_training_operator.domain.cluster_state.observed import Object, Observed, WorkerPod, parse_time
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.cluster_state.workload import manager_of
 from tpu_training_operator.domain.failures.first import first_failure, hang, missing_worker, next_look
@@ -50,7 +50,7 @@ from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names,
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 from tpu_training_operator.domain.plan.checks.entry_check import entry_check, left_by_check, not_checked
-from tpu_training_operator.domain.plan.common.admission import admitted
+from tpu_training_operator.domain.plan.common.attempt import Why, adopt_attempt, begin_attempt
 from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
 from tpu_training_operator.domain.plan.common.completion import (
     active_time_left,
@@ -61,17 +61,9 @@ from tpu_training_operator.domain.plan.common.completion import (
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, in_the_way, look_again
-from tpu_training_operator.domain.plan.common.progress import heard, new_attempt, write_due
+from tpu_training_operator.domain.plan.common.progress import heard, write_due
 from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
-from tpu_training_operator.domain.plan.common.rung_status import on_rung
-from tpu_training_operator.domain.plan.common.slice_record import (
-    accounted,
-    charged,
-    chosen,
-    is_mistaken,
-    put_on,
-    strays,
-)
+from tpu_training_operator.domain.plan.common.slice_record import accounted, charged, chosen, is_mistaken, strays
 from tpu_training_operator.domain.plan.delegation import delegated
 from tpu_training_operator.domain.plan.invalid import budget_of, invalid
 from tpu_training_operator.domain.plan.ladder import climb
@@ -130,7 +122,7 @@ def plan(
         look = Snapshot(observed, status, now)
         ended = _with_generation(with_end_told(after_the_end(observed, status, now), look), status, observed)
         return ended if ended.deletes_job else _with_usage(ended, look)
-    job = _without_preflight(observed.job) if status.attempt or observed.pods else observed.job
+    job = _without_entry_check(observed.job) if status.attempt or observed.pods else observed.job
     try:
         options, trials = readings.job(job), readings.trials(job)
         observed = observed.within([option.layout for option in (*options, *trials)])
@@ -157,12 +149,12 @@ def plan(
     return replace(decided, status=accounted(decided.status or told, status, option, now))
 
 
-def _without_preflight(job: Object) -> Object:
-    """The job as it concerns an attempt that has begun: a later change of the preflight must not stop it."""
+def _without_entry_check(job: Object) -> Object:
+    """The job as it concerns an attempt that has begun: a later change of the entry check must not stop it."""
     spec = job.get("spec")
-    if not isinstance(spec, Mapping) or "preflight" not in spec:
+    if not isinstance(spec, Mapping) or "entryCheck" not in spec:
         return job
-    return {**job, "spec": {name: value for name, value in spec.items() if name != "preflight"}}
+    return {**job, "spec": {name: value for name, value in spec.items() if name != "entryCheck"}}
 
 
 def _unusable(stored: Snapshot, error: InvalidJob) -> Plan:
@@ -218,7 +210,9 @@ def _next(ctx: Context) -> Plan:
             return climb(ctx)
         return succeed(ctx, ctx.pods, ctx.goodput_at_end(ctx.now), ctx.resolution.steps)
     if ctx.job.spec.run_policy.suspend:
-        checking = [ctx.observed.preflight] if ctx.is_checking and ctx.observed.preflight else ctx.idle_preflight
+        checking = (
+            [ctx.observed.entry_check_pod] if ctx.is_checking and ctx.observed.entry_check_pod else ctx.idle_entry_check
+        )
         return suspend(ctx, BY_USER, [*checking, *ctx.all_workers]).due_within(look_at_suspended(ctx))
     if (checks := entry_check(ctx)) is not None:
         return checks
@@ -226,7 +220,7 @@ def _next(ctx: Context) -> Plan:
         return stops.due_within(look_at_suspended(ctx))
     if (waits := gate(ctx)) is not None:
         return waits
-    if ctx.attempt == 0 or ctx.is_suspended or ctx.is_held:
+    if not ctx.may_have_workers:
         return _begin(ctx)
     left = active_time_left(ctx)
     if left is not None and left <= AT_ONCE:
@@ -277,17 +271,7 @@ def _take_up(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
         lost = Event(EventReason.STATUS_LOST, "the status was lost; the ladder begins again", warning=True)
         return replace(begun, events=(lost, *begun.events))
     message = f"the status was lost; attempt {attempt} continues, and earlier restarts no longer count"
-    ready = ReadyState(State.STARTING, Kind.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)
-    status = replace(
-        ctx.status,
-        attempt=attempt,
-        placement=put_on(ctx.status.placement, ctx.option, PlacementReason.STATUS_LOST, ctx.now),
-        resolved=ctx.resolution.resolved,
-        start_time=ctx.status.start_time or format_time(ctx.now),
-    )
-    status = ctx.with_condition(status, ConditionType.GANG_READY, False, ready.reason, message)
-    event = Event(EventReason.STATUS_LOST, message, warning=True)
-    return Plan(status=ctx.present(status, ready), events=(event,), again=AT_ONCE)
+    return adopt_attempt(ctx, attempt, Why(Reason.WAITING_FOR_WORKERS, EventReason.STATUS_LOST, message, warning=True))
 
 
 def _outgrow(ctx: Context, attempt: int) -> Plan:
@@ -308,33 +292,14 @@ def _outgrow(ctx: Context, attempt: int) -> Plan:
 def _begin(ctx: Context) -> Plan:
     """The first attempt, or the one after a suspension or an eviction. No failure class is charged."""
     goodput = ctx.goodput_of_stopped() if ctx.is_suspended or ctx.is_held else None
-    status = replace(
-        on_rung(ctx.status, ctx.rung),
-        attempt=ctx.next_attempt,
-        placement=_placement(ctx),
-        resolved=ctx.resolution.resolved,
-        start_time=ctx.status.start_time or format_time(ctx.now),
-        progress=new_attempt(ctx.status.progress),
-        goodput=ctx.charge(goodput or ctx.settled_goodput(), ctx.now, Activity.QUEUE),
-    )
-    ready = _starting(ctx, ctx.next_attempt)
-    events = [Event(EventReason.ATTEMPT_STARTED, ready.message)]
+    status = not_checked(ctx, replace(ctx.status, goodput=goodput or ctx.settled_goodput()))
+    events = []
     if ctx.is_suspended:
         why = budget.resumed(ctx) or _SUSPEND_IS_OFF
-        events.insert(0, Event(EventReason.RESUMED, why))
+        events = [Event(EventReason.RESUMED, why)]
         status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, why)
-    status = not_checked(ctx, admitted(ctx, status))
-    status = ctx.with_condition(status, ConditionType.GANG_READY, False, ready.reason, ready.message)
-    return Plan(status=ctx.present(status, ready), events=tuple(events), again=AT_ONCE)
-
-
-def _placement(ctx: Context) -> Placement:
-    """Of an attempt that begins where the job is."""
-    before = ctx.status.placement
-    if ctx.is_on_trial:
-        return put_on(before, ctx.option, PlacementReason.RUNG, ctx.now)
-    reason = PlacementReason(before.reason) if before and before.reason in list(PlacementReason) else None
-    return put_on(before, ctx.option, reason or PlacementReason.PREFERRED, ctx.now)
+    starting = Why(Reason.WAITING_FOR_WORKERS, EventReason.ATTEMPT_STARTED, _starting(ctx, ctx.next_attempt).message)
+    return begin_attempt(ctx, ctx.option, starting, status, events=events)
 
 
 def _starting(ctx: Context, attempt: int) -> ReadyState:

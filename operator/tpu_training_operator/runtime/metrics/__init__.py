@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
-from tpu_training_operator import __version__
 from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import CHIP_ACCOUNTS, State, Status
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import transitions
+from tpu_training_operator.version import version
 
 
 class PassResult(StrEnum):
@@ -41,10 +41,10 @@ _ENDS = (
     Reason.ALL_WORKERS_SUCCEEDED,
     *_EXHAUSTED,
     Reason.ENTRY_FAILED,
-    Reason.DATA_FAR,
+    Reason.BUCKET_OUTSIDE_REGION,
     Reason.STEP_TOO_LARGE,
     Reason.STEP_NOT_COMPILED,
-    Reason.FAILED_AGAIN,
+    Reason.DIVERGED_TWICE,
     Reason.GATE_FAILED,
     Reason.DEADLINE_EXCEEDED,
     Reason.BUDGET_EXCEEDED,
@@ -158,7 +158,7 @@ _FAMILIES = {
     "tpujob_event_loop_lag_seconds": _Family(
         Histogram, "How much later than asked for the event loop woke up, looked at once a second.", {}, _LAG_BUCKETS
     ),
-    "tpujob_build_info": _Family(Gauge, "Always 1; the version is in the label.", {"version": (__version__,)}),
+    "tpujob_build_info": _Family(Gauge, "Always 1; the version is in the label.", {"version": (version(),)}),
 }
 _LAG_PERIOD_SECONDS = 1.0
 
@@ -182,7 +182,7 @@ class Metrics:
             for values in product(*family.labels.values()):
                 self._series[name, *values] = made.labels(*values) if values else made
         ProcessCollector(registry=self.registry)
-        self._series["tpujob_build_info", __version__].set(1)
+        self._series["tpujob_build_info", version()].set(1)
         self._computed("tpujob_longest_unready_seconds", lambda: max(self._ages(self._unready_since), default=0.0))
         self._computed("controller_runtime_active_workers", lambda: len(self._taken_at), _CONTROLLER)
         self._computed("workqueue_depth", lambda: len(self._queued_at), _CONTROLLER)

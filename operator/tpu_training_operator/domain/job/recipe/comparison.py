@@ -49,7 +49,7 @@ def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
     yield _row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
     yield _row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
     unusual = recipe.on_not_finite is not OnNotFinite.STOP
-    divided = recipe.sharding is not Sharding.NONE
+    divided = recipe.sharding is not Sharding.REPLICATED
     reduced = recipe.precision is not Precision.FLOAT32
     optional = (
         ("milestones", _tuned_milestones(recipe.schedule), list(scaled.milestones) or None, "milestones"),

@@ -56,7 +56,7 @@ def _rule(
         return wanted, {
             LearningRateScaling.LINEAR: "linear rule, as requested",
             LearningRateScaling.SQUARE_ROOT: "square-root rule, as requested",
-            LearningRateScaling.NONE: "unscaled, as requested",
+            LearningRateScaling.UNSCALED: "unscaled, as requested",
         }[wanted]
     name = optimizer.name.lower()
     if name in _LINEAR_OPTIMIZERS:
@@ -68,7 +68,7 @@ def _rule(
             f"the learning rate is not scaled, because no rule is known for optimizer {optimizer.name!r};"
             " set recipe.scaling.learningRate to Linear, SquareRoot or None"
         )
-    return LearningRateScaling.NONE, f"unscaled, no rule known for {optimizer.name}"
+    return LearningRateScaling.UNSCALED, f"unscaled, no rule known for {optimizer.name}"
 
 
 def _multiplier(rule: LearningRateScaling, factor: Fraction) -> Decimal:

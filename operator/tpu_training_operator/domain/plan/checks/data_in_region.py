@@ -1,4 +1,4 @@
-"""Whether the job's buckets are near its slice: the condition DataLocal, from what the entry check has found.
+"""Whether the job's buckets are near its slice: the condition DataInRegion, from what the entry check has found.
 
 Only the check has the job's identity. Its pod runs an image that anybody may have written, so its message can have any
 form.
@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, Reason
-from tpu_training_operator.api.entry_check import DataLocal
+from tpu_training_operator.api.entry_check import DataInRegion
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.plan.checks.locality import Bucket, Near, judged, region_of
@@ -18,25 +18,25 @@ from tpu_training_operator.domain.plan.common.context import Context
 _MOST_BUCKETS = 8
 _LONGEST = 200
 _REASONS = {
-    Near.LOCAL: (True, Reason.DATA_NEAR),
-    Near.REMOTE: (False, Reason.DATA_FAR),
-    Near.UNKNOWN: (None, Reason.DATA_UNKNOWN),
+    Near.LOCAL: (True, Reason.BUCKETS_IN_REGION),
+    Near.REMOTE: (False, Reason.BUCKET_OUTSIDE_REGION),
+    Near.UNKNOWN: (None, Reason.BUCKET_REGION_UNKNOWN),
 }
 
 
-def with_data_local(ctx: Context, status: Status) -> Status:
+def with_data_in_region(ctx: Context, status: Status) -> Status:
     """The status, with the condition if the check has asked about a bucket."""
     found = _judged(ctx)
     if found is None:
         return status
     near, message = found
     value, reason = _REASONS[near]
-    return ctx.with_condition(status, ConditionType.DATA_LOCAL, value, reason, message)
+    return ctx.with_condition(status, ConditionType.DATA_IN_REGION, value, reason, message)
 
 
 def too_far(ctx: Context) -> str | None:
-    """Why the job may not begin, by spec.preflight.dataLocal; None if it may."""
-    if ctx.job.spec.preflight.data_local is not DataLocal.REQUIRE or not list(_uris(ctx)):
+    """Why the job may not begin, by spec.entryCheck.dataInRegion; None if it may."""
+    if ctx.job.spec.entry_check.data_in_region is not DataInRegion.REQUIRE or not list(_uris(ctx)):
         return None
     found = _judged(ctx)
     if found is None:
@@ -46,9 +46,9 @@ def too_far(ctx: Context) -> str | None:
 
 
 def _judged(ctx: Context) -> tuple[Near, str] | None:
-    pod = ctx.observed.preflight
+    pod = ctx.observed.entry_check_pod
     said = (pod.trainer_message or {}).get("places") if pod is not None else None
-    if ctx.job.spec.preflight.data_local is DataLocal.IGNORE or not isinstance(said, Mapping):
+    if ctx.job.spec.entry_check.data_in_region is DataInRegion.IGNORE or not isinstance(said, Mapping):
         return None
     given = said.get("buckets")
     buckets = [_bucket(one) for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []

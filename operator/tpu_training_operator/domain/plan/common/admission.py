@@ -9,11 +9,6 @@ from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.plan.common.context import Context
 
 
-def admitted(ctx: Context, status: Status) -> Status:
-    """The status that begins an attempt on the present slice. Without a queue, the job loses the condition."""
-    return on_slice(ctx, status, ctx.option, "waiting for admission")
-
-
 def on_slice(ctx: Context, status: Status, option: Option, message: str) -> Status:
     """The status that begins an attempt on that slice. Until the Workload of the slice is admitted, the attempt waits
     without workers. `message`: why it waits."""

@@ -72,7 +72,7 @@ def changed_at_creation(asked: Object, created: Object) -> Obstacle | None:
         f"Pod {asked['metadata']['name']} came into being {how}, and was deleted again: a mutating admission webhook"
         " or policy of the cluster has changed it; exempt the pods of TPUTrainingJobs from it"
     )
-    return Obstacle(Reason.REJECTED, message)
+    return Obstacle(Reason.INVALID_OBJECT, message)
 
 
 def _job_label(pod: Object) -> Any:

@@ -59,24 +59,24 @@ class Context(Snapshot):
 
     @cached_property
     def leftovers(self) -> list[WorkerPod]:
-        """The workers of earlier attempts, except the one whose log is kept; and the preflight pod, once it is of no
-        use."""
+        """The workers of earlier attempts, except the one whose log is kept; and the entry check's pod, once it is of
+        no use."""
         earlier = [pod for pod in self.observed.before_attempt(self.attempt) if not self._is_kept(pod)]
-        return [*self.idle_preflight, *earlier]
+        return [*self.idle_entry_check, *earlier]
 
     @property
     def is_checking(self) -> bool:
         """Whether the entry check has begun and is not over."""
-        checked = find(self.status.conditions, ConditionType.ENTRY_CHECKED)
+        checked = find(self.status.conditions, ConditionType.ENTRY_CHECK_PASSED)
         return checked is not None and checked.status == "Unknown"
 
     @property
-    def idle_preflight(self) -> list[WorkerPod]:
-        """The preflight pod, unless something waits for it or it is kept for its log. A quota may count it."""
-        pod = self.observed.preflight
+    def idle_entry_check(self) -> list[WorkerPod]:
+        """The entry check's pod, unless something waits for it or it is kept for its log. A quota may count it."""
+        pod = self.observed.entry_check_pod
         if pod is None or self.is_checking:
             return []
-        is_over = find(self.status.conditions, ConditionType.ENTRY_CHECKED) is not None
+        is_over = find(self.status.conditions, ConditionType.ENTRY_CHECK_PASSED) is not None
         return [] if pod.has_ended and is_over and not self._is_out_of_quota else [pod]
 
     def _is_kept(self, pod: WorkerPod) -> bool:
@@ -96,13 +96,18 @@ class Context(Snapshot):
     @property
     def _is_out_of_quota(self) -> bool:
         stalled = find(self.status.conditions, ConditionType.STALLED)
-        return stalled is not None and stalled.reason == Reason.FORBIDDEN
+        return stalled is not None and stalled.reason == Reason.NOT_PERMITTED
 
     @cached_property
     def missing(self) -> list[WorkerId]:
         """The workers of the current attempt that have no pod."""
         there = {pod.worker for pod in self.pods}
         return [worker for worker in workers(self.resolution.layout, self.attempt) if worker not in there]
+
+    @property
+    def may_have_workers(self) -> bool:
+        """Whether the status gives the attempt its workers: it has begun, and nothing has stopped it since."""
+        return self.attempt > 0 and not self.is_suspended and not self.is_held
 
     @property
     def is_on_trial(self) -> bool:

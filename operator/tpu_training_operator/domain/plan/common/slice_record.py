@@ -9,10 +9,11 @@ from dataclasses import replace
 from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
-from tpu_training_operator.api.status import Placement, PlacementReason, Status
+from tpu_training_operator.api.status import MOST_MOVES, Move, Placement, PlacementReason, Status
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time
 from tpu_training_operator.domain.job.options import Option
 
+FOR_CAPACITY = (PlacementReason.NO_CAPACITY, PlacementReason.NOT_ADMITTED)
 PLACEHOLDERS = "placeholders"
 """The name in `chipSeconds` of what placeholders held, on whichever slice."""
 
@@ -42,14 +43,38 @@ def strays(option: Option, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
     return [pod for pod in pods if pod.alternative != option.number]
 
 
-def put_on(before: Placement | None, option: Option, reason: PlacementReason, now: datetime) -> Placement:
-    """The placement of an attempt that begins. On the slice where the job was before, it has been there all the time: a
-    suspension or an eviction does not make it forget that it has run there."""
+def put_on(
+    before: Placement | None, option: Option, reason: PlacementReason, now: datetime, move: Move | None = None
+) -> Placement:
+    """Returns the placement of an attempt that begins. `move`: how the job came there, if it was elsewhere.
+
+    On the slice where the job was before, it has been there all the time: a suspension or an eviction does not make it
+    forget that it has run there."""
     number, name = option.number, str(option)
-    if before is not None and (before.alternative, before.slice) == (number, name):
-        return replace(before, reason=str(reason))
     placement = before or Placement(slice=name, since=format_time(now), reason=str(reason))
-    return replace(placement, alternative=number, slice=name, since=format_time(now), reason=str(reason), has_run=False)
+    if before is None or (before.alternative, before.slice) != (number, name):
+        placement = replace(placement, alternative=number, slice=name, since=format_time(now), has_run=False)
+    if move is not None:
+        searches = placement.searches + (reason in FOR_CAPACITY)
+        placement = replace(placement, searches=searches, moves=_most_telling([*placement.moves, move]))
+    return replace(placement, reason=str(reason))
+
+
+def reason_to_stay(placement: Placement | None, option: Option) -> PlacementReason:
+    """Returns why an attempt is on `option` that begins where the job is."""
+    if option.resolution.trial is not None:
+        return PlacementReason.RUNG
+    if placement is not None and placement.reason in list(PlacementReason):
+        return PlacementReason(placement.reason)
+    return PlacementReason.STATUS_LOST if option.number else PlacementReason.PREFERRED
+
+
+def _most_telling(moves: Sequence[Move]) -> list[Move]:
+    """Returns as many moves as the status has room for. Those for lack of capacity are dropped first."""
+    kept = list(moves)
+    while len(kept) > MOST_MOVES:
+        kept.pop(next((i for i, move in enumerate(kept[:-1]) if move.reason in FOR_CAPACITY), 0))
+    return kept
 
 
 def arrived(placement: Placement) -> Placement:
@@ -73,8 +98,9 @@ def accounted(after: Status, before: Status, option: Option, now: datetime) -> S
         return after
     placement = after.placement
     if placement is None or (after.attempt == before.attempt and is_mistaken(after, option)):
-        reason = PlacementReason.STATUS_LOST if option.number else PlacementReason.PREFERRED
-        placement = put_on(placement, option, reason, now)
+        placement = put_on(
+            placement, option, PlacementReason.STATUS_LOST if option.number else PlacementReason.PREFERRED, now
+        )
     if is_true(after.conditions, ConditionType.GANG_READY):
         placement = arrived(placement)
     return charged(replace(after, placement=placement), before, str(option))

@@ -5,65 +5,51 @@ the old workers, wait until they are gone and create the new ones, as after a re
 and if the operator dies, the next one continues the move. No failure class is charged.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.conditions import EventReason, Reason
 from tpu_training_operator.api.status import (
     LONGEST_TEXT,
-    MOST_MOVES,
     Activity,
     Goodput,
     Move,
     PlacementReason,
     Progress,
-    State,
-    Status,
 )
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.job.options import Option
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
-from tpu_training_operator.domain.plan.common.admission import is_queued, on_slice
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import lost, saved
-from tpu_training_operator.domain.plan.common.progress import new_attempt
-from tpu_training_operator.domain.plan.common.rung_status import on_rung
-from tpu_training_operator.domain.plan.common.slice_record import put_on
-from tpu_training_operator.domain.plan.placement.search import FOR_CAPACITY, Due
+from tpu_training_operator.domain.plan.placement.search import Due
 
 
 def carry_out(ctx: Context, due: Due) -> Plan:
     return move(ctx, due.to, due.reason, due.why)
 
 
-def move(ctx: Context, to: Option, reason: PlacementReason, why: str, status: Status | None = None) -> Plan:
-    """The next attempt, on `to`. `why`: a clause for people. `status`: with anything else that has been decided."""
-    status = on_rung(status or ctx.status, ctx.rung and replace(ctx.rung, option=to))
-    moved = _recorded(ctx, to, reason, why)
-    where = _where(moved)
+def move(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Plan:
+    """Plans the next attempt on `to`. `why`: a clause for people."""
+    record = _record(ctx, to, reason, why)
     is_move = to.number != ctx.option.number
+    where = f" at step {record.step} ({record.examples} examples)" if record.step else ""
     begins = f"moves from {ctx.option} to {to}{where}" if is_move else f"starts on {to}"
-    message = f"attempt {ctx.next_attempt} {begins}: {why}"
-    placement = put_on(status.placement, to, reason, ctx.now)
-    searches = placement.searches + (reason in FOR_CAPACITY)
-    status = on_slice(ctx, status, to, message)
-    waits = is_queued(status)
-    activity = Activity.MOVING if ctx.has_trained and not waits else Activity.QUEUE
     status = replace(
-        status,
-        attempt=ctx.next_attempt,
-        placement=replace(
-            placement, searches=searches, moves=_fitting([*placement.moves, *([moved] if is_move else [])])
-        ),
-        resolved=to.resolution.resolved,
-        progress=_translated(new_attempt(status.progress), ctx.option, to),
-        restarts=replace(status.restarts, next_attempt_time=None),
-        goodput=ctx.charge(_after_stop(ctx), ctx.now, activity),
+        ctx.status,
+        progress=_translated(ctx.status.progress, ctx.option, to),
+        restarts=replace(ctx.status.restarts, next_attempt_time=None),
+        goodput=_after_stop(ctx),
     )
-    ready = ReadyState(State.QUEUED if waits else State.STARTING, Kind.IN_PROGRESS, Reason.MOVING, message)
-    status = ctx.with_condition(status, ConditionType.GANG_READY, False, ready.reason, message)
-    return Plan(status=ctx.present(status, ready), events=(Event(EventReason.MOVING, message),), again=AT_ONCE)
+    return begin_attempt(
+        ctx,
+        to,
+        Why(Reason.MOVING, EventReason.MOVING, f"attempt {ctx.next_attempt} {begins}: {why}"),
+        status,
+        then=Activity.MOVING if ctx.has_trained else Activity.QUEUE,
+        placed=reason,
+        move=record if is_move else None,
+    )
 
 
 def _after_stop(ctx: Context) -> Goodput:
@@ -74,7 +60,7 @@ def _after_stop(ctx: Context) -> Goodput:
     return saved(goodput) if ctx.job.spec.checkpoint is not None else lost(goodput)
 
 
-def _recorded(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Move:
+def _record(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Move:
     step = ctx.status.progress.step if ctx.status.progress else None
     return Move(
         from_=ctx.option.number,
@@ -87,18 +73,6 @@ def _recorded(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Mo
         reason=str(reason),
         why=why[:LONGEST_TEXT],
     )
-
-
-def _where(moved: Move) -> str:
-    return f" at step {moved.step} ({moved.examples} examples)" if moved.step else ""
-
-
-def _fitting(moves: Sequence[Move]) -> list[Move]:
-    """As many as the status has room for. Those for lack of capacity tell least, and are dropped first."""
-    kept = list(moves)
-    while len(kept) > MOST_MOVES:
-        kept.pop(next((i for i, one in enumerate(kept[:-1]) if one.reason in FOR_CAPACITY), 0))
-    return kept
 
 
 def _translated(progress: Progress | None, before: Option, after: Option) -> Progress | None:

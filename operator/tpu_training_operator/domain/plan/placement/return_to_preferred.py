@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, find, is_true
-from tpu_training_operator.api.placement import Grow
+from tpu_training_operator.api.placement import ReturnToPreferred
 from tpu_training_operator.api.status import PlacementReason, ReportPhase, Status
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
@@ -125,7 +125,12 @@ def _is_for(pod: WorkerPod, target: Option) -> bool:
 def turns_taken(ctx: Context) -> int | None:
     """How many turns are over since the gang was first allowed to move: below 0 before that, None if it is not."""
     policy = ctx.job.spec.placement
-    if policy is None or policy.grow is not Grow.AT_CHECKPOINT or ctx.is_on_trial or ctx.option.number == 0:
+    if (
+        policy is None
+        or policy.return_to_preferred is not ReturnToPreferred.AT_CHECKPOINT
+        or ctx.is_on_trial
+        or ctx.option.number == 0
+    ):
         return None
     gang = find(ctx.status.conditions, ConditionType.GANG_READY)
     stays = ctx.is_suspended or ctx.is_held or ctx.job.spec.run_policy.suspend or ctx.is_refused or _is_starting(ctx)

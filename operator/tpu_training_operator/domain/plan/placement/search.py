@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tpu_training_operator.api.conditions import Condition, ConditionType, Reason, find
-from tpu_training_operator.api.placement import Shrink
+from tpu_training_operator.api.placement import OnLoss
 from tpu_training_operator.api.status import PlacementReason
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.slice_record import FOR_CAPACITY
 from tpu_training_operator.domain.plan.placement.no_pool import no_pool
 
-FOR_CAPACITY = (PlacementReason.NO_CAPACITY, PlacementReason.REFUSED)
 _LONGEST_WAIT = timedelta(hours=1)
 # They take a second to an hour. More would leave the calendar with the longest wait that a job may name.
 _MOST_DOUBLINGS = 12
@@ -71,7 +71,7 @@ def next_move(ctx: Context) -> Due | None:
     wait = _wait(ctx, to, certain=certain is not None)
     at = max(waits_since + wait, _first_pod(ctx) + min(wait, _TO_SCHEDULE), _latest_node(ctx))
     if certain is not None:
-        return Due(to, at, PlacementReason.REFUSED, certain)
+        return Due(to, at, PlacementReason.NOT_ADMITTED, certain)
     minutes = f"{wait.total_seconds():.0f} s"
     found = len(_placed_slices(ctx))
     so_far = f"; {found} of {ctx.option.layout.slices} slices have theirs" if found else ""
@@ -95,9 +95,9 @@ def _without_quota(ctx: Context, queue: Queue, to: Option) -> Due | None:
         at = max(at, parse_time(found.reserved_since) + patience)
     reason, why = PlacementReason.NO_CAPACITY, f"did not admit {ctx.option} within {wait.total_seconds():.0f} s"
     if found.is_too_large:
-        reason, why = PlacementReason.REFUSED, f"never has the quota for {ctx.option}"
+        reason, why = PlacementReason.NOT_ADMITTED, f"never has the quota for {ctx.option}"
     elif found.is_given_up:
-        reason, why = PlacementReason.REFUSED, f"has given up {ctx.option}"
+        reason, why = PlacementReason.NOT_ADMITTED, f"has given up {ctx.option}"
     elif was_here:
         reason, why = PlacementReason.LOST, f"did not admit {ctx.option} again within {wait.total_seconds():.0f} s"
     said = found.waits_for()[:_LONGEST_WORDS]
@@ -109,7 +109,7 @@ def moves_that_count(ctx: Context) -> int:
     placement, policy = ctx.status.placement, ctx.job.spec.placement
     if placement is None or policy is None:
         return 0
-    oldest = ctx.now - policy.max_moves.window_length
+    oldest = ctx.now - policy.max_moves.window
     counting = (one for one in placement.moves if one.reason not in FOR_CAPACITY)
     return sum(parse_time(one.at) > oldest for one in counting)
 
@@ -152,7 +152,7 @@ def _stops(ctx: Context) -> int:
 
 def _may_shrink(ctx: Context) -> bool:
     policy = ctx.job.spec.placement
-    return policy is not None and policy.shrink is Shrink.ON_LOSS and may_move_again(ctx)
+    return policy is not None and policy.on_loss is OnLoss.MOVE and may_move_again(ctx)
 
 
 def _lacks_something(ctx: Context) -> bool:
@@ -206,7 +206,7 @@ def _latest_node(ctx: Context) -> datetime:
 
 def _refusal(ctx: Context) -> Condition | None:
     stalled = find(ctx.status.conditions, ConditionType.STALLED)
-    is_about_workers = stalled is not None and stalled.reason in (Reason.FORBIDDEN, Reason.REJECTED)
+    is_about_workers = stalled is not None and stalled.reason in (Reason.NOT_PERMITTED, Reason.INVALID_OBJECT)
     return stalled if is_about_workers and ctx.missing else None
 
 
@@ -215,7 +215,7 @@ def _certain_refusal(ctx: Context) -> str | None:
     refusal = _refusal(ctx)
     if refusal is None:
         return None
-    is_denied = refusal.reason == Reason.REJECTED or "denied" in refusal.message
+    is_denied = refusal.reason == Reason.INVALID_OBJECT or "denied" in refusal.message
     if not is_denied and not _is_too_small(refusal.message, ctx.resolution.layout.hosts):
         return None
     return f"the cluster refuses the workers there: {refusal.message}"

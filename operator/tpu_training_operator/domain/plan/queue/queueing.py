@@ -17,7 +17,7 @@ from datetime import timedelta
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.slice import Hardware, ProvisioningType
 from tpu_training_operator.api.status import Activity, State, Status
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
@@ -81,7 +81,7 @@ def check_queue(raw: Object, job: TPUTrainingJob) -> None:
             raise InvalidJob([Problem("spec.trainer.podLabels", message)])
     elif (
         provisioning
-        and provisioning.queued
+        and provisioning.type is ProvisioningType.QUEUED
         # A rehearsal provisions nothing.
         and job.spec.slice.hardware is Hardware.TPU
         and constants.ANNOTATION_PROVISIONING not in (trainer.pod_annotations or {})
@@ -91,7 +91,7 @@ def check_queue(raw: Object, job: TPUTrainingJob) -> None:
             " admission check makes the ProvisioningRequest (docs/kueue.md); or name a ProvisioningRequest of your own"
             f" in spec.trainer.podAnnotations, as {constants.ANNOTATION_PROVISIONING}"
         )
-        raise InvalidJob([Problem("spec.slice.provisioning.queued", message)])
+        raise InvalidJob([Problem("spec.slice.provisioning.type", message)])
 
 
 # Whether there may be workers.
@@ -106,7 +106,7 @@ def gate(ctx: Context) -> Plan | None:
         # Then it is deleted with the job, and the watch tells at once what Kueue does to it.
         return Plan(stages=((UpdateWorkload(taken_over(ctx.job, dict(queue.workload.raw))),),), again=AT_ONCE)
     is_admitted = queue.workload is not None and queue.workload.is_admitted
-    if ctx.attempt and not ctx.is_suspended and not ctx.is_held:
+    if ctx.may_have_workers:
         if is_admitted:
             return None if is_true(ctx.status.conditions, ConditionType.ADMITTED) else _adopt(ctx, queue)
         # If the Workload cannot be read, the training goes on.
@@ -374,6 +374,6 @@ def with_end_told(decided: Plan, observed_by: Snapshot) -> Plan:
     ]
     stages: Stages = (*decided.stages, *((end,) for end in ends))
     left = observed_by.with_condition(
-        status, ConditionType.ADMITTED, False, Reason.QUEUE_LEFT, "the job has finished and uses no quota"
+        status, ConditionType.ADMITTED, False, Reason.QUOTA_RELEASED, "the job has finished and uses no quota"
     )
     return replace(decided, stages=stages, status=left)

@@ -5,20 +5,19 @@ One status write raises the attempt and records everything decided about it, bef
 
 from dataclasses import replace
 
-from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.conditions import EventReason, Reason
 from tpu_training_operator.api.failures import ExitCode, FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import MOST_NODES, Activity, DeviceFault, Failure, Goodput, State, Status
-from tpu_training_operator.api.words import count
+from tpu_training_operator.api.words import count, span
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.failures.first import device_fault
 from tpu_training_operator.domain.failures.messages import describe
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Plan
+from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import lost, saved
-from tpu_training_operator.domain.plan.common.progress import new_attempt
 from tpu_training_operator.domain.plan.common.restart_budget import (
     PAUSE_AFTER_PREEMPTION,
     backoff,
@@ -46,7 +45,7 @@ def fail_or_restart(ctx: Context, failure: Failure) -> Plan:
             f"the replicas also diverged at step {failure.step} in attempt {before.attempt}, so the program is at fault"
             " and not a chip, and another attempt would end the same way"
         )
-        return fail(ctx, status, Reason.FAILED_AGAIN, f"{describe(failure)}; {why}")
+        return fail(ctx, status, Reason.DIVERGED_TWICE, f"{describe(failure)}; {why}")
     if may_restart(policy, status.restarts, failure.failure_class, ctx.now):
         return _restart(ctx, status, failure, at_once=is_confirming)
     return _give_up(ctx, status, failure)
@@ -71,9 +70,11 @@ def release(ctx: Context, waiting: int) -> Plan:
         restarts=replace(ctx.status.restarts, next_attempt_time=format_time(ctx.now + pause)),
         avoided_nodes=[],
         device_faults=[],
-        goodput=ctx.charge(ctx.settled_goodput(), ctx.now, Activity.QUEUE),
+        goodput=ctx.settled_goodput(),
     )
-    return _next_attempt(ctx, status, Reason.PARTLY_PLACED, EventReason.RELEASED, message)
+    return _begin_again(
+        ctx, status, Why(Reason.SOME_PODS_UNSCHEDULABLE, EventReason.NODES_RELEASED, message), Activity.QUEUE
+    )
 
 
 def _is_confirming(ctx: Context, failure: Failure) -> bool:
@@ -110,14 +111,12 @@ def _restart(ctx: Context, status: Status, failure: Failure, *, at_once: bool) -
     )
     when = f"at {format_time(ctx.now + wait)}" if wait > AT_ONCE else "now"
     message = f"{ctx.of_rung}attempt {ctx.next_attempt} starts {when}: {describe(failure)}"
-    return _next_attempt(ctx, status, Reason.REPLACING_WORKERS, EventReason.RESTARTING, message)
+    return _begin_again(ctx, status, Why(Reason.REPLACING_WORKERS, EventReason.RESTARTING, message), Activity.RECOVERY)
 
 
-def _next_attempt(ctx: Context, status: Status, reason: Reason, event: EventReason, message: str) -> Plan:
-    status = replace(status, attempt=ctx.next_attempt, progress=new_attempt(status.progress))
-    status = ctx.with_condition(status, ConditionType.GANG_READY, False, reason, message)
-    ready = ReadyState(State.RESTARTING, Kind.IN_PROGRESS, reason, message)
-    return Plan(status=ctx.present(status, ready), events=(Event(event, message, warning=True),), again=AT_ONCE)
+def _begin_again(ctx: Context, status: Status, why: Why, then: Activity) -> Plan:
+    why = replace(why, warning=True, state=State.RESTARTING)
+    return begin_attempt(ctx, ctx.option, why, status, then=then)
 
 
 def _give_up(ctx: Context, status: Status, failure: Failure) -> Plan:
@@ -132,7 +131,7 @@ def _give_up(ctx: Context, status: Status, failure: Failure) -> Plan:
     elif not limit:
         why = f"the restart limit for {kind} is 0"
     else:
-        why = f"the restart limit for {kind} is {limit} in {restart.window}"
+        why = f"the restart limit for {kind} is {limit} in {span(restart.window_seconds)}"
     reason = Reason.RESTART_LIMIT_REACHED if limit else Reason.NOT_RETRYABLE
     return fail(ctx, status, reason, f"{describe(failure)}; {why}")
 
@@ -142,7 +141,7 @@ def _after_failure(ctx: Context, failure: Failure) -> Goodput:
     goodput = ctx.goodput_at_end(parse_time(failure.time))
     keeps = failure.exit_code == ExitCode.PREEMPTED and ctx.job.spec.checkpoint is not None
     goodput = saved(goodput) if keeps else lost(goodput)
-    return ctx.charge(replace(goodput, activity=Activity.RECOVERY), ctx.now, Activity.RECOVERY)
+    return replace(goodput, activity=Activity.RECOVERY)
 
 
 def _device_faults(status: Status, failure: Failure) -> list[DeviceFault]:
@@ -153,7 +152,7 @@ def _device_faults(status: Status, failure: Failure) -> list[DeviceFault]:
 
 def _nodes_to_avoid(ctx: Context, faults: list[DeviceFault]) -> list[str]:
     """One fault may come from a process that released the chips too late. Two on one node come from the node."""
-    oldest = ctx.now - ctx.job.spec.run_policy.restart.window_length
+    oldest = ctx.now - ctx.job.spec.run_policy.restart.window
     recent = [fault.node for fault in faults if parse_time(fault.time) > oldest]
     return sorted({node for node in recent if recent.count(node) >= _FAULTS_TO_AVOID_A_NODE})
 
