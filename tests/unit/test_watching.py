@@ -105,6 +105,25 @@ async def test_what_is_found_at_the_start_is_only_listed(api: OneJobCluster) -> 
     assert operator.hints == [(KEY, None, Haste.IDLE)]
 
 
+async def test_who_begins_to_lead_knows_the_jobs_already(api: OneJobCluster) -> None:
+    api.show(seen_job(), pod(0))
+    async with connect(credentials_for(api.url)) as reader:
+        operator = Operator(api.url, reader)
+        standby = asyncio.create_task(operator.jobs[None].run())
+        async with asyncio.timeout(PATIENCE):
+            while not api._watches[JOBS.plural] or len(api.queries(f"list {JOBS.plural}")) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        asked = api.asked.copy()
+        leading = asyncio.create_task(operator.watching.run())
+        await operator.until(lambda: bool(operator.hints))
+        assert await operator.cluster.get(JOBS, "default", "digits")
+        standby.cancel()
+        leading.cancel()
+        await asyncio.gather(standby, leading, return_exceptions=True)
+    assert operator.hints == [(KEY, None, Haste.FIRST)]
+    assert {what for what, _ in api.asked[len(asked) :]} == {"list pods", "watch pods"}
+
+
 BROKEN = {
     "a worker has ended": (seen_job(), [*map(pod, range(3)), ended(pod(3), 1)]),
     "a worker is missing": (seen_job(), [*map(pod, range(3))]),
