@@ -7,10 +7,11 @@ from tpu_training_operator.api.conditions import ConditionType, Reason, find, is
 from tpu_training_operator.api.constants import MULTIKUEUE
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, ReportPhase, State
+from tpu_training_operator.api.text import duration
 from tpu_training_operator.cli.job_view import JobView
 from tpu_training_operator.cli.ladder import climbed
 from tpu_training_operator.cli.moves import moved
-from tpu_training_operator.cli.words import ago, duration, several
+from tpu_training_operator.cli.words import ago, several
 from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
 from tpu_training_operator.domain.hosts import Group, Hosts, group_words
 from tpu_training_operator.domain.lifecycle.budget import hours

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from tpu_training_operator.api.text import duration
 from tpu_training_operator.cli.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.errors import program_name
 from tpu_training_operator.cli.job_view import JobView, job_view
 from tpu_training_operator.cli.prices import Prices, load_prices, prices_option
 from tpu_training_operator.cli.sections import advice
-from tpu_training_operator.cli.words import duration
 from tpu_training_operator.domain.hosts import Host, host_of
 from tpu_training_operator.domain.naming import gang_selector
 from tpu_training_operator.domain.observed import format_time
