@@ -103,7 +103,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     },
     "checkpoints by step": {"checkpoint": {"uri": "/mnt/run", "everySteps": 500, "keep": 1}},
     "checkpoints by step and time": {
-        "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everyMinutes": 30},
+        "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everySeconds": 1800},
     },
     "report": {"report": {}},
     "report elsewhere": {"report": {"uri": "gs://bucket/run", "tensorBoard": True, "gradientNoiseScale": True}},

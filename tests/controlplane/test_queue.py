@@ -182,7 +182,7 @@ def a_queued_job_takes_the_slice_that_is_admitted_and_returns_when_the_better_on
 ) -> None:
     job = _queued("digits", {})
     smaller = job["spec"]["slice"] | {"acceleratorType": "v5litepod-8"}
-    alternatives = [{"slice": smaller, "after": "10m"}]
+    alternatives = [{"slice": smaller, "waitForPreviousSeconds": 600}]
     job["spec"] |= {
         "placement": {"alternatives": alternatives, "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1},
         "checkpoint": {"uri": "gs://bucket/jobs"},

@@ -185,7 +185,7 @@ def test_a_worker_finds_the_nodes_of_its_reservation(
 ) -> None:
     pool = add_tpu_nodes(control_plane, FOUR_HOSTS)
     try:
-        (_, pod) = objects(namespace, on={"provisioning": {"reservation": "r"}})
+        (_, pod) = objects(namespace, on={"provisioning": {"type": "Reservation", "reservation": "r"}})
         path = f"/api/v1/namespaces/{namespace}/pods"
         control_plane.api.call("POST", path, pod)
         name = pod["metadata"]["name"]

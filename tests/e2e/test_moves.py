@@ -32,7 +32,7 @@ STEPS = 120
 MOVES: dict[str, Any] = {
     "slice": {"acceleratorType": WISHED, "hardware": "CPU"},
     "placement": {
-        "alternatives": [{"slice": {"acceleratorType": SMALLER, "hardware": "CPU"}, "after": "5s"}],
+        "alternatives": [{"slice": {"acceleratorType": SMALLER, "hardware": "CPU"}, "waitForPreviousSeconds": 5}],
         "returnToPreferred": "AtCheckpoint",
         "minRunSeconds": 1,
     },

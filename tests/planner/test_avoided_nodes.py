@@ -11,7 +11,7 @@ from tpu_training_operator.domain.actions import Plan
 
 BAD = "node-1"
 NODES = ["node-0", BAD, "node-2", "node-3"]
-POLICY = {"startDeadlineSeconds": 100, "restart": {"window": "1h"}}
+POLICY = {"startDeadlineSeconds": 100, "restart": {"windowSeconds": 3600}}
 
 
 def given_a_job_on_four_nodes() -> ModelCluster:

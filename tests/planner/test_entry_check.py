@@ -296,7 +296,7 @@ def pod_of(changes: dict[str, Any] | None = None) -> Object:
 def test_it_asks_for_no_chips_and_no_tpu_node() -> None:
     job_changes = {
         "spec.trainer.nodeSelector": {"team": "vision", "topology.kubernetes.io/zone": "us-east5-b"},
-        "spec.slice.provisioning": {"spot": True},
+        "spec.slice.provisioning": {"type": "Spot"},
         "spec.trainer.podLabels": {"kueue.x-k8s.io/pod-group-name": "group", "team": "vision"},
     }
     pod = pod_of(job_changes)
@@ -583,8 +583,8 @@ def test_a_pod_that_must_compile_has_room_for_it_and_no_chips() -> None:
 
 def test_an_alternative_with_another_step_is_compiled_too_and_warned_of() -> None:
     v6e: Object = {"acceleratorType": "v6e-16"}
-    slices: list[Object] = [{"acceleratorType": "v5litepod-32"}, v6e, v6e | {"provisioning": {"spot": True}}]
-    others = [{"slice": one, "after": "1m"} for one in slices]
+    slices: list[Object] = [{"acceleratorType": "v5litepod-32"}, v6e, v6e | {"provisioning": {"type": "Spot"}}]
+    others = [{"slice": one, "waitForPreviousSeconds": 60} for one in slices]
     cluster = given_a_check(AUTO | {"spec.placement": {"alternatives": others}})
     data = cluster.others["ConfigMap/digits-0"]["data"]
     assert list(data) == ["run.json", "compile-001.json", "compile-002.json"]

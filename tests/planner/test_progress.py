@@ -210,7 +210,9 @@ def test_an_old_checkpoint_refills_nothing(checkpoint: int | None) -> None:
 
 
 def test_a_failure_before_the_window_does_not_count() -> None:
-    cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}, "window": "1h"}}})
+    cluster = given_a_running_gang(
+        {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}, "windowSeconds": 3600}}}
+    )
     for _ in range(3):
         restart(cluster)
         passes(cluster, 3600)

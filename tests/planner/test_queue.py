@@ -377,10 +377,10 @@ def test_a_missing_flavor_is_said() -> None:
 
 
 def test_queued_provisioning_without_a_queue_is_refused() -> None:
-    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"queued": True}}
+    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"type": "Queued"}}
     cluster = given_a_job({"spec.slice": slices})
     one_pass(cluster)
     assert cluster.status.state is State.INVALID
-    assert "spec.slice.provisioning.queued: queued provisioning needs a queue" in ready_message(cluster)
+    assert "spec.slice.provisioning.type: queued provisioning needs a queue" in ready_message(cluster)
     with_queue = given_a_queued_job({"spec.slice": slices})
     assert with_queue.status.state is State.QUEUED

@@ -109,7 +109,7 @@ def test_a_spent_budget_fails_the_job() -> None:
     assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
     assert reason(cluster.status) == ("False", "RestartLimitReached")
-    assert ready_message(cluster).endswith("; the restart limit for Infrastructure is 1 in 24h")
+    assert ready_message(cluster).endswith("; the restart limit for Infrastructure is 1 in 24 h")
 
 
 # Failures that another attempt would repeat.

@@ -50,7 +50,7 @@ RIGHT = [
     ("torch", {"device": "cuda", "collectives": "nccl", "processesPerHost": 2}),
     ("torch", {"device": "cpu", "collectives": "gloo", "processesPerHost": 2, "execution": "Compile"}),
     ("checkpoint", {"uri": "/mnt/run", "keep": 1}),
-    ("checkpoint", {"uri": "gs://bucket/run", "everySteps": 1, "everyMinutes": 1, "keep": 1}),
+    ("checkpoint", {"uri": "gs://bucket/run", "everySteps": 1, "everySeconds": 60, "keep": 1}),
     ("report", {}),
     ("report", {"uri": "/mnt/run", "tensorBoard": True, "gradientNoiseScale": False}),
     ("scaling", []),

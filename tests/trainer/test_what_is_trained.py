@@ -502,7 +502,7 @@ def test_all_replicas_compare_a_checkpoint_that_the_writers_clock_asks_for(
 ) -> None:
     steps = count(1)
     monkeypatch.setattr(Due, "by_time", lambda due, seconds: next(steps) in (7, 18))
-    checkpoint = {"uri": str(tmp_path), "keep": 3, "everyMinutes": 5}
+    checkpoint = {"uri": str(tmp_path), "keep": 3, "everySeconds": 300}
     assert run(diverging_at(16), 2, checkpoint=checkpoint).outcome.code is ExitCode.Diverged
     assert {path.parent.name for path in tmp_path.rglob("COMMIT")} == {"step-00000007-5f0c-1"}
 

@@ -189,7 +189,7 @@ def succeeded() -> ModelCluster:
 V5P_OR_V6E = {
     "spec.slice": {"acceleratorType": "v5p-32"},
     "spec.placement": {
-        "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "after": "10m"}],
+        "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 600}],
         "returnToPreferred": "AtCheckpoint",
     },
     "spec.checkpoint": {"uri": "gs://bucket/jobs", "everySteps": 20},

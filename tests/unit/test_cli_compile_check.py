@@ -166,7 +166,7 @@ def test_a_trainer_without_an_answer_is_an_error_in_one_line(
     assert result.stderr.splitlines()[-1].endswith("the check needs jax")
 
 
-ELSEWHERE = [{"slice": {"acceleratorType": name}, "after": "1m"} for name in ("v5litepod-32", "v6e-16")]
+ELSEWHERE = [{"slice": {"acceleratorType": name}, "waitForPreviousSeconds": 60} for name in ("v5litepod-32", "v6e-16")]
 MOVES = {"spec.placement": {"alternatives": ELSEWHERE}}
 
 

@@ -140,7 +140,7 @@ def test_every_second_of_the_jobs_life_is_accounted_for(stage: str) -> None:
 def test_a_restart_counts_for_its_window_only() -> None:
     charged = {"Infrastructure": [time_at(-7000), time_at(-100)]}
     job = seen_job(
-        spec={"runPolicy": {"restart": {"window": "1h", "limits": {"Infrastructure": 3}}}},
+        spec={"runPolicy": {"restart": {"windowSeconds": 3600, "limits": {"Infrastructure": 3}}}},
         restarts={"byClass": {"Infrastructure": 5}, "charged": charged},
     )
     budgets = {budget.failure_class: budget for budget in view_of(job).budgets}

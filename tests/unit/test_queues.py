@@ -182,7 +182,7 @@ def test_topology_aware_placement_is_refused_in_words() -> None:
 
 
 def test_a_file_is_checked_for_what_only_a_queue_can_give(snapshot: SnapshotAssertion) -> None:
-    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"queued": True}}
+    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"type": "Queued"}}
     body = job_body({"spec.slice": slices})
     with pytest.raises(BadInput) as caught:
         check(Path("job.yaml"), body)

@@ -333,7 +333,7 @@ def test_the_noise_scale_says_what_twice_the_slice_would_gain() -> None:
 COSINE = {"name": "Cosine", "factor": "0.1"}
 STEP = {"name": "Step", "milestones": [8, 16]}
 PLATEAU = {"name": "Plateau", "milestones": [], "factor": "0.5", "metric": "f1", "mode": "Max", "patience": 2}
-OFTEN = {"uri": "gs://b/c", "everySteps": 8, "everyMinutes": 15, "keep": 2}
+OFTEN = {"uri": "gs://b/c", "everySteps": 8, "everySeconds": 900, "keep": 2}
 SELDOM = {"uri": "gs://b/c", "keep": 1}
 
 

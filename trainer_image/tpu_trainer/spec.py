@@ -262,7 +262,7 @@ class InitSpec:
 
 @dataclass(frozen=True)
 class CheckpointSpec:
-    """Where checkpoints go and how often: after so many steps or minutes, whichever comes first.
+    """Where checkpoints go and how often: after so many steps or seconds, whichever comes first.
 
     With neither, there is a checkpoint only when the run is stopped or ends. `keep`: how many committed ones stay.
     `uri`: a folder of this job alone; `resume_from`: where the job begins while that folder is empty; `init_from`: the
@@ -272,7 +272,7 @@ class CheckpointSpec:
 
     uri: Text
     every_steps: Count | None
-    every_minutes: Count | None
+    every_seconds: Count | None
     keep: Count
     keep_best: BestSpec | None = None
     resume_from: Text | None = None

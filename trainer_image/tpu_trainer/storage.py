@@ -213,7 +213,7 @@ class Storage:
 
 
 def _due(checkpoint: CheckpointSpec, spec: RunSpec) -> Due:
-    return Due(checkpoint.every_steps, checkpoint.every_minutes, spec.last_step)
+    return Due(checkpoint.every_steps, checkpoint.every_seconds, spec.last_step)
 
 
 def _not_shared(uri: str, unable: Sequence[int]) -> str:

@@ -79,10 +79,10 @@ class Checkpoint(ApiModel):
         " path on a shared volume. Several jobs may share it; each writes to NAMESPACE/NAME below it."
     )
     every_steps: LargeCount | None = Field(
-        None, description="Steps between checkpoints; if everyMinutes is set too, whichever is due first counts."
+        None, description="Steps between checkpoints; if everySeconds is set too, whichever is due first counts."
     )
-    every_minutes: Count | None = Field(
-        None, description="Minutes between checkpoints; default 10 if everySteps is left out too."
+    every_seconds: Count | None = Field(
+        None, description="Seconds between checkpoints; default 600 if everySteps is left out too."
     )
     keep: Count = Field(3, description="Number of newest checkpoints to keep.")
     keep_best: KeepBest | None = Field(

@@ -122,7 +122,7 @@ class Restarts(StatusModel):
     charged: dict[str, Annotated[list[_Time], Field(max_length=MOST_COUNTED_RESTARTS)]] = Field(
         default_factory=dict,
         description="Times of the restarts that still count against the limits, by failure class: those within"
-        " runPolicy.restart.window and since the last new checkpoint.",
+        " runPolicy.restart.windowSeconds and since the last new checkpoint.",
     )
     next_attempt_time: _Time | None = Field(default=None, description="Earliest time at which the next attempt starts.")
 

@@ -19,6 +19,7 @@ from tpu_training_operator.domain.hosts import Host, Hosts, summary
 from tpu_training_operator.domain.lifecycle import goodput as accounts
 from tpu_training_operator.domain.lifecycle.restart_budget import Budget, budget
 from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.words import span
 from tpu_training_operator.domain.workload import manager_of
 
 
@@ -110,7 +111,7 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         state_word=str((job.get("status") or {}).get("state") or ""),
         message=_message(status),
         hosts=summary(ours, status.attempt, resolved.slices, resolved.hosts_per_slice) if resolved else None,
-        window=restart.window if restart else "",
+        window=span(restart.window_seconds) if restart else "",
         budgets=tuple(budget(restart, status.restarts, kind, now) for kind in FailureClass) if restart else (),
         goodput=goodput and accounts.charge(goodput, now, goodput.activity),
         manager=manager_of(job),

@@ -112,7 +112,11 @@ def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: Comp
         "warnings": warnings,
         "cost": cost.as_json(),
         "alternatives": [
-            {"slice": str(option), "after": option.choice.after, "resolved": option.resolution.resolved.as_json()}
+            {
+                "slice": str(option),
+                "waitForPreviousSeconds": option.choice.wait_seconds,
+                "resolved": option.resolution.resolved.as_json(),
+            }
             for option in file.options[1:]
         ],
         **({"ladder": [rung.as_json() for rung in rungs]} if rungs else {}),

@@ -14,7 +14,7 @@ from tpu_training_operator.cli.terminal import console
 from tpu_training_operator.domain.recipe.checkpointing import folder, interval_text
 from tpu_training_operator.domain.recipe.comparison import Row, comparison
 from tpu_training_operator.domain.recipe.cost import Cost
-from tpu_training_operator.domain.words import count
+from tpu_training_operator.domain.words import count, span
 
 _PIPE_WIDTH = 140
 # Of a terminal: below it, a column of rules would be a word wide.
@@ -85,7 +85,7 @@ def _alternatives(file: JobFile, compiled: CompiledSteps | None) -> Table:
         layout, recipe = option.layout, option.resolution.recipe
         numbers = (layout.hosts, layout.chips, recipe.batch.per_replica, recipe.batch.accumulation, recipe.batch.total)
         what = "all of them" if option.is_own else "nodes"
-        when = f"after {option.choice.after} without {what}" if option.number else "first"
+        when = f"after {span(option.choice.wait_seconds)} without {what}" if option.number else "first"
         step = compiled.of(option.resolution) if compiled else None
         memory = "no" if step is None else f"{step.verdict}: {step.memory}"
         table.add_row(str(option), *map(str, numbers), str(recipe.train_steps), when, *([memory] if compiled else []))

@@ -6,7 +6,6 @@ from datetime import timedelta
 
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.placement import MoveBatch
-from tpu_training_operator.api.run_policy import length_of
 from tpu_training_operator.api.slice import Slice
 
 
@@ -14,19 +13,19 @@ from tpu_training_operator.api.slice import Slice
 class Choice:
     """One of them. `number`: its place in the order of preference, 0 for spec.slice. `field`: where the spec names it.
     `keeps_batch`: the recipe is that of spec.slice, and only the batch is divided over the replicas of this slice.
-    `after`: how long the job waits for the choice before this one, as it is written; None for spec.slice. `is_own`: it
-    is spec.slice, or fewer of the same."""
+    `wait_seconds`: how long the job waits for the choice before this one; 0 for spec.slice. `is_own`: it is spec.slice,
+    or fewer of the same."""
 
     number: int
     slice: Slice
     field: str
     keeps_batch: bool = True
-    after: str | None = None
+    wait_seconds: int = 0
     is_own: bool = False
 
     @property
     def wait(self) -> timedelta:
-        return timedelta(0) if self.after is None else length_of(self.after)
+        return timedelta(seconds=self.wait_seconds)
 
 
 def own_choice(spec: Spec) -> Choice:
@@ -41,7 +40,9 @@ def fewer_slices(spec: Spec, counts: Iterable[int]) -> Iterator[Choice]:
     keeps_batch, fewer = policy.batch is MoveBatch.CONSTANT, policy.count
     for number, count in enumerate(counts, start=1):
         fewer_of_them = Slice.model_validate(dict(spec.slice) | {"count": count})
-        yield Choice(number, fewer_of_them, "spec.placement.count", keeps_batch, fewer.after, is_own=True)
+        yield Choice(
+            number, fewer_of_them, "spec.placement.count", keeps_batch, fewer.wait_for_previous_seconds, is_own=True
+        )
 
 
 def alternatives(spec: Spec, first: int) -> Iterator[Choice]:
@@ -52,7 +53,7 @@ def alternatives(spec: Spec, first: int) -> Iterator[Choice]:
     keeps_batch = policy.batch is MoveBatch.CONSTANT
     for index, other in enumerate(policy.alternatives or ()):
         field = f"spec.placement.alternatives[{index}].slice"
-        yield Choice(first + index, other.slice, field, keeps_batch, other.after)
+        yield Choice(first + index, other.slice, field, keeps_batch, other.wait_for_previous_seconds)
 
 
 def on_slice(spec: Spec, choice: Choice) -> Spec:

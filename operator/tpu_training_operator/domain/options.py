@@ -10,7 +10,7 @@ from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.job import Spec, TPUTrainingJob
 from tpu_training_operator.api.model import ApiModel
 from tpu_training_operator.api.placement import MoveBatch
-from tpu_training_operator.api.slice import Provisioning
+from tpu_training_operator.api.slice import Provisioning, ProvisioningType
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain.choice import Choice, alternatives, fewer_slices, on_slice, own_choice
 from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
@@ -55,14 +55,20 @@ class Option:
         return f"{self.layout} ({how})" if how else str(self.layout)
 
 
+_WAYS = {
+    ProvisioningType.SPOT: "spot",
+    ProvisioningType.FLEX_START: "flex-start",
+    ProvisioningType.QUEUED: "queued",
+}
+
+
 def _provisioned(provisioning: Provisioning | None) -> str:
     """What tells two slices of one shape apart."""
     if provisioning is None:
         return ""
     if provisioning.reservation:
         return f"reservation {provisioning.reservation.rpartition('reservations/')[2]}"
-    ways = {"spot": provisioning.spot, "flex-start": provisioning.flex_start, "queued": provisioning.queued}
-    return next((name for name, is_given in ways.items() if is_given), "")
+    return _WAYS.get(provisioning.type, "")
 
 
 def other_programs(first: Option, others: Iterable[Option]) -> list[Option]:

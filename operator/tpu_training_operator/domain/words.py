@@ -14,6 +14,14 @@ def every(number: int, noun: str) -> str:
     return f"the {noun} is" if number == 1 else f"all {number} {noun}s are"
 
 
+def span(seconds: int) -> str:
+    """90 s, 10 min, 24 h: in the largest unit that leaves no rest."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds % length == 0:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
 def number_text(value: Any) -> str | None:
     """A number to six digits, for a status, which cannot hold floats. "nan" and "inf" are kept: users must see them.
     None for anything but a number."""

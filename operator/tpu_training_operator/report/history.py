@@ -202,7 +202,7 @@ class Checkpoint(_RunSpecPart):
     keep_best: Watched | None = None
     init_from: InitFrom | None = None
     every_steps: int | None = None
-    every_minutes: int | None = None
+    every_seconds: int | None = None
 
 
 class Scaled(_RunSpecPart):

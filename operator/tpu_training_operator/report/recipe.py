@@ -69,7 +69,7 @@ def _whole(spec: RunSpec) -> Iterator[Row]:
 def _surroundings(spec: RunSpec) -> Iterator[Row]:
     checkpoint = spec.checkpoint
     if checkpoint is not None:
-        times = {"step": checkpoint.every_steps, "minute": checkpoint.every_minutes}
+        times = {"step": checkpoint.every_steps, **_clock(checkpoint.every_seconds)}
         due = " or ".join(_interval(every, unit) for unit, every in times.items() if every is not None)
         kept = f"the last {count(checkpoint.keep)} {'is' if checkpoint.keep == 1 else 'are'} kept"
         if checkpoint.keep_best is not None:
@@ -123,6 +123,13 @@ def _end(schedule: Schedule) -> str:
 def _values(given: Mapping[str, float | None]) -> str:
     # Not rounded: beta2 0.9995 and 0.9999 are different recipes.
     return ", ".join(f"{name} {value:.10g}" for name, value in given.items() if value is not None)
+
+
+def _clock(seconds: int | None) -> dict[str, int]:
+    """The interval in whole minutes, if it has only such, and else in seconds; by its unit."""
+    if seconds is None:
+        return {}
+    return {"second": seconds} if seconds % 60 else {"minute": seconds // 60}
 
 
 def _interval(every: int, unit: str) -> str:

@@ -27,10 +27,10 @@ WORTH_SAYING = 1.0
 
 @dataclass(frozen=True)
 class Due:
-    """When checkpoints are due: every so many steps, minutes, or both; always after `last_step`, the run's end."""
+    """When checkpoints are due: every so many steps, seconds, or both; always after `last_step`, the run's end."""
 
     every_steps: int | None
-    every_minutes: int | None
+    every_seconds: int | None
     last_step: int
 
     def by_step(self, step: int) -> bool:
@@ -38,7 +38,7 @@ class Due:
 
     def by_time(self, seconds_since: float) -> bool:
         """`seconds_since`: since the last snapshot, or since the start."""
-        return self.every_minutes is not None and seconds_since >= 60 * self.every_minutes
+        return self.every_seconds is not None and seconds_since >= self.every_seconds
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def moves_that_count(ctx: Context) -> int:
     placement, policy = ctx.status.placement, ctx.job.spec.placement
     if placement is None or policy is None:
         return 0
-    oldest = ctx.now - policy.max_moves.window_length
+    oldest = ctx.now - policy.max_moves.window
     counting = (one for one in placement.moves if one.reason not in FOR_CAPACITY)
     return sum(parse_time(one.at) > oldest for one in counting)
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.slice import Hardware, ProvisioningType
 from tpu_training_operator.api.status import Activity, State, Status
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain.actions import (
@@ -81,7 +81,7 @@ def check_queue(raw: Object, job: TPUTrainingJob) -> None:
             raise InvalidJob([Problem("spec.trainer.podLabels", message)])
     elif (
         provisioning
-        and provisioning.queued
+        and provisioning.type is ProvisioningType.QUEUED
         # A rehearsal provisions nothing.
         and job.spec.slice.hardware is Hardware.TPU
         and constants.ANNOTATION_PROVISIONING not in (trainer.pod_annotations or {})
@@ -91,7 +91,7 @@ def check_queue(raw: Object, job: TPUTrainingJob) -> None:
             " admission check makes the ProvisioningRequest (docs/kueue.md); or name a ProvisioningRequest of your own"
             f" in spec.trainer.podAnnotations, as {constants.ANNOTATION_PROVISIONING}"
         )
-        raise InvalidJob([Problem("spec.slice.provisioning.queued", message)])
+        raise InvalidJob([Problem("spec.slice.provisioning.type", message)])
 
 
 # Whether there may be workers.

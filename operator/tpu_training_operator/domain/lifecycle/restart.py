@@ -24,7 +24,7 @@ from tpu_training_operator.domain.lifecycle.restart_budget import (
     with_restart,
 )
 from tpu_training_operator.domain.observed import format_time, parse_time
-from tpu_training_operator.domain.words import count
+from tpu_training_operator.domain.words import count, span
 
 _FAULTS_TO_AVOID_A_NODE = 2
 
@@ -131,7 +131,7 @@ def _give_up(ctx: Context, status: Status, failure: Failure) -> Plan:
     elif not limit:
         why = f"the restart limit for {kind} is 0"
     else:
-        why = f"the restart limit for {kind} is {limit} in {restart.window}"
+        why = f"the restart limit for {kind} is {limit} in {span(restart.window_seconds)}"
     reason = Reason.RESTART_LIMIT_REACHED if limit else Reason.NOT_RETRYABLE
     return fail(ctx, status, reason, f"{describe(failure)}; {why}")
 
@@ -152,7 +152,7 @@ def _device_faults(status: Status, failure: Failure) -> list[DeviceFault]:
 
 def _nodes_to_avoid(ctx: Context, faults: list[DeviceFault]) -> list[str]:
     """One fault may come from a process that released the chips too late. Two on one node come from the node."""
-    oldest = ctx.now - ctx.job.spec.run_policy.restart.window_length
+    oldest = ctx.now - ctx.job.spec.run_policy.restart.window
     recent = [fault.node for fault in faults if parse_time(fault.time) > oldest]
     return sorted({node for node in recent if recent.count(node) >= _FAULTS_TO_AVOID_A_NODE})
 

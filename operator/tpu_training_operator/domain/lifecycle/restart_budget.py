@@ -89,6 +89,6 @@ def _jitter(seed: str) -> float:
 
 def _counting(policy: Restart, restarts: Restarts, now: datetime) -> dict[str, list[str]]:
     """The times of the restarts that still count, by class."""
-    oldest = now - policy.window_length
+    oldest = now - policy.window
     recent = {kind: [time for time in times if parse_time(time) > oldest] for kind, times in restarts.charged.items()}
     return {kind: times for kind, times in recent.items() if times}

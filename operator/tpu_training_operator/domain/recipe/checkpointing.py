@@ -2,8 +2,9 @@
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.scale_up import Begin
+from tpu_training_operator.domain.words import span
 
-_DEFAULT_MINUTES = 10
+_DEFAULT_SECONDS = 600
 
 
 def folder(job: TPUTrainingJob, checkpoint: Checkpoint) -> str:
@@ -31,12 +32,13 @@ def left_by_trials(job: TPUTrainingJob) -> str | None:
 
 
 def interval(checkpoint: Checkpoint) -> dict[str, int]:
-    """The run spec's everySteps and everyMinutes, as far as they are given."""
-    given = {"everySteps": checkpoint.every_steps, "everyMinutes": checkpoint.every_minutes}
-    return {name: value for name, value in given.items() if value is not None} or {"everyMinutes": _DEFAULT_MINUTES}
+    """The run spec's everySteps and everySeconds, as far as they are given."""
+    given = {"everySteps": checkpoint.every_steps, "everySeconds": checkpoint.every_seconds}
+    return {name: value for name, value in given.items() if value is not None} or {"everySeconds": _DEFAULT_SECONDS}
 
 
 def interval_text(checkpoint: Checkpoint) -> str:
     """The interval in words: "every 500 steps or 10 min"."""
-    units = {"everySteps": "steps", "everyMinutes": "min"}
-    return "every " + " or ".join(f"{value} {units[name]}" for name, value in interval(checkpoint).items())
+    every = interval(checkpoint)
+    texts = {name: span(value) if name == "everySeconds" else f"{value} steps" for name, value in every.items()}
+    return "every " + " or ".join(texts.values())

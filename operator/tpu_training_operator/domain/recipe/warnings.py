@@ -10,7 +10,7 @@ from decimal import Decimal
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.recipe import Optimizer, Recipe, ScheduleName
 from tpu_training_operator.api.scale_up import Finding
-from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.slice import Hardware, ProvisioningType
 from tpu_training_operator.api.trainer import Backend, Execution
 from tpu_training_operator.domain.recipe.scale import ScaledRecipe
 from tpu_training_operator.domain.recipe.torchrun import torchrun_warnings
@@ -70,7 +70,8 @@ def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
 def checkpoint_warnings(spec: Spec) -> list[str]:
     """Checkpoints that a cluster would lose, or their absence. They do not concern a run on the user's machine."""
     if spec.checkpoint is None:
-        spot = spec.slice.provisioning is not None and spec.slice.provisioning.spot
+        provisioning = spec.slice.provisioning
+        spot = provisioning is not None and provisioning.type is ProvisioningType.SPOT
         # A loop of the user's own may save checkpoints anywhere.
         if spot and spec.trainer.entrypoint is not None:
             return ["GKE may reclaim spot slices at any time; without spec.checkpoint every restart begins at step 0"]
