@@ -24,7 +24,7 @@ ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{FULL_NAME}"
 JOB = "tputrainingjob.tpu-operator.dev/digits"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def monitoring(control_plane: ControlPlane) -> None:
     """The kinds of the Prometheus Operator and Google's, by name only: their own validation is not available here."""
     group, version = MONITORING[0].split("/")

@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
-from tpu_training_operator.api.text import duration
+from tpu_training_operator.api.words import duration
 
 MOST_METRICS = 64
 MOST_WARNINGS = 20

@@ -27,8 +27,6 @@ _JOINER = re.compile(r"(?<![^\x00-\x7f])[\u200c\u200d]+|[\u200c\u200d]+(?![^\x00
 # Halves of characters, which JSON can spell but UTF-8 cannot.
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-
 
 def plain(text: str) -> str:
     """The text with tab and newline as its only control characters; never longer than before.
@@ -51,15 +49,3 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain_json(inner) for inner in value]
     return value
-
-
-def duration(seconds: float) -> str:
-    """4s, 2m10s, 1h03m, 3d04h: at most two units."""
-    whole = max(0, round(seconds))
-    if whole < _MINUTE:
-        return f"{whole}s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE}m{whole % _MINUTE:02}s"
-    if whole < _DAY:
-        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02}m"
-    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02}h"
