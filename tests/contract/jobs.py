@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.naming import parameter_variable
+from tpu_training_operator.domain.job.naming import parameter_variable
 
 Object = dict[str, Any]
 
@@ -103,7 +103,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     },
     "checkpoints by step": {"checkpoint": {"uri": "/mnt/run", "everySteps": 500, "keep": 1}},
     "checkpoints by step and time": {
-        "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everyMinutes": 30},
+        "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everySeconds": 1800},
     },
     "report": {"report": {}},
     "report elsewhere": {"report": {"uri": "gs://bucket/run", "tensorBoard": True, "gradientNoiseScale": True}},

@@ -13,17 +13,17 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from tests.contract.jobs import KINDS_OF_JOBS, any_recipe, stored_job
-from tpu_trainer import spec as trainer
-from tpu_trainer.errors import BadSpecError
+from tpu_trainer.contract import spec as trainer
+from tpu_trainer.contract.errors import BadSpecError
 from tpu_training_operator.api.job import Report, TPUTrainingJob
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.trainer import TorchRuntime
+from tpu_training_operator.domain.job.recipe.comparison import comparison
+from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
+from tpu_training_operator.domain.job.rungs import trials_of
 from tpu_training_operator.domain.objects.shared import config_map
-from tpu_training_operator.domain.recipe.comparison import comparison
-from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
-from tpu_training_operator.domain.rungs import trials_of
 
-SCHEMA = json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads(files("tpu_trainer.contract").joinpath("runspec-v1.schema.json").read_text(encoding="utf-8"))
 ATTEMPT = 7
 
 kinds_of_jobs = pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())
@@ -125,11 +125,11 @@ def _checkpoint(job: TPUTrainingJob) -> trainer.CheckpointSpec | None:
     given = job.spec.checkpoint
     if given is None:
         return None
-    minutes = 10 if given.every_steps is None and given.every_minutes is None else given.every_minutes
+    seconds = 600 if given.every_steps is None and given.every_seconds is None else given.every_seconds
     folder = f"{given.uri}/{job.namespace}/{job.name}"
     best = given.keep_best and trainer.BestSpec(given.keep_best.metric, trainer.Mode(given.keep_best.mode))
     begins = given.init_from and trainer.InitSpec(given.init_from.uri, given.init_from.strict)
-    return trainer.CheckpointSpec(folder, given.every_steps, minutes, given.keep, best, given.resume_from, begins)
+    return trainer.CheckpointSpec(folder, given.every_steps, seconds, given.keep, best, given.resume_from, begins)
 
 
 def _report(given: Report | None) -> trainer.ReportSpec:
@@ -188,7 +188,7 @@ RICHEST = {
     "checkpoint": {
         "uri": "gs://bucket/digits",
         "everySteps": 500,
-        "everyMinutes": 10,
+        "everySeconds": 600,
         "keepBest": {"metric": "accuracy", "mode": "Max"},
         "resumeFrom": "gs://bucket/digits/default/first",
     },
@@ -237,7 +237,7 @@ def test_a_rung_makes_the_first_steps_of_its_training_and_keeps_checkpoints_else
         if place is not None:
             last = json.loads(config_map(job, resolve(job.spec), ATTEMPT)["data"]["run.json"])
             assert place.replace("UID", job.uid).startswith(trainer.parse_run_spec(last).checkpoint.trials)
-        assert read.checkpoint is None or (read.checkpoint.every_steps, read.checkpoint.every_minutes) == (None, None)
+        assert read.checkpoint is None or (read.checkpoint.every_steps, read.checkpoint.every_seconds) == (None, None)
 
 
 def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:

@@ -15,7 +15,7 @@ from tests.unit.good_jobs import GOOD_JOBS
 from tests.unit.jobs import job_body
 
 Object = dict[str, Any]
-RESERVATION = {"slice": {"provisioning": {"reservation": "r"}}}
+RESERVATION = {"slice": {"provisioning": {"type": "Reservation", "reservation": "r"}}}
 
 
 @pytest.fixture

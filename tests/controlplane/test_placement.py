@@ -119,7 +119,7 @@ def a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_
     wanted, _ = place.add(V5P), place.add(V6E)
     place.apply(tpu_job("earlier", "v5p-32"))
     space.wait_for_state("Running", name="earlier")
-    v6e = {"slice": {"acceleratorType": "v6e-16"}, "after": "5s"}
+    v6e = {"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 5}
     policy = {"restart": {"backoff": {"initialSeconds": 1, "maxSeconds": 1}}}
     placement = {"alternatives": [v6e], "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1}
     saved = {"uri": "gs://bucket/jobs"}
@@ -149,14 +149,14 @@ def a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_
     ):
         assert words in story
     space.wait(lambda: not any("hold" in name for name in space.names("pod")), "no placeholder is left")
-    return f"a job for a full v5p pool (after: 5s) {', '.join(waits)}"
+    return f"a job for a full v5p pool (waits 5 s) {', '.join(waits)}"
 
 
 def a_slice_without_a_node_pool_is_left_at_once(place: Place) -> None:
     """By the words of the real scheduler; the test plays the cluster autoscaler."""
     space = place.space
     place.add(TWO_HOSTS)
-    other = {"slice": {"acceleratorType": "v5litepod-8"}, "after": "10h"}
+    other = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 36000}
     # Or the scheduler would name the taints of another story's nodes, which says nothing about their labels.
     tolerant = {"tolerations": [{"operator": "Exists"}]}
     place.apply(tpu_job("nowhere", "v4-16", placement={"alternatives": [other]}, trainer=tolerant))
@@ -274,7 +274,7 @@ def placeholders_of_a_negative_priority_yield_to_another_gang(place: Place) -> N
     place.apply(tpu_job("earlier", "v5p-32"))
     space.wait_for_state("Running", name="earlier")
     placement = {
-        "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "after": "5s"}],
+        "alternatives": [{"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 5}],
         "returnToPreferred": "AtCheckpoint",
         "minRunSeconds": 1,
         "placeholderPriorityClass": place.priority(-5)["priorityClassName"],

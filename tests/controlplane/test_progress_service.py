@@ -14,6 +14,7 @@ import yaml
 
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.deadlines import deadline
 from tests.cluster.ports import free_port
 from tests.contract.jobs import job_body
 from tests.contract.objects import owned_by
@@ -21,8 +22,8 @@ from tests.controlplane.bound_tokens import AUDIENCE, claims, token, with_claims
 from tests.controlplane.operator_process import ACCOUNT, grant
 from tests.controlplane.test_kubernetes_cluster import credentials_of
 from tests.unit.tls_probe import LOOPBACK, trusting
-from tpu_training_operator.domain.naming import WorkerId, worker_labels
-from tpu_training_operator.domain.report import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.job.naming import WorkerId, worker_labels
 from tpu_training_operator.kube.client import Client, connect
 from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden
@@ -264,7 +265,7 @@ async def test_a_pod_of_a_deleted_job_of_the_same_name_is_refused(space: Space) 
 
 
 async def _gone(space: Space, path: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline(60)):
         while True:
             try:
                 space.cluster.api.call("GET", path)

@@ -21,11 +21,11 @@ from tests.controlplane.jobs import Namespace, condition, digits
 from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
 from tests.stories import Group, Stories, selected, told_together
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.cluster_state.workload import Priority, Queue, workload_name
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import workload
-from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.workload import Priority, Queue, workload_name
 
 Object = dict[str, Any]
 
@@ -182,7 +182,7 @@ def a_queued_job_takes_the_slice_that_is_admitted_and_returns_when_the_better_on
 ) -> None:
     job = _queued("digits", {})
     smaller = job["spec"]["slice"] | {"acceleratorType": "v5litepod-8"}
-    alternatives = [{"slice": smaller, "after": "10m"}]
+    alternatives = [{"slice": smaller, "waitForPreviousSeconds": 600}]
     job["spec"] |= {
         "placement": {"alternatives": alternatives, "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1},
         "checkpoint": {"uri": "gs://bucket/jobs"},

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.deadlines import deadline
 from tests.contract.jobs import stored_job
 from tests.contract.objects import delete
 from tests.local.runs import DEADLINE
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.recipe.resolve import resolve
 from tpu_training_operator.kube.cluster import PODS, Object
 from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.kubelet import Kubelet
@@ -55,7 +56,7 @@ async def kubelet(store: Store, tmp_path: Path) -> AsyncIterator[Kubelet]:
 
 
 async def drained(kubelet: Kubelet) -> None:
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(deadline(DEADLINE)):
         await kubelet.drain()
 
 

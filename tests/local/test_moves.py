@@ -2,7 +2,7 @@
 
 from tests.local.runs import Runs
 
-SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "after": "1s"}
+SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 1}
 WAITS_ON_FOUR_HOSTS = """
 tell("ready", os.environ["TPUJOB_NUM_HOSTS"])
 if os.environ["TPUJOB_NUM_HOSTS"] == "4":
@@ -21,7 +21,11 @@ def test_a_job_that_loses_its_slice_goes_on_with_the_next_one(runs: Runs) -> Non
 
 def test_a_job_that_loses_one_of_its_slices_goes_on_with_the_other(runs: Runs) -> None:
     arguments = ["--output-dir", "out", "--simulate-loss", "v5litepod-8:5-"]
-    changes = {"placement.count": {"min": 1, "after": "1s"}, "slice.acceleratorType": "v5litepod-8", "slice.count": 2}
+    changes = {
+        "placement.count": {"min": 1, "waitForPreviousSeconds": 1},
+        "slice.acceleratorType": "v5litepod-8",
+        "slice.count": 2,
+    }
     run = runs.start(WAITS_ON_FOUR_HOSTS, changes, hosts=4, arguments=arguments)
     assert run.wait() == 0
     move = run.result()["moves"][-1]

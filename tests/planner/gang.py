@@ -29,11 +29,11 @@ from tests.planner.surroundings import Surroundings
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.crd import structural
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.actions import Plan
-from tpu_training_operator.domain.lifecycle.pod_cleanup import is_on_lost_node
-from tpu_training_operator.domain.lifecycle.weight import Weight, weight
-from tpu_training_operator.domain.naming import WorkerId, is_placeholder
-from tpu_training_operator.domain.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.job.naming import WorkerId, is_placeholder
+from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.common.pod_cleanup import is_on_lost_node
+from tpu_training_operator.domain.plan.freshness import Weight, weight
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Conflict
 
@@ -75,7 +75,7 @@ class Gang(Surroundings):
         listens=st.sampled_from([True, True, False]),
         own_loop=st.sampled_from([False, False, True]),
         passes=st.integers(0, 5),
-        window=st.sampled_from(["5m", "24h"]),
+        window=st.sampled_from([300, 86400]),
         limits=st.fixed_dictionaries(
             {
                 "Infrastructure": st.integers(0, 4),
@@ -95,12 +95,12 @@ class Gang(Surroundings):
         listens: bool,
         own_loop: bool,
         passes: int,
-        window: str,
+        window: int,
         limits: dict[str, int],
     ) -> None:
         trainer = {"spec.trainer": {"image": "localhost/own:1", "command": ["python", "loop.py"]}}
         self.features = features
-        self.limits, self.window = limits, timedelta(minutes=5) if window == "5m" else timedelta(hours=24)
+        self.limits, self.window = limits, timedelta(seconds=window)
         changes: dict[str, Any] = {
             "spec.slice.acceleratorType": "v5litepod-8",
             "spec.slice.count": slices,
@@ -109,7 +109,7 @@ class Gang(Surroundings):
             "spec.runPolicy": {
                 "startDeadlineSeconds": 60,
                 "progressDeadlineSeconds": 120,
-                "restart": {"limits": limits, "window": window},
+                "restart": {"limits": limits, "windowSeconds": window},
                 **features["policy"],
             },
         }

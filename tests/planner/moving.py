@@ -22,13 +22,13 @@ from tests.planner.mishaps import Mishap, fired
 from tests.planner.model_trainer import ModelTrainer
 from tpu_training_operator.api.constants import LABEL_ALTERNATIVE, LABEL_SLICE_INDEX
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.naming import is_placeholder
+from tpu_training_operator.domain.job.naming import is_placeholder
 from tpu_training_operator.kube.cluster import Object
 
 PLACEMENT = {
     "alternatives": [
-        {"slice": {"acceleratorType": "v4-16"}, "after": "2m"},
-        {"slice": {"acceleratorType": "v5litepod-16"}, "after": "3m"},
+        {"slice": {"acceleratorType": "v4-16"}, "waitForPreviousSeconds": 120},
+        {"slice": {"acceleratorType": "v5litepod-16"}, "waitForPreviousSeconds": 180},
     ],
     "returnToPreferred": "AtCheckpoint",
     "minRunSeconds": 60,
@@ -56,7 +56,7 @@ class MovingGang(Gang):
         spec["placement"], spec["checkpoint"] = {**PLACEMENT}, {"uri": "gs://bucket/jobs"}
         # The numbers that the alternatives have in the order of preference begin at `first`.
         if spec["slice"]["count"] == 2:
-            spec["placement"]["count"] = {"min": 1, "after": "2m"}
+            spec["placement"]["count"] = {"min": 1, "waitForPreviousSeconds": 120}
             self.first = 2
         if "entrypoint" in spec["trainer"] and self.limits["UserError"] == 1:
             spec["scaleUp"] = {"stages": [TRIAL]}

@@ -145,7 +145,7 @@ RUNGS = [{"slice": {"acceleratorType": f"v5litepod-{chips}"}, "steps": 20} for c
 LADDER = {"spec.scaleUp.stages": RUNGS}
 
 PLACEMENT = {
-    "alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}, "after": "1m"}],
+    "alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 60}],
     "returnToPreferred": "AtCheckpoint",
     "minRunSeconds": 60,
 }

@@ -16,11 +16,11 @@ from tests.unit.jobs import job_body, resolved
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.lifecycle.weight import Weight, weight
-from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.objects.preflight_pod import entry_check_config_map, entry_check_pod
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.options import options_of
+from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.options import options_of
+from tpu_training_operator.domain.plan.freshness import Weight, weight
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Forbidden
 
@@ -101,7 +101,7 @@ EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
 NOTHING_ABOUT_THE_JOB = {
     "out of memory": lambda c: check_ends(c, 137, message="", reason="OOMKilled"),
     "evicted": lambda c: c.pods[POD].update(status=EVICTED),
-    "without the check": lambda c: check_ends(c, 1, message="/usr/bin/python: No module named tpu_trainer.check"),
+    "without the check": lambda c: check_ends(c, 1, message="/usr/bin/python: No module named tpu_trainer"),
     "too slow": lambda c: (kubelet.start(c, c.pods[POD]), passes(c, 961)),
     "without a node": lambda c: passes(c, 301),
 }
@@ -299,7 +299,7 @@ def pod_of(changes: dict[str, Any] | None = None) -> Object:
 def test_it_asks_for_no_chips_and_no_tpu_node() -> None:
     job_changes = {
         "spec.trainer.nodeSelector": {"team": "vision", "topology.kubernetes.io/zone": "us-east5-b"},
-        "spec.slice.provisioning": {"spot": True},
+        "spec.slice.provisioning": {"type": "Spot"},
         "spec.trainer.podLabels": {"kueue.x-k8s.io/pod-group-name": "group", "team": "vision"},
     }
     pod = pod_of(job_changes)
@@ -587,8 +587,8 @@ def test_a_pod_that_must_compile_has_room_for_it_and_no_chips() -> None:
 
 def test_an_alternative_with_another_step_is_compiled_too_and_warned_of(snapshot: SnapshotAssertion) -> None:
     v6e: Object = {"acceleratorType": "v6e-16"}
-    slices: list[Object] = [{"acceleratorType": "v5litepod-32"}, v6e, v6e | {"provisioning": {"spot": True}}]
-    others = [{"slice": one, "after": "1m"} for one in slices]
+    slices: list[Object] = [{"acceleratorType": "v5litepod-32"}, v6e, v6e | {"provisioning": {"type": "Spot"}}]
+    others = [{"slice": one, "waitForPreviousSeconds": 60} for one in slices]
     cluster = given_a_check(AUTO | {"spec.placement": {"alternatives": others}})
     data = cluster.others["ConfigMap/digits-0"]["data"]
     assert list(data) == ["run.json", "compile-001.json", "compile-002.json"]

@@ -14,7 +14,7 @@ from tpu_training_operator.api.constants import LABEL_SLICE_INDEX
 from tpu_training_operator.api.status import State
 from tpu_training_operator.kube.cluster import Object
 
-OTHER = {"slice": {"acceleratorType": "v6e-16"}, "after": "20m"}
+OTHER = {"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 1200}
 FOUR = {"spec.slice": {"acceleratorType": "v5litepod-8", "count": 4}, "spec.trainer.backend": "XLASPMD"}
 FEWER = FOUR | {"spec.placement.count": {"min": 1}}
 GROWING = FOUR | {

@@ -24,12 +24,12 @@ from tests.planner.story import (
 from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.constants import LABEL_ALTERNATIVE
 from tpu_training_operator.api.status import ReportPhase, State
-from tpu_training_operator.domain.lifecycle.blocked import Obstacle, blocked
-from tpu_training_operator.domain.observed import Observed, format_time, parse_time
+from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
+from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
 from tpu_training_operator.kube.errors import Forbidden
 
-SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "after": "10m"}
-OTHER = {"slice": {"acceleratorType": "v6e-16"}, "after": "20m"}
+SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 600}
+OTHER = {"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 1200}
 TWO = {"spec.placement.alternatives": [SMALLER]}
 THREE = {"spec.placement.alternatives": [SMALLER, OTHER]}
 
@@ -148,7 +148,7 @@ def test_hosts_that_a_lost_one_has_left_behind_are_no_reason_to_wait_longer() ->
 
 
 def test_a_gang_whose_backoff_is_longer_than_its_wait_may_still_use_nodes_that_are_there() -> None:
-    impatient = {"spec.placement.alternatives": [SMALLER | {"after": "5s"}]}
+    impatient = {"spec.placement.alternatives": [SMALLER | {"waitForPreviousSeconds": 5}]}
     cluster = given_a_running_gang(impatient)
     passes(cluster, 60)
     kubelet.end(cluster, cluster.pods["digits-1-0-0"], 137)
@@ -221,14 +221,14 @@ def test_a_job_with_a_long_history_does_not_go_round_faster_than_a_new_one() -> 
 
 
 def test_the_longest_wait_and_a_search_without_end_stay_within_the_calendar() -> None:
-    for_ever = {"slice": {"acceleratorType": "v5litepod-8"}, "after": "99999999d"}
+    for_ever = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 2**31 - 1}
     cluster = given_a_created_gang({"spec.placement.alternatives": [for_ever]})
     cluster.job["status"]["placement"]["searches"] = 10**9
     waits(cluster, 10)
     assert where(cluster) == (1, 0, "v5litepod-16")
 
 
-@pytest.mark.parametrize("policy", [{"onLoss": "Wait"}, {"maxMoves": {"count": 1, "window": "24h"}}])
+@pytest.mark.parametrize("policy", [{"onLoss": "Wait"}, {"maxMoves": {"count": 1, "windowSeconds": 86400}}])
 def test_a_job_that_may_not_leave_its_slice_waits_for_it(policy: dict[str, Any]) -> None:
     placement = {"alternatives": [SMALLER, OTHER], **policy}
     cluster = given_a_running_gang({"spec.placement": placement})

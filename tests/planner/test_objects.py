@@ -8,10 +8,10 @@ from tests.planner.worker_objects import Object, container, env, pod
 from tests.unit.jobs import ABSENT, job_body, resolved
 from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.naming import WorkerId, workers
+from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
+from tpu_training_operator.domain.job.naming import WorkerId, workers
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy, config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.report import Reporting
 
 OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
 
@@ -189,11 +189,14 @@ def capacity(provisioning: Object) -> tuple[Object, Object, Object]:
     return additions(plain["nodeSelector"], found["nodeSelector"]), tolerated, terms.get("nodeSelectorTerms", [])
 
 
-@pytest.mark.parametrize("way", ["spot", "flex-start", "queued"])
-def test_nodes_of_a_capacity_are_found_by_their_label_and_tolerated_with_it(way: str) -> None:
-    field = {"flex-start": "flexStart"}.get(way, way)
-    label = {f"cloud.google.com/gke-{way}": "true"}
-    assert capacity({field: True}) == (label, label, [])
+@pytest.mark.parametrize(("way", "name"), [("Spot", "spot"), ("FlexStart", "flex-start"), ("Queued", "queued")])
+def test_nodes_of_a_capacity_are_found_by_their_label_and_tolerated_with_it(way: str, name: str) -> None:
+    label = {f"cloud.google.com/gke-{name}": "true"}
+    assert capacity({"type": way}) == (label, label, [])
+
+
+def test_nodes_on_demand_are_asked_for_as_if_nothing_had_been_said() -> None:
+    assert capacity({"type": "OnDemand"}) == ({}, {}, [])
 
 
 SPECIFIC = [
@@ -217,14 +220,14 @@ SPECIFIC = [
 def test_a_reservations_nodes_are_found_whether_the_autoscaler_or_a_user_made_them(
     given: str, labels: dict[str, str]
 ) -> None:
-    asked, tolerated, alternatives = capacity({"reservation": given})
+    asked, tolerated, alternatives = capacity({"type": "Reservation", "reservation": given})
     assert asked == {f"cloud.google.com/reservation-{name}": value for name, value in labels.items()}
     assert tolerated == {"cloud.google.com/reservation-name": labels["name"]}
     assert alternatives == SPECIFIC
 
 
 def test_a_node_is_avoided_in_every_alternative() -> None:
-    job = resolved({"spec.slice.provisioning": {"reservation": "r"}})
+    job = resolved({"spec.slice.provisioning": {"type": "Reservation", "reservation": "r"}})
     careful = worker_pod(*job, WorkerId(3, 0, 2), avoid=["node-a"])["spec"]["affinity"]["nodeAffinity"]
     fields = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}]}
     terms = careful["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -232,7 +235,7 @@ def test_a_node_is_avoided_in_every_alternative() -> None:
 
 
 def test_a_rehearsal_requests_no_capacity() -> None:
-    spec = pod(ON_CPU | {"spec.slice.provisioning": {"reservation": "r"}})["spec"]
+    spec = pod(ON_CPU | {"spec.slice.provisioning": {"type": "Reservation", "reservation": "r"}})["spec"]
     assert not {"nodeSelector", "affinity"} & spec.keys()
     assert [t for t in spec["tolerations"] if "google" in t["key"]] == []
 
@@ -569,4 +572,4 @@ def test_code_elsewhere_needs_no_secret() -> None:
 def test_the_trainer_unpacks_the_code_before_a_command_starts() -> None:
     assert container({"spec.trainer.code": CODE})["command"] == ["python", "-m", "tpu_trainer"]
     started = container(OWN_LOOP | {"spec.trainer.code": CODE})["command"]
-    assert started == ["python", "-m", "tpu_trainer.code", "python", "train.py"]
+    assert started == ["python", "-m", "tpu_trainer", "run-command", "python", "train.py"]

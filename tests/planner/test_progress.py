@@ -15,10 +15,10 @@ from tests.planner.story import fails, given_a_running_gang, passes
 from tests.unit.pods import at, time_at
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, BestCheckpoint, Progress, ReportPhase, State, Status
-from tpu_training_operator.domain.actions import Plan
-from tpu_training_operator.domain.lifecycle.progress import heard, new_attempt
-from tpu_training_operator.domain.observed import format_time
-from tpu_training_operator.domain.report import Report
+from tpu_training_operator.domain.cluster_state.observed import format_time
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.common.progress import heard, new_attempt
 
 TWICE = {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}}}}
 
@@ -72,6 +72,7 @@ def test_a_report_is_shown_unchanged() -> None:
     reports(cluster, 100, warnings=("slow input",), **said)
     times = dict.fromkeys(("last_report_time", "last_advance_time"), format_time(cluster.now))
     assert progress(cluster) == Progress(phase=ReportPhase.TRAINING, step=100, warnings=["slow input"], **said, **times)
+    assert (progress(cluster).percent, progress(cluster).time_left) == (25, "1m17s")
 
 
 def test_metrics_stay_until_new_ones_are_reported() -> None:
@@ -209,7 +210,9 @@ def test_an_old_checkpoint_refills_nothing(checkpoint: int | None) -> None:
 
 
 def test_a_failure_before_the_window_does_not_count() -> None:
-    cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}, "window": "1h"}}})
+    cluster = given_a_running_gang(
+        {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}, "windowSeconds": 3600}}}
+    )
     for _ in range(3):
         restart(cluster)
         passes(cluster, 3600)

@@ -13,7 +13,7 @@ from tests.planner.operators import look, one_pass
 from tests.planner.story import all_are_ready, all_finish, described, given_a_job, ready_message, reason
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.cluster_state.observed import format_time
 
 GIVEN_UP = ["DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded"]
 
@@ -376,7 +376,7 @@ def test_a_missing_flavor_is_said(snapshot: SnapshotAssertion) -> None:
 
 
 def test_queued_provisioning_without_a_queue_is_refused(snapshot: SnapshotAssertion) -> None:
-    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"queued": True}}
+    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"type": "Queued"}}
     cluster = given_a_job({"spec.slice": slices})
     one_pass(cluster)
     assert cluster.status.state is State.INVALID

@@ -14,8 +14,8 @@ from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
 
 ALTERNATIVES = [
-    {"slice": {"acceleratorType": "v5litepod-8"}, "after": "10m"},
-    {"slice": {"acceleratorType": "v6e-16"}, "after": "20m"},
+    {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 600},
+    {"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 1200},
 ]
 THREE = {"spec.placement": {"alternatives": ALTERNATIVES}, "spec.checkpoint": {"uri": "gs://bucket/jobs"}}
 GROWING = {

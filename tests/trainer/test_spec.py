@@ -12,12 +12,12 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.gang import run_spec
-from tpu_trainer.environment import check_agreement, read_environment
-from tpu_trainer.errors import BadSpecError
-from tpu_trainer.spec import TorchSpec, parse_run_spec, read_run_spec
+from tpu_trainer.contract.environment import check_agreement, read_environment
+from tpu_trainer.contract.errors import BadSpecError
+from tpu_trainer.contract.spec import TorchSpec, parse_run_spec, read_run_spec
 
 VALIDATOR = jsonschema.Draft202012Validator(
-    json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text())
+    json.loads(files("tpu_trainer.contract").joinpath("runspec-v1.schema.json").read_text())
 )
 
 
@@ -51,7 +51,7 @@ RIGHT = [
     ("torch", {"device": "cuda", "collectives": "nccl", "processesPerHost": 2}),
     ("torch", {"device": "cpu", "collectives": "gloo", "processesPerHost": 2, "execution": "Compile"}),
     ("checkpoint", {"uri": "/mnt/run", "keep": 1}),
-    ("checkpoint", {"uri": "gs://bucket/run", "everySteps": 1, "everyMinutes": 1, "keep": 1}),
+    ("checkpoint", {"uri": "gs://bucket/run", "everySteps": 1, "everySeconds": 60, "keep": 1}),
     ("report", {}),
     ("report", {"uri": "/mnt/run", "tensorBoard": True, "gradientNoiseScale": False}),
     ("scaling", []),

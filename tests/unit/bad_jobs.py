@@ -78,7 +78,11 @@ _SPEC: list[Row] = [
     ({"placement": {"count": {"min": 1}}}, "placement.count", "must be below spec.slice.count, the most slices"),
     ({"placement": {"count": {"min": 1, "max": 2}}}, "placement.count.max", "unknown field"),
     ({"placement": {"alternatives": []}}, "placement.alternatives", "at least 1 item"),
-    ({"placement": {"alternatives": [{"after": "1h"}]}}, "placement.alternatives[0].slice", "is required"),
+    (
+        {"placement": {"alternatives": [{"waitForPreviousSeconds": 3600}]}},
+        "placement.alternatives[0].slice",
+        "is required",
+    ),
     (
         {"placement": {"alternatives": [{"slice": {TYPE: "v5litepod-7"}}]}},
         "placement.alternatives[0].slice.acceleratorType",
@@ -95,7 +99,7 @@ _SPEC: list[Row] = [
         "needs spec.checkpoint",
     ),
     (
-        {"slice.provisioning": {"spot": True}, "trainer.nodeSelector": {"cloud.google.com/reservation-name": "r"}},
+        {"slice.provisioning": {"type": "Spot"}, "trainer.nodeSelector": {"cloud.google.com/reservation-name": "r"}},
         "trainer.nodeSelector",
         "leave them out: cloud.google.com/reservation-name",
     ),
@@ -145,7 +149,7 @@ _CHECKPOINT: list[Row] = [
     (SAVED | {"uri": "/"}, "uri", "is not gs://bucket/path or an absolute path"),
     (SAVED | {"uri": "/" + "a" * 1024}, "uri", "at most 1024 characters"),
     (SAVED | {"everySteps": 0}, "everySteps", "0 is too small; the minimum is 1"),
-    (SAVED | {"everyMinutes": "10"}, "everyMinutes", "'10' is not a whole number"),
+    (SAVED | {"everySeconds": "10"}, "everySeconds", "'10' is not a whole number"),
     (SAVED | {"keep": 0}, "keep", "0 is too small; the minimum is 1"),
     (SAVED | {"every": 10}, "every", "unknown field; nearest: everySteps"),
     (SAVED | {"keepBest": {"metric": "f1", "mode": "Max"}}, "keepBest", "needs recipe.evaluateEverySteps: without it"),
@@ -248,11 +252,15 @@ _SLICE: list[Row] = [
     (NO_TYPE | {"generation": "v4", "topology": "4x8x6"}, "topology", "v4 has no topology '4x8x6'; nearest: "),
     (NO_TYPE | {"generation": "v4", "topology": "8x4x4"}, "topology", "v4 has no topology '8x4x4'; nearest: "),
     (NO_TYPE | {"generation": "v4", "topology": "16x16x24"}, "topology", "v4 has no topology '16x16x24'; nearest: "),
-    ({"provisioning": {"spot": "yes"}}, "provisioning.spot", "boolean"),
-    ({"provisioning": {"flexStart": 1}}, "provisioning.flexStart", "boolean"),
-    ({"provisioning": {"reservation": ""}}, "provisioning.reservation", "at least 1 character"),
+    ({"provisioning": {}}, "provisioning.type", "is required"),
+    ({"provisioning": {"type": "flexStart"}}, "provisioning.type", "did you mean FlexStart?"),
+    ({"provisioning": {"type": "Reservation", "reservation": ""}}, "provisioning.reservation", "at least 1 character"),
     *(
-        ({"provisioning": {"reservation": wrong}}, "provisioning.reservation", "give the reservation's name, or")
+        (
+            {"provisioning": {"type": "Reservation", "reservation": wrong}},
+            "provisioning.reservation",
+            "give the reservation's name, or",
+        )
         for wrong in (
             "My-Reservation",
             "r_1",
@@ -267,10 +275,10 @@ _SLICE: list[Row] = [
             "r/reservationSubBlocks/s",
         )
     ),
-    ({"provisioning": {"onDemand": True}}, "provisioning.onDemand", "unknown field"),
-    ({"provisioning": {"spot": True, "queued": True}}, "provisioning", "give at most one of spot, reservation"),
-    ({"provisioning": {"spot": True, "reservation": "r"}}, "provisioning", "give at most one of spot, reservation"),
-    ({TYPE: "v4-16", "provisioning": {"flexStart": True}}, "provisioning", "v3 and v4 have no flex-start"),
+    ({"provisioning": {"type": "Spot", "spot": True}}, "provisioning.spot", "unknown field"),
+    ({"provisioning": {"type": "Reservation"}}, "provisioning.reservation", "need each other: give both or neither"),
+    ({"provisioning": {"type": "Spot", "reservation": "r"}}, "provisioning.reservation", "need each other"),
+    ({TYPE: "v4-16", "provisioning": {"type": "FlexStart"}}, "provisioning", "v3 and v4 have no flex-start"),
     (NO_TYPE | {"generation": "v2", "topology": "2x2"}, "hardware", "GKE has no v2 nodes; use v3"),
     ({TYPE: "v2-8"}, "hardware", "GKE has no v2 nodes; use v3, which also has two cores per chip"),
     ({TYPE: "v5litepod-4", "count": 2}, "count", "several hosts; the smallest of v5e is v5litepod-8 (2x4)"),

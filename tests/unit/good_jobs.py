@@ -13,14 +13,14 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {
         "spec.placement": {
             "alternatives": [
-                {"slice": {"acceleratorType": kind, "provisioning": {"spot": True}}, "after": "90s"}
+                {"slice": {"acceleratorType": kind, "provisioning": {"type": "Spot"}}, "waitForPreviousSeconds": 90}
                 for kind in ("v5litepod-8", "v5p-32", "v4-16", "v6e-16")
             ],
             "returnToPreferred": "AtCheckpoint",
         },
         "spec.checkpoint": {"uri": "gs://bucket/digits"},
     },
-    _SPMD | {"spec.slice.count": 256, "spec.placement.count": {"min": 1, "after": "90s"}},
+    _SPMD | {"spec.slice.count": 256, "spec.placement.count": {"min": 1, "waitForPreviousSeconds": 90}},
     _NO_TYPE | {"spec.slice.generation": "v5e", "spec.slice.topology": "4x4"},
     {"spec.slice.acceleratorType": "v2-8", "spec.slice.hardware": "CPU"},
     _SPMD | {"spec.slice.machineType": "ct5lp-hightpu-4t", "spec.slice.count": 256},
@@ -35,7 +35,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.slice.acceleratorType": "v5litepod-4", "spec.slice.count": 2, "spec.slice.hardware": "CPU"},
     _SPMD | {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
     _OWN_LOOP | {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
-    {"spec.slice.provisioning": {"flexStart": True, "spot": False}},
+    {"spec.slice.provisioning": {"type": "FlexStart"}},
     # An alternative may be smaller than a rung: the ladder leads to the job's own slice.
     {
         "spec.scaleUp.stages": [{"slice": {"acceleratorType": "v5litepod-16"}, "steps": 10}],
@@ -48,7 +48,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
             "stages": [
                 {"slice": {"acceleratorType": "v5litepod-4"}, "steps": 10_000, "gates": {"lossFalls": False}},
                 {
-                    "slice": {"generation": "v5e", "topology": "2x4", "provisioning": {"spot": True}},
+                    "slice": {"generation": "v5e", "topology": "2x4", "provisioning": {"type": "Spot"}},
                     "steps": 10,
                     "gates": {
                         "minEfficiency": "1.5",
@@ -60,16 +60,21 @@ GOOD_JOBS: list[dict[str, Any]] = [
         },
         "spec.checkpoint": {"uri": "gs://bucket/digits"},
     },
-    {"spec.slice.provisioning": {"reservation": "r"}},
-    {"spec.slice.provisioning": {"reservation": "a" * 63}},
-    {"spec.slice.provisioning": {"reservation": "projects/my-project-1/reservations/r"}},
-    {"spec.slice.provisioning": {"reservation": "projects/1234/reservations/r/reservationBlocks/b"}},
-    {"spec.slice.provisioning": {"reservation": "r/reservationBlocks/b/reservationSubBlocks/s"}},
+    {"spec.slice.provisioning": {"type": "Reservation", "reservation": "r"}},
+    {"spec.slice.provisioning": {"type": "Reservation", "reservation": "a" * 63}},
+    {"spec.slice.provisioning": {"type": "Reservation", "reservation": "projects/my-project-1/reservations/r"}},
+    {
+        "spec.slice.provisioning": {
+            "type": "Reservation",
+            "reservation": "projects/1234/reservations/r/reservationBlocks/b",
+        }
+    },
+    {"spec.slice.provisioning": {"type": "Reservation", "reservation": "r/reservationBlocks/b/reservationSubBlocks/s"}},
     {"spec.trainer.nodeSelector": {"cloud.google.com/gke-spot": "true"}},
     {
         "spec.slice.hardware": "CPU",
         "spec.trainer.nodeSelector": {"cloud.google.com/gke-tpu-topology": "4x4"},
-        "spec.slice.provisioning": {"spot": True},
+        "spec.slice.provisioning": {"type": "Spot"},
     },
     {"spec.trainer.sharedMemory": "512Mi", "spec.trainer.volumeMounts": [{"name": "a", "mountPath": "/dev/shm2"}]},
     {"spec.trainer.securityContext": {}},
@@ -102,7 +107,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
     },
     {"spec.trainer.backend": "XLASPMD"},
     {"spec.checkpoint": {"uri": "gs://bucket/digits"}},
-    {"spec.checkpoint": {"uri": "/mnt/digits 1", "everySteps": 2**53, "everyMinutes": 1, "keep": 1}},
+    {"spec.checkpoint": {"uri": "/mnt/digits 1", "everySteps": 2**53, "everySeconds": 60, "keep": 1}},
     _OWN_LOOP | {"spec.checkpoint": {"uri": "gs://bucket/digits"}},
     {"spec.entryCheck": ABSENT},
     {"spec.entryCheck": {"mode": "Require", "dataInRegion": "Require", "resources": {"requests": {"cpu": 1}}}},

@@ -80,14 +80,14 @@ def test_the_entry_checks_config_map_has_a_run_spec_for_each_slice_for_which_it_
 
 def test_the_plan_shows_fewer_slices_and_which_numbers_are_left_out(snapshot: SnapshotAssertion) -> None:
     changes = {"spec.slice": {"acceleratorType": "v5litepod-8", "count": 4}, "spec.trainer.backend": "XLASPMD"}
-    job = job_body(changes | {"spec.placement.count": {"min": 1, "after": "90s"}})
-    found = planned(changes | {"spec.placement.count": {"min": 1, "after": "90s"}})["alternatives"]
-    assert [(one["slice"], one["after"], one["resolved"]["accumulationSteps"]) for one in found] == [
-        ("2 x v5litepod-8", "90s", 2),
-        ("v5litepod-8", "90s", 4),
+    job = job_body(changes | {"spec.placement.count": {"min": 1, "waitForPreviousSeconds": 90}})
+    found = planned(changes | {"spec.placement.count": {"min": 1, "waitForPreviousSeconds": 90}})["alternatives"]
+    assert [(one["slice"], one["waitForPreviousSeconds"], one["resolved"]["accumulationSteps"]) for one in found] == [
+        ("2 x v5litepod-8", 90, 2),
+        ("v5litepod-8", 90, 4),
     ]
     text = tpujob("plan", "-f", "-", job=job).stdout
-    assert "after 90s without all of them" in " ".join(text.split())
+    assert "after 90 s without all of them" in " ".join(text.split())
     assert text.splitlines()[-1] == snapshot
 
 
@@ -118,7 +118,7 @@ def test_warnings_follow_the_table_one_per_line(snapshot: SnapshotAssertion) -> 
     assert [rule, built] == snapshot
 
 
-SPOT = {"spec.slice.provisioning": {"spot": True}}
+SPOT = {"spec.slice.provisioning": {"type": "Spot"}}
 SHARED = {"spec.trainer.volumeMounts": [{"name": "disk", "mountPath": "/mnt/"}]}
 CLAIM = {"spec.trainer.volumes": [{"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}]}
 EMPTY_DIR = {"spec.trainer.volumes": [{"name": "disk", "emptyDir": {}}]}
@@ -170,9 +170,9 @@ def test_spot_slices_without_checkpoints_get_a_warning(snapshot: SnapshotAsserti
     ("given", "interval"),
     [
         ({}, "every 10 min"),
-        ({"everyMinutes": 30}, "every 30 min"),
+        ({"everySeconds": 1800}, "every 30 min"),
         ({"everySteps": 500}, "every 500 steps"),
-        ({"everySteps": 500, "everyMinutes": 30}, "every 500 steps or 30 min"),
+        ({"everySteps": 500, "everySeconds": 1800}, "every 500 steps or 30 min"),
     ],
 )
 def test_the_table_says_where_and_how_often_checkpoints_are_saved(given: dict[str, int], interval: str) -> None:

@@ -10,11 +10,18 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.cli.errors import BadInput
-from tpu_training_operator.cli.job_file import check
+from tpu_training_operator.cli.common.errors import BadInput
+from tpu_training_operator.cli.common.job_file import check
+from tpu_training_operator.domain.cluster_state.workload import (
+    Placement,
+    Priority,
+    Queue,
+    Workload,
+    placement_of,
+    workload_name,
+)
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.workload import conflicts, placed, workload
-from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.workload import Placement, Priority, Queue, Workload, placement_of, workload_name
 from tpu_training_operator.kube.cluster import Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
 from tpu_training_operator.runtime.queues import Queues
@@ -182,7 +189,7 @@ def test_topology_aware_placement_is_refused_in_words() -> None:
 
 
 def test_a_file_is_checked_for_what_only_a_queue_can_give(snapshot: SnapshotAssertion) -> None:
-    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"queued": True}}
+    slices = {"acceleratorType": "v5litepod-16", "provisioning": {"type": "Queued"}}
     body = job_body({"spec.slice": slices})
     with pytest.raises(BadInput) as caught:
         check(Path("job.yaml"), body)

@@ -10,12 +10,12 @@ from tests.unit.jobs import job
 from tests.unit.pods import NOON
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass, Restart
 from tpu_training_operator.api.status import Restarts
-from tpu_training_operator.domain.lifecycle.restart_budget import backoff, may_restart, refill, with_restart
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.cluster_state.observed import format_time
+from tpu_training_operator.domain.plan.common.restart_budget import backoff, may_restart, refill, with_restart
 
 
-def policy(window: str = "24h", **limits: int) -> Restart:
-    return job({"spec.runPolicy": {"restart": {"limits": limits, "window": window}}}).spec.run_policy.restart
+def policy(seconds: int = 86400, **limits: int) -> Restart:
+    return job({"spec.runPolicy": {"restart": {"limits": limits, "windowSeconds": seconds}}}).spec.run_policy.restart
 
 
 def after(**counting: int) -> Restarts:
@@ -64,7 +64,7 @@ def test_minus_one_is_unlimited(so_far: int) -> None:
     gaps=st.lists(st.integers(0, 300), max_size=150),
 )
 def test_no_window_has_more_restarts_in_it_than_the_limit(window: int, limit: int, gaps: list[int]) -> None:
-    rules, restarts, now, granted = policy(f"{window}s", Unknown=limit), Restarts(), NOON, []
+    rules, restarts, now, granted = policy(window, Unknown=limit), Restarts(), NOON, []
     for gap in gaps:
         now += timedelta(seconds=gap)
         inside = sum(time > now - timedelta(seconds=window) for time in granted)

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.entry_check import CompileCheck, EntryCheck
+from tpu_training_operator.api.ladder import Begin, ScaleUp
 from tpu_training_operator.api.model import (
     ApiModel,
     Boolean,
@@ -19,10 +21,8 @@ from tpu_training_operator.api.model import (
     StorageUri,
 )
 from tpu_training_operator.api.placement import Placement, ReturnToPreferred
-from tpu_training_operator.api.preflight import CompileCheck, EntryCheck
 from tpu_training_operator.api.recipe import MetricMode, Recipe, Sharding
 from tpu_training_operator.api.run_policy import RunPolicy
-from tpu_training_operator.api.scale_up import Begin, ScaleUp
 from tpu_training_operator.api.slice import (
     WITHOUT_TORCH_TPU,
     Hardware,
@@ -79,10 +79,10 @@ class Checkpoint(ApiModel):
         " path on a shared volume. Several jobs may share it; each writes to NAMESPACE/NAME below it."
     )
     every_steps: LargeCount | None = Field(
-        None, description="Steps between checkpoints; if everyMinutes is set too, whichever is due first counts."
+        None, description="Steps between checkpoints; if everySeconds is set too, whichever is due first counts."
     )
-    every_minutes: Count | None = Field(
-        None, description="Minutes between checkpoints; default 10 if everySteps is left out too."
+    every_seconds: Count | None = Field(
+        None, description="Seconds between checkpoints; default 600 if everySteps is left out too."
     )
     keep: Count = Field(3, description="Number of newest checkpoints to keep.")
     keep_best: KeepBest | None = Field(

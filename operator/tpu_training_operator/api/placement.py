@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tpu_training_operator.api.model import ApiModel, Count, Rule, ShortText
-from tpu_training_operator.api.run_policy import Duration, length_of
 from tpu_training_operator.api.slice import MOST_SLICES, Slice
 
 MOST_ALTERNATIVES = 4
@@ -40,21 +39,21 @@ class ReturnToPreferred(StrEnum):
 
 class MaxMoves(ApiModel):
     count: Annotated[int, Field(strict=True, ge=1, le=MOST_COUNTED_MOVES)] = Field(
-        6, description="Moves allowed within window. After that, the job stays with its slice and waits for it."
+        6, description="Moves allowed within windowSeconds. After that, the job stays with its slice and waits for it."
     )
-    window: Duration = Field("24h", description="How long a move counts, for example 30m, 24h or 7d.")
+    window_seconds: Count = Field(86400, description="How long a move counts, in seconds.")
 
     @property
-    def window_length(self) -> timedelta:
-        return length_of(self.window)
+    def window(self) -> timedelta:
+        return timedelta(seconds=self.window_seconds)
 
 
 class Alternative(ApiModel):
     slice: Slice = Field(description="The slice, or slices, to run on instead; hardware as in spec.slice.")
-    after: Duration = Field(
-        "10m",
-        description="How long the job waits for the slice before this one in the order of preference before it moves"
-        " here, for example 90s, 10m or 2h.",
+    wait_for_previous_seconds: Count = Field(
+        600,
+        description="How long the job waits for the slice that it prefers to this one before it moves here, in seconds."
+        " The previous slice is the one before it in the order of preference.",
     )
 
 
@@ -63,10 +62,9 @@ class FewerSlices(ApiModel):
         description="Fewest slices that the job runs on; the most is spec.slice.count. Of the numbers in between, the"
         " job uses those whose replicas share the global batch evenly, at most 16 of them."
     )
-    after: Duration = Field(
-        "10m",
-        description="How long the job waits for all of its slices before it runs on those that it has, for example 90s,"
-        " 10m or 2h.",
+    wait_for_previous_seconds: Count = Field(
+        600,
+        description="How long the job waits for all of its slices before it runs on those that it has, in seconds.",
     )
 
 
@@ -89,9 +87,9 @@ class Placement(ApiModel):
     )
     on_loss: OnLoss = Field(
         OnLoss.MOVE,
-        description="Move: if a job's slice fails or is taken away, and does not come back within after, the job"
-        " continues on the next slice in the order of preference. Wait: once it has run on a slice, it waits for that"
-        " one.",
+        description="Move: if a job's slice fails or is taken away, and does not come back within"
+        " waitForPreviousSeconds, the job continues on the next slice in the order of preference. Wait: once it has"
+        " run on a slice, it waits for that one.",
     )
     return_to_preferred: ReturnToPreferred = Field(
         ReturnToPreferred.NEVER,

@@ -13,15 +13,6 @@ MOST_COUNTED_RESTARTS = 100
 UNLIMITED = -1
 
 _RestartLimit = Annotated[int, Field(strict=True, ge=UNLIMITED, le=MOST_COUNTED_RESTARTS)]
-# Digits enough for two years in seconds.
-Duration = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,7}(s|m|h|d)$", max_length=9)]
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-# Longer than any job lives. Eight digits of days would leave the calendar, where no time can be computed.
-_LONGEST_WINDOW = timedelta(days=36_500)
-
-
-def length_of(duration: str) -> timedelta:
-    return min(timedelta(**{_UNITS[duration[-1]]: int(duration[:-1])}), _LONGEST_WINDOW)
 
 
 class FailureClass(StrEnum):
@@ -71,12 +62,13 @@ class Backoff(ApiModel):
 class Restart(ApiModel):
     limits: RestartLimits = Field(
         default_factory=RestartLimits,
-        description="Restarts allowed for each failure class within restart.window; -1 is unlimited, 0 means none.",
+        description="Restarts allowed for each failure class within restart.windowSeconds; -1 is unlimited, 0 means"
+        " none.",
     )
-    window: Duration = Field(
-        "24h",
-        description="How long a restart counts against its limit, for example 90s, 30m, 24h or 7d; at most 100 years."
-        " A checkpoint at a new highest step clears all counts earlier.",
+    window_seconds: Count = Field(
+        86400,
+        description="How long a restart counts against its limit, in seconds. A checkpoint at a new highest step clears"
+        " all counts earlier.",
     )
     backoff: Backoff = Field(
         default_factory=Backoff,
@@ -85,8 +77,8 @@ class Restart(ApiModel):
     )
 
     @property
-    def window_length(self) -> timedelta:
-        return length_of(self.window)
+    def window(self) -> timedelta:
+        return timedelta(seconds=self.window_seconds)
 
 
 class OnExceeded(StrEnum):

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from tpu_training_operator.api import catalogue
 from tpu_training_operator.api.constants import MAX_HOSTS
-from tpu_training_operator.api.model import TOPOLOGY_PATTERN, ApiModel, Boolean, Rule, ShortText
+from tpu_training_operator.api.model import TOPOLOGY_PATTERN, ApiModel, Rule, ShortText
 
 MOST_SLICES = 256
 
@@ -237,13 +237,21 @@ class Reservation(NamedTuple):
         return Reservation(**found.groupdict()) if found else None
 
 
+class ProvisioningType(StrEnum):
+    ON_DEMAND = "OnDemand"
+    SPOT = "Spot"
+    FLEX_START = "FlexStart"
+    QUEUED = "Queued"
+    RESERVATION = "Reservation"
+
+
 class Provisioning(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="[has(self.spot) && self.spot, has(self.reservation), has(self.flexStart) && self.flexStart,"
-            " has(self.queued) && self.queued].filter(given, given).size() <= 1",
-            message="give at most one of spot, reservation, flexStart and queued",
-            holds=lambda way: sum(map(bool, (way.spot, way.reservation, way.flex_start, way.queued))) <= 1,
+            cel="has(self.reservation) == (self.type == 'Reservation')",
+            message="type Reservation and reservation, its name, need each other: give both or neither",
+            holds=lambda way: (way.reservation is not None) == (way.type is ProvisioningType.RESERVATION),
+            field="reservation",
         ),
         Rule(
             cel=f"!has(self.reservation) || self.reservation.matches('^{_RESERVATION}$')",
@@ -255,16 +263,17 @@ class Provisioning(ApiModel):
         ),
     )
 
-    spot: Boolean = Field(False, description="Use spot VMs: cheaper, but GKE may reclaim them with 30 s notice.")
+    type: ProvisioningType = Field(
+        description="How the chips are provided. OnDemand: as long as the job needs them. Spot: cheaper, but GKE may"
+        " reclaim them with 30 s notice. FlexStart: they start when there is capacity and run for 7 days at most."
+        " Queued: queued provisioning, through the ProvisioningRequests of Kueue. Reservation: from the reservation"
+        " that reservation names.",
+    )
     reservation: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         None,
-        description="Specific reservation to use: NAME, or projects/PROJECT/reservations/NAME if another project shares"
-        " it; /reservationBlocks/BLOCK may follow.",
+        description="Specific reservation to use, with type Reservation: NAME, or projects/PROJECT/reservations/NAME"
+        " if another project shares it; /reservationBlocks/BLOCK may follow.",
     )
-    flex_start: Boolean = Field(
-        False, description="Use flex-start VMs, which start when there is capacity and run for 7 days at most."
-    )
-    queued: Boolean = Field(False, description="Use queued provisioning, through the ProvisioningRequests of Kueue.")
 
 
 # TorchTPU 0.2 knows the chips of v4 and newer.
@@ -275,11 +284,12 @@ _NO_FLEX_START = ("v3", "v4")
 
 
 _FLEX_START_EXISTS = Rule(
-    cel="!has(self.provisioning) || !has(self.provisioning.flexStart) || !self.provisioning.flexStart"
-    f" || !{cel_generation_is(_NO_FLEX_START)}",
-    message=f"{' and '.join(_NO_FLEX_START)} have no flex-start; use spot, a reservation or on-demand nodes",
+    cel=f"!has(self.provisioning) || self.provisioning.type != 'FlexStart' || !{cel_generation_is(_NO_FLEX_START)}",
+    message=f"{' and '.join(_NO_FLEX_START)} have no flex-start; use Spot, Reservation or OnDemand",
     holds=lambda value: (
-        value.provisioning is None or not value.provisioning.flex_start or not is_generation(value, _NO_FLEX_START)
+        value.provisioning is None
+        or value.provisioning.type is not ProvisioningType.FLEX_START
+        or not is_generation(value, _NO_FLEX_START)
     ),
     field="provisioning",
 )

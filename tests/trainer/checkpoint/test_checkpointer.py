@@ -16,10 +16,10 @@ from tests.trainer.checkpoint.stores import PATIENCE, Intercepted, MemoryStore
 from tpu_trainer.checkpoint.catalogue import Target, prepare
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Cost, Due
 from tpu_trainer.checkpoint.snapshot import Snapshot
-from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.data import Position
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.data.loading import Position
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.errors import StorageError
+from tpu_trainer.storage.store import Store
 
 HERE = Position()
 
@@ -29,11 +29,11 @@ HERE = Position()
     [
         (Due(10, None, 99), 10, 0, True),
         (Due(10, None, 99), 11, 1e9, False),
-        (Due(None, 5, 99), 11, 299.9, False),
-        (Due(None, 5, 99), 11, 300, True),
-        (Due(10, 5, 99), 20, 0, True),
-        (Due(10, 5, 99), 21, 300, True),
-        (Due(10, 5, 99), 21, 299, False),
+        (Due(None, 300, 99), 11, 299.9, False),
+        (Due(None, 300, 99), 11, 300, True),
+        (Due(10, 300, 99), 20, 0, True),
+        (Due(10, 300, 99), 21, 300, True),
+        (Due(10, 300, 99), 21, 299, False),
         (Due(None, None, 99), 98, 1e9, False),
         (Due(None, None, 99), 99, 0, True),
     ],
@@ -266,7 +266,7 @@ def test_a_run_that_continues_counts_the_checkpoint_it_came_from() -> None:
 
 def test_minutes_count_from_the_last_snapshot() -> None:
     seconds = [0.0]
-    run = Run(MemoryStore(), Due(None, 1, 99), now=lambda: seconds[0])
+    run = Run(MemoryStore(), Due(None, 60, 99), now=lambda: seconds[0])
     for seconds[0], step in ((59.0, 1), (61.0, 2), (120.0, 3), (121.0, 4)):
         run.train(step)
     assert run.checkpoints.finish()
@@ -283,7 +283,7 @@ def test_the_cost_adds_up() -> None:
 
 
 def test_a_replica_that_does_not_write_knows_when_the_writer_does() -> None:
-    silent = Checkpoints(Due(10, 1, 99))
+    silent = Checkpoints(Due(10, 60, 99))
     assert [step for step in range(100) if silent.due(step)] == [*range(0, 100, 10), 99]
     assert not Checkpoints().due(99)
     assert not silent.overdue()

@@ -17,9 +17,9 @@ from tpu_trainer.checkpoint.catalogue import Others, Target, make_room, write
 from tpu_trainer.checkpoint.commit import Evaluation
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.checkpoint.trials import remove_trials
-from tpu_trainer.data import Position
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.data.loading import Position
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.errors import StorageError
 
 WORTH_SAYING = 1.0
 """Seconds of waiting for the previous checkpoint that are worth a line."""
@@ -27,10 +27,10 @@ WORTH_SAYING = 1.0
 
 @dataclass(frozen=True)
 class Due:
-    """When checkpoints are due: every so many steps, minutes, or both; always after `last_step`, the run's end."""
+    """When checkpoints are due: every so many steps, seconds, or both; always after `last_step`, the run's end."""
 
     every_steps: int | None
-    every_minutes: int | None
+    every_seconds: int | None
     last_step: int
 
     def by_step(self, step: int) -> bool:
@@ -38,7 +38,7 @@ class Due:
 
     def by_time(self, seconds_since: float) -> bool:
         """`seconds_since`: since the last snapshot, or since the start."""
-        return self.every_minutes is not None and seconds_since >= 60 * self.every_minutes
+        return self.every_seconds is not None and seconds_since >= self.every_seconds
 
 
 @dataclass(frozen=True)

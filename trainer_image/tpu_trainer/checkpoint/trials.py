@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tpu_trainer.checkpoint.commit import COMMIT
-from tpu_trainer.checkpoint.store import open_store
+from tpu_trainer.storage.store import open_store
 
 
 def remove_trials(prefix: str) -> int:

@@ -5,9 +5,9 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.slice import Hardware, Provisioning, Reservation
-from tpu_training_operator.domain.naming import WorkerId, slice_id, worker_labels
-from tpu_training_operator.domain.recipe.resolve import Resolution
+from tpu_training_operator.api.slice import Hardware, Provisioning, ProvisioningType, Reservation
+from tpu_training_operator.domain.job.naming import WorkerId, slice_id, worker_labels
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
 
 Object = dict[str, Any]
 
@@ -59,15 +59,20 @@ def tolerations(job: TPUTrainingJob) -> list[Object]:
     return [*given, *tpu, *lost]
 
 
+_LABELS = {
+    ProvisioningType.SPOT: constants.NODE_LABEL_SPOT,
+    ProvisioningType.FLEX_START: constants.NODE_LABEL_FLEX_START,
+    ProvisioningType.QUEUED: constants.NODE_LABEL_QUEUED,
+}
+
+
 def _capacity(provisioning: Provisioning | None) -> dict[str, str]:
     """GKE's node labels for the way the chips are paid for. Its autoscaler creates nodes for pods that select them."""
     if provisioning is None:
         return {}
     reservation = _reservation(provisioning)
     labels = {
-        constants.NODE_LABEL_SPOT: "true" if provisioning.spot else None,
-        constants.NODE_LABEL_FLEX_START: "true" if provisioning.flex_start else None,
-        constants.NODE_LABEL_QUEUED: "true" if provisioning.queued else None,
+        **({_LABELS[provisioning.type]: "true"} if provisioning.type in _LABELS else {}),
         constants.NODE_LABEL_RESERVATION: reservation and reservation.name,
         constants.NODE_LABEL_RESERVATION_PROJECT: reservation and reservation.project,
         constants.NODE_LABEL_RESERVATION_BLOCK: reservation and reservation.block,

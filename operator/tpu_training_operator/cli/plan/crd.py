@@ -1,0 +1,24 @@
+"""`tpujob crd` prints the CustomResourceDefinition, for `kubectl apply -f -` and for `crds/`."""
+
+import click
+import yaml
+
+from tpu_training_operator.api.crd import custom_resource_definition
+
+
+@click.command()
+def crd() -> None:
+    """Print the CustomResourceDefinition."""
+    click.echo(crd_text(), nl=False)
+
+
+def crd_text() -> str:
+    """The definition as `crds/` has it."""
+    return yaml.dump(custom_resource_definition(), Dumper=_WithoutAnchors, sort_keys=False, width=120)
+
+
+class _WithoutAnchors(yaml.SafeDumper):
+    """Writes out what stands in several places: not every tool that reads the file follows an anchor."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
