@@ -30,7 +30,7 @@ from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
-from tpu_training_operator.runtime.progress.server import ProgressService, serve
+from tpu_training_operator.runtime.progress.server import ProgressServer, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
@@ -146,7 +146,7 @@ async def _progress_service(
 ) -> AsyncIterator[Reporting]:
     """The authority lasts no longer than the run, and the port is open to this machine alone."""
     authority = new_authority(_HOST, _now())
-    service = ProgressService(Reviewer(store, time.monotonic), inboxes, enqueue, _now, time.monotonic)
+    service = ProgressServer(Reviewer(store, time.monotonic), inboxes, enqueue, _now, time.monotonic)
     async with server_tls(authority, (_HOST,), _now) as tls, serve(service, 0, tls, _ADDRESS) as port:
         yield Reporting(f"https://{_HOST}:{port}", authority.pem.certificate.decode())
 
