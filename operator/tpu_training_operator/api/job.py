@@ -139,8 +139,9 @@ def _immutable(field: str) -> Rule:
 
 # Ready says that none of its workers is left. A job without a state has not been seen by an operator.
 _RESTS = (
-    "has(oldSelf.spec.runPolicy) && oldSelf.spec.runPolicy.suspend && (!has(oldSelf.status) || !has(oldSelf.status.state)"
-    " || (oldSelf.status.state == 'Suspended' && has(oldSelf.status.conditions)"
+    "has(oldSelf.spec.runPolicy) && oldSelf.spec.runPolicy.suspend"
+    " && (!has(oldSelf.status) || !has(oldSelf.status.state) || (oldSelf.status.state == 'Suspended'"
+    " && has(oldSelf.status.conditions)"
     " && oldSelf.status.conditions.exists(c, c.type == 'Ready' && c.status == 'True')))"
 )
 
