@@ -186,7 +186,7 @@ def test_a_ladder_ends_at_the_rung_whose_gate_fails_and_leaves_nothing(
     space: Namespace, operator: OperatorProcess
 ) -> None:
     rungs = [{"slice": {"acceleratorType": f"v5litepod-{chips}", "hardware": "CPU"}, "steps": 20} for chips in (4, 8)]
-    space.apply(digits(scaleUp={"stages": rungs}))
+    space.apply(digits(ladder={"rungs": rungs}))
     climb(space, attempt=1, hosts=1)
     operator.kill()
     operator.start()
@@ -198,7 +198,7 @@ def test_a_ladder_ends_at_the_rung_whose_gate_fails_and_leaves_nothing(
         "rung 2 of 3 on v5litepod-8: lossFalls failed: the loss did not fall from 2 to 2.5"
         in (condition(status, "Failed")["message"])
     )
-    assert [stage["verdict"] for stage in status["stages"]] == ["Passed", "Failed"]
+    assert [stage["verdict"] for stage in status["ladder"]["rungs"]] == ["Passed", "Failed"]
     space.wait(lambda: all(pod["status"]["phase"] == "Succeeded" for pod in space.pods()), "no worker is left")
 
 

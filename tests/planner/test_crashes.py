@@ -142,7 +142,7 @@ def no_loss_falls(cluster: ModelCluster, _: Operator) -> None:
 
 
 RUNGS = [{"slice": {"acceleratorType": f"v5litepod-{chips}"}, "steps": 20} for chips in (4, 8)]
-LADDER = {"spec.scaleUp.stages": RUNGS}
+LADDER = {"spec.ladder.rungs": RUNGS}
 
 PLACEMENT = {
     "alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 60}],

@@ -14,7 +14,7 @@ from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.rungs import trials_of
+from tpu_training_operator.domain.rungs import lower_rungs_of
 
 
 def problems(body: dict[str, Any]) -> list[Problem]:
@@ -33,7 +33,7 @@ def test_a_wrong_field_is_reported_with_what_would_be_right(changes: dict[str, A
 def test_what_cannot_be_computed_is_reported_the_same_way(changes: dict[str, Any], field: str, fragment: str) -> None:
     valid = parse_job(job_body(changes))
     with pytest.raises(InvalidJob) as caught:
-        resolve(valid.spec), trials_of(valid)
+        resolve(valid.spec), lower_rungs_of(valid)
     assert [problem.field for problem in caught.value.problems] == [field]
     assert fragment in str(caught.value)
 

@@ -190,7 +190,7 @@ class Storage:
             found_best=found_best,
             others=others,
             repeats=repeats,
-            trials=spec.checkpoint.trials,
+            rungs=spec.checkpoint.rungs,
         )
         checkpointer.best = best_in(self.target)
         if checkpointer.best is not None:

@@ -151,11 +151,11 @@ class _Training:
         self._fit_ends()
         tell_left_out(trained.step, evaluated, self.context.telling)
         # A rung of a ladder is not the result.
-        if not self.work.trial:
+        if not self.work.on_lower_rung:
             save_result(trained.step, trained.position, instruments, again=is_best and trained.loss is None)
         with self.context.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, instruments)
-            if not self.work.trial:
+            if not self.work.on_lower_rung:
                 average = self.work.average
                 leave_weights(self.context, self.work.task.model, None if average is None else average.tensors)
                 self._finish()
@@ -210,7 +210,7 @@ class _Training:
         steering, step = self.work.steering, trained.step
         judged = steering.evaluated == step
         # An evaluation has just ended the training, and no hook has changed the weights since.
-        if judged and (self.work.trial or self.instruments.evaluated == (step, self.instruments.weights())):
+        if judged and (self.work.on_lower_rung or self.instruments.evaluated == (step, self.instruments.weights())):
             return dict(steering.metrics), False
         self.context.telling.progress.evaluating(evaluation_size(self.work.task))
         with self.context.clock.during(Phase.EVALUATE):

@@ -21,7 +21,7 @@ _COLUMNS = (
     ("Attempt", "integer", ".status.attempt", "Attempts begun so far", 0),
     ("Step", "integer", ".status.progress.step", "Last reported training step", 0),
     ("Age", "date", ".metadata.creationTimestamp", "", 0),
-    ("Rung", "string", ".status.stage", "Rung of the ladder, if there is one", 1),
+    ("Rung", "integer", ".status.ladder.rung", "Rung of the ladder, if there is one", 1),
     ("Topology", "string", ".status.resolved.topology", "Chips along each axis", 1),
     ("Global batch", "integer", ".status.resolved.globalBatchSize", "Examples per step", 1),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is or is not ready", 1),

@@ -15,8 +15,8 @@ from threading import Thread
 from tpu_trainer.checkpoint.best import Best, best_in, note_evaluation
 from tpu_trainer.checkpoint.catalogue import Others, Target, make_room, write
 from tpu_trainer.checkpoint.commit import Evaluation
+from tpu_trainer.checkpoint.rungs import remove_rungs
 from tpu_trainer.checkpoint.snapshot import Snapshot
-from tpu_trainer.checkpoint.trials import remove_trials
 from tpu_trainer.data import Position
 from tpu_trainer.doctor.finite import Health
 from tpu_trainer.errors import StorageError
@@ -142,7 +142,7 @@ class Checkpointer(Checkpoints):
     """take: makes the snapshot of a step, alone or in parts. say: takes each message for people. found_best: takes each
     new best checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that the run
     continues from. others: the hosts that write parts of a snapshot. repeats: a step's snapshot can be taken a second
-    time, by this process alone. trials: as in `CheckpointSpec`. best: the best checkpoint that is known."""
+    time, by this process alone. rungs: as in `CheckpointSpec`. best: the best checkpoint that is known."""
 
     def __init__(
         self,
@@ -155,10 +155,10 @@ class Checkpointer(Checkpoints):
         found_best: Callable[[Best], None] = lambda best: None,
         others: Callable[[Snapshot], Others] = lambda _: Others(),
         repeats: bool = True,
-        trials: str | None = None,
+        rungs: str | None = None,
     ) -> None:
         super().__init__(due)
-        self._trials = trials
+        self._rungs = rungs
         self._target, self._when, self._take, self._say, self._now = target, due, take, say, now
         self._others, self._repeats = others, repeats
         self._writing: Thread | None = None
@@ -217,12 +217,12 @@ class Checkpointer(Checkpoints):
             self._say(f"after the checkpoint of step {self.last_step} old ones were not deleted: {error}")
 
     def tidy(self) -> None:
-        if self._trials is None:
+        if self._rungs is None:
             return
         try:
-            remove_trials(self._trials)
+            remove_rungs(self._rungs)
         except StorageError as error:
-            self._say(f"what the trials of the ladder have left in {self._trials}* stays there: {error}")
+            self._say(f"what the lower rungs of the ladder have left in {self._rungs}* stays there: {error}")
 
     def save(self, step: int, position: Position, health: Health) -> None:
         self._save(step, position, health, alone=False)
