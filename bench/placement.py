@@ -19,9 +19,9 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import NODE_POOL, NODES, SimulatedSlice, add_tpu_nodes, start_kwok
 from tests.cluster.processes import wait_until
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.naming import workers
+from tpu_training_operator.domain.job.naming import workers
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.recipe.resolve import resolve
 
 Object = dict[str, Any]
 

@@ -24,7 +24,7 @@ from bench.scale.lasting import churn, finished_jobs, memory_after_start, memory
 from bench.scale.stage import INDEXED, OPERATOR, Object, Stage, a_stage
 from bench.trainer.tables import filled_in
 from tests.cluster.binaries import BINARIES
-from tpu_training_operator.report.formatting import plural
+from tpu_training_operator.html_report.formatting import plural
 
 
 @dataclass(frozen=True)

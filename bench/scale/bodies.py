@@ -5,9 +5,9 @@ from typing import Any
 
 from tpu_training_operator.api.constants import GROUP
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.naming import workers
+from tpu_training_operator.domain.job.naming import workers
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.recipe.resolve import resolve
 
 Object = dict[str, Any]
 

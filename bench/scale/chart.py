@@ -7,9 +7,9 @@ from xml.etree.ElementTree import Element, indent, tostring
 
 from bench.scale.stage import FLOOR, INDEXED, OPERATOR
 from bench.trainer.compare import Spread
-from tpu_training_operator.report.formatting import count
-from tpu_training_operator.report.markup import tag
-from tpu_training_operator.report.plot import Axis, axis_of
+from tpu_training_operator.html_report.formatting import count
+from tpu_training_operator.html_report.markup import tag
+from tpu_training_operator.html_report.plot import Axis, axis_of
 
 NAMES = {FLOOR: "bare client", INDEXED: "Indexed Job", OPERATOR: "this operator"}
 PANELS = {"create": "From the job to all its pods", "restart": "From a failure to all new pods"}

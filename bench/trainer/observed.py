@@ -32,7 +32,7 @@ def doctor_cost(lines: Sequence[tuple[float, str]], warm_up: int) -> dict[str, A
 
 def main() -> int:
     from tpu_trainer.doctor import doctor
-    from tpu_trainer.entry import main as train
+    from tpu_trainer.worker.entry import main as train
 
     class Observed(doctor.Doctor):
         def after_step(self, step: int, batch: Any) -> None:

@@ -1,7 +1,7 @@
 """Compiles steps in one process, which spares them the start of a Python with jax and libtpu each.
 
 `python -m tests.aot.compile_for_tpu` reads requests, one a line: an effort from -1 (least) to 0 (the compiler's own),
-and a directory that `traced_step` has written. It writes into each what `tpu_trainer.preflight.compiling` would, and
+and a directory that `traced_step` has written. It writes into each what `tpu_trainer.checks.compile.compiling` would, and
 answers with a line: the traceback's last, or nothing.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from tests.trainer.gang import ROOT
-from tpu_trainer.preflight import compiling
+from tpu_trainer.checks.compile import compiling
 
 
 class Compiler:

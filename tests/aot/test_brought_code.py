@@ -73,7 +73,7 @@ def test_a_batch_of_any_size_is_traced_with_a_few_examples(tmp_path: Path) -> No
     document["entrypoint"] = "brought:task"
     (tmp_path / "request.json").write_text(json.dumps({"spec": document, "examples": 4}))
     env = {**os.environ, **Launcher(tmp_path).base(), "PYTHONPATH": f"{ROOT}:{tmp_path}", "PJRT_DEVICE": "CPU"}
-    command = [sys.executable, "-m", "tpu_trainer.preflight.tracing", str(tmp_path)]
+    command = [sys.executable, "-m", "tpu_trainer.checks.compile.tracing", str(tmp_path)]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     traced = json.loads((tmp_path / "traced.json").read_bytes())

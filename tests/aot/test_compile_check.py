@@ -18,10 +18,10 @@ from tests.aot import models
 from tests.aot.compile_for_tpu import compiler
 from tests.aot.test_step_on_a_chip import run_spec
 from tests.trainer.gang import ROOT, Launcher
-from tpu_trainer.preflight import check as checking
-from tpu_trainer.preflight import search
-from tpu_trainer.preflight.check import CannotCheckError, check
-from tpu_trainer.preflight.compiling import limit_in, used_in
+from tpu_trainer.checks.compile import check as checking
+from tpu_trainer.checks.compile import search
+from tpu_trainer.checks.compile.check import CannotCheckError, check
+from tpu_trainer.checks.compile.compiling import limit_in, used_in
 
 REPLICAS = 8
 SLICES = {"v2": "2x2", "v3": "2x2", "v4": "2x2x2", "v5e": "2x4", "v5p": "2x2x2", "v6e": "2x4"}

@@ -14,8 +14,8 @@ import pytest
 
 from tests.aot.compile_for_tpu import Compiler, compiler
 from tests.trainer.gang import ROOT, Launcher
-from tpu_trainer.backends.xla import BUCKET_BYTES
-from tpu_trainer.preflight.hlo import read
+from tpu_trainer.checks.compile.hlo import read
+from tpu_trainer.gang.backends.xla import BUCKET_BYTES
 
 SLICE = "v5e:2x2"
 CHIPS, LAYERS, WIDTH, BATCH = 4, 2, 4096, 8192

@@ -1,7 +1,7 @@
 """Traces several steps in one process.
 
 `python -m tests.aot.traced_step DIRECTORY` reads each DIRECTORY/NAME.json, a run spec, and writes the directory NAME as
-`tpu_trainer.preflight.tracing` would.
+`tpu_trainer.checks.compile.tracing` would.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from tpu_trainer.preflight import tracing
+from tpu_trainer.checks.compile import tracing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,9 +25,9 @@ from tests.contract.objects import (
     with_status,
 )
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.actions import Event
-from tpu_training_operator.domain.lifecycle.waiting import line_of
-from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.cluster_state.observed import parse_time
+from tpu_training_operator.domain.objects.actions import Event
+from tpu_training_operator.domain.plan.restarts.waiting import line_of
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
     ENDPOINT_SLICES,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.naming import parameter_variable
+from tpu_training_operator.domain.job.naming import parameter_variable
 
 Object = dict[str, Any]
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.domain.naming import WorkerId, workers
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
+from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
+from tpu_training_operator.domain.job.naming import WorkerId, workers
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.shared import config_map
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.observed import WorkerPod
-from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.report import Reporting
 
 ATTEMPT = 2
 

@@ -6,9 +6,9 @@ from typing import Any
 from tpu_training_operator.api.catalogue import HOST_BLOCKS, Shape
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.recipe.resolve import Resolution
 
 
 def job_on(shape: Shape, **trainer: Any) -> TPUTrainingJob:

@@ -11,15 +11,15 @@ import pytest
 
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
-from tpu_trainer import contract
-from tpu_trainer.environment import check_agreement, read_environment
-from tpu_trainer.spec import parse_run_spec
+from tpu_trainer.contract import protocol
+from tpu_trainer.contract.environment import check_agreement, read_environment
+from tpu_trainer.contract.spec import parse_run_spec
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.run_spec import run_spec
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.recipe.resolve import resolve
 
 kinds_of_jobs = pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())
 
@@ -111,22 +111,22 @@ def test_only_the_first_worker_is_told_where_to_report(changes: Mapping[str, Any
 
 
 def test_every_variable_that_the_trainer_knows_is_set() -> None:
-    known = {value for name, value in vars(contract).items() if name.startswith("ENV_")}
+    known = {value for name, value in vars(protocol).items() if name.startswith("ENV_")}
     (first, *_) = worker_environments(stored_job(KINDS_OF_JOBS["code in a Secret"]), REPORTING)
     # Only local mode can read files from the worker's disk. Images set the hang limit. No worker compiles beforehand.
-    files = {contract.ENV_PROGRESS_FILE, contract.ENV_REPORT_DIRECTORY}
-    assert known - first.keys() == files | {contract.ENV_HANG_SECONDS, contract.ENV_COMPILE_SECONDS}
+    files = {protocol.ENV_PROGRESS_FILE, protocol.ENV_REPORT_DIRECTORY}
+    assert known - first.keys() == files | {protocol.ENV_HANG_SECONDS, protocol.ENV_COMPILE_SECONDS}
 
 
 def test_the_entry_check_finds_what_it_is_to_compile_where_the_operator_puts_it() -> None:
-    assert contract.ENV_COMPILE_SECONDS == constants.ENV_COMPILE_SECONDS
-    assert fnmatch(constants.COMPILE_SPEC_FILE.format(1), contract.COMPILE_SPECS)
-    assert not fnmatch(constants.RUN_SPEC_FILE, contract.COMPILE_SPECS)
+    assert protocol.ENV_COMPILE_SECONDS == constants.ENV_COMPILE_SECONDS
+    assert fnmatch(constants.COMPILE_SPEC_FILE.format(1), protocol.COMPILE_SPECS)
+    assert not fnmatch(constants.RUN_SPEC_FILE, protocol.COMPILE_SPECS)
 
 
 def test_operator_and_trainer_mean_the_same_limits_of_code() -> None:
     for name in ("MOST_CODE_FILES", "LARGEST_CODE_ARCHIVE", "LARGEST_CODE"):
-        assert getattr(contract, name) == getattr(constants, name)
+        assert getattr(protocol, name) == getattr(constants, name)
 
 
 def set_by_torch_xla() -> set[str]:

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.contract.pods import ATTEMPT, ended_pod
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract.protocol import ExitCode
 from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.first import first_failure
 from tpu_training_operator.domain.failures.table import EXIT_CODE_CLASSES
-from tpu_training_operator.domain.observed import parse_time
 
 LONG_AFTER = parse_time("2026-01-01T01:00:00Z")
 

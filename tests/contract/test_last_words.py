@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from tests.contract.pods import ended_pod
 from tpu_trainer.checkpoint.best import Best
 from tpu_trainer.checkpoint.commit import Folder
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract.findings import Check, Finding
+from tpu_trainer.contract.last_words import leave_words
+from tpu_trainer.contract.outcome import Outcome, termination_message
+from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.doctor.doctor import OF_PROGRAMS, OF_XLA
-from tpu_trainer.doctor.findings import Check, Finding
-from tpu_trainer.last_words import leave_words
-from tpu_trainer.outcome import Outcome, termination_message
-from tpu_trainer.telemetry.history import Sample
-from tpu_trainer.telemetry.rung import RungNumbers
-from tpu_training_operator.api.scale_up import Finding as FindingKind
+from tpu_trainer.reporting.history import Sample
+from tpu_trainer.reporting.rung import RungNumbers
+from tpu_training_operator.api.ladder import Finding as FindingKind
 from tpu_training_operator.api.status import BestCheckpoint, Progress
 from tpu_training_operator.api.text import plain
-from tpu_training_operator.domain.lifecycle.completion import final_progress
-from tpu_training_operator.domain.lifecycle.gates import Measurement
-from tpu_training_operator.domain.observed import WorkerPod
-from tpu_training_operator.domain.recipe import warnings
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
+from tpu_training_operator.domain.job.recipe import warnings
+from tpu_training_operator.domain.job.rung_gates import Measurement
+from tpu_training_operator.domain.plan.common.completion import final_progress
 
 TOTAL = 300
 

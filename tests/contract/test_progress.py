@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.hostile_texts import HOSTILE, obeyed
-from tpu_trainer.progress import Progress
-from tpu_trainer.telemetry.history import Sample
+from tpu_trainer.reporting.history import Sample
+from tpu_trainer.reporting.progress import Progress
 from tpu_training_operator.local.curves import Curves, read_curves
 
 

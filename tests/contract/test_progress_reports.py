@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
-from tpu_trainer import contract
 from tpu_trainer.checkpoint.best import Best
 from tpu_trainer.checkpoint.commit import Folder
-from tpu_trainer.environment import ProgressService, read_environment
+from tpu_trainer.contract import protocol
+from tpu_trainer.contract.environment import ProgressService, read_environment
 from tpu_trainer.reporting import report
 from tpu_training_operator.api import constants, status
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.api.words import number_text
+from tpu_training_operator.domain.cluster_state.worker_reports import Report, ReportPhase
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.shared import config_map
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.report import Report, ReportPhase
-from tpu_training_operator.domain.words import number_text
 from tpu_training_operator.runtime.progress import payload, server
 from tpu_training_operator.runtime.progress.tokens import Sender
 
@@ -35,7 +35,7 @@ numbers = st.floats()
 steps = st.integers(0, 300)
 reports = st.builds(
     report.Report,
-    phase=st.sampled_from(contract.ReportPhase),
+    phase=st.sampled_from(protocol.ReportPhase),
     step=steps,
     total_steps=st.just(300),
     loss=st.none() | numbers,
@@ -45,9 +45,9 @@ reports = st.builds(
     metrics=st.dictionaries(
         st.text(max_size=16) | st.sampled_from(["loss", "step", "current_step"]),
         numbers,
-        max_size=contract.MOST_METRICS,
+        max_size=protocol.MOST_METRICS,
     ),
-    warnings=st.lists(st.text(max_size=32), max_size=contract.MOST_WARNINGS).map(tuple),
+    warnings=st.lists(st.text(max_size=32), max_size=protocol.MOST_WARNINGS).map(tuple),
     remaining_seconds=st.none() | st.integers(0, 10**9),
     stacks=st.none() | st.text(st.characters(codec="utf-8"), min_size=1),
 )
@@ -84,7 +84,7 @@ def test_every_part_of_a_report_arrives(sent: report.Report) -> None:
 
 
 def test_a_loss_that_is_not_a_number_is_shown_as_such() -> None:
-    sent = report.Report(contract.ReportPhase.TRAINING, 3, 300, loss=float("nan"), metrics={"accuracy": float("inf")})
+    sent = report.Report(protocol.ReportPhase.TRAINING, 3, 300, loss=float("nan"), metrics={"accuracy": float("inf")})
     read = payload.read_progress(report.operator_body(sent), SENDER, NOW)
     assert (read.loss, read.metrics) == ("nan", {"accuracy": "inf"})
 
@@ -93,14 +93,14 @@ def test_a_loss_that_is_not_a_number_is_shown_as_such() -> None:
 def test_the_step_and_the_end_arrive_in_kubeflow_trainers_form_too(sent: report.Report) -> None:
     read = payload.read_trainer_status(report.kubeflow_body(sent, NOW), SENDER, NOW)
     assert (read.step, read.total_steps) == (sent.step, 300)
-    assert (read.phase is ReportPhase.DONE) == (sent.phase is contract.ReportPhase.DONE)
+    assert (read.phase is ReportPhase.DONE) == (sent.phase is protocol.ReportPhase.DONE)
 
 
 def test_both_sides_know_the_same_phases_and_limits() -> None:
-    assert [str(phase) for phase in contract.ReportPhase] == [str(phase) for phase in ReportPhase]
-    assert contract.REPORT_LIMIT == server.MOST_BYTES
-    assert (contract.MOST_METRICS, contract.MOST_WARNINGS) == (status.MOST_METRICS, status.MOST_WARNINGS)
-    assert (contract.WARNING_LENGTH, contract.STACKS_LIMIT) == (payload.LONGEST_WARNING, payload.LONGEST_STACKS)
+    assert [str(phase) for phase in protocol.ReportPhase] == [str(phase) for phase in ReportPhase]
+    assert protocol.REPORT_LIMIT == server.MOST_BYTES
+    assert (protocol.MOST_METRICS, protocol.MOST_WARNINGS) == (status.MOST_METRICS, status.MOST_WARNINGS)
+    assert (protocol.WARNING_LENGTH, protocol.STACKS_LIMIT) == (payload.LONGEST_WARNING, payload.LONGEST_STACKS)
 
 
 def test_reports_go_to_the_paths_that_the_operator_serves() -> None:

@@ -19,13 +19,13 @@ from tests.contract.jobs import stored_job
 from tests.trainer import tasks
 from tests.trainer.in_process import Run, run
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.optimizers import BUILDERS
-from tpu_trainer.schedule import DROP
+from tpu_trainer.optim.optimizers import BUILDERS
+from tpu_trainer.optim.schedule import DROP
 from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.domain.job.recipe.comparison import PLATEAU_FACTOR
+from tpu_training_operator.domain.job.recipe.resolve import resolve
+from tpu_training_operator.domain.job.recipe.warnings import BUILT
 from tpu_training_operator.domain.objects.run_spec import run_spec
-from tpu_training_operator.domain.recipe.comparison import PLATEAU_FACTOR
-from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.recipe.warnings import BUILT
 
 Changes = dict[str, Any]
 

@@ -13,15 +13,15 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from tests.contract.jobs import KINDS_OF_JOBS, any_recipe, stored_job
-from tpu_trainer import spec as trainer
-from tpu_trainer.errors import BadSpecError
+from tpu_trainer.contract import spec as trainer
+from tpu_trainer.contract.errors import BadSpecError
 from tpu_training_operator.api.job import Report, TPUTrainingJob
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.trainer import TorchRuntime
+from tpu_training_operator.domain.job.recipe.comparison import comparison
+from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
+from tpu_training_operator.domain.job.rungs import lower_rungs_of
 from tpu_training_operator.domain.objects.shared import config_map
-from tpu_training_operator.domain.recipe.comparison import comparison
-from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
-from tpu_training_operator.domain.rungs import lower_rungs_of
 
 SCHEMA = json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text(encoding="utf-8"))
 ATTEMPT = 7

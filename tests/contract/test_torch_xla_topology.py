@@ -13,9 +13,9 @@ from torch_xla._internal import tpu
 
 from tests.contract.slices import device_plugin, job_on, pod_env
 from tpu_training_operator.api.catalogue import Generation, Shape, generations
-from tpu_training_operator.domain.naming import workers
+from tpu_training_operator.domain.job.naming import workers
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.shared import config_map
-from tpu_training_operator.domain.recipe.resolve import resolve
 
 # torch_xla 2.9 has no bounds for v3-16.
 UNKNOWN_TO_TORCH_XLA = ("v3-16",)

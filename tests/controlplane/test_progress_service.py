@@ -21,8 +21,8 @@ from tests.controlplane.bound_tokens import AUDIENCE, claims, token, with_claims
 from tests.controlplane.operator_process import ACCOUNT, grant
 from tests.controlplane.test_kubernetes_cluster import credentials_of
 from tests.unit.tls_probe import LOOPBACK, trusting
-from tpu_training_operator.domain.naming import WorkerId, worker_labels
-from tpu_training_operator.domain.report import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.job.naming import WorkerId, worker_labels
 from tpu_training_operator.kube.client import Client, connect
 from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden

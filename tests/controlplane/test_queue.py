@@ -21,11 +21,11 @@ from tests.controlplane.jobs import Namespace, condition, digits
 from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
 from tests.stories import Group, Stories, selected, told_together
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.cluster_state.workload import Priority, Queue, workload_name
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import workload
-from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.workload import Priority, Queue, workload_name
 
 Object = dict[str, Any]
 

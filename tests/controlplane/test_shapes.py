@@ -10,12 +10,12 @@ from tests.controlplane.jobs import digits
 from tpu_training_operator.api.catalogue import Generation, Shape, generations
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.naming import workers
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
+from tpu_training_operator.domain.job.naming import workers
+from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
 from tpu_training_operator.domain.objects.endpoints import publication
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.observed import WorkerPod
-from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
 
 Object = dict[str, Any]
 

@@ -19,8 +19,8 @@ from tests.controlplane.jobs import Namespace, Object, digits
 from tests.controlplane.test_cli_cluster import PROGRAM
 from tests.stories import Group, Stories, selected, told_together
 from tpu_training_operator.api.constants import LARGEST_SECRET
-from tpu_training_operator.cli.code_place import secret
-from tpu_training_operator.cli.packing import Packed
+from tpu_training_operator.cli.code.packing import Packed
+from tpu_training_operator.cli.code.place import secret
 
 KEY = "code.tar.gz"
 

@@ -15,13 +15,13 @@ from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import digits
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.lifecycle.limit_range import limit_range_remedy
-from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.objects.preflight_pod import entry_check_pod
+from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
+from tpu_training_operator.domain.failures.limit_range import limit_range_remedy
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.recipe.resolve import resolve
+from tpu_training_operator.domain.objects.entry_check_pod import entry_check_pod
 from tpu_training_operator.domain.objects.shared import config_map
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.report import Reporting
 
 Object = dict[str, Any]
 

@@ -12,9 +12,9 @@ from tests.cluster.nodes import RealCluster
 from tests.cluster.processes import wait_until
 from tests.e2e import pods
 from tpu_training_operator.api.status import Failure
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.failures.first import first_failure
-from tpu_training_operator.domain.naming import WorkerId, worker_labels
-from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.job.naming import WorkerId, worker_labels
 
 END_SECONDS = 90.0
 # Later than every deadline in the table: the verdict depends on what the pod shows, not on how long it may take.

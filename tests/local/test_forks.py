@@ -218,7 +218,7 @@ import os, pathlib, signal
 pathlib.Path(f"told.importing.1.{os.environ['TPUJOB_HOST_INDEX']}.json").write_text(str(os.getpid()))
 signal.pause()
 """
-    run = forked(runs, tmp_path, "import tpu_trainer.replica", blocks)
+    run = forked(runs, tmp_path, "import tpu_trainer.worker.replica", blocks)
     run.told("importing", 0)
     run.interrupt()
     assert run.wait() == 130

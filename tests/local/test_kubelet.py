@@ -11,9 +11,9 @@ import pytest
 from tests.contract.jobs import stored_job
 from tests.contract.objects import delete
 from tests.local.runs import DEADLINE
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.recipe.resolve import resolve
 from tpu_training_operator.kube.cluster import PODS, Object
 from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.kubelet import Kubelet

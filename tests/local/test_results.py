@@ -11,7 +11,7 @@ from tests.contract.jobs import job_body
 from tests.local.runs import REPORTER, Run, Runs
 from tests.unit.histories import SUCCEEDED, document, typical
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 
 # Like the trainer: writes every loss to the progress file and reports the newest to the operator.
 REPORT = (

@@ -16,7 +16,7 @@ from tpu_training_operator.api.crd import structural
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.slice import SliceRef
 from tpu_training_operator.api.validation import InvalidJob, parse_job
-from tpu_training_operator.domain.topology import layout_of
+from tpu_training_operator.domain.job.topology import layout_of
 
 Schema = dict[str, Any]
 Path = tuple[str, ...]

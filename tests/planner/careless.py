@@ -22,7 +22,7 @@ from tests.planner.queued import QueuedGang
 from tests.planner.surroundings import names_of
 from tpu_training_operator.api.constants import LABEL_JOB_NAME, LABEL_QUEUE
 from tpu_training_operator.api.status import State
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.kube.cluster import Object
 
 # Of the spec, by path.

@@ -29,11 +29,11 @@ from tests.planner.surroundings import Surroundings
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.crd import structural
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.actions import Plan
-from tpu_training_operator.domain.lifecycle.pod_cleanup import is_on_lost_node
-from tpu_training_operator.domain.lifecycle.weight import Weight, weight
-from tpu_training_operator.domain.naming import WorkerId, is_placeholder
-from tpu_training_operator.domain.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.job.naming import WorkerId, is_placeholder
+from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.common.pod_cleanup import is_on_lost_node
+from tpu_training_operator.domain.plan.freshness import Weight, weight
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Conflict
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 from tests.planner.model_cluster import ModelCluster, copied
-from tpu_training_operator.domain.observed import format_time, parse_time
-from tpu_training_operator.domain.workload import Workload, workload_name
+from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
+from tpu_training_operator.domain.cluster_state.workload import Workload, workload_name
 from tpu_training_operator.kube.cluster import Object
 
 QUEUE = {"kueue.x-k8s.io/queue-name": "research"}

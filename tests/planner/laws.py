@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from tests.planner.story import reason
 from tpu_training_operator.api.conditions import ConditionType, find, is_true, without_condition
 from tpu_training_operator.api.status import Goodput, Progress, Status
-from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.cluster_state.observed import parse_time
 
 Law = Callable[[Status, Status], bool]
 _PICTURES = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)

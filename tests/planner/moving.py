@@ -22,7 +22,7 @@ from tests.planner.mishaps import Mishap, fired
 from tests.planner.model_trainer import ModelTrainer
 from tpu_training_operator.api.constants import LABEL_ALTERNATIVE, LABEL_SLICE_INDEX
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.naming import is_placeholder
+from tpu_training_operator.domain.job.naming import is_placeholder
 from tpu_training_operator.kube.cluster import Object
 
 PLACEMENT = {

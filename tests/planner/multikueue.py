@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.planner import kueue
 from tests.planner.model_cluster import ModelCluster, copied
-from tpu_training_operator.domain.workload import Workload
+from tpu_training_operator.domain.cluster_state.workload import Workload
 from tpu_training_operator.kube.cluster import Object
 
 MANAGED = {"spec.managedBy": "kueue.x-k8s.io/multikueue"}

@@ -15,10 +15,10 @@ from typing import Any, TypeVar, cast
 
 from tests.planner.model_cluster import READINGS, ModelCluster, copied, key_of
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
-from tpu_training_operator.domain.actions import Action, Plan
-from tpu_training_operator.domain.lifecycle.plan import plan
-from tpu_training_operator.domain.observed import Observed, slim
-from tpu_training_operator.domain.report import Inbox, Notes
+from tpu_training_operator.domain.cluster_state.observed import Observed, slim
+from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, Notes
+from tpu_training_operator.domain.objects.actions import Action, Plan
+from tpu_training_operator.domain.plan.planner import plan
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
     ENDPOINT_SLICES,

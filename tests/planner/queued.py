@@ -19,7 +19,7 @@ from tests.planner.operators import Pass
 from tests.planner.story import ready_message
 from tpu_training_operator.api.conditions import ConditionType, find, is_true
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.workload import Workload, is_in_queue
+from tpu_training_operator.domain.cluster_state.workload import Workload, is_in_queue
 from tpu_training_operator.kube.cluster import Object
 
 # Numbers of slices: those of the job, and the lower rung of its ladder.

@@ -8,7 +8,7 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import actions, one_pass
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.actions import (
+from tpu_training_operator.domain.objects.actions import (
     Action,
     AskForStacks,
     Create,

@@ -17,7 +17,7 @@ from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import Operator
 from tests.planner.scheduler import place_all
 from tpu_training_operator.api.status import ReportPhase, Status
-from tpu_training_operator.domain.naming import WorkerId, is_placeholder
+from tpu_training_operator.domain.job.naming import WorkerId, is_placeholder
 from tpu_training_operator.kube.cluster import Object
 
 

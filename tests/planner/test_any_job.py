@@ -19,12 +19,12 @@ from tests.unit.jobs import job_body
 from tpu_training_operator.api.crd import structural
 from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.api.validation import InvalidJob, parse_job
-from tpu_training_operator.cli.job_file import JobFile
-from tpu_training_operator.cli.summary import print_summary
-from tpu_training_operator.domain.actions import Create
-from tpu_training_operator.domain.options import options_of
-from tpu_training_operator.domain.recipe.cost import cost_of
-from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.cli.common.job_file import JobFile
+from tpu_training_operator.cli.plan.summary import print_summary
+from tpu_training_operator.domain.job.options import options_of
+from tpu_training_operator.domain.job.recipe.cost import cost_of
+from tpu_training_operator.domain.job.recipe.resolve import resolve
+from tpu_training_operator.domain.objects.actions import Create
 
 _STATUS = jsonschema.Draft7Validator(structural(Status))
 _INT64 = 2**63

@@ -29,8 +29,8 @@ from tests.planner.story import (
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, find, is_true
 from tpu_training_operator.api.status import ChipSeconds, State
-from tpu_training_operator.domain.actions import Plan
-from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.cluster_state.observed import parse_time
+from tpu_training_operator.domain.objects.actions import Plan
 from tpu_training_operator.local.run import is_over
 
 # v5litepod-16 has 4 hosts with 4 chips each: one chip-hour lasts 225 s.

@@ -25,8 +25,8 @@ from tests.unit.jobs import resolved
 from tests.unit.pods import pod as worker_pod
 from tests.unit.pods import seen
 from tpu_training_operator.api.status import State
-from tpu_training_operator.domain.actions import Publish
-from tpu_training_operator.domain.naming import service_name
+from tpu_training_operator.domain.job.naming import service_name
+from tpu_training_operator.domain.objects.actions import Publish
 from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import ApiError, Forbidden, Invalid

@@ -14,11 +14,11 @@ from tests.unit.jobs import job_body, resolved
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.lifecycle.weight import Weight, weight
-from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.objects.preflight_pod import entry_check_config_map, entry_check_pod
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.options import options_of
+from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.options import options_of
+from tpu_training_operator.domain.plan.freshness import Weight, weight
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Forbidden
 
@@ -99,7 +99,9 @@ EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
 NOTHING_ABOUT_THE_JOB = {
     "out of memory": lambda c: check_ends(c, 137, message="", reason="OOMKilled"),
     "evicted": lambda c: c.pods[POD].update(status=EVICTED),
-    "without the check": lambda c: check_ends(c, 1, message="/usr/bin/python: No module named tpu_trainer.check"),
+    "without the check": lambda c: check_ends(
+        c, 1, message="/usr/bin/python: No module named tpu_trainer.checks.entry.check"
+    ),
     "too slow": lambda c: (kubelet.start(c, c.pods[POD]), passes(c, 961)),
     "without a node": lambda c: passes(c, 301),
 }

@@ -17,9 +17,9 @@ from tests.planner.story import (
     passes,
 )
 from tpu_training_operator.api.status import ReportPhase, State
-from tpu_training_operator.domain.actions import Plan
+from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.objects.actions import Plan
 from tpu_training_operator.kube.cluster import Object
 
 MINUTE = timedelta(minutes=1)

@@ -19,8 +19,8 @@ from tests.planner.story import (
     reason,
 )
 from tpu_training_operator.api.status import State
-from tpu_training_operator.domain.actions import Plan
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.cluster_state.observed import format_time
+from tpu_training_operator.domain.objects.actions import Plan
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Forbidden
 

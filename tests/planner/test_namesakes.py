@@ -21,7 +21,7 @@ from tests.planner.story import (
 )
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.status import State
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.kube.cluster import Object
 
 # The job was deleted and applied again.

@@ -8,10 +8,10 @@ from tests.planner.worker_objects import Object, container, env, pod
 from tests.unit.jobs import ABSENT, job_body, resolved
 from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.naming import WorkerId, workers
+from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
+from tpu_training_operator.domain.job.naming import WorkerId, workers
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy, config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.report import Reporting
 
 OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
 
@@ -572,4 +572,4 @@ def test_code_elsewhere_needs_no_secret() -> None:
 def test_the_trainer_unpacks_the_code_before_a_command_starts() -> None:
     assert container({"spec.trainer.code": CODE})["command"] == ["python", "-m", "tpu_trainer"]
     started = container(OWN_LOOP | {"spec.trainer.code": CODE})["command"]
-    assert started == ["python", "-m", "tpu_trainer.code", "python", "train.py"]
+    assert started == ["python", "-m", "tpu_trainer.worker.code", "python", "train.py"]

@@ -23,9 +23,9 @@ from tests.planner.story import (
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, find, is_true
 from tpu_training_operator.api.status import State
-from tpu_training_operator.domain.actions import Event, Plan
-from tpu_training_operator.domain.lifecycle.plan import plan
-from tpu_training_operator.domain.observed import Observed, format_time, parse_time
+from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
+from tpu_training_operator.domain.objects.actions import Event, Plan
+from tpu_training_operator.domain.plan.planner import plan
 
 # The beginning.
 

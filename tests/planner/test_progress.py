@@ -15,10 +15,10 @@ from tests.planner.story import fails, given_a_running_gang, passes
 from tests.unit.pods import at, time_at
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, BestCheckpoint, Progress, ReportPhase, State, Status
-from tpu_training_operator.domain.actions import Plan
-from tpu_training_operator.domain.lifecycle.progress import heard, new_attempt
-from tpu_training_operator.domain.observed import format_time
-from tpu_training_operator.domain.report import Report
+from tpu_training_operator.domain.cluster_state.observed import format_time
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.common.progress import heard, new_attempt
 
 TWICE = {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}}}}
 

@@ -11,7 +11,7 @@ from tests.planner.operators import look, one_pass
 from tests.planner.story import all_are_ready, all_finish, described, given_a_job, ready_message, reason
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.cluster_state.observed import format_time
 
 GIVEN_UP = ["DeactivatedDueToAdmissionCheck", "DeactivatedDueToRequeuingLimitExceeded"]
 

@@ -10,8 +10,8 @@ from tests.planner.operators import one_pass
 from tests.planner.story import WORKERS, fails, given_a_created_gang, given_a_running_gang, ready_message, until_running
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.status import State
-from tpu_training_operator.domain.lifecycle.waiting import line_of
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.cluster_state.observed import format_time
+from tpu_training_operator.domain.plan.restarts.waiting import line_of
 from tpu_training_operator.kube.cluster import Object
 
 NO_NODE = "0/9 nodes are available: 9 Insufficient google.com/tpu."

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.unit.jobs import resolved
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
 Object = dict[str, Any]

@@ -18,9 +18,9 @@ from torch_tpu._internal import env_utils
 from torch_tpu._internal.distributed import distributed
 from torch_tpu._internal.utils import hardware
 
-from tpu_trainer import host
-from tpu_trainer.environment import WorkerEnvironment, read_environment
-from tpu_trainer.errors import BadSpecError
+from tpu_trainer.contract.environment import WorkerEnvironment, read_environment
+from tpu_trainer.contract.errors import BadSpecError
+from tpu_trainer.worker import host
 
 ROWS = {
     "v4": hardware._V4_TOPOLOGY,

@@ -18,9 +18,9 @@ from tests.contract.slices import device_plugin, job_on, pod_env
 from tests.stacks import second
 from tpu_training_operator.api.catalogue import Shape, generations
 from tpu_training_operator.api.slice import WITHOUT_TORCH_TPU
-from tpu_training_operator.domain.naming import WorkerId, workers
+from tpu_training_operator.domain.job.naming import WorkerId, workers
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.shared import config_map
-from tpu_training_operator.domain.recipe.resolve import resolve
 
 SHAPES = [
     shape

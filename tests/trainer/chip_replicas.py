@@ -25,8 +25,8 @@ import torch_xla.runtime as xr
 from torch import Tensor
 
 from tests.trainer.fork_server import FORKS_REPLICAS
-from tpu_trainer.backends.base import summed
-from tpu_trainer.entry import main
+from tpu_trainer.gang.backends.base import summed
+from tpu_trainer.worker.entry import main
 
 
 def all_reduce_on_cpu(kind: str, tensors: list[Tensor]) -> None:

@@ -9,9 +9,9 @@ import torch
 import torch_xla
 
 from tests.trainer import tasks
-from tpu_trainer.backends.base import move_model
-from tpu_trainer.backends.xla import XlaChip
-from tpu_trainer.exchange import Loss, Wishes, exchange
+from tpu_trainer.gang.backends.base import move_model
+from tpu_trainer.gang.backends.xla import XlaChip
+from tpu_trainer.gang.exchange import Loss, Wishes, exchange
 
 
 def print_step(rank: int) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from tpu_trainer import replica
-from tpu_trainer.backends import open_backend
-from tpu_trainer.backends.base import Backend
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.outcome import Outcome
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.gang.backends import open_backend
+from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.worker import replica
 
 
 def try_backend(spec: Any, environment: Any, stop: Any, die: Any) -> Outcome:
@@ -88,6 +88,6 @@ if os.environ.get("CPU_NUM_DEVICES"):
 replica.run_replica = try_backend
 
 if __name__ == "__main__":
-    from tpu_trainer.entry import main
+    from tpu_trainer.worker.entry import main
 
     sys.exit(main())

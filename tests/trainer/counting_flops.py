@@ -9,7 +9,7 @@ import torch_xla
 import torch_xla.debug.metrics as met
 from torch.nn.functional import scaled_dot_product_attention
 
-from tpu_trainer.telemetry.rates import CountFlops
+from tpu_trainer.reporting.throughput import CountFlops
 
 
 def graphs(counting: bool) -> str:

@@ -14,8 +14,9 @@ from torch.utils.data import TensorDataset
 
 from tests.trainer import standin_tpu, tasks
 from tests.trainer.gang import run_spec
-from tpu_trainer import Hooks, Hyperparameters, SummaryWriter, Task, log, sharding
-from tpu_trainer.backends import Backend
+from tpu_trainer import Hooks, Hyperparameters, SummaryWriter, Task, log
+from tpu_trainer.gang.backends import Backend
+from tpu_trainer.optim import sharding
 
 WORLD = 2
 STOPS_AFTER = 5

@@ -9,12 +9,12 @@ import multiprocessing
 import sys
 from unittest import mock
 
-from tpu_trainer import entry
+from tpu_trainer.worker import entry
 
 
 def main() -> int:
     forks = multiprocessing.get_context("fork")
-    with mock.patch("tpu_trainer.host.multiprocessing.get_context", return_value=forks):
+    with mock.patch("tpu_trainer.worker.host.multiprocessing.get_context", return_value=forks):
         return entry.main()
 
 

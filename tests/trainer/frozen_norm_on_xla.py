@@ -14,7 +14,7 @@ from torch import Tensor, nn
 # By its own name, as a task's module imports it: before the backend is made.
 from torch.nn.functional import batch_norm
 
-from tpu_trainer.backends.frozen_norm import mend_frozen_norms
+from tpu_trainer.gang.backends.frozen_norm import mend_frozen_norms
 
 
 class OwnNorm(nn.BatchNorm1d):

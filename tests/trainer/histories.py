@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from tpu_trainer.clock import Phase
-from tpu_trainer.telemetry.history import History, Sample
+from tpu_trainer.contract.clock import Phase
+from tpu_trainer.reporting.history import History, Sample
 
 
 def history_of(steps: int, every: int = 10, broken: tuple[int, ...] = ()) -> History:

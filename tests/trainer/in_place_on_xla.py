@@ -12,7 +12,7 @@ import torch
 import torch_xla
 from torch import Tensor
 
-from tpu_trainer.in_place import quickly
+from tpu_trainer.optim.in_place import quickly
 
 Call = tuple[Callable[..., Any], Callable[[Sequence[Tensor]], tuple[Any, ...]], dict[str, Any]]
 

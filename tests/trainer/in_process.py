@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.replica import run_replica
-from tpu_trainer.spec import parse_run_spec
-from tpu_trainer.stop import SharedStop
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.spec import parse_run_spec
+from tpu_trainer.contract.stop import SharedStop
+from tpu_trainer.worker.replica import run_replica
 
 
 @dataclass(frozen=True)

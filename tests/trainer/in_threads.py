@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed import HashStore
 
-from tpu_trainer.backends.base import Counters, in_rows
-from tpu_trainer.backends.feed import feed_in_turn
+from tpu_trainer.gang.backends.base import Counters, in_rows
+from tpu_trainer.gang.backends.feed import feed_in_turn
 
 
 class Meeting:

@@ -7,8 +7,8 @@ import signal
 import sys
 from itertools import count
 
-from tpu_trainer.checkpoint.store import DirectoryStore
-from tpu_trainer.entry import main
+from tpu_trainer.storage.store import DirectoryStore
+from tpu_trainer.worker.entry import main
 
 _writes = count()
 _put = DirectoryStore.put

@@ -24,14 +24,14 @@ from torch.distributed import HashStore
 from torch.overrides import TorchFunctionMode
 
 from tests.trainer.in_threads import Meeting
-from tpu_trainer.backends.group import Group
-from tpu_trainer.backends.torch_dist import TorchDistributed, find_device
-from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.errors import PeerLostError
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.replica import run_replica
-from tpu_trainer.spec import RunSpec, parse_run_spec
-from tpu_trainer.stop import SharedStop, StopFlag
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.errors import PeerLostError
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.spec import RunSpec, parse_run_spec
+from tpu_trainer.contract.stop import SharedStop, StopFlag
+from tpu_trainer.gang.backends.group import Group
+from tpu_trainer.gang.backends.torch_dist import TorchDistributed, find_device
+from tpu_trainer.worker.replica import run_replica
 
 _READING = {
     *("cpu", "item", "tolist", "numpy", "__array__", "equal", "allclose", "is_nonzero"),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tpu_trainer import archive
-from tpu_trainer.archive import BadArchiveError, unpack
+from tpu_trainer.worker import archive
+from tpu_trainer.worker.archive import BadArchiveError, unpack
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes], kind: int = tarfile.PAX_FORMAT) -> bytes:

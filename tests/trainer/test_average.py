@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from tpu_trainer.backends.group import Group
-from tpu_trainer.backends.torch_dist import TorchDistributed
-from tpu_trainer.update import Average
+from tpu_trainer.gang.backends.group import Group
+from tpu_trainer.gang.backends.torch_dist import TorchDistributed
+from tpu_trainer.optim.update import Average
 
 HERE = TorchDistributed(Group(0, 1), torch.device("cpu"))
 

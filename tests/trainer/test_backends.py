@@ -15,13 +15,13 @@ import torch
 
 from tests.trainer.gang import DEADLINE, TWO_PER_HOST, Gang, Launcher, chips, run_spec
 from tests.trainer.reference import reference_losses
-from tpu_trainer.backends.base import map_tensors
-from tpu_trainer.backends.rendezvous import Seat
-from tpu_trainer.backends.torch_dist import find_device
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.errors import BadSpecError
-from tpu_trainer.spec import TorchSpec, parse_run_spec
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.errors import BadSpecError
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.contract.spec import TorchSpec, parse_run_spec
+from tpu_trainer.gang.backends.base import map_tensors
+from tpu_trainer.gang.backends.rendezvous import Seat
+from tpu_trainer.gang.backends.torch_dist import find_device
 
 GANGS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
     "torch": ({"backend": "torch", "hosts": 2, "torch": TWO_PER_HOST}, {}, 4),

@@ -18,9 +18,9 @@ from tests.trainer.tasks import Network, examples, loss
 from tests.trainer.test_telemetry_reporter import summaries
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import SummaryWriter, Task
-from tpu_trainer.board import ReportLogger
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.telemetry import tensorboard
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.reporting import tensorboard
+from tpu_trainer.task.board import ReportLogger
 
 
 def wrote(write: Callable[[], None], directory: Path | None, tensor_board: bool = True) -> Ran:

@@ -19,8 +19,8 @@ from tests.trainer.gang import Launcher, run_spec, start_replicas
 from tests.trainer.in_threads import ThreadBackend
 from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hooks, Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.task import Hyperparameters
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.task.task import Hyperparameters
 
 STEPS, STOP, LATE = 12, 5, 8
 """Steps of a run, after how many the first attempt stops, and when a hook freezes norms."""

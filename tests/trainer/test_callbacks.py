@@ -28,10 +28,10 @@ from tpu_trainer.callbacks import Session, session
 from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.run import REPORT_EVERY, Losses, place_on_host
 from tpu_trainer.callbacks.stop import MOST_AHEAD, Agreement, steps_ahead
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.errors import BadSpecError, NotFiniteError
-from tpu_trainer.last_words import leave_words
-from tpu_trainer.outcome import Outcome
+from tpu_trainer.contract.errors import BadSpecError, NotFiniteError
+from tpu_trainer.contract.last_words import leave_words
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.reporting import heartbeat
 
 

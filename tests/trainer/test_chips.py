@@ -10,8 +10,8 @@ import pytest
 
 from tests.trainer import tasks
 from tests.trainer.gang import Launcher, chips, run_spec, start_replicas
-from tpu_trainer import exchange
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.gang import exchange
 
 
 def test_sigterm_to_the_real_command_stops_its_chips_together(launcher: Launcher) -> None:

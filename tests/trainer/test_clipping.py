@@ -15,7 +15,7 @@ from tests.trainer.reference import Reference, reference_run
 from tests.trainer.test_trajectories import CLOSE
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Hooks, Hyperparameters, Task
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract.protocol import ExitCode
 
 LIMIT = 0.25
 """Some of the gradients are longer, and some are not."""

@@ -17,13 +17,13 @@ from tests.trainer.checkpoint.conftest import BUCKET, object_storage
 from tests.trainer.checkpoint.refusing_server import answering
 from tests.trainer.gang import ROOT, Launcher, run_spec
 from tests.trainer.test_archive import file, packed, special
-from tpu_trainer import code as trainer_code
-from tpu_trainer.checkpoint.store import open_store
-from tpu_trainer.code import install
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.errors import BadSpecError, StorageDeniedError, TrainerError, UserCodeError
-from tpu_trainer.spec import CodeSpec
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, TrainerError, UserCodeError
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.contract.spec import CodeSpec
+from tpu_trainer.storage.store import open_store
+from tpu_trainer.worker import code as trainer_code
+from tpu_trainer.worker.code import install
 
 __all__ = ["object_storage"]
 
@@ -126,10 +126,10 @@ def test_what_the_trainer_would_import_in_place_of_an_installed_module_is_the_us
 ) -> None:
     code = CodeSpec(**put(here / "code.tar.gz", packed(file("train.py"), file(name))))
     if not hides:
-        assert install(code, worker(here / "code"), {}, ["tpu_trainer.host"]) == Path.cwd()
+        assert install(code, worker(here / "code"), {}, ["tpu_trainer.worker.host"]) == Path.cwd()
         return
     with pytest.raises(UserCodeError, match=f"^trainer.code: the trainer would import {name} instead of the installed"):
-        install(code, worker(here / "code"), {}, ["tpu_trainer.host"])
+        install(code, worker(here / "code"), {}, ["tpu_trainer.worker.host"])
 
 
 def test_a_run_with_a_file_that_hides_a_module_ends_as_the_users_error(launcher: Launcher, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def start_command(tmp_path: Path, code: dict[str, str], *command: str) -> subpro
     named = {"TPUJOB_RUN_SPEC": "run.json", "TPUJOB_CODE_DIRECTORY": "code", "TPUJOB_TERMINATION_LOG": "words"}
     places = {name: str(tmp_path / value) for name, value in named.items()}
     return subprocess.run(
-        [sys.executable, "-m", "tpu_trainer.code", *command],
+        [sys.executable, "-m", "tpu_trainer.worker.code", *command],
         env={**os.environ, "PYTHONPATH": f"{ROOT}/trainer_image", **places},
         capture_output=True,
         text=True,

@@ -18,8 +18,8 @@ from tests.trainer.fork_server import COMPILER
 from tests.trainer.gang import Gang, Launcher, run_spec
 from tests.trainer.test_trajectories import assert_follows_reference
 from tests.trainer.whole_runs import run
-from tpu_trainer.compiled import check_compiler, compile_update
-from tpu_trainer.errors import BadSpecError
+from tpu_trainer.contract.errors import BadSpecError
+from tpu_trainer.gang.compiled import check_compiler, compile_update
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None and not os.environ.get("CI"), reason="no g++ to compile with; in CI that is an error"
@@ -104,7 +104,9 @@ def test_what_hooks_freeze_and_unfreeze_is_trained_as_without_the_compiler(
 
 
 def test_an_optimizer_whose_groups_ask_for_foreach_has_a_program_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tpu_trainer.compiled._compiled", lambda function, _: torch.compile(function, backend="eager"))
+    monkeypatch.setattr(
+        "tpu_trainer.gang.compiled._compiled", lambda function, _: torch.compile(function, backend="eager")
+    )
 
     def trained(*, with_program: bool) -> Tensor:
         weight = nn.Parameter(torch.ones(3))

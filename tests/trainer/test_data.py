@@ -16,8 +16,9 @@ from torch.utils.data import Dataset
 
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import (
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.data.loading import (
     Order,
     PassSampler,
     Position,
@@ -27,9 +28,8 @@ from tpu_trainer.data import (
     permutation,
     train_batches,
 )
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.evaluate import evaluation_plan
-from tpu_trainer.same_data import unequal_lengths
+from tpu_trainer.data.same_data import unequal_lengths
+from tpu_trainer.loop.evaluate import evaluation_plan
 
 worlds = st.integers(1, 9)
 ALONE = Share(0, 1)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from tests.trainer import tasks
 from tests.trainer.whole_runs import Stopping, run
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.device_optimizers import Adafactor, Lion
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.optim.device_optimizers import Adafactor, Lion
 
 SHAPES = [(), (7,), (3, 5), (4, 3, 2, 2), (1, 6)]
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

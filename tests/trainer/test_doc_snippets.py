@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from tests.trainer import whole_runs
 from tests.trainer.test_scripts import ON_CPU
 from tpu_trainer.checkpoint.snapshot import weights_of
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.task import Hyperparameters, Task
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.task.task import Hyperparameters, Task
 
 DOCS = Path(__file__).parents[2] / "docs"
 DATA = torch.utils.data.TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(1)))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer import doctor_tasks
 from tests.trainer.gang import TWO_PER_HOST, Gang, Launcher, run_spec
-from tpu_trainer.contract import ENV_HANG_SECONDS, ExitCode
+from tpu_trainer.contract.protocol import ENV_HANG_SECONDS, ExitCode
 
 
 def warnings(gang: Gang) -> dict[str, list[str]]:

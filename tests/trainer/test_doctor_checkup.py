@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore
 
 from tests.trainer.gang import run_spec
-from tpu_trainer.backends.base import Counters
-from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.errors import DivergedError
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
 from tpu_trainer.doctor.doctor import Doctor
-from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.finite import Health
 from tpu_trainer.doctor.hang import Pace
-from tpu_trainer.errors import DivergedError
-from tpu_trainer.spec import parse_run_spec
+from tpu_trainer.gang.backends.base import Counters
 
 
 class Table:

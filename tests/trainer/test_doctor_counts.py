@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tpu_trainer.backends.base import Counters
+from tpu_trainer.contract.findings import Finding, Voice
 from tpu_trainer.doctor.counts import WARM_UP_STEPS, WINDOW_STEPS, StepCounts, minus
-from tpu_trainer.doctor.findings import Finding, Voice
+from tpu_trainer.gang.backends.base import Counters
 
 
 class Device:

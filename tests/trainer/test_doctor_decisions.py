@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.gang import ROOT
-from tpu_trainer.clock import Phase
+from tpu_trainer.contract.clock import Phase
+from tpu_trainer.contract.findings import Check, Finding, Voice
 from tpu_trainer.doctor import hang
 from tpu_trainer.doctor.agreement import odd_ones, replicas
 from tpu_trainer.doctor.counts import difference, shapes_of
-from tpu_trainer.doctor.findings import Check, Finding, Voice
 from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.doctor.stragglers import SHORTEST_SECONDS, Straggler, Vitals, Waiting, input_share, straggler
 

@@ -11,12 +11,12 @@ from typing import TextIO
 
 import pytest
 
-from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.doctor import hang
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
 from tpu_trainer.doctor.hang import Pace
-from tpu_trainer.outcome import Outcome
 
 
 def running(phase: Phase) -> tuple[Clock, Pace]:

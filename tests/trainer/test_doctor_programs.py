@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import Store, TCPStore
 
-from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.errors import DivergedError, PeerLostError
 from tpu_trainer.doctor.agreement import Programs
-from tpu_trainer.errors import DivergedError, PeerLostError
 
 
 @pytest.fixture

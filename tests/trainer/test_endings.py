@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.trainer.gang import Launcher, run_spec
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract.protocol import ExitCode
 
 LONG = 10_000_000
 """More steps than any test waits for."""

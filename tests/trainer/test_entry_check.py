@@ -17,10 +17,10 @@ from tests.trainer.gang import DEADLINE, ON_XLAS_CPU, ROOT, run_spec
 from tests.trainer.test_archive import file, packed
 from tests.trainer.test_code import code_of
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.check import run_check
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.stop import StopSignal
+from tpu_trainer.checks.entry.check import run_check
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.contract.stop import StopSignal
 
 SEEN: list[Any] = []
 
@@ -144,7 +144,7 @@ def ended(folder: Path, document: dict[str, Any], **more: str) -> dict[str, Any]
         "TPUJOB_TERMINATION_LOG": str(words),
         **more,
     }
-    command = [sys.executable, "-m", "tpu_trainer.check"]
+    command = [sys.executable, "-m", "tpu_trainer.checks.entry.check"]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     said: dict[str, Any] = json.loads(words.read_text())

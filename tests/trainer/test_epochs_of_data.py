@@ -15,8 +15,8 @@ from tests.trainer import in_process
 from tests.trainer.test_lightning_trainer import spec as lightning_spec
 from tests.trainer.whole_runs import run
 from tpu_trainer import Hooks, Task
-from tpu_trainer.data import Order, Position, Share, train_batches
-from tpu_trainer.task import Hyperparameters
+from tpu_trainer.data.loading import Order, Position, Share, train_batches
+from tpu_trainer.task.task import Hyperparameters
 
 SIZE, BATCH = 12, 4
 EPOCH = SIZE // BATCH

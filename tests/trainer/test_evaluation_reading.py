@@ -14,10 +14,10 @@ from tests.trainer.gang import start_replicas
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
-from tpu_trainer.backends.feed import feed_ahead
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import Share
-from tpu_trainer.evaluate import evaluate
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.data.loading import Share
+from tpu_trainer.gang.backends.feed import feed_ahead
+from tpu_trainer.loop.evaluate import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.trainer.in_threads import ThreadBackend, in_threads
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.exchange import MOST_STEPS, Flags, Loss, Signals, Sums, Wishes, exchange, take
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.gang.exchange import MOST_STEPS, Flags, Loss, Signals, Sums, Wishes, exchange, take
 
 
 def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:

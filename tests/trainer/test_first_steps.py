@@ -12,7 +12,7 @@ from tests.trainer.gang import run_spec
 from tests.trainer.in_process import run
 from tests.trainer.tasks import Network, examples, loss
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract.protocol import ExitCode
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -14,10 +14,10 @@ from torch.distributed import TCPStore
 
 from tests.cluster.ports import free_port
 from tests.cluster.processes import wait_until
-from tpu_trainer.backends import gate
-from tpu_trainer.backends.gate import StrangerError, Tunnel, key_of
-from tpu_trainer.backends.rendezvous import Kept, Seat, meet, serve
-from tpu_trainer.environment import WorkerEnvironment
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.gang.backends import gate
+from tpu_trainer.gang.backends.gate import StrangerError, Tunnel, key_of
+from tpu_trainer.gang.backends.rendezvous import Kept, Seat, meet, serve
 
 GANG = "3f0c9d4e-uid/1"
 DEADLINE = 30.0

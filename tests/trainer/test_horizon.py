@@ -26,10 +26,10 @@ from torch.optim.lr_scheduler import (
 
 from tests.trainer import in_process, whole_runs
 from tests.trainer.test_lightning_trainer import spec
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.horizon import Scheduled, differences
-from tpu_trainer.task import Hyperparameters, Task
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.task.horizon import Scheduled, differences
+from tpu_trainer.task.task import Hyperparameters, Task
 
 # Schedulers are only built here, not stepped.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from tests.trainer import interrupted
 from tests.trainer.gang import Gang, Launcher, chips, run_spec
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.exchange import MOST_STEPS
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.gang.exchange import MOST_STEPS
 
 STEPS = 36
 

@@ -19,9 +19,9 @@ from tests.trainer.tasks import weighed
 from tests.trainer.test_lightning_trainer import spec as lightning_spec
 from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hooks, Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.storage import Storage
-from tpu_trainer.task import Hyperparameters
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.loop.checkpoints import Storage
+from tpu_trainer.task.task import Hyperparameters
 
 
 class Scaling(Hooks):

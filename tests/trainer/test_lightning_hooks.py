@@ -16,13 +16,13 @@ from torchmetrics import MeanMetric
 
 from tests.trainer.test_task import hyperparameters
 from tests.trainer.whole_runs import run
-from tpu_trainer.data import Share
-from tpu_trainer.entrypoint import Loaded
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.hooks import Hooks
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.data.loading import Share
 from tpu_trainer.lightning import adopt
-from tpu_trainer.optimizers import unused
-from tpu_trainer.task import Hyperparameters, Task
+from tpu_trainer.loop.entrypoint import Loaded
+from tpu_trainer.optim.optimizers import unused
+from tpu_trainer.task.hooks import Hooks
+from tpu_trainer.task.task import Hyperparameters, Task
 
 EPOCH = 3
 """Steps in an epoch of 48 examples."""

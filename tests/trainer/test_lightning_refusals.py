@@ -25,11 +25,11 @@ from torch.utils.data import (
 )
 
 from tests.trainer.test_task import hyperparameters
-from tpu_trainer.board import ReportLogger
-from tpu_trainer.data import Share, epoch_order
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.data.loading import Share, epoch_order
 from tpu_trainer.lightning import NeedsTrainerError, adopt, is_lightning
 from tpu_trainer.lightning.optimizers import configured
+from tpu_trainer.task.board import ReportLogger
 
 DATA = TensorDataset(torch.arange(40.0)[:, None])
 

@@ -18,9 +18,9 @@ from tests.trainer import fork_server, in_process, lightning_zoo
 from tests.trainer.gang import Launcher, run_spec
 from tests.trainer.test_task import hyperparameters
 from tpu_trainer.checkpoint.snapshot import put_together, take_apart
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import Share
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.data.loading import Share
 from tpu_trainer.lightning import NeedsTrainerError, adopt
 from tpu_trainer.lightning.choice import reason_in_code
 from tpu_trainer.lightning_trainer.loaders import shares

@@ -15,10 +15,10 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 
 from tests.trainer.in_threads import in_threads
 from tests.trainer.test_task import hyperparameters
-from tpu_trainer.data import Share
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.evaluate import evaluate, unfilled_plan
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.data.loading import Share
 from tpu_trainer.lightning import adopt
+from tpu_trainer.loop.evaluate import evaluate, unfilled_plan
 
 HELD_OUT = 23
 ROWS = 4

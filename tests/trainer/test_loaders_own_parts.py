@@ -16,8 +16,8 @@ from tests.trainer.gang import Launcher, run_spec
 from tests.trainer.in_process import run
 from tests.trainer.test_lightning_trainer import spec
 from tpu_trainer import LightningRun, Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.task import Hyperparameters
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.task.task import Hyperparameters
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -18,8 +18,8 @@ from tests.trainer import plain
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
 from tpu_trainer.checkpoint.checkpointer import Checkpointer
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.entrypoint import Loaded
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.loop.entrypoint import Loaded
 
 ADAMW = {"name": "adamw", "learningRate": "0.05", "weightDecay": "0.1"}
 MOMENTUM = {"name": "sgd", "learningRate": "0.1", "momentum": "0.9"}

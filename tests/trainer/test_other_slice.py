@@ -9,7 +9,7 @@ import torch
 
 from tests.trainer import tasks
 from tests.trainer.gang import Launcher, run_spec
-from tpu_trainer.data import Order, Position, Share, global_batches
+from tpu_trainer.data.loading import Order, Position, Share, global_batches
 
 FIRST, STEPS, BATCH, RATE = 10, 24, 16, 0.3
 

@@ -13,8 +13,8 @@ from tests.trainer.gang import Launcher, run_spec
 from tests.trainer.test_what_is_trained import Net, examples
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.task import Hyperparameters
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.task.task import Hyperparameters
 
 Loss = Callable[[nn.Module, Any], Tensor]
 

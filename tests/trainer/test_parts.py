@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from tests.trainer import tasks
-from tpu_trainer.backends.base import fill_from, flatten, in_groups, map_tensors, move_model, unflatten
-from tpu_trainer.backends.feed import feed_ahead, feed_in_turn
-from tpu_trainer.telemetry.rates import Throughput
+from tpu_trainer.gang.backends.base import fill_from, flatten, in_groups, map_tensors, move_model, unflatten
+from tpu_trainer.gang.backends.feed import feed_ahead, feed_in_turn
+from tpu_trainer.reporting.throughput import Throughput
 
 
 def test_unflatten_is_the_inverse_of_flatten() -> None:

@@ -13,10 +13,10 @@ from tests.cluster.ports import free_port
 from tests.trainer.checkpoint.refusing_server import answering
 from tests.trainer.gang import run_spec
 from tests.trainer.test_entry_check import check
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.outcome import termination_message
-from tpu_trainer.places import places_of
-from tpu_trainer.spec import parse_run_spec
+from tpu_trainer.checks.entry.places import places_of
+from tpu_trainer.contract.outcome import termination_message
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.contract.spec import parse_run_spec
 
 
 def asked(server: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[dict[str, Any]]:

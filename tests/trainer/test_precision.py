@@ -18,8 +18,8 @@ from tests.trainer.gang import Launcher, start_replicas
 from tests.trainer.reference import reference_losses
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.precision import in_precision
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.optim.precision import in_precision
 
 BAND = 0.03
 """bfloat16 has eight significant bits. The losses of these 24 steps fall from 1.1 to about 0.9."""

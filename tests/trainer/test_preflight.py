@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.gang import run_spec
-from tpu_trainer.contract import TERMINATION_MESSAGE_LIMIT, ExitCode
-from tpu_trainer.outcome import Outcome, termination_message
-from tpu_trainer.preflight import check, command, pod
-from tpu_trainer.preflight.hlo import Array, Collective, read
-from tpu_trainer.preflight.search import MANY, MOST, PRECISION, ROWS, Largest, Need, largest
+from tpu_trainer.checks.compile import check, command, pod
+from tpu_trainer.checks.compile.hlo import Array, Collective, read
+from tpu_trainer.checks.compile.search import MANY, MOST, PRECISION, ROWS, Largest, Need, largest
+from tpu_trainer.contract.outcome import Outcome, termination_message
+from tpu_trainer.contract.protocol import TERMINATION_MESSAGE_LIMIT, ExitCode
 
 if TYPE_CHECKING:
     from pathlib import Path

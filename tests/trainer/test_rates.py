@@ -17,7 +17,7 @@ from tests.trainer import tasks
 from tests.trainer.gang import run_spec
 from tests.trainer.in_process import Run, run
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract.protocol import ExitCode
 
 RATE = 0.3
 USED: list[list[float]] = []

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.ports import free_port
-from tpu_trainer.backends.rendezvous import join
-from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.errors import PeerLostError, PreemptedError
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.errors import PeerLostError, PreemptedError
+from tpu_trainer.gang.backends.rendezvous import join
 
 
 def host(index: int, of: int) -> WorkerEnvironment:

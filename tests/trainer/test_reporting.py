@@ -19,20 +19,20 @@ from hypothesis import strategies as st
 
 from tests.trainer.gang import DEADLINE, run_spec
 from tests.trainer.progress_service import Answer, ProgressService, Request, progress_service
-from tpu_trainer import environment
-from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.contract import MOST_WARNINGS, REPORT_LIMIT, STACKS_LIMIT, ExitCode, ReportPhase
-from tpu_trainer.doctor.findings import Finding
+from tpu_trainer.contract import environment
+from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.environment import read_environment
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import MOST_WARNINGS, REPORT_LIMIT, STACKS_LIMIT, ExitCode, ReportPhase
+from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.doctor.hang import Pace, stacks
-from tpu_trainer.environment import read_environment
-from tpu_trainer.logbook import Curve
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.progress import Progress
 from tpu_trainer.reporting import heartbeat as module
 from tpu_trainer.reporting.heartbeat import EVERY_SECONDS, LONGEST_SECONDS, Endpoint, Pauses, RefusedError
+from tpu_trainer.reporting.history import Sample
+from tpu_trainer.reporting.progress import Progress
 from tpu_trainer.reporting.report import Report, kubeflow_body, operator_body, phase_of, present_report
-from tpu_trainer.spec import parse_run_spec
-from tpu_trainer.telemetry.history import Sample
+from tpu_trainer.task.logbook import Curve
 
 PHASES = [
     (Phase.START, 0, ReportPhase.STARTING),

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.gang import run_spec
-from tpu_trainer.data import Position
+from tpu_trainer.checkpoint.resume import Leg, Start, continued, document, fresh
+from tpu_trainer.contract.spec import parse_run_spec
+from tpu_trainer.data.loading import Position
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.resume import Leg, Start, continued, document, fresh
-from tpu_trainer.schedule import Ramp
-from tpu_trainer.spec import parse_run_spec
-from tpu_trainer.task import Hyperparameters
+from tpu_trainer.optim.schedule import Ramp
+from tpu_trainer.task.task import Hyperparameters
 
 BASE = Hyperparameters.of(parse_run_spec(run_spec(trainSteps=1000, warmupSteps=0)))
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from tests.trainer import tasks
 from tests.trainer.whole_runs import run
-from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.errors import BadSpecError, StorageError
-from tpu_trainer.outcome import termination_message
-from tpu_trainer.task import Hyperparameters, Task
-from tpu_trainer.telemetry.history import Sample
-from tpu_trainer.telemetry.rung import RungNumbers
+from tpu_trainer.contract.errors import BadSpecError, StorageError
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.outcome import termination_message
+from tpu_trainer.reporting.history import Sample
+from tpu_trainer.reporting.rung import RungNumbers
+from tpu_trainer.task.task import Hyperparameters, Task
 
 ALONE = {"device": "cpu", "collectives": "gloo", "processesPerHost": 1}
 
@@ -70,7 +70,7 @@ def test_a_rung_says_what_it_could_not_see_and_which_metrics_are_the_evaluations
 def test_programs_of_torch_compile_are_counted_so_a_rung_sees_those_that_come_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tpu_trainer.compiled._compiled", lambda function, _: function)
+    monkeypatch.setattr("tpu_trainer.gang.compiled._compiled", lambda function, _: function)
     unseen = told(endAfterSteps=12, torch={**ALONE, "execution": "Compile"})["rung"]["unseen"]
     assert {"RecompilationAfterWarmUp", "UnequalCompilations"}.isdisjoint(unseen)
     assert "RecompilationAfterWarmUp" in told(endAfterSteps=12, torch=ALONE)["rung"]["unseen"]

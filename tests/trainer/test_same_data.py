@@ -18,10 +18,10 @@ from tests.trainer import tasks
 from tests.trainer.in_threads import in_threads
 from tests.trainer.whole_runs import run
 from tpu_trainer import Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.fingerprint import WIDTH, alike, fingerprint
-from tpu_trainer.same_data import COMPARED, check_order, compare
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.data.fingerprint import WIDTH, alike, fingerprint
+from tpu_trainer.data.same_data import COMPARED, check_order, compare
 
 WORLD = 4
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.gang import run_spec
-from tpu_trainer.schedule import LearningRate, Ramp, rate_factor
-from tpu_trainer.spec import SCHEDULES, ScheduleSpec, parse_run_spec
-from tpu_trainer.task import Hyperparameters
+from tpu_trainer.contract.spec import SCHEDULES, ScheduleSpec, parse_run_spec
+from tpu_trainer.optim.schedule import LearningRate, Ramp, rate_factor
+from tpu_trainer.task.task import Hyperparameters
 
 CONSTANT = ScheduleSpec("Constant", (), None)
 

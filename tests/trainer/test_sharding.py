@@ -16,9 +16,9 @@ from tests.trainer import tasks
 from tests.trainer.gang import Launcher, start_replicas
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.sharding import SMALLEST, divides
-from tpu_trainer.update import tensors_in
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.optim.sharding import SMALLEST, divides
+from tpu_trainer.optim.update import tensors_in
 
 CLOSE = 1e-5
 ADAMW = {"name": "adamw", "learningRate": "0.02", "weightDecay": "1e-4"}

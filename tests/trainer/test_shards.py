@@ -21,10 +21,10 @@ from tests.trainer.gang import Launcher, start_replicas
 from tests.trainer.in_threads import in_threads
 from tests.trainer.whole_runs import run
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import Order, Position, Share, is_sharded
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.shards import plan_of, shard_batches, whole_position
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.data.loading import Order, Position, Share, is_sharded
+from tpu_trainer.data.shards import plan_of, shard_batches, whole_position
 
 # torch warns where a machine has fewer cores than that.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -11,9 +11,9 @@ import jsonschema
 import pytest
 
 from tests.trainer.gang import run_spec
-from tpu_trainer.environment import check_agreement, read_environment
-from tpu_trainer.errors import BadSpecError
-from tpu_trainer.spec import TorchSpec, parse_run_spec, read_run_spec
+from tpu_trainer.contract.environment import check_agreement, read_environment
+from tpu_trainer.contract.errors import BadSpecError
+from tpu_trainer.contract.spec import TorchSpec, parse_run_spec, read_run_spec
 
 VALIDATOR = jsonschema.Draft202012Validator(
     json.loads(files("tpu_trainer").joinpath("runspec-v1.schema.json").read_text())

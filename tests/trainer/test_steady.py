@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 from tests.trainer import tasks
 from tests.trainer.gang import Launcher, start_replicas
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.steady import SteadyNumbers
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.optim.scalars_as_data import SteadyNumbers
 
 
 class Given:

@@ -23,12 +23,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.trainer.test_task import hyperparameters
 from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import Share
-from tpu_trainer.entrypoint import Loaded
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.contract.spec import Mode
+from tpu_trainer.data.loading import Share
 from tpu_trainer.lightning import NeedsTrainerError, adopt
-from tpu_trainer.spec import Mode
-from tpu_trainer.steering import Streak, Watch
+from tpu_trainer.loop.entrypoint import Loaded
+from tpu_trainer.loop.evaluation_policy import Streak, Watch
 
 STEPS, EVERY = 40, 5
 NAN = math.nan

@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset
 
 from tests.trainer import tasks
 from tpu_trainer import Task
-from tpu_trainer.data import Order, Position, Share, has_length, repeated, stream_batches
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.data.loading import Order, Position, Share, has_length, repeated, stream_batches
 
 
 class Numbers(IterableDataset[int]):

@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader
 from tests.trainer import tasks
 from tests.trainer.gang import run_spec
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.data import Order, Share, train_batches
-from tpu_trainer.device_optimizers import Adafactor, Lion
-from tpu_trainer.entrypoint import load_task
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.hooks import Hooks
-from tpu_trainer.optimizers import build_optimizer, unused, unused_by
-from tpu_trainer.outcome import outcome_of
-from tpu_trainer.spec import parse_run_spec
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.contract.outcome import outcome_of
+from tpu_trainer.contract.spec import parse_run_spec
+from tpu_trainer.data.loading import Order, Share, train_batches
+from tpu_trainer.loop.entrypoint import load_task
+from tpu_trainer.optim.device_optimizers import Adafactor, Lion
+from tpu_trainer.optim.optimizers import build_optimizer, unused, unused_by
+from tpu_trainer.task.hooks import Hooks
 
 
 def hyperparameters(**changes: Any) -> Hyperparameters:

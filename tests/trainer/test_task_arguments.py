@@ -12,9 +12,9 @@ import pytest
 
 from tests.trainer.gang import run_spec
 from tpu_trainer import Hyperparameters
-from tpu_trainer.entrypoint import arguments
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.spec import parse_run_spec
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.contract.spec import parse_run_spec
+from tpu_trainer.loop.entrypoint import arguments
 
 
 def recipe(parameters: dict[str, str] | None = None, **optimizer: str) -> Hyperparameters:

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from tests.trainer.gang import run_spec
 from tests.trainer.histories import history_of
-from tpu_trainer.clock import Phase
-from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.logbook import Curve
-from tpu_trainer.spec import parse_run_spec
-from tpu_trainer.telemetry import history as module
-from tpu_trainer.telemetry.history import (
+from tpu_trainer.contract.clock import Phase
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.spec import parse_run_spec
+from tpu_trainer.reporting import history as module
+from tpu_trainer.reporting.history import (
     KINDS_OF_FINDINGS,
     LOGGED_CURVES,
     Attempt,
@@ -28,6 +27,7 @@ from tpu_trainer.telemetry.history import (
     dump_history,
     load_history,
 )
+from tpu_trainer.task.logbook import Curve
 
 ATTEMPT = Attempt(1, 0, 0, {})
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.gang import Launcher, run_spec
-from tpu_trainer.spec import parse_run_spec
-from tpu_trainer.telemetry.rates import NOISE_STEPS, TERAFLOPS, CountFlops, NoiseScale, Utilisation, mfu
+from tpu_trainer.contract.spec import parse_run_spec
+from tpu_trainer.reporting.throughput import NOISE_STEPS, TERAFLOPS, CountFlops, NoiseScale, Utilisation, mfu
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,16 @@ import pytest
 
 from tests.trainer.checkpoint.stores import MemoryStore
 from tests.trainer.gang import DEADLINE, run_spec
-from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.errors import BadSpecError, StorageError
-from tpu_trainer.logbook import Curve
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.spec import RunSpec, parse_run_spec
-from tpu_trainer.telemetry import reporter as module
-from tpu_trainer.telemetry.history import FirstLoss, Sample
-from tpu_trainer.telemetry.reporter import EVERY_SECONDS, HISTORY, Reporter, open_reporter
+from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.errors import BadSpecError, StorageError
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.contract.spec import RunSpec, parse_run_spec
+from tpu_trainer.reporting import reporter as module
+from tpu_trainer.reporting.history import FirstLoss, Sample
+from tpu_trainer.reporting.reporter import EVERY_SECONDS, HISTORY, Reporter, open_reporter
+from tpu_trainer.task.logbook import Curve
 
 DONE = Outcome(ExitCode.Succeeded, "trained 20 steps", 20)
 

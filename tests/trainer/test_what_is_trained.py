@@ -17,9 +17,9 @@ from tests.trainer import plain
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Task
 from tpu_trainer.checkpoint.checkpointer import Due
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.entrypoint import Loaded
-from tpu_trainer.hooks import Hooks
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.loop.entrypoint import Loaded
+from tpu_trainer.task.hooks import Hooks
 
 CLOSE = 1e-5
 

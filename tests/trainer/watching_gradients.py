@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tpu_trainer.backends.torch_dist import TorchDistributed
-from tpu_trainer.entry import main
+from tpu_trainer.gang.backends.torch_dist import TorchDistributed
+from tpu_trainer.worker.entry import main
 
 if TYPE_CHECKING:
     from torch import Tensor

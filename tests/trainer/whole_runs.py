@@ -20,13 +20,14 @@ from torch import nn
 
 from tests.trainer.gang import run_spec
 from tests.trainer.in_threads import ThreadBackend, in_threads
-from tpu_trainer import preparation, replica
-from tpu_trainer.entrypoint import Loaded, with_hooks
-from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.progress import Progress
-from tpu_trainer.spec import parse_run_spec
-from tpu_trainer.task import Hyperparameters, Task
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.spec import parse_run_spec
+from tpu_trainer.loop import preparation
+from tpu_trainer.loop.entrypoint import Loaded, with_hooks
+from tpu_trainer.reporting.progress import Progress
+from tpu_trainer.task.task import Hyperparameters, Task
+from tpu_trainer.worker import replica
 
 Made = Callable[[Hyperparameters, int], Task | Loaded]
 """A task for the replica of a rank."""

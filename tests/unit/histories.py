@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_training_operator.report.ending import JobEnd
-from tpu_training_operator.report.history import History, parse_history
-from tpu_training_operator.report.page import render
+from tpu_training_operator.html_report.ending import JobEnd
+from tpu_training_operator.html_report.history import History, parse_history
+from tpu_training_operator.html_report.page import render
 
 SPLIT = {"start": 41.0, "input": 96.0, "host": 118.0, "device": 812.0, "checkpoint": 9.5, "evaluate": 62.0}
 SUCCEEDED = {"code": "Succeeded", "message": "trained 5000 steps, loss 0.352"}

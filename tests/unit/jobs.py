@@ -5,7 +5,7 @@ from typing import Any
 
 from tpu_training_operator.api.job import Spec, TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
+from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
 
 
 class _Absent:

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.unit.jobs import job_body
-from tpu_training_operator.domain.naming import WorkerId, worker_labels
-from tpu_training_operator.domain.observed import WorkerPod, format_time
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time
+from tpu_training_operator.domain.job.naming import WorkerId, worker_labels
 
 UID = job_body()["metadata"]["uid"]
 NOON = datetime(2026, 1, 15, 12, tzinfo=UTC)

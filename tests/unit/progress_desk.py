@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import cast
 
 from tests.unit.reviewing_cluster import ReviewingCluster
-from tpu_training_operator.domain.report import Inbox
+from tpu_training_operator.domain.cluster_state.worker_reports import Inbox
 from tpu_training_operator.kube.cluster import Cluster, JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.progress.server import ProgressService

@@ -17,9 +17,9 @@ from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, pod, ready, time_at, with_status
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.status import ReportPhase
-from tpu_training_operator.cli.job_view import JobView, job_view
-from tpu_training_operator.domain.hosts import host_of
-from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.cli.watch.job_view import JobView, job_view
+from tpu_training_operator.domain.cluster_state.hosts import host_of
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 
 Object = dict[str, Any]
 

@@ -14,7 +14,7 @@ from bench.scale.chart import drawing
 from bench.scale.contenders import percentile, quantile, span
 from bench.scale.lasting import slope
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.recipe.resolve import resolve
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 
 OPERATOR = "system:serviceaccount:tpu-system:tpu"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tpu_training_operator.api.catalogue import generations
-from tpu_training_operator.domain.recipe.bound import Exchanged, StepCost, bound_of
+from tpu_training_operator.domain.job.recipe.bound import Exchanged, StepCost, bound_of
 
 V5E = generations()["v5e"]  # 197 TFLOP/s, 819 GB/s, 200 GB/s
 

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.cluster_contract import ClusterContract
 from tests.contract.jobs import job_body
 from tests.unit.pods import pod
-from tpu_training_operator.domain.naming import gang_selector
+from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
 from tpu_training_operator.kube.encoding import parsed
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable

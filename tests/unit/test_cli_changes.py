@@ -9,9 +9,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.contract.jobs import job_body
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.cli.changes import move, rehearse, set_values, shorten
-from tpu_training_operator.cli.errors import CommandError
-from tpu_training_operator.domain.recipe.resolve import Resolution, resolve
+from tpu_training_operator.cli.common.changes import move, rehearse, set_values, shorten
+from tpu_training_operator.cli.common.errors import CommandError
+from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
 
 
 def body_with(changes: dict[str, Any] | None = None) -> dict[str, Any]:

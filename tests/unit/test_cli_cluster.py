@@ -28,8 +28,8 @@ from tests.unit.hostile_texts import HOSTILE, obeyed
 from tests.unit.one_job_cluster import OneJobCluster, kubeconfig_for, refuses, served_in_thread, status
 from tests.unit.pods import pod, ready
 from tests.unit.seen_jobs import JOBS, TRACEBACK, running_pods, seen_job
-from tpu_training_operator.cli.display import Lines, display
 from tpu_training_operator.cli.main import main
+from tpu_training_operator.cli.watch.display import Lines, display
 
 
 def plain_text(code: int, _: str, message: str) -> web.Response:

@@ -11,8 +11,9 @@ from click.testing import CliRunner, Result
 from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import job_body
-from tpu_training_operator.cli import code_option, compile_check
-from tpu_training_operator.cli.errors import CommandError
+from tpu_training_operator.cli.code import option
+from tpu_training_operator.cli.common.errors import CommandError
+from tpu_training_operator.cli.compile import compile_check
 from tpu_training_operator.cli.main import main
 
 GIB = 1 << 30
@@ -70,7 +71,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
         return by_slice.get(str(resolution.layout), copy.deepcopy(ANSWER))
 
     monkeypatch.setattr(compile_check, "ask", ask)
-    monkeypatch.setattr(code_option, "find_problem", lambda *_: None)
+    monkeypatch.setattr(option, "find_problem", lambda *_: None)
     return by_slice
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import ABSENT, job_body
-from tpu_training_operator.cli import yaml_text
+from tpu_training_operator.cli.common import yaml_text
 from tpu_training_operator.cli.main import _COMMANDS, main
 
 PROGRAM = "from tpu_training_operator.cli.main import main; main()"

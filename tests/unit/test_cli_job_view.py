@@ -14,14 +14,14 @@ from tests.unit.pods import deleted, ended, pod, ready, time_at, with_status
 from tests.unit.seen_jobs import JOBS, Object, condition, large, progress, running_pods, seen_job, view_of, waiting
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import BestCheckpoint, ChipSeconds, Placement, Usage
-from tpu_training_operator.cli.display import screen
-from tpu_training_operator.cli.errors import BadInput
-from tpu_training_operator.cli.job_view import JobView
-from tpu_training_operator.cli.prices import Prices, load_prices
-from tpu_training_operator.cli.sections import advice, headline, plain_lines, sections, state_style
-from tpu_training_operator.cli.status import as_json, table_row
-from tpu_training_operator.cli.words import duration
-from tpu_training_operator.domain.hosts import host_of
+from tpu_training_operator.cli.common.errors import BadInput
+from tpu_training_operator.cli.common.prices import Prices, load_prices
+from tpu_training_operator.cli.common.words import duration
+from tpu_training_operator.cli.watch.display import screen
+from tpu_training_operator.cli.watch.job_view import JobView
+from tpu_training_operator.cli.watch.sections import advice, headline, plain_lines, sections, state_style
+from tpu_training_operator.cli.watch.status import as_json, table_row
+from tpu_training_operator.domain.cluster_state.hosts import host_of
 
 ROOT = Path(__file__).parents[2]
 

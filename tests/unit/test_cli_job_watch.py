@@ -12,9 +12,9 @@ from aiohttp.test_utils import unused_port
 from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, served
 from tests.unit.pods import pod, ready
 from tests.unit.seen_jobs import progress, seen_job
-from tpu_training_operator.cli import watch
-from tpu_training_operator.cli.cluster import OPTIONS
-from tpu_training_operator.cli.watch import Seen, watch_job
+from tpu_training_operator.cli.common.cluster import OPTIONS
+from tpu_training_operator.cli.watch import watch
+from tpu_training_operator.cli.watch.watch import Seen, watch_job
 from tpu_training_operator.kube import client, informer
 from tpu_training_operator.kube.client import connect
 from tpu_training_operator.kube.cluster import JobKey, Object

@@ -11,9 +11,9 @@ from syrupy.assertion import SnapshotAssertion
 from tests.unit.histories import document, typical
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.status import GateResult, RungStatus, RungVerdict
-from tpu_training_operator.cli.job_end import RESULT
-from tpu_training_operator.cli.ladder import rung_lines
 from tpu_training_operator.cli.main import main
+from tpu_training_operator.cli.plan.ladder import rung_lines
+from tpu_training_operator.cli.run.job_end import RESULT
 
 RUNGS = [
     {"slice": {"acceleratorType": "v5litepod-4"}, "steps": 20},

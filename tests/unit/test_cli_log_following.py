@@ -11,10 +11,10 @@ from syrupy.assertion import SnapshotAssertion
 from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, selected, served
 from tests.unit.pods import ended, pod, ready
 from tests.unit.seen_jobs import JOBS, condition, seen_job
-from tpu_training_operator.cli import log_reader
-from tpu_training_operator.cli.cluster import OPTIONS
-from tpu_training_operator.cli.log_reader import JobNow, LogReader, NoLog
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.cli.common.cluster import OPTIONS
+from tpu_training_operator.cli.watch import log_reader
+from tpu_training_operator.cli.watch.log_reader import JobNow, LogReader, NoLog
+from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.kube import informer
 from tpu_training_operator.kube.client import connect
 from tpu_training_operator.kube.cluster import JobKey, Object

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.cli import log_reader
-from tpu_training_operator.cli.log_reader import LogLines
+from tpu_training_operator.cli.watch import log_reader
+from tpu_training_operator.cli.watch.log_reader import LogLines
 
 # Times to the nanosecond, several lines in one second, and now and then two at the very same time.
 _STEPS = st.sampled_from([0, 1, 10**8, 10**9, 5 * 10**9])

@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from tests.contract.jobs import job_body
-from tpu_training_operator.cli.display import Lines, LiveTable, display
-from tpu_training_operator.cli.job_file import load
-from tpu_training_operator.cli.summary import print_summary
-from tpu_training_operator.cli.terminal import console
+from tpu_training_operator.cli.common.job_file import load
+from tpu_training_operator.cli.common.terminal import console
+from tpu_training_operator.cli.plan.summary import print_summary
+from tpu_training_operator.cli.watch.display import Lines, LiveTable, display
 
 Terminal = Callable[..., None]
 

@@ -10,11 +10,11 @@ from tests.unit.jobs import job_body
 from tpu_training_operator.api.constants import LARGEST_SECRET
 from tpu_training_operator.api.trainer import Trainer
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.cli.code_option import left_out
-from tpu_training_operator.cli.code_place import NoPlace, place_of, put
-from tpu_training_operator.cli.entrypoint import find_problem
-from tpu_training_operator.cli.job_file import load
-from tpu_training_operator.cli.packing import Packed
+from tpu_training_operator.cli.code.entrypoint import find_problem
+from tpu_training_operator.cli.code.option import left_out
+from tpu_training_operator.cli.code.packing import Packed
+from tpu_training_operator.cli.code.place import NoPlace, place_of, put
+from tpu_training_operator.cli.common.job_file import load
 
 SMALL = Packed(b"archive", {"train.py": 7})
 FILE = f"code-{SMALL.sha256}.tar.gz"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.pods import ended, pod, seen
 from tpu_training_operator.api.status import Progress
-from tpu_training_operator.domain.lifecycle.completion import final_progress
+from tpu_training_operator.domain.plan.common.completion import final_progress
 
 
 def progress(message: Any) -> Progress | None:

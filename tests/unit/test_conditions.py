@@ -11,8 +11,8 @@ from tests.unit.kstatus import kstatus
 from tests.unit.pods import NOON, at, time_at
 from tpu_training_operator.api.conditions import Condition, ConditionType, Reason, find
 from tpu_training_operator.api.status import Restarts, State, Status
-from tpu_training_operator.domain.lifecycle.conditions import Kind, ReadyState, Snapshot
-from tpu_training_operator.domain.observed import Observed
+from tpu_training_operator.domain.cluster_state.observed import Observed
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 
 
 def ready_state(kind: Kind, state: State = State.RUNNING, message: str = "why") -> ReadyState:

@@ -16,7 +16,7 @@ from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.slice import Slice, SliceRef
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.trainer import Trainer, Volume
-from tpu_training_operator.cli.crd import crd_text
+from tpu_training_operator.cli.plan.crd import crd_text
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "crds" / "tputrainingjobs.yaml"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tpu_training_operator.api.trainer import Trainer
-from tpu_training_operator.cli.entrypoint import find_problem
+from tpu_training_operator.cli.code.entrypoint import find_problem
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_what_the_trainer_computes_with_must_be_installed(
     monkeypatch: pytest.MonkeyPatch, backend: str, missing: str, expected: str | None
 ) -> None:
     monkeypatch.setattr(
-        "tpu_training_operator.cli.entrypoint.find_spec",
+        "tpu_training_operator.cli.code.entrypoint.find_spec",
         lambda name: None if name == missing else ModuleSpec(name, None),
     )
     found = find_problem(Trainer(image="x", entrypoint="json:load", backend=backend), [])

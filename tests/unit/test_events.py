@@ -8,7 +8,7 @@ import pytest
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.api.conditions import EventReason
-from tpu_training_operator.domain.actions import Event
+from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.kube.cluster import Cluster, Object
 from tpu_training_operator.kube.errors import Unavailable
 from tpu_training_operator.runtime import events

@@ -12,9 +12,9 @@ import pytest
 
 from tests.unit.jobs import job, job_body
 from tests.unit.pods import NOON
-from tpu_training_operator.domain.actions import Action, Create, DeletePod, Plan
+from tpu_training_operator.domain.job.options import options_of
+from tpu_training_operator.domain.objects.actions import Action, Create, DeletePod, Plan
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
-from tpu_training_operator.domain.options import options_of
 from tpu_training_operator.kube.cluster import JobKey, Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from tpu_training_operator.kube.turns import LEAST, Places, Turns

@@ -18,11 +18,11 @@ from tests.unit.pods import at, deleted, disrupted, pod, ready, seen, time_at, w
 from tests.unit.stuck_pods import NO_CHIP, STUCK
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
-from tpu_training_operator.domain import observed
+from tpu_training_operator.domain.cluster_state import observed
 from tpu_training_operator.domain.failures import table
 from tpu_training_operator.domain.failures.first import device_fault, first_failure, next_look
 from tpu_training_operator.domain.failures.table import TABLE, classify
-from tpu_training_operator.domain.lifecycle import waiting
+from tpu_training_operator.domain.plan.restarts import waiting
 
 FAILED_PODS = (*ENDED, *STUCK)
 A_DAY = 24 * 3600

@@ -13,8 +13,8 @@ from tests.unit.stuck_pods import STUCK
 from tpu_training_operator.api.run_policy import FailureClass, RestartLimits
 from tpu_training_operator.domain.failures.first import hang, missing_worker
 from tpu_training_operator.domain.failures.table import TABLE
-from tpu_training_operator.domain.lifecycle.start_deadline import Late, not_started
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.plan.restarts.start_deadline import Late, not_started
 
 PAGE = Path(__file__).parents[2].joinpath("docs/failures.md").read_text(encoding="utf-8")
 SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")}

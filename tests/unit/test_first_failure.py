@@ -13,7 +13,7 @@ from tests.unit.stuck_pods import DENIED, STUCK, backs_off
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.failures.first import SETTLE, first_failure, hang, missing_worker, next_look
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.job.naming import WorkerId
 
 LATER = NOON + 10 * SETTLE
 

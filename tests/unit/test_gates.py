@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tpu_training_operator.api.scale_up import Gates
-from tpu_training_operator.domain.lifecycle.gates import Measurement, Pace, judge
+from tpu_training_operator.api.ladder import Gates
+from tpu_training_operator.domain.job.rung_gates import Measurement, Pace, judge
 
 GOOD: dict[str, Any] = {
     "outcome": "Succeeded",

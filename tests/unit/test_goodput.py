@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.unit.pods import NOON, at, pod, seen, time_at
 from tpu_training_operator.api.status import Activity, Goodput
-from tpu_training_operator.domain.lifecycle.goodput import active_seconds, charge, lost, new_goodput, saved, settle
-from tpu_training_operator.domain.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.plan.common.goodput import active_seconds, charge, lost, new_goodput, saved, settle
 
 SUMS = {
     Activity.QUEUE: "queue_seconds",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.pods import NOON
 from tpu_training_operator.api.status import ReportPhase
-from tpu_training_operator.domain.report import Inbox, Report
+from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, Report
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime import inbox as module
 from tpu_training_operator.runtime.inbox import Inboxes

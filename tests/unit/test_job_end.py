@@ -13,10 +13,10 @@ from tests.unit.statuses import condition, failure, status
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
-from tpu_training_operator.cli.job_end import MOST_LINES, RESULT, job_end
 from tpu_training_operator.cli.main import main
-from tpu_training_operator.cli.run import what_ended
-from tpu_training_operator.report.ending import JobEnd, JobState, Log
+from tpu_training_operator.cli.run.job_end import MOST_LINES, RESULT, job_end
+from tpu_training_operator.cli.run.run import what_ended
+from tpu_training_operator.html_report.ending import JobEnd, JobState, Log
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"/app/train.py\", line 20, in loss\nKeyError: 'label'"
 FAILURE = {

@@ -16,7 +16,7 @@ RAGGED = """Traceback (most recent call last):
   File "/usr/lib/python3.12/site-packages/torch/utils/data/dataloader.py", line 732, in __next__
     data = self._next_data()
            ^^^^^^^^^^^^^^^^^
-  File "/opt/tpu_trainer/loop.py", line 3, in step
+  File "/opt/tpu_trainer/loop/loop.py", line 3, in step
     return collate(batch, collate_fn_map=default_collate_fn_map)
 RuntimeError: stack expects each tensor to be equal size
 """

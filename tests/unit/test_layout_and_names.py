@@ -15,7 +15,7 @@ from tpu_training_operator.api.catalogue import generations, shapes_of_type
 from tpu_training_operator.api.constants import MAX_HOSTS, MAX_JOB_NAME_LENGTH
 from tpu_training_operator.api.slice import SliceRef, hosts_asked
 from tpu_training_operator.api.validation import InvalidJob
-from tpu_training_operator.domain.naming import (
+from tpu_training_operator.domain.job.naming import (
     WorkerId,
     config_map_name,
     host_name,
@@ -23,7 +23,7 @@ from tpu_training_operator.domain.naming import (
     worker_labels,
     workers,
 )
-from tpu_training_operator.domain.topology import SliceLayout, layout_of
+from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
 
 UID = "8b6b0c5e-1f7a-4c39-9d11-0242ac120002"
 LONGEST_NAME = "a" * MAX_JOB_NAME_LENGTH

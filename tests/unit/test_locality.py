@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpu_training_operator.domain.locality import Bucket, Near, judged, region_of
+from tpu_training_operator.domain.plan.checks.locality import Bucket, Near, judged, region_of
 
 US = "us-central1"
 

@@ -12,7 +12,7 @@ from tests.unit.statuses import at, condition, failure, goodput, ready, status, 
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Restarts, State, Status
-from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.transitions import unready_since

@@ -4,7 +4,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import job
-from tpu_training_operator.domain.options import options_of
+from tpu_training_operator.domain.job.options import options_of
 from tpu_training_operator.local.outages import parsed
 
 OPTIONS = options_of(

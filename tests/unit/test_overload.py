@@ -16,7 +16,7 @@ from kubernetes.client import Configuration
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
 from tests.unit.virtual_time import run
-from tpu_training_operator.domain.actions import Create, Plan
+from tpu_training_operator.domain.objects.actions import Create, Plan
 from tpu_training_operator.kube.client import Client, ClientOptions
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, JobKey
 from tpu_training_operator.kube.credentials import Credentials

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tpu_training_operator.cli import packing
-from tpu_training_operator.cli.packing import CannotPack, Packed, pack
+from tpu_training_operator.cli.code import packing
+from tpu_training_operator.cli.code.packing import CannotPack, Packed, pack
 
 TREE = (
     *("a", "b.py", "c.txt", "d1", "#e", "!f", "g ", "[h]", "oi"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_training_operator.api.status import BestCheckpoint, Progress, ReportPhase
-from tpu_training_operator.domain.report import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
 from tpu_training_operator.runtime.progress import payload
 from tpu_training_operator.runtime.progress.errors import Refused
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status

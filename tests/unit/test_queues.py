@@ -10,11 +10,18 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.cli.errors import BadInput
-from tpu_training_operator.cli.job_file import check
+from tpu_training_operator.cli.common.errors import BadInput
+from tpu_training_operator.cli.common.job_file import check
+from tpu_training_operator.domain.cluster_state.workload import (
+    Placement,
+    Priority,
+    Queue,
+    Workload,
+    placement_of,
+    workload_name,
+)
+from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.workload import conflicts, placed, workload
-from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.workload import Placement, Priority, Queue, Workload, placement_of, workload_name
 from tpu_training_operator.kube.cluster import Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
 from tpu_training_operator.runtime.queues import Queues

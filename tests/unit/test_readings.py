@@ -8,8 +8,8 @@ import pytest
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import InvalidJob
-from tpu_training_operator.domain.lifecycle import readings as module
-from tpu_training_operator.domain.lifecycle.readings import Readings
+from tpu_training_operator.domain.plan import parse_cache as module
+from tpu_training_operator.domain.plan.parse_cache import Readings
 
 STATUS = {"attempt": 2, "state": "Running", "observedGeneration": 1}
 

@@ -14,9 +14,9 @@ from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import ReportPhase, State, Status
-from tpu_training_operator.domain.actions import Create, Plan
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.objects.actions import Create, Plan
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.report import Report
 from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES, JobKey, Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from tpu_training_operator.local.store import Store

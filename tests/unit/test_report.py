@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.histories import attempt, document, history, losses_of, page_of, run_of, typical, warned
-from tpu_training_operator.report import charts
-from tpu_training_operator.report.evaluations import panels
-from tpu_training_operator.report.formatting import THIN, duration, number, share
-from tpu_training_operator.report.history import UnreadableHistory, parse_history
-from tpu_training_operator.report.logged import MOST_CHARTS
-from tpu_training_operator.report.markup import html
-from tpu_training_operator.report.plot import axis_of, step_axis
-from tpu_training_operator.report.recipe import recipe_rows
+from tpu_training_operator.html_report import charts
+from tpu_training_operator.html_report.evaluations import panels
+from tpu_training_operator.html_report.formatting import THIN, duration, number, share
+from tpu_training_operator.html_report.history import UnreadableHistory, parse_history
+from tpu_training_operator.html_report.logged import MOST_CHARTS
+from tpu_training_operator.html_report.markup import html
+from tpu_training_operator.html_report.plot import axis_of, step_axis
+from tpu_training_operator.html_report.recipe import recipe_rows
 
 SCALING = [
     {"name": "slice", "tunedOn": "v5litepod-4", "runsOn": "v5litepod-8", "rule": ""},

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.unit.histories import SUCCEEDED, attempt, history, page_of, run_of
-from tpu_training_operator.report.ending import JobEnd, JobState, Log, Verdict, verdict
+from tpu_training_operator.html_report.ending import JobEnd, JobState, Log, Verdict, verdict
 
 FINITE, BROKEN = run_of(20), run_of(20, broken=(19, 20))
 RECOVERED = run_of(20, broken=(7, 8))

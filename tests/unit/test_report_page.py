@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit import chromium
 from tests.unit.histories import SUCCEEDED, attempt, losses_of, page_of, run_of, typical, warned
-from tpu_training_operator.report.ending import JobEnd, JobState, Log
+from tpu_training_operator.html_report.ending import JobEnd, JobState, Log
 
 LONG = "a" * 200
 SCALING = [

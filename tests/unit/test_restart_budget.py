@@ -10,8 +10,8 @@ from tests.unit.jobs import job
 from tests.unit.pods import NOON
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass, Restart
 from tpu_training_operator.api.status import Restarts
-from tpu_training_operator.domain.lifecycle.restart_budget import backoff, may_restart, refill, with_restart
-from tpu_training_operator.domain.observed import format_time
+from tpu_training_operator.domain.cluster_state.observed import format_time
+from tpu_training_operator.domain.plan.common.restart_budget import backoff, may_restart, refill, with_restart
 
 
 def policy(seconds: int = 86400, **limits: int) -> Restart:

@@ -10,11 +10,11 @@ import yaml
 from tests.contract.jobs import job_body
 from tests.unit.histories import document
 from tpu_training_operator.api.status import Progress, Status
-from tpu_training_operator.cli.job_file import JobFile, load
-from tpu_training_operator.cli.run_history import run_history
+from tpu_training_operator.cli.common.job_file import JobFile, load
+from tpu_training_operator.cli.run.run_history import run_history
+from tpu_training_operator.html_report.history import parse_history
 from tpu_training_operator.local.curves import Curves
 from tpu_training_operator.local.run import Outcome
-from tpu_training_operator.report.history import parse_history
 
 
 def job(directory: Path, **changes: Any) -> JobFile:

@@ -13,8 +13,8 @@ from syrupy.assertion import SnapshotAssertion
 from tests.unit.jobs import ABSENT, spec
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.validation import InvalidJob
-from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.recipe.scale import ScaledRecipe, scale
+from tpu_training_operator.domain.job.recipe.resolve import resolve
+from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe, scale
 
 
 def recipe(**changes: Any) -> Recipe:

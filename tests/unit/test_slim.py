@@ -7,9 +7,9 @@ import pytest
 
 from tests.unit.pods import pod
 from tpu_training_operator.api import constants
-from tpu_training_operator.domain.hosts import waits_for
-from tpu_training_operator.domain.lifecycle.waiting import line_of, slim_event
-from tpu_training_operator.domain.observed import WorkerPod, slim, slim_worker
+from tpu_training_operator.domain.cluster_state.hosts import waits_for
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, slim, slim_worker
+from tpu_training_operator.domain.plan.restarts.waiting import line_of, slim_event
 
 LONG = "x" * 1_000_000
 OWNER = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "name": "digits", "uid": "1", "controller": True}

@@ -14,7 +14,7 @@ from tests.unit.pods import NOON
 from tpu_training_operator.api.conditions import Condition, EventReason
 from tpu_training_operator.api.status import Failure, Progress, Status
 from tpu_training_operator.api.text import plain, plain_json
-from tpu_training_operator.domain.actions import Event
+from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.runtime.events import event_body
 
 texts = st.text(st.characters(exclude_categories=())) | st.text(

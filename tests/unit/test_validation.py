@@ -13,8 +13,8 @@ from tests.unit.jobs import ABSENT, job_body
 from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
-from tpu_training_operator.domain.recipe.resolve import resolve
-from tpu_training_operator.domain.rungs import lower_rungs_of
+from tpu_training_operator.domain.job.recipe.resolve import resolve
+from tpu_training_operator.domain.job.rungs import lower_rungs_of
 
 
 def problems(body: dict[str, Any]) -> list[Problem]:

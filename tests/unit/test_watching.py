@@ -12,7 +12,7 @@ from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_fo
 from tests.unit.pods import ended, pod, ready, with_status
 from tests.unit.seen_jobs import progress, seen_job
 from tpu_training_operator.api import constants
-from tpu_training_operator.domain.naming import gang_selector
+from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.kube import client, informer
 from tpu_training_operator.kube.client import connect
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpu_trainer.board import SummaryWriter
-    from tpu_trainer.hooks import Hooks
     from tpu_trainer.lightning.needs import LightningRun
-    from tpu_trainer.logbook import log
-    from tpu_trainer.task import Hyperparameters, Task
+    from tpu_trainer.task.board import SummaryWriter
+    from tpu_trainer.task.hooks import Hooks
+    from tpu_trainer.task.logbook import log
+    from tpu_trainer.task.task import Hyperparameters, Task
 
 __all__ = ["Hooks", "Hyperparameters", "LightningRun", "SummaryWriter", "Task", "log"]
 

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.entry_check import CompileCheck, EntryCheck
+from tpu_training_operator.api.ladder import Begin, Ladder
 from tpu_training_operator.api.model import (
     ApiModel,
     Boolean,
@@ -19,10 +21,8 @@ from tpu_training_operator.api.model import (
     StorageUri,
 )
 from tpu_training_operator.api.placement import Placement, ReturnToPreferred
-from tpu_training_operator.api.preflight import CompileCheck, EntryCheck
 from tpu_training_operator.api.recipe import MetricMode, Recipe, Sharding
 from tpu_training_operator.api.run_policy import RunPolicy
-from tpu_training_operator.api.scale_up import Begin, Ladder
 from tpu_training_operator.api.slice import (
     WITHOUT_TORCH_TPU,
     Hardware,

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from tpu_training_operator.cli.errors import program_name
+from tpu_training_operator.cli.common.errors import program_name
 
 # The help texts stand here so that `--help` imports no command, which would take ten times as long. In the order of a
 # job's life.

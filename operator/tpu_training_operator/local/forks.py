@@ -24,8 +24,8 @@ from tpu_training_operator.local.worker_process import WorkerProcess, die_with_p
 
 _SMALLEST_GANG = 3
 # What a worker imports anyway; an optimizer's first step imports torch._dynamo.
-_TORCH = ("tpu_trainer.replica", "tpu_trainer.backends.torch_dist", "torch._dynamo")
-_XLA = ("tpu_trainer.replica", "tpu_trainer.backends.xla")
+_TORCH = ("tpu_trainer.worker.replica", "tpu_trainer.gang.backends.torch_dist", "torch._dynamo")
+_XLA = ("tpu_trainer.worker.replica", "tpu_trainer.gang.backends.xla")
 _DIFFER = ("TPUJOB_", "KUBEFLOW_TRAINER_", "MASTER_", "MEGASCALE_", "TPU_WORKER_ID", "JOB_COMPLETION_INDEX")
 """How the operator's variables begin that differ between hosts and attempts. No import of the above reads them."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tpu_training_operator.api.constants import LABEL_ALTERNATIVE, LABEL_SLICE_INDEX
-from tpu_training_operator.domain.options import Option
+from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.kube.cluster import Object
 
 _FORM = re.compile(r"(?P<slice>[^:]+):(?P<begins>[0-9]{1,6})-(?P<ends>[0-9]{1,6})?")

@@ -18,15 +18,15 @@ from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.naming import WorkerId, entry_check_pod_name
-from tpu_training_operator.domain.report import Reporting
+from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
+from tpu_training_operator.domain.job.naming import WorkerId, entry_check_pod_name
+from tpu_training_operator.html_report.history import HISTORY
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object, resource_of
 from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.curves import Curves, read_curves
 from tpu_training_operator.local.kubelet import Kubelet
 from tpu_training_operator.local.outages import Outage, Outages
 from tpu_training_operator.local.store import Store
-from tpu_training_operator.report.history import HISTORY
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.progress.pki import new_authority, server_tls

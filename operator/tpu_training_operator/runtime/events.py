@@ -13,7 +13,7 @@ from itertools import count
 
 from tpu_training_operator.api.constants import API_VERSION, KIND, MANAGER
 from tpu_training_operator.api.text import plain
-from tpu_training_operator.domain.actions import Event
+from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.kube.cluster import Cluster, Object
 from tpu_training_operator.kube.errors import ApiError
 from tpu_training_operator.kube.turns import flow

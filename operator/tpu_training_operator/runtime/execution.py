@@ -14,7 +14,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import EventReason, Reason
-from tpu_training_operator.domain.actions import (
+from tpu_training_operator.domain.cluster_state.ownership import is_ours
+from tpu_training_operator.domain.cluster_state.worker_reports import Notes, PodEvents
+from tpu_training_operator.domain.failures.limit_range import limit_range_remedy
+from tpu_training_operator.domain.job.naming import service_name
+from tpu_training_operator.domain.objects.actions import (
     Action,
     AskForStacks,
     Create,
@@ -31,14 +35,10 @@ from tpu_training_operator.domain.actions import (
     UpdateWorkload,
     WriteWorkloadStatus,
 )
-from tpu_training_operator.domain.lifecycle.blocked import Obstacle, changed_at_creation, name_taken
-from tpu_training_operator.domain.lifecycle.limit_range import limit_range_remedy
-from tpu_training_operator.domain.lifecycle.no_pool import autoscaler_has_none
-from tpu_training_operator.domain.lifecycle.waiting import line_of
-from tpu_training_operator.domain.naming import service_name
 from tpu_training_operator.domain.objects.endpoints import content
-from tpu_training_operator.domain.ownership import is_ours
-from tpu_training_operator.domain.report import Notes, PodEvents
+from tpu_training_operator.domain.plan.common.blocked import Obstacle, changed_at_creation, name_taken
+from tpu_training_operator.domain.plan.placement.no_pool import autoscaler_has_none
+from tpu_training_operator.domain.plan.restarts.waiting import line_of
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
     ENDPOINT_SLICES,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpu_training_operator.domain.report import NOTHING_HEARD, Inbox, Report
+from tpu_training_operator.domain.cluster_state.worker_reports import NOTHING_HEARD, Inbox, Report
 from tpu_training_operator.kube.cluster import JobKey
 
 _LEAST_PAUSE = timedelta(seconds=5)

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
-from tpu_training_operator.domain.ownership import job_of
+from tpu_training_operator.domain.cluster_state.ownership import job_of
 from tpu_training_operator.kube.client import Client, Selection
 from tpu_training_operator.kube.cluster import JobKey, Object, Resource
 from tpu_training_operator.kube.informer import Informer

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tpu_training_operator.api import constants
-from tpu_training_operator.domain.ownership import Claim, claim, controller
-from tpu_training_operator.domain.workload import (
+from tpu_training_operator.domain.cluster_state.ownership import Claim, claim, controller
+from tpu_training_operator.domain.cluster_state.workload import (
     Priority,
     Queue,
     Workload,

@@ -14,17 +14,17 @@ from tpu_training_operator.api.conditions import ConditionType, EventReason, Rea
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.actions import AT_ONCE, Event, Plan
-from tpu_training_operator.domain.lifecycle.blocked import blocked, recovered, retrying
-from tpu_training_operator.domain.lifecycle.plan import plan
-from tpu_training_operator.domain.lifecycle.readings import Readings
-from tpu_training_operator.domain.lifecycle.weight import Weight, weight
-from tpu_training_operator.domain.naming import gang_selector
+from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, parse_time
+from tpu_training_operator.domain.cluster_state.ownership import controller, is_ours
+from tpu_training_operator.domain.cluster_state.worker_reports import Notes, Reporting
+from tpu_training_operator.domain.cluster_state.workload import Queue, is_of_others, manager_of
+from tpu_training_operator.domain.job.naming import gang_selector
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.observed import Observed, WorkerPod, parse_time
-from tpu_training_operator.domain.ownership import controller, is_ours
-from tpu_training_operator.domain.report import Notes, Reporting
-from tpu_training_operator.domain.workload import Queue, is_of_others, manager_of
+from tpu_training_operator.domain.plan.common.blocked import blocked, recovered, retrying
+from tpu_training_operator.domain.plan.freshness import Weight, weight
+from tpu_training_operator.domain.plan.parse_cache import Readings
+from tpu_training_operator.domain.plan.planner import plan
 from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, JobKey, Object, Reader
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
 from tpu_training_operator.runtime.cached_cluster import Fresh

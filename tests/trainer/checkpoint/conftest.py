@@ -13,7 +13,7 @@ from tests.cluster.toolchain import ToolchainMissing
 from tests.trainer.checkpoint.faults import Blind, Faulty
 from tests.trainer.checkpoint.stores import MemoryStore
 from tpu_trainer.checkpoint import search
-from tpu_trainer.checkpoint.store import Store, open_store
+from tpu_trainer.storage.store import Store, open_store
 
 BUCKET = "checkpoints"
 

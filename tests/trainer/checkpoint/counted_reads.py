@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from tpu_trainer.checkpoint.commit import COMMIT
-from tpu_trainer.checkpoint.store import DirectoryStore
-from tpu_trainer.entry import main
+from tpu_trainer.storage.store import DirectoryStore
+from tpu_trainer.worker.entry import main
 
 READS = "TEST_READS"
 """A folder for one file per host."""

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from tests.trainer.checkpoint.stores import OPERATIONS, Killed
-from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.errors import StorageError
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.storage.store import Store
 
 Names = Callable[[str], bool]
 """Which objects a fault concerns."""

@@ -22,10 +22,10 @@ from tpu_trainer.checkpoint.catalogue import Found, Others, Target, make_room, w
 from tpu_trainer.checkpoint.commit import Author, Mark
 from tpu_trainer.checkpoint.parts import Part
 from tpu_trainer.checkpoint.snapshot import Snapshot, tensor_files
-from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.errors import StorageError
-from tpu_trainer.spec import BestSpec
-from tpu_trainer.storage import Storage
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.contract.spec import BestSpec
+from tpu_trainer.loop.checkpoints import Storage
+from tpu_trainer.storage.store import Store
 
 COMMIT = "COMMIT"
 

@@ -12,7 +12,7 @@ from tpu_trainer.checkpoint.catalogue import Found, Target, checked, make_room, 
 from tpu_trainer.checkpoint.commit import Author, Commit, Folder
 from tpu_trainer.checkpoint.search import Wanted, search
 from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_of
-from tpu_trainer.checkpoint.store import Store
+from tpu_trainer.storage.store import Store
 
 BATCH = 16
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from tpu_trainer.checkpoint import parts
-from tpu_trainer.entry import main
+from tpu_trainer.worker.entry import main
 
 if __name__ in ("__main__", "__mp_main__"):
     parts.PART_BYTES = 8

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tpu_trainer.checkpoint.store import MissingError, Store
+from tpu_trainer.storage.store import MissingError, Store
 
 OPERATIONS = ("list", "read", "put", "put_if_absent", "delete")
 PATIENCE = 60.0

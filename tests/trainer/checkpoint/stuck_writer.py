@@ -8,7 +8,7 @@ from tests.trainer.checkpoint.runs import author, snapshot
 from tests.trainer.checkpoint.stores import Intercepted, MemoryStore
 from tpu_trainer.checkpoint.catalogue import Target
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Due
-from tpu_trainer.data import Position
+from tpu_trainer.data.loading import Position
 from tpu_trainer.doctor.finite import Health
 
 if __name__ == "__main__":

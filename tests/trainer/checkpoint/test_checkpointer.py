@@ -15,10 +15,10 @@ from tests.trainer.checkpoint.stores import PATIENCE, Intercepted, MemoryStore
 from tpu_trainer.checkpoint.catalogue import Target, prepare
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Cost, Due
 from tpu_trainer.checkpoint.snapshot import Snapshot
-from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.data import Position
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.data.loading import Position
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.errors import StorageError
+from tpu_trainer.storage.store import Store
 
 HERE = Position()
 

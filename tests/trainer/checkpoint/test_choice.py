@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
 from tests.trainer.checkpoint.stores import MemoryStore
 from tpu_trainer.checkpoint.commit import Commit, Folder, Mark, OtherFormatError
-from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.errors import StorageError
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.storage.store import Store
 
 
 def quiet(_: str) -> None: ...

@@ -21,9 +21,9 @@ from tests.trainer.checkpoint.runs import BATCH, author
 from tests.trainer.checkpoint.stores import Killed, MemoryStore
 from tpu_trainer.checkpoint.initial import begin_with
 from tpu_trainer.checkpoint.origin import Elsewhere
-from tpu_trainer.checkpoint.store import DirectoryStore, Store
-from tpu_trainer.errors import StorageError, TrainerError
-from tpu_trainer.spec import BestSpec, InitSpec, Mode
+from tpu_trainer.contract.errors import StorageError, TrainerError
+from tpu_trainer.contract.spec import BestSpec, InitSpec, Mode
+from tpu_trainer.storage.store import DirectoryStore, Store
 
 NEWEST = "step-00000020-5f0c1234-1"
 

@@ -16,11 +16,11 @@ from tests.trainer.checkpoint.faults import Faulty, Lag
 from tests.trainer.checkpoint.lives import DAMAGE, committed
 from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer import storage as trainer_storage
 from tpu_trainer.checkpoint.commit import COMMIT
-from tpu_trainer.checkpoint.store import DirectoryStore, open_store
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.data import Position, resized
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.data.loading import Position, resized
+from tpu_trainer.loop import checkpoints as trainer_storage
+from tpu_trainer.storage.store import DirectoryStore, open_store
 
 EXAMPLES = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
 NEWEST = "step-00000008-smalluid-1"

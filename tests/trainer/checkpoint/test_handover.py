@@ -20,9 +20,9 @@ from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.commit import COMMIT, Commit, Folder, Mark
 from tpu_trainer.checkpoint.handover import SMALL, give_average, give_model, give_optimizer, hooks_of, read_once
 from tpu_trainer.checkpoint.snapshot import Snapshot, take_snapshot
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.errors import PeerLostError, StorageDeniedError, TrainerError, UserCodeError
-from tpu_trainer.update import Average
+from tpu_trainer.contract.errors import PeerLostError, StorageDeniedError, TrainerError, UserCodeError
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.optim.update import Average
 
 WORLD, READER = 3, 1
 

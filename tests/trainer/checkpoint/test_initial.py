@@ -16,9 +16,9 @@ from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.checkpoint.commit import Commit, Folder, Mark
 from tpu_trainer.checkpoint.initial import begin_with, load
-from tpu_trainer.checkpoint.store import DirectoryStore
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.spec import InitSpec
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.contract.spec import InitSpec
+from tpu_trainer.storage.store import DirectoryStore
 
 
 class Tied(nn.Module):

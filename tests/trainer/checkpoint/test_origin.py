@@ -11,8 +11,8 @@ from tests.trainer.checkpoint.runs import author, commit
 from tests.trainer.checkpoint.stores import MemoryStore
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Folder
 from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
-from tpu_trainer.checkpoint.store import DirectoryStore
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.storage.store import DirectoryStore
 
 RECIPE = {"optimizer.learningRate": "0.1", "trainSteps": "20"}
 ME = replace(author(), name="default/digits", recipe=RECIPE)

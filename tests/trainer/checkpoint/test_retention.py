@@ -13,8 +13,8 @@ from tests.trainer.checkpoint.stores import MemoryStore, counting
 from tpu_trainer.checkpoint.best import Best, best_in, best_of
 from tpu_trainer.checkpoint.catalogue import Entry, Target, prepare, surplus, write
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder
-from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.spec import BestSpec, Mode
+from tpu_trainer.contract.spec import BestSpec, Mode
+from tpu_trainer.storage.store import Store
 
 
 def folders(store: Store) -> set[str]:

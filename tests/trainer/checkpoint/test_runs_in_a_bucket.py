@@ -10,7 +10,7 @@ from tests.trainer import interrupted
 from tests.trainer.checkpoint.conftest import BUCKET
 from tests.trainer.checkpoint.refusing_server import answering
 from tests.trainer.gang import Launcher, run_spec
-from tpu_trainer.contract import ExitCode
+from tpu_trainer.contract.protocol import ExitCode
 
 
 @pytest.mark.usefixtures("object_storage")

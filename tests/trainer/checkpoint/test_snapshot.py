@@ -26,7 +26,7 @@ from tpu_trainer.checkpoint.snapshot import (
     take_apart,
     take_snapshot,
 )
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.contract.errors import UserCodeError
 
 
 class Tied(nn.Module):

@@ -19,8 +19,8 @@ from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.ports import free_port
 from tests.trainer.checkpoint.conftest import BUCKET
 from tests.trainer.checkpoint.refusing_server import answering
-from tpu_trainer.checkpoint.store import DirectoryStore, MissingError, Store, open_store
-from tpu_trainer.errors import BadSpecError, StorageDeniedError, StorageError
+from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, StorageError
+from tpu_trainer.storage.store import DirectoryStore, MissingError, Store, open_store
 
 NO_PAUSES = SimpleNamespace(sleep=lambda _: asyncio.sleep(0))
 

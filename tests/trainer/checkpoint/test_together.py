@@ -21,7 +21,6 @@ from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, s
 from tests.trainer.checkpoint.stores import PATIENCE, Intercepted, Killed, MemoryStore, counting, dying_after
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tests.trainer.whole_runs import run
-from tpu_trainer import sharding
 from tpu_trainer.checkpoint import parts, together
 from tpu_trainer.checkpoint import snapshot as snapshots
 from tpu_trainer.checkpoint.catalogue import Others, Target, make_room, prepare, write
@@ -29,12 +28,13 @@ from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, 
 from tpu_trainer.checkpoint.commit import COMMIT, Folder
 from tpu_trainer.checkpoint.parts import WHOLE, Item, Part, digest, divided, file_of
 from tpu_trainer.checkpoint.snapshot import Snapshot, replicated
-from tpu_trainer.checkpoint.store import Store
 from tpu_trainer.checkpoint.together import Channel, Writers, find_writers, write_part
-from tpu_trainer.data import Position
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.data.loading import Position
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.errors import StorageError
-from tpu_trainer.task import Hyperparameters, Task
+from tpu_trainer.optim import sharding
+from tpu_trainer.storage.store import Store
+from tpu_trainer.task.task import Hyperparameters, Task
 
 HOSTS = 3
 FILES = ("model", "optimizer", "ema")

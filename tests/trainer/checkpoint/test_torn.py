@@ -13,8 +13,8 @@ from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, s
 from tests.trainer.checkpoint.stores import Killed, MemoryStore, counting, dying_after
 from tpu_trainer.checkpoint.catalogue import Found, Target, prepare, write
 from tpu_trainer.checkpoint.commit import COMMIT, Folder
-from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.errors import StorageError
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.storage.store import Store
 
 
 def newest(store: Store) -> Found | None:

@@ -12,8 +12,8 @@ from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, s
 from tests.trainer.checkpoint.stores import MemoryStore, Turns
 from tpu_trainer.checkpoint.catalogue import Target, prepare
 from tpu_trainer.checkpoint.commit import Author, Folder
-from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.errors import StorageError
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.storage.store import Store
 
 OLD, NEW = author(attempt=1), author(attempt=2)
 OTHER_JOB = author(attempt=7, uid="0123abcd-ffff")

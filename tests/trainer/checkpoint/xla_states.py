@@ -15,8 +15,8 @@ from torch import nn
 
 from tests.trainer.checkpoint.runs import flat
 from tests.trainer.checkpoint.test_snapshot import Tied, through_files
-from tpu_trainer.backends.base import move_model
 from tpu_trainer.checkpoint.snapshot import Snapshot, restore_model, restore_optimizer, take_snapshot
+from tpu_trainer.gang.backends.base import move_model
 
 METRICS = ("TransferFromDeviceTime", "CompileTime", "ExecuteTime")
 

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 from tests.trainer.crossings import task
 from tests.trainer.whole_runs import Never
-from tpu_trainer.backends.rendezvous import Kept, serve
-from tpu_trainer.environment import WorkerEnvironment
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.replica import run_replica
-from tpu_trainer.spec import parse_run_spec
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.spec import parse_run_spec
+from tpu_trainer.gang.backends.rendezvous import Kept, serve
+from tpu_trainer.worker.replica import run_replica
 
 FOLDERS = "TEST_CROSSINGS"
 """The variable with the folders of the runs, as JSON; each has a run.json."""

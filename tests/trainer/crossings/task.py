@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from tests.trainer.crossings.features import Case, case_of
 from tpu_trainer import Hooks, Hyperparameters, Task
-from tpu_trainer.optimizers import BUILDERS
+from tpu_trainer.optim.optimizers import BUILDERS
 
 EXAMPLES, HELD_OUT, INPUTS, CLASSES = 400, 7, 8, 3
 WIDTH = 37

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import traceback
 
-from tpu_trainer.contract import ExitCode
-from tpu_trainer.errors import TrainerError
-from tpu_trainer.outcome import Outcome
+from tpu_trainer.contract.errors import TrainerError
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ExitCode
 
 _LOST_CONNECTION = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 _LOST_PEERS = ("DistBackendError", "DistNetworkError", "DistStoreError")

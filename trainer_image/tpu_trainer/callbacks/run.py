@@ -17,22 +17,22 @@ from tpu_trainer.callbacks.joined import apart
 from tpu_trainer.callbacks.leaving import Leaving
 from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
-from tpu_trainer.clock import Clock, Phase, process_seconds
-from tpu_trainer.contract import ENV_KUBEFLOW_URL, ExitCode
-from tpu_trainer.doctor.findings import Check, Finding
+from tpu_trainer.contract.clock import Clock, Phase, process_seconds
+from tpu_trainer.contract.environment import check_agreement, read_environment
+from tpu_trainer.contract.errors import BadSpecError, NotFiniteError, PreemptedError, UserCodeError
+from tpu_trainer.contract.findings import Check, Finding
+from tpu_trainer.contract.last_words import leave_words
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ENV_KUBEFLOW_URL, ExitCode
+from tpu_trainer.contract.spec import NO_ENTRYPOINT, OnNotFinite, read_run_spec
 from tpu_trainer.doctor.hang import Pace
-from tpu_trainer.environment import check_agreement, read_environment
-from tpu_trainer.errors import BadSpecError, NotFiniteError, PreemptedError, UserCodeError
-from tpu_trainer.last_words import leave_words
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.progress import Progress
 from tpu_trainer.reporting.heartbeat import open_heartbeat
+from tpu_trainer.reporting.history import Sample
+from tpu_trainer.reporting.progress import Progress
 from tpu_trainer.reporting.report import present_report
-from tpu_trainer.spec import NO_ENTRYPOINT, OnNotFinite, read_run_spec
-from tpu_trainer.telemetry.history import Sample
-from tpu_trainer.telemetry.rates import Throughput
-from tpu_trainer.telemetry.reporter import open_reporter
-from tpu_trainer.telling import Telling
+from tpu_trainer.reporting.reporter import open_reporter
+from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.reporting.throughput import Throughput
 
 _PYTHONS_OWN = (ExitCode.Succeeded, ExitCode.UserError)
 """The codes with which Python exits by itself: at the end of the program, and after an exception."""

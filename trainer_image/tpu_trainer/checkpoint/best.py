@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu_trainer.checkpoint.catalogue import Candidate, Target, is_whole, survey
 from tpu_trainer.checkpoint.commit import COMMIT, Commit, Evaluation, Folder
-from tpu_trainer.spec import BestSpec, Mode
+from tpu_trainer.contract.spec import BestSpec, Mode
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder, Mark, OtherFormatError
 from tpu_trainer.checkpoint.snapshot import Snapshot, files_of
-from tpu_trainer.checkpoint.store import MissingError, Store
-from tpu_trainer.errors import StorageError
-from tpu_trainer.spec import BestSpec
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.contract.spec import BestSpec
+from tpu_trainer.storage.store import MissingError, Store
 
 Say = Callable[[str], None]
 

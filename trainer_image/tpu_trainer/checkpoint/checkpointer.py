@@ -17,9 +17,9 @@ from tpu_trainer.checkpoint.catalogue import Others, Target, make_room, write
 from tpu_trainer.checkpoint.commit import Evaluation
 from tpu_trainer.checkpoint.rungs import remove_rungs
 from tpu_trainer.checkpoint.snapshot import Snapshot
-from tpu_trainer.data import Position
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.data.loading import Position
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.errors import StorageError
 
 WORTH_SAYING = 1.0
 """Seconds of waiting for the previous checkpoint that are worth a line."""

@@ -21,20 +21,20 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer import errors
-from tpu_trainer.backends.base import Backend, in_groups
-from tpu_trainer.backends.rendezvous import COLLECTIVE_SECONDS
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.commit import Commit, Folder
 from tpu_trainer.checkpoint.snapshot import Snapshot, hooks_state, restore_model, restore_optimizer, room_for
-from tpu_trainer.errors import PeerLostError, TrainerError
-from tpu_trainer.update import Average, tensors_in
+from tpu_trainer.contract import errors
+from tpu_trainer.contract.errors import PeerLostError, TrainerError
+from tpu_trainer.gang.backends.base import Backend, in_groups
+from tpu_trainer.gang.backends.rendezvous import COLLECTIVE_SECONDS
+from tpu_trainer.optim.update import Average, tensors_in
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
     from torch.optim import Optimizer
 
-    from tpu_trainer.sharding import Sharding
+    from tpu_trainer.optim.sharding import Sharding
 
 SMALL = 64
 """Elements of a tensor whose values are told with its name. Step counts are among them: an optimizer may look at their

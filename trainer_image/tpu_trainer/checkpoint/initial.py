@@ -19,9 +19,9 @@ from tpu_trainer.checkpoint.commit import Commit, Folder
 from tpu_trainer.checkpoint.origin import Elsewhere
 from tpu_trainer.checkpoint.parts import file_of
 from tpu_trainer.checkpoint.search import Wanted, search
-from tpu_trainer.checkpoint.store import MissingError, Store, open_store
-from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.spec import InitSpec
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.contract.spec import InitSpec
+from tpu_trainer.storage.store import MissingError, Store, open_store
 
 _SETTING = "checkpoint.initFrom"
 _FILE = ".safetensors"

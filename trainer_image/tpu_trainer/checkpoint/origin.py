@@ -14,8 +14,14 @@ from tpu_trainer.checkpoint.catalogue import Candidate, Found, Passed, Say, chec
 from tpu_trainer.checkpoint.commit import Author, Commit, Folder
 from tpu_trainer.checkpoint.search import Search, Wanted, search
 from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_of
-from tpu_trainer.checkpoint.store import Store, open_store
-from tpu_trainer.errors import BadSpecError, CheckpointUnusableError, OtherModelError, StorageError, UserCodeError
+from tpu_trainer.contract.errors import (
+    BadSpecError,
+    CheckpointUnusableError,
+    OtherModelError,
+    StorageError,
+    UserCodeError,
+)
+from tpu_trainer.storage.store import Store, open_store
 
 _SETTING = "checkpoint.resumeFrom"
 _MOST_DIFFERENCES = 4

@@ -4,7 +4,7 @@ own."""
 from __future__ import annotations
 
 from tpu_trainer.checkpoint.commit import COMMIT
-from tpu_trainer.checkpoint.store import open_store
+from tpu_trainer.storage.store import open_store
 
 
 def remove_rungs(prefix: str) -> int:

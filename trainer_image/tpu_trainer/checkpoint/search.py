@@ -24,8 +24,8 @@ from tpu_trainer.checkpoint.catalogue import (
     survey,
 )
 from tpu_trainer.checkpoint.commit import Commit, Folder
-from tpu_trainer.checkpoint.store import Store
-from tpu_trainer.errors import StorageError
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.storage.store import Store
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds between two looks; together as long as NFS and gcsfuse usually keep what they know of a directory."""

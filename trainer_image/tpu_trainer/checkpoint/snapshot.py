@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from tpu_trainer.checkpoint.parts import WHOLE, Item, Part, file_of
-from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.contract.errors import UserCodeError, user_code
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from tpu_trainer.sharding import Sharding
+    from tpu_trainer.optim.sharding import Sharding
 
 Tensors = Mapping[str, Tensor]
 

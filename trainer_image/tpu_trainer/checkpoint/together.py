@@ -16,13 +16,13 @@ from dataclasses import asdict
 from threading import Event
 from typing import TYPE_CHECKING
 
-from tpu_trainer.backends.base import Backend
-from tpu_trainer.backends.rendezvous import COLLECTIVE_SECONDS
 from tpu_trainer.checkpoint.catalogue import Others, Target, delete_files, put_files, try_writing
 from tpu_trainer.checkpoint.commit import Folder, Mark
 from tpu_trainer.checkpoint.parts import Item, Part, digest, divided
 from tpu_trainer.checkpoint.snapshot import Tensors, tensor_files
-from tpu_trainer.errors import StorageError
+from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.backends.rendezvous import COLLECTIVE_SECONDS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,9 +18,9 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import Backend
-from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.errors import DivergedError, PeerLostError
+from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.errors import DivergedError, PeerLostError
+from tpu_trainer.gang.backends.base import Backend
 
 AGREE_SECONDS = 1200.0
 """Until a replica that does not arrive counts as lost. Hosts compile at different speeds, some for many minutes."""

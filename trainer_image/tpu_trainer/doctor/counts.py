@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tpu_trainer.backends.base import Backend, Counters
-from tpu_trainer.doctor.findings import Check, Voice
+from tpu_trainer.contract.findings import Check, Voice
+from tpu_trainer.gang.backends.base import Backend, Counters
 
 WARM_UP_STEPS = 3
 """Steps of this process that may compile: the first; the second, when the optimizer has state; and a spare one."""

@@ -16,8 +16,10 @@ from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tpu_trainer.backends.base import Backend
-from tpu_trainer.clock import Clock, Phase
+from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.errors import DivergedError
+from tpu_trainer.contract.findings import Check, Finding, Voice
+from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.doctor.agreement import (
     Programs,
     checksums,
@@ -30,13 +32,11 @@ from tpu_trainer.doctor.agreement import (
     running_statistics,
 )
 from tpu_trainer.doctor.counts import WARM_UP_STEPS, StepCounts
-from tpu_trainer.doctor.findings import Check, Finding, Voice
 from tpu_trainer.doctor.finite import AVERAGE, STATISTICS, WEIGHTS, Finiteness, Health
 from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.doctor.padding import padding_advice, products_of, rows_of
 from tpu_trainer.doctor.stragglers import Vitals, Waiting
-from tpu_trainer.errors import DivergedError
-from tpu_trainer.spec import RunSpec
+from tpu_trainer.gang.backends.base import Backend
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

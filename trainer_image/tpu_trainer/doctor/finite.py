@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass, replace
 from itertools import count
 
-from tpu_trainer.doctor.findings import Check, Voice
-from tpu_trainer.errors import NotFiniteError
-from tpu_trainer.exchange import Reading
-from tpu_trainer.spec import OnNotFinite
+from tpu_trainer.contract.errors import NotFiniteError
+from tpu_trainer.contract.findings import Check, Voice
+from tpu_trainer.contract.spec import OnNotFinite
+from tpu_trainer.gang.exchange import Reading
 
 MOST_SKIPPED = 100
 """Steps skipped in a row before the run ends: it no longer learns anything."""

@@ -21,10 +21,10 @@ from time import monotonic
 from types import FrameType
 from typing import TextIO
 
-from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.contract import ENV_HANG_SECONDS, STACKS_LIMIT, ExitCode
+from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ENV_HANG_SECONDS, STACKS_LIMIT, ExitCode
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
-from tpu_trainer.outcome import Outcome
 
 LEAST_SECONDS = 300.0
 MEDIAN_STEPS = 10

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from statistics import median_low
 
-from tpu_trainer.doctor.findings import Check, Voice
+from tpu_trainer.contract.findings import Check, Voice
 
 SHORTEST_SECONDS = 2.0
 """A shorter interval says more about the operating system's scheduling than about the host."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from tpu_trainer.board import ReportLogger, SummaryWriter
 from tpu_trainer.lightning.session import LIGHTNING, offered
+from tpu_trainer.task.board import ReportLogger, SummaryWriter
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import LBFGS
 
-from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.exchange import check_weight, wide
-from tpu_trainer.hooks import Hooks
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.gang.exchange import check_weight, wide
 from tpu_trainer.lightning.needs import NeedsTrainerError, without_loss
 from tpu_trainer.lightning.optimizers import configured
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.lightning.validation import give_back, snapshots
-from tpu_trainer.optimizers import closure_late, closure_repeated, takes_closure
-from tpu_trainer.schedulers import Schedules
-from tpu_trainer.task import Batch, Hyperparameters
+from tpu_trainer.optim.optimizers import closure_late, closure_repeated, takes_closure
+from tpu_trainer.optim.schedulers import Schedules
+from tpu_trainer.task.hooks import Hooks
+from tpu_trainer.task.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

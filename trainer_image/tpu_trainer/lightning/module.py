@@ -30,14 +30,14 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from tpu_trainer.data import Share, has_length, refuse_own_iterator
-from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.data.loading import Share, has_length, refuse_own_iterator
 from tpu_trainer.lightning.choice import reason_in_code
 from tpu_trainer.lightning.hooks import LightningHooks
 from tpu_trainer.lightning.needs import NeedsTrainerError
 from tpu_trainer.lightning.session import Log, Session, overridden, takes_index, view_of
 from tpu_trainer.lightning.validation import Validation, metrics_of, without_own_collectives
-from tpu_trainer.task import Hyperparameters, Task
+from tpu_trainer.task.task import Hyperparameters, Task
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.contract.errors import UserCodeError
 
 if TYPE_CHECKING:
     from torch import nn

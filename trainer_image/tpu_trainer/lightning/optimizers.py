@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.horizon import Scheduled
+from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.lightning.needs import NeedsTrainerError
-from tpu_trainer.schedulers import check_scheduler
+from tpu_trainer.optim.schedulers import check_scheduler
+from tpu_trainer.task.horizon import Scheduled
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeGuard, r
 import torch
 from torch import Tensor
 
-from tpu_trainer.board import ReportLogger
-from tpu_trainer.data import Share
-from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.horizon import Scheduled
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.data.loading import Share
 from tpu_trainer.lightning.needs import ADVICE, NeedsTrainerError
-from tpu_trainer.logbook import Style, note
-from tpu_trainer.task import Batch, Hyperparameters
+from tpu_trainer.task.board import ReportLogger
+from tpu_trainer.task.horizon import Scheduled
+from tpu_trainer.task.logbook import Style, note
+from tpu_trainer.task.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
     from torch import nn

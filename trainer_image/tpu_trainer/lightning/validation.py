@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import Backend
-from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.lightning.needs import NeedsTrainerError
 from tpu_trainer.lightning.session import Metric, Session, is_metric, kind_of
-from tpu_trainer.task import Batch
+from tpu_trainer.task.task import Batch
 
 _KINDS = {"dim_zero_sum": "sum", "dim_zero_mean": "mean", "dim_zero_min": "min", "dim_zero_max": "max"}
 """torchmetrics' reduction functions, by name."""

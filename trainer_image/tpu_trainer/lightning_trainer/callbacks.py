@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.lightning.session import LIGHTNING
 
 _REFUSED = {

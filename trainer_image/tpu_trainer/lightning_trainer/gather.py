@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpu_trainer.backends.base import Backend, as_complex, as_real
+from tpu_trainer.gang.backends.base import Backend, as_complex, as_real
 
 
 def total(tensor: Tensor, backend: Backend) -> Tensor:

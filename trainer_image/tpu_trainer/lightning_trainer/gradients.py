@@ -12,10 +12,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import Backend
-from tpu_trainer.exchange import LOSS, WEIGHT, Flags, Loss, Sums, exchange
-from tpu_trainer.instruments import Instruments
-from tpu_trainer.stop import StopFlag
+from tpu_trainer.contract.stop import StopFlag
+from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.exchange import LOSS, WEIGHT, Flags, Loss, Sums, exchange
+from tpu_trainer.loop.instruments import Instruments
 
 
 class Gradients:

@@ -29,9 +29,10 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from tpu_trainer.backends.base import Backend
-from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.data import (
+from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.data.epochs import enter_epoch, with_epochs
+from tpu_trainer.data.loading import (
     GENERATORS,
     Order,
     Position,
@@ -43,8 +44,7 @@ from tpu_trainer.data import (
     resized,
     seed_generators,
 )
-from tpu_trainer.epochs import enter_epoch, with_epochs
-from tpu_trainer.errors import UserCodeError, user_code
+from tpu_trainer.gang.backends.base import Backend
 
 _PLAIN = (SequentialSampler, RandomSampler, DistributedSampler)
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tpu_trainer.checkpoint.store import open_store
-from tpu_trainer.errors import TrainerError
+from tpu_trainer.contract.errors import TrainerError
+from tpu_trainer.storage.store import open_store
 
 FOLDER = "lightning"
 

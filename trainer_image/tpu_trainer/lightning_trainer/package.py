@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.contract.errors import UserCodeError
 
 if TYPE_CHECKING:
     from torch import nn

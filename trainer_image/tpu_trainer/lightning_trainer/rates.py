@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.horizon import Scheduled, differences
+from tpu_trainer.contract.findings import Finding
 from tpu_trainer.lightning.session import overridden
-from tpu_trainer.optimizers import unused_by, unused_schedule
-from tpu_trainer.schedule import LearningRate, Ramp
-from tpu_trainer.task import Hyperparameters
+from tpu_trainer.optim.optimizers import unused_by, unused_schedule
+from tpu_trainer.optim.schedule import LearningRate, Ramp
+from tpu_trainer.task.horizon import Scheduled, differences
+from tpu_trainer.task.task import Hyperparameters
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -14,21 +14,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tpu_trainer.buffers import Buffers
 from tpu_trainer.checkpoint.catalogue import Found
 from tpu_trainer.checkpoint.handover import fetched
+from tpu_trainer.checkpoint.resume import Start, document
 from tpu_trainer.checkpoint.snapshot import Snapshot, is_lightnings
-from tpu_trainer.clock import Phase
-from tpu_trainer.context import RunContext
-from tpu_trainer.data import Order, Position
+from tpu_trainer.contract.clock import Phase
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.spec import OnNotFinite, RunSpec
+from tpu_trainer.data.loading import Order, Position
 from tpu_trainer.doctor.doctor import Doctor
-from tpu_trainer.doctor.findings import Finding
 from tpu_trainer.doctor.finite import Health
-from tpu_trainer.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
-from tpu_trainer.entrypoint import load_lightning
-from tpu_trainer.errors import UserCodeError, user_code
-from tpu_trainer.instruments import Instruments
-from tpu_trainer.last_weights import checksum_of
+from tpu_trainer.doctor.last_weights import checksum_of
 from tpu_trainer.lightning.choice import may_skip
 from tpu_trainer.lightning.needs import LightningRun, only_alone
 from tpu_trainer.lightning.session import overridden
@@ -40,13 +38,15 @@ from tpu_trainer.lightning_trainer.rates import Rates
 from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
 from tpu_trainer.lightning_trainer.watch import First, GangTrainer, StoppedError, Watch, log_everywhere
-from tpu_trainer.logbook import Logbook
-from tpu_trainer.outcome import Outcome
-from tpu_trainer.resume import Start, document
-from tpu_trainer.spec import OnNotFinite, RunSpec
-from tpu_trainer.storage import Storage, nothing_left, start_of, tell_origin
-from tpu_trainer.task import Hyperparameters
-from tpu_trainer.telemetry.rates import Throughput, Utilisation
+from tpu_trainer.loop.buffers import Buffers
+from tpu_trainer.loop.checkpoints import Storage, nothing_left, start_of, tell_origin
+from tpu_trainer.loop.context import RunContext
+from tpu_trainer.loop.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
+from tpu_trainer.loop.entrypoint import load_lightning
+from tpu_trainer.loop.instruments import Instruments
+from tpu_trainer.reporting.throughput import Throughput, Utilisation
+from tpu_trainer.task.logbook import Logbook
+from tpu_trainer.task.task import Hyperparameters
 
 _DECIDED = {
     **dict.fromkeys(("accelerator", "devices", "num_nodes", "strategy", "plugins", "sync_batchnorm"), "the slice"),

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from tpu_trainer.checkpoint.snapshot import LIGHTNING, Snapshot, copied, is_storable, put_together, take_apart
-from tpu_trainer.errors import UserCodeError
+from tpu_trainer.contract.errors import UserCodeError
 
 _WEIGHTS = "state_dict"
 _OPTIMIZERS = "optimizer_states"

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.backends.base import Backend
-from tpu_trainer.data import Share
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.exchange import check_weight
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.data.loading import Share
+from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.exchange import check_weight
 from tpu_trainer.lightning.needs import without_loss
 from tpu_trainer.lightning.validation import metrics_of
 from tpu_trainer.lightning_trainer.callbacks import refuse_callbacks
@@ -28,7 +28,7 @@ from tpu_trainer.lightning_trainer.gather import Gathered, pieces, table, total
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division
 from tpu_trainer.lightning_trainer.rates import Rates
-from tpu_trainer.task import Hyperparameters
+from tpu_trainer.task.task import Hyperparameters
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

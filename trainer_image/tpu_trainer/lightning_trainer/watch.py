@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-from tpu_trainer.backends.base import Backend
-from tpu_trainer.clock import Phase
-from tpu_trainer.data import Position, random_seed
-from tpu_trainer.doctor.findings import Finding
-from tpu_trainer.errors import UserCodeError
-from tpu_trainer.exchange import Signals
-from tpu_trainer.instruments import Instruments
+from tpu_trainer.contract.clock import Phase
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.data.loading import Position, random_seed
+from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.exchange import Signals
 from tpu_trainer.lightning.session import is_metric
 from tpu_trainer.lightning.validation import differing, of_own_part
 from tpu_trainer.lightning_trainer.callbacks import not_continued
@@ -29,7 +28,8 @@ from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Place
 from tpu_trainer.lightning_trainer.state import check_state
 from tpu_trainer.lightning_trainer.strategy import HERE
-from tpu_trainer.task import Hyperparameters
+from tpu_trainer.loop.instruments import Instruments
+from tpu_trainer.task.task import Hyperparameters
 
 
 class GangTrainer:

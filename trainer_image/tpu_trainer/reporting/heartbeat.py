@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 from http.client import HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
 
-from tpu_trainer.contract import ExitCode, ReportPhase
+from tpu_trainer.contract.environment import ProgressService
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ExitCode, ReportPhase
 from tpu_trainer.doctor.hang import stacks
-from tpu_trainer.environment import ProgressService
-from tpu_trainer.outcome import Outcome
 from tpu_trainer.reporting.report import Report, kubeflow_body, operator_body
 
 EVERY_SECONDS = 5.0

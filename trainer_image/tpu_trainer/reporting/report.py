@@ -14,12 +14,12 @@ from datetime import datetime
 from typing import Any
 
 from tpu_trainer.checkpoint.best import Best
-from tpu_trainer.clock import Clock, Phase
-from tpu_trainer.contract import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, ReportPhase
+from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.protocol import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, ReportPhase
+from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.doctor.counts import WARM_UP_STEPS
 from tpu_trainer.doctor.hang import Pace
-from tpu_trainer.progress import Progress
-from tpu_trainer.spec import RunSpec
+from tpu_trainer.reporting.progress import Progress
 
 
 @dataclass(frozen=True)

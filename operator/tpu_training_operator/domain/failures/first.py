@@ -12,6 +12,8 @@ from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time, parse_time
+from tpu_training_operator.domain.cluster_state.ownership import job_of
 from tpu_training_operator.domain.failures.messages import step_reached, with_ending
 from tpu_training_operator.domain.failures.pod_signs import deletion_asked, disruption, ended_at, has_started
 from tpu_training_operator.domain.failures.table import (
@@ -23,9 +25,7 @@ from tpu_training_operator.domain.failures.table import (
     own_exit_code,
     with_started_peers,
 )
-from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.observed import WorkerPod, format_time, parse_time
-from tpu_training_operator.domain.ownership import job_of
+from tpu_training_operator.domain.job.naming import WorkerId
 
 # A worker that lost its peer may be reported before the peer that caused it. A node's clock that is ahead puts an end
 # into the future; such an end does not show for how long it has been known, so nothing waits for it.

@@ -15,11 +15,11 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.status import ReportPhase, Status
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.cluster_state.worker_reports import Inbox
 from tpu_training_operator.domain.failures.pod_signs import ended_by
-from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.observed import WorkerPod, parse_time
-from tpu_training_operator.domain.report import Inbox
-from tpu_training_operator.domain.words import count
+from tpu_training_operator.domain.job.naming import WorkerId
 
 # Longer than the trainer's own limits (`tpu_trainer.doctor.hang`: 5 and 30 minutes), because its watchdog knows more
 # and should report first.

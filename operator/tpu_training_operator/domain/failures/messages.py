@@ -8,7 +8,7 @@ import re
 
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
-from tpu_training_operator.domain.observed import WorkerPod
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 
 LONGEST_MESSAGE = 1000
 """Characters of a failure's message; the status allows 1024."""

@@ -7,7 +7,7 @@ kuberuntime, devicemanager; pkg/controller: tainteviction, podgc) and containerd
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api import constants
-from tpu_training_operator.domain.observed import Object, WorkerPod, parse_time
+from tpu_training_operator.domain.cluster_state.observed import Object, WorkerPod, parse_time
 
 # Reasons of the condition DisruptionTarget when the control plane has given up on a node.
 TAINT_EVICTION = "DeletionByTaintManager"

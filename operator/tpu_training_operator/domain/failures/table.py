@@ -13,6 +13,7 @@ from functools import lru_cache
 from tpu_training_operator.api.failures import ExitCode, FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.trainer import SHARED_MEMORY
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.failures.launcher import launched, without_ranks
 from tpu_training_operator.domain.failures.messages import cut, with_ending
 from tpu_training_operator.domain.failures.pod_signs import (
@@ -29,7 +30,6 @@ from tpu_training_operator.domain.failures.pod_signs import (
     status_message,
     status_reason,
 )
-from tpu_training_operator.domain.observed import WorkerPod
 
 Sign = Callable[[WorkerPod], bool]
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.domain import naming
-from tpu_training_operator.domain.actions import Publish
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
+from tpu_training_operator.domain.job import naming
+from tpu_training_operator.domain.job.topology import SliceLayout
+from tpu_training_operator.domain.objects.actions import Publish
 from tpu_training_operator.domain.objects.shared import Object, metadata
-from tpu_training_operator.domain.observed import WorkerPod
-from tpu_training_operator.domain.topology import SliceLayout
 
 # The API server's limit for an EndpointSlice.
 _MOST_ENDPOINTS = 1000

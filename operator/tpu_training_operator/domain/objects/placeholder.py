@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from tpu_training_operator.api import constants
-from tpu_training_operator.domain import naming
-from tpu_training_operator.domain.actions import Action, Create
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.job import naming
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.objects.actions import Action, Create
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_nodes import pool_labels
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.options import Option
 
 Object = dict[str, Any]
 

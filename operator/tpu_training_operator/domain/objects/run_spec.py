@@ -10,10 +10,10 @@ from typing import Any
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName, Sharding
 from tpu_training_operator.api.trainer import Backend, Execution, TorchRuntime
-from tpu_training_operator.domain.recipe.checkpointing import folder, interval, left_by_rungs
-from tpu_training_operator.domain.recipe.comparison import Row, comparison
-from tpu_training_operator.domain.recipe.resolve import LowerRung, Resolution
-from tpu_training_operator.domain.recipe.scale import ScaledRecipe
+from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval, left_by_rungs
+from tpu_training_operator.domain.job.recipe.comparison import Row, comparison
+from tpu_training_operator.domain.job.recipe.resolve import LowerRung, Resolution
+from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 
 SCHEMA = "runspec/v1"
 

@@ -13,12 +13,12 @@ import orjson
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import InvalidJob, Problem
-from tpu_training_operator.domain import naming
-from tpu_training_operator.domain.actions import Action, Create, Plan
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
+from tpu_training_operator.domain.job import naming
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.objects.actions import Action, Create, Plan
 from tpu_training_operator.domain.objects.run_spec import run_spec
-from tpu_training_operator.domain.recipe.resolve import Resolution
-from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.domain.words import count
 
 Object = dict[str, Any]
 

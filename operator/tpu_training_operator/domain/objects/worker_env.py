@@ -11,13 +11,13 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.trainer import Backend, Code, TorchRuntime
-from tpu_training_operator.domain import naming
-from tpu_training_operator.domain.naming import WorkerId
+from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
+from tpu_training_operator.domain.job import naming
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.recipe.checkpointing import folder
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.job.topology import SliceLayout
 from tpu_training_operator.domain.objects.shared import hosts_key
-from tpu_training_operator.domain.recipe.checkpointing import folder
-from tpu_training_operator.domain.recipe.resolve import Resolution
-from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.domain.topology import SliceLayout
 
 EnvVar = dict[str, Any]
 

@@ -6,8 +6,8 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import Hardware, Provisioning, ProvisioningType, Reservation
-from tpu_training_operator.domain.naming import WorkerId, slice_id, worker_labels
-from tpu_training_operator.domain.recipe.resolve import Resolution
+from tpu_training_operator.domain.job.naming import WorkerId, slice_id, worker_labels
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
 
 Object = dict[str, Any]
 

@@ -9,15 +9,15 @@ from tpu_training_operator.api.catalogue import MachineType
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.trainer import SHARED_MEMORY, SecurityContext, Trainer, mounts_shared_memory
-from tpu_training_operator.domain.actions import Action, Create
-from tpu_training_operator.domain.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
+from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
+from tpu_training_operator.domain.cluster_state.workload import Placement
+from tpu_training_operator.domain.job.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.objects.actions import Action, Create
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_env import worker_env
 from tpu_training_operator.domain.objects.worker_nodes import affinity, node_selector, pool_labels, tolerations
 from tpu_training_operator.domain.objects.workload import placed
-from tpu_training_operator.domain.recipe.resolve import Resolution
-from tpu_training_operator.domain.report import Reporting
-from tpu_training_operator.domain.workload import Placement
 
 Object = dict[str, Any]
 

@@ -8,10 +8,17 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.domain.naming import job_labels
+from tpu_training_operator.domain.cluster_state.workload import (
+    POD_SET,
+    Placement,
+    Priority,
+    Queue,
+    conflict,
+    workload_name,
+)
+from tpu_training_operator.domain.job.naming import job_labels
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.shared import metadata
-from tpu_training_operator.domain.recipe.resolve import Resolution
-from tpu_training_operator.domain.workload import POD_SET, Placement, Priority, Queue, conflict, workload_name
 
 Object = dict[str, Any]
 

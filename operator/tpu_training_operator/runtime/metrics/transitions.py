@@ -10,7 +10,7 @@ from datetime import datetime
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import CHIP_ACCOUNTS, Status
-from tpu_training_operator.domain.observed import parse_time
+from tpu_training_operator.domain.cluster_state.observed import parse_time
 
 ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "moving", "suspended")
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tpu_training_operator.api.status import MOST_METRICS, MOST_WARNINGS, BestCheckpoint, ReportPhase
-from tpu_training_operator.domain.report import Report
-from tpu_training_operator.domain.words import number_text
+from tpu_training_operator.api.words import number_text
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
 from tpu_training_operator.runtime.progress.errors import Refused
 from tpu_training_operator.runtime.progress.tokens import Sender
 

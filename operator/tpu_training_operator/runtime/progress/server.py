@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 from aiohttp import web
 
 from tpu_training_operator.api.constants import API_VERSION, PLURAL
-from tpu_training_operator.domain.report import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.runtime.inbox import Inboxes

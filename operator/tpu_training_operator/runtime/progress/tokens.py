@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 
 from tpu_training_operator.api.constants import KIND, PROGRESS_AUDIENCE
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.naming import WorkerId
-from tpu_training_operator.domain.observed import Observed
-from tpu_training_operator.domain.ownership import controller
+from tpu_training_operator.domain.cluster_state.observed import Observed
+from tpu_training_operator.domain.cluster_state.ownership import controller
+from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.kube.cluster import JOBS, PODS, TOKEN_REVIEWS, Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, NotFound
 from tpu_training_operator.runtime.progress.errors import NoAnswer, Refused

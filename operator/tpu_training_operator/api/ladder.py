@@ -1,0 +1,136 @@
+"""`spec.ladder`: the rungs of a ladder on smaller slices, which must pass before the job may begin."""
+
+from enum import StrEnum
+from itertools import pairwise
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from tpu_training_operator.api.model import ApiModel, Boolean, Decimal, MetricName, PositiveDecimal, Rule
+from tpu_training_operator.api.slice import Slice, cel_chips, chips_asked
+
+MOST_RUNGS = 4
+"""The API server bounds what the rules of all slices of a job may cost."""
+
+FEWEST_STEPS = 10
+"""The first three steps of a process compile, and a rate needs several more."""
+_MOST_STEPS = 10_000
+
+
+class Finding(StrEnum):
+    """Something that the trainer's doctor looks for."""
+
+    # As in `tpu_trainer.contract.findings.Check`; a contract test compares the two.
+
+    RECOMPILATION = "RecompilationAfterWarmUp"
+    CPU_FALLBACK = "CpuFallback"
+    HOST_SYNC = "HostSync"
+    MID_STEP_EXECUTION = "MidStepExecution"
+    PADDING = "Padding"
+    INPUT_BOUND = "InputBound"
+    STRAGGLER_HOST = "StragglerHost"
+    NOT_FINITE = "NotFinite"
+    UNEQUAL_COMPILATIONS = "UnequalCompilations"
+
+
+class EvaluationBound(ApiModel):
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="has(self.min) || has(self.max)",
+            message="give min, max or both",
+            holds=lambda bound: bound.min is not None or bound.max is not None,
+        ),
+        Rule(
+            cel="!has(self.min) || !has(self.max) || double(self.min) <= double(self.max)",
+            message="min must not be above max",
+            holds=lambda bound: bound.min is None or bound.max is None or float(bound.min) <= float(bound.max),
+            field="min",
+        ),
+    )
+
+    metric: MetricName = Field(description="Metric of the task's evaluation, for example accuracy.")
+    min: Decimal | None = Field(None, description='Least value that passes, as a string such as "0.5".')
+    max: Decimal | None = Field(None, description='Greatest value that passes, as a string such as "2.3".')
+
+
+class Gates(ApiModel):
+    """What a rung must show. The first three are on by default."""
+
+    loss_falls: Boolean = Field(
+        True, description="The mean loss of the last quarter of the rung's steps is below that of the first quarter."
+    )
+    finite: Boolean = Field(
+        True,
+        description="Loss and gradients of all steps are finite. With recipe.onNotFinite Stop, a rung with any other"
+        " step fails before it reaches this gate.",
+    )
+    no_recompilation: Boolean = Field(True, description="No step after the first three compiles a new program.")
+    min_efficiency: PositiveDecimal | None = Field(
+        None,
+        description="Least efficiency: examples per second per chip, divided by those of the rung before, as a string"
+        ' such as "0.8". If left out, it is shown but not judged. The first rung cannot have it.',
+    )
+    no_findings: Annotated[list[Finding], Field(min_length=1, max_length=9)] | None = Field(
+        None, description="Findings of the trainer's doctor that fail the rung; docs/doctor.md explains each."
+    )
+    evaluation: EvaluationBound | None = Field(
+        None, description="Bounds for a metric of the evaluation at the end of the rung."
+    )
+
+
+class RungSpec(ApiModel):
+    slice: Slice = Field(description="The slice, or slices, of the rung; hardware as in spec.slice.")
+    steps: Annotated[int, Field(strict=True, ge=FEWEST_STEPS, le=_MOST_STEPS)] = Field(
+        description="Number of steps in the rung: the first steps of the training as it would run on this slice."
+    )
+    gates: Gates = Field(default_factory=Gates, description="What the rung must show; if it does not, the job fails.")
+
+
+class Begin(StrEnum):
+    """Where the job begins once all rungs have passed."""
+
+    SCRATCH = "Scratch"
+    CHECKPOINT = "Checkpoint"
+
+
+def _ascends(ladder: "Ladder") -> bool:
+    """A reference that names no slice breaks another rule."""
+    return all(not above or below < above for below, above in pairwise(_chips(ladder)))
+
+
+def _chips(ladder: "Ladder") -> list[int]:
+    return [chips_asked(rung.slice) for rung in ladder.rungs]
+
+
+class Ladder(ApiModel):
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"[self.rungs.map(rung, {cel_chips('rung.slice')})].all(chips,"
+            f" {list(range(MOST_RUNGS - 1))}.all(below, below + 1 >= chips.size()"
+            " || chips[below + 1] == 0 || chips[below] < chips[below + 1]))",
+            message="each rung must have more chips than the one before it",
+            holds=_ascends,
+            field="rungs",
+            explain=lambda ladder: (
+                f"the rungs have {', '.join(map(str, _chips(ladder)))} chips: each must have more than the one before"
+            ),
+        ),
+        Rule(
+            cel="self.rungs.size() == 0 || !has(self.rungs[0].gates) || !has(self.rungs[0].gates.minEfficiency)",
+            message="minEfficiency compares a rung with the one before it; leave it out of the first rung",
+            holds=lambda ladder: ladder.rungs[0].gates.min_efficiency is None,
+            field="rungs",
+        ),
+    )
+
+    rungs: Annotated[list[RungSpec], Field(min_length=1, max_length=MOST_RUNGS)] = Field(
+        description="The rungs below the job itself, smallest slice first. Each has more chips than the one before, and"
+        " the last has at most as many as spec.slice, which is the top rung."
+    )
+    # `from` is a keyword in Python.
+    begin: Begin = Field(
+        Begin.SCRATCH,
+        alias="from",
+        description="Scratch: the job trains as it would without a ladder. Checkpoint: it continues what the last rung"
+        " has trained, from there on with the batch of its own slice; needs spec.checkpoint.",
+    )

@@ -1,0 +1,98 @@
+"""`--code FOLDER` of `tpujob submit`, `run` and `compile-check`: a folder of code instead of the image's."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from tpu_training_operator.api.validation import Problem
+from tpu_training_operator.api.words import count
+from tpu_training_operator.cli.code.entrypoint import find_problem
+from tpu_training_operator.cli.code.packing import Packed, size_text
+from tpu_training_operator.cli.common.job_file import JobFile, check
+
+_MOST_SHOWN = 10
+_OF_THE_TRAINER = ("numpy", "safetensors", "torch", "torch_xla", "tpu_trainer")
+
+
+def code_option(command: Callable[..., None]) -> Callable[..., None]:
+    return click.option(
+        "--code",
+        "code",
+        metavar="FOLDER",
+        type=click.Path(path_type=Path),
+        help="Run the code in this folder, without a new image. .gitignore and .tpujobignore say what to leave out.",
+    )(command)
+
+
+def searched_places(file: JobFile, code: Path | None) -> list[Path]:
+    """Where modules are found besides what is installed. As in a cluster, a job with code has no other place."""
+    if code is not None:
+        return [code.resolve()]
+    if file.job.spec.trainer.code is not None:
+        return []
+    return [Path.cwd(), Path.cwd() if str(file.path) == "-" else file.path.resolve().parent]
+
+
+def code_problem(file: JobFile, code: Path | None, python_path: list[Path]) -> Problem | None:
+    """What keeps the code from being found on this machine."""
+    trainer = file.job.spec.trainer
+    if code is not None or trainer.code is None:
+        return find_problem(trainer, python_path)
+    if trainer.code.secret is None:
+        # The worker that fetches it finds out what it holds.
+        return None
+    return Problem("spec.trainer.code.uri", f"{trainer.code.uri} is in a cluster; here, add --code FOLDER")
+
+
+def left_out(file: JobFile, packed: Packed | None) -> list[str]:
+    """A warning if files look like secrets, and one if the entrypoint is not in the folder: perhaps an ignore file
+    leaves it out. And one for each file that takes the place of a module that the trainer needs."""
+    entrypoint = file.job.spec.trainer.entrypoint
+    if packed is None:
+        return []
+    notes = [*_secrets(packed), *_hiding(packed)]
+    if entrypoint is not None and not packed.has_module(entrypoint):
+        module = entrypoint.partition(":")[0]
+        notes.append(
+            f"entrypoint {entrypoint}: no module {module} is packed; only a package installed in the image can have it"
+        )
+    return notes
+
+
+def _secrets(packed: Packed) -> Iterator[str]:
+    if packed.secrets:
+        names = [ascii(name)[1:-1] for name in packed.secrets]
+        more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+        yield (
+            f"left out, because such files often hold secrets: {', '.join(names[:_MOST_SHOWN])}{more}; to pack one that"
+            f" the workers need, name it in .tpujobignore: !{names[0]}"
+        )
+
+
+def _hiding(packed: Packed) -> Iterator[str]:
+    for name in packed.sizes:
+        module = name.removesuffix("/__init__.py").removesuffix(".py")
+        if not name.endswith(".py") or "/" in module:
+            continue
+        if module in sys.stdlib_module_names:
+            yield (
+                f"{name} has the name of a module of Python's own: torch and all others that import {module} get yours;"
+                " rename it"
+            )
+        elif module in _OF_THE_TRAINER:
+            yield f"{name} has the name of a package that the trainer imports: it gets yours; rename it"
+
+
+def with_code(file: JobFile, packed: Packed, uri: str) -> JobFile:
+    """The job with its code. Raises BadInput."""
+    file.body["spec"]["trainer"]["code"] = {"uri": uri, "sha256": packed.sha256}
+    return check(file.path, file.body)
+
+
+def told_of(packed: Packed, uri: str) -> str:
+    return (
+        f"code: {count(len(packed.sizes), 'file')}, {size_text(len(packed.archive))} packed, sha256 {packed.sha256},"
+        f" in {uri}"
+    )

@@ -1,0 +1,106 @@
+"""Where packed code waits for the workers: a file in the job's bucket or on a shared volume, or a Secret."""
+
+import base64
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.constants import LARGEST_SECRET
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.model import CODE_SCHEME
+from tpu_training_operator.cli.code.packing import Packed, largest, size_text
+from tpu_training_operator.cli.common.errors import CommandError
+from tpu_training_operator.domain.job.recipe.checkpointing import folder
+
+IN_CLUSTER = "secret"
+# Enough of the hash that two archives of one job differ.
+_SHOWN_OF_HASH = 10
+
+
+class NoPlace(CommandError):
+    """The packed code cannot be put where workers would find it."""
+
+
+def place_of(packed: Packed, job: TPUTrainingJob, given: str | None) -> str:
+    """For `trainer.code.uri`. `given`: what --code-to says. By default the job's folder in a bucket, because it takes
+    any size; a directory of the workers' is not one of this machine's. Raises NoPlace for code that is too large for a
+    Secret."""
+    checkpoint = job.spec.checkpoint
+    if given is None and checkpoint is not None and checkpoint.uri.startswith("gs://"):
+        given = folder(job, checkpoint)
+    if given is not None and given != IN_CLUSTER:
+        if not given.startswith(("gs://", "/")):
+            raise NoPlace(f"--code-to {given}: expected gs://bucket/path, an absolute path, or {IN_CLUSTER}")
+        return f"{given.rstrip('/')}/code-{packed.sha256}.tar.gz"
+    size = len(packed.archive)
+    if size > LARGEST_SECRET:
+        raise NoPlace(
+            f"the packed code has {size} bytes ({size_text(size)}), and a Secret holds {LARGEST_SECRET} (1 MiB,"
+            " counted before base64): set checkpoint.uri to gs://bucket/path, or name another bucket with"
+            f" --code-to gs://bucket/path; {largest(packed.sizes)}"
+        )
+    return f"{CODE_SCHEME}{job.name}-code-{packed.sha256[:_SHOWN_OF_HASH]}"
+
+
+def put(archive: bytes, uri: str) -> None:
+    """Writes the archive to a bucket or a directory. Raises NoPlace."""
+    try:
+        if uri.startswith("gs://"):
+            _put_into_bucket(archive, uri)
+        else:
+            _put_into_directory(archive, Path(uri))
+    except ImportError as error:
+        raise NoPlace(
+            f"{uri}: writing to a bucket needs gcsfs: pip install 'tpu-training-operator[gcs]', or add"
+            f" --code-to {IN_CLUSTER} for code of at most 1 MiB"
+        ) from error
+    except Exception as error:
+        # Each file system has errors of its own for denied access and lost connections.
+        said = (str(error).strip().splitlines() or [""])[-1]
+        raise NoPlace(f"{uri}: the code cannot be written there: {type(error).__name__}: {said}") from error
+
+
+def _put_into_bucket(archive: bytes, uri: str) -> None:
+    from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
+
+    # An emulator takes no credentials; looking for Google's would take seconds.
+    token = "anon" if os.environ.get("STORAGE_EMULATOR_HOST") else None
+    files = GCSFileSystem(token=token, use_listings_cache=False, skip_instance_cache=True)
+    files.pipe_file(uri.removeprefix("gs://"), archive)
+
+
+def _put_into_directory(archive: bytes, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A unique name: two people may submit the same code at once.
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        unfinished.write_bytes(archive)
+        unfinished.replace(path)
+    finally:
+        # Half an archive would keep a full disk full.
+        unfinished.unlink(missing_ok=True)
+
+
+def secret(name: str, packed: Packed, job: dict[str, Any]) -> dict[str, Any]:
+    """`job`: as stored. The Secret is deleted with it. Unlike a ConfigMap, role `view` cannot read it."""
+    metadata = job["metadata"]
+    owner = {
+        "apiVersion": constants.API_VERSION,
+        "kind": constants.KIND,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": name,
+            "namespace": metadata["namespace"],
+            "labels": {constants.LABEL_JOB_NAME: metadata["name"]},
+            "ownerReferences": [owner],
+        },
+        "immutable": True,
+        "data": {constants.CODE_ARCHIVE_KEY: base64.b64encode(packed.archive).decode()},
+    }

@@ -1,0 +1,204 @@
+"""`tpujob compile-check`: what the TPU's compiler says about a job's step, on a machine without a TPU.
+
+The trainer traces and compiles in a process (`python -m tpu_trainer compile-check`); this prints its answer, and what
+follows from the peaks of the slice.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpu_training_operator.api.catalogue import generations
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.slice import V2_NEEDS_CPU
+from tpu_training_operator.api.trainer import Backend
+from tpu_training_operator.api.validation import Problem
+from tpu_training_operator.cli.code.option import code_option, code_problem, searched_places
+from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
+from tpu_training_operator.cli.common.errors import BadInput, CommandError
+from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load
+from tpu_training_operator.domain.job.options import other_programs
+from tpu_training_operator.domain.job.recipe.bound import Bound, Exchanged, StepCost, bound_of
+from tpu_training_operator.domain.job.recipe.cost import Cost, cost_of
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.objects.run_spec import run_spec
+
+_UID = "00000000-0000-0000-0000-000000000000"
+_DOES_NOT_FIT = 1
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The trainer's answer for one slice, and what follows from it; None where nothing was compiled."""
+
+    resolution: Resolution
+    answer: Mapping[str, Any]
+    bound: Bound | None
+    cost: Cost | None
+    others: tuple["Checked", ...] = ()
+    """The same job on those alternatives whose steps are other programs."""
+
+    @property
+    def all_fit(self) -> bool:
+        return all(one.answer["fits"] for one in (self, *self.others))
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What is asked about. `aloud`: what goes on is told on stderr."""
+
+    file: JobFile
+    python_path: list[Path]
+    aloud: bool
+
+
+@click.command()
+@filename_option
+@slice_option
+@set_option
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--largest", is_flag=True, help="Find the largest batch per replica that fits, even if the job's fits.")
+@click.option("--compare", metavar="TYPE,TYPE,...", help="Check these accelerator types, side by side.")
+@code_option
+def compile_check(
+    filename: Path,
+    on_slice: str | None,
+    values: tuple[str, ...],
+    output: str,
+    largest: bool,
+    compare: str | None,
+    code: Path | None,
+) -> None:
+    """Compile a job's step for its slice without a TPU: whether it fits, and its speed at best.
+
+    Exit status: 0 if it fits on every requested slice and on the job's alternatives, 1 if it does not fit or
+    cannot be compiled as a single program, 2 if the check gives no answer.
+    """
+
+    def change(body: dict[str, Any]) -> None:
+        apply_options(body, values, on_slice)
+        if isinstance(body.get("spec"), dict) and isinstance(body["spec"].get("trainer"), dict):
+            body["spec"]["trainer"].setdefault("image", "none")
+            if code is not None:
+                body["spec"]["trainer"].pop("code", None)
+
+    file = load(filename, except_rules=(V2_NEEDS_CPU,), change=change)
+    python_path = searched_places(file, code)
+    if (problem := _not_checked(file) or code_problem(file, code, python_path)) is not None:
+        raise BadInput(filename, [problem])
+    asking = Asking(file, python_path, aloud=output == "table")
+    checked = _job(asking, largest=largest) if compare is None else _side_by_side(asking, compare, largest=largest)
+    if output == "json":
+        documents = [_as_json(one) for one in checked]
+        click.echo(json.dumps(documents[0] if compare is None else documents, indent=2))
+    else:
+        from tpu_training_operator.cli.compile.compile_report import print_check, print_comparison
+
+        if compare is None:
+            print_check(file, checked[0])
+        else:
+            print_comparison(file, checked)
+    if not all(one.all_fit for one in checked):
+        sys.exit(_DOES_NOT_FIT)
+
+
+def _not_checked(file: JobFile) -> Problem | None:
+    """Why the job has no step that the trainer could compile; None if it has one."""
+    trainer = file.job.spec.trainer
+    if trainer.entrypoint is None:
+        return Problem("spec.trainer.command", "the check traces the trainer's own loop; it cannot trace a command")
+    if trainer.backend is not Backend.XLA:
+        instead = "add --set trainer.backend=XLA to check a replica's step"
+        message = f"the check compiles the step of backend XLA, not {trainer.backend}; {instead}"
+        return Problem("spec.trainer.backend", message)
+    return None
+
+
+def _job(asking: Asking, *, largest: bool) -> list[Checked]:
+    """On its own slice and on its alternatives."""
+    own = _checked(asking, asking.file.resolution, largest=largest)
+    elsewhere = other_programs(asking.file.options[0], asking.file.options)
+    others = (_checked(asking, option.resolution, largest=False) for option in elsewhere)
+    return [replace(own, others=tuple(others))]
+
+
+def _side_by_side(asking: Asking, compare: str, *, largest: bool) -> list[Checked]:
+    """On the accelerator types that `compare` lists."""
+    from tpu_training_operator.cli.plan.compare import columns
+
+    found = columns(asking.file, [name.strip() for name in compare.split(",")], None)
+    return [_checked(asking, column.resolution, largest=largest) for column in found]
+
+
+def _checked(asking: Asking, resolution: Resolution, *, largest: bool) -> Checked:
+    if asking.aloud:
+        click.echo(f"compiling for {resolution.layout} ...", err=True)
+    answer = ask(asking, resolution, largest=largest)
+    generation = generations().get(resolution.layout.shape.generation)
+    if "step" not in answer or generation is None:
+        return Checked(resolution, answer, None, None)
+    step = answer["step"]
+    exchanged = [Exchanged(one["kind"], one["bytes"]) for one in step["collectives"]]
+    cost = StepCost(step["flops"], step["modelFlops"], step["traffic"], exchanged)
+    bound = bound_of(cost, generation, answer["replicas"])
+    return Checked(resolution, answer, bound, cost_of(resolution, bound.seconds))
+
+
+def ask(asking: Asking, resolution: Resolution, *, largest: bool) -> dict[str, Any]:
+    """The trainer's answer. Raises CommandError if it has none."""
+    file, python_path = asking.file, asking.python_path
+    job = TPUTrainingJob.model_validate(dict(file.job) | {"metadata": {**file.job.metadata, "uid": _UID}})
+    own = {one.name: one.value for one in job.spec.trainer.env or () if one.value is not None}
+    paths = [*map(str, python_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryDirectory(prefix="tpujob-") as name:
+        spec, written = Path(name) / "runspec.json", Path(name) / "answer.json"
+        spec.write_text(json.dumps(run_spec(job, resolution, 1)), encoding="utf-8")
+        options = ["--run-spec", str(spec), "--output", str(written), *(["--largest"] if largest else [])]
+        ended = subprocess.run(  # noqa: S603 - this Python, with files of our own
+            [sys.executable, "-m", "tpu_trainer", "compile-check", *options],
+            # A worker runs code in its folder.
+            cwd=python_path[0] if len(python_path) == 1 else None,
+            env={**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            # Each try of the search, which may take minutes.
+            stdout=sys.stderr if asking.aloud else subprocess.DEVNULL,
+            # The answer repeats what it says about a failure.
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        if not written.exists():
+            raise CommandError(
+                f"compile-check: the trainer's process ended with exit code {ended.returncode} and without an answer"
+            )
+        answer: dict[str, Any] = json.loads(written.read_bytes())
+    if "error" in answer:
+        raise CommandError(answer["error"])
+    return answer
+
+
+def _as_json(checked: Checked) -> dict[str, Any]:
+    document = {"slice": str(checked.resolution.layout), **checked.answer}
+    if checked.bound is not None and checked.cost is not None:
+        bound = checked.bound
+        document["atBest"] = {
+            "stepSeconds": bound.seconds,
+            "boundBy": bound.by,
+            "arithmeticSeconds": bound.arithmetic,
+            "memorySeconds": bound.memory,
+            "exchangeSeconds": bound.network,
+            "flopsPerByte": bound.intensity,
+            "balanceFlopsPerByte": bound.balance,
+            "modelFlopsUtilisation": bound.utilisation,
+            **checked.cost.as_json(),
+        }
+    if checked.others:
+        document["alternatives"] = [_as_json(other) for other in checked.others]
+    return document

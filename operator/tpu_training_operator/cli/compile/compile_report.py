@@ -1,0 +1,182 @@
+"""The answer of `tpujob compile-check`, for people."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from tpu_training_operator.api.words import count
+from tpu_training_operator.cli.common.job_file import JobFile
+from tpu_training_operator.cli.common.terminal import console
+from tpu_training_operator.domain.job.recipe.bound import Bound
+from tpu_training_operator.domain.job.recipe.compile_results import gib, milliseconds
+
+if TYPE_CHECKING:
+    from tpu_training_operator.cli.compile.compile_check import Checked
+
+_PIPE_WIDTH = 140
+_LEAST_WIDE = 0.1
+_MOST_COLLECTIVES = 4
+_FOUND = {
+    "HostRead": "reads a number off the device: the step waits for it, and is cut into two programs",
+    "DynamicShape": "has a result whose size depends on the data: every batch would be a program of its own",
+    "Fallback": "has no TPU kernel in torch_xla: it runs on the host's CPU, and cuts the step in two",
+    "DifferentPrograms": "two batches make two programs: each new one is compiled, which takes as long as the first",
+}
+
+
+def print_check(file: JobFile, checked: "Checked") -> None:
+    answer, out = checked.answer, console(_PIPE_WIDTH)
+    batch = count(answer["batch"]["perReplica"], "example")
+    out.print(f"[bold]{file.job.name}: {checked.resolution.layout}, {batch} per replica[/bold]", soft_wrap=True)
+    out.print(_method(answer), soft_wrap=True)
+    for found in answer["found"]:
+        out.print(f"[yellow]found:[/yellow] {escape(_found(found))}", soft_wrap=True)
+    for line in (_verdict(answer), _largest(answer)):
+        if line is not None:
+            out.print(f"[bold]{escape(line)}[/bold]", soft_wrap=True)
+    if refusal := answer.get("refusal"):
+        out.print("the compiler says:")
+        out.print(escape("\n".join(f"  {line}" for line in refusal.splitlines())), soft_wrap=True)
+    if checked.bound is not None:
+        table = Table()
+        table.add_column("")
+        table.add_column("per core", justify="right", style="bold")
+        table.add_column("", style="dim", overflow="fold")
+        for row in _rows(checked, checked.bound):
+            table.add_row(*row)
+        out.print(table)
+    for other in checked.others:
+        verdict = f"{other.resolution.layout}, an alternative: {_verdict(other.answer)}"
+        out.print(f"[bold]{escape(verdict)}[/bold]", soft_wrap=True)
+    for line in _advice(answer):
+        out.print(f"[yellow]advice:[/yellow] {escape(line)}", soft_wrap=True)
+
+
+def print_comparison(file: JobFile, checked: Sequence["Checked"]) -> None:
+    table = Table(
+        title=f"{file.job.name}: compiled for {count(len(checked), 'slice')}, not run; speeds are bounds",
+        title_justify="left",
+        title_style="bold",
+    )
+    for name in ("", "batch", "fits", "HBM", "steps/s", "examples/s", "bound by", "MFU", "hours", "chip-hours"):
+        table.add_column(name, justify="left" if name in ("", "fits", "bound by") else "right")
+    for one in checked:
+        table.add_row(*_compared(one))
+    out = console(_PIPE_WIDTH)
+    out.print(table)
+    out.print(_method(checked[0].answer), soft_wrap=True)
+
+
+def _compared(one: "Checked") -> Iterator[str]:
+    answer, bound, cost = one.answer, one.bound, one.cost
+    largest = answer.get("largestBatch")
+    fits = {True: "yes", False: "no", None: "-"}[answer["fits"]]
+    yield str(one.resolution.layout)
+    yield str(answer["batch"]["perReplica"])
+    yield fits if largest is None else f"{fits}, {largest['fits']} does"
+    memory = answer.get("memory", {})
+    yield f"{gib(memory['needed'])} of {gib(memory['limit'])}" if "needed" in memory else "-"
+    if bound is None or cost is None or cost.hours is None or cost.chip_hours is None or not answer["fits"]:
+        yield from "-" * 6
+        return
+    yield f"{1 / bound.seconds:.3g}"
+    yield f"{one.resolution.recipe.batch.total / bound.seconds:.4g}"
+    yield bound.by
+    yield f"{bound.utilisation:.0%}"
+    yield f"{cost.hours:.3g}"
+    yield f"{cost.chip_hours:.3g}"
+
+
+def _method(answer: Mapping[str, Any]) -> str:
+    versions = answer["versions"]
+    return (
+        f"traced by torch_xla {versions['torchXla']} for {count(answer['replicas'], 'replica')}, compiled for "
+        f"{answer['generation']} {answer['topology']} by libtpu {versions['libtpu']}; not run"
+    )
+
+
+def _found(found: Mapping[str, str]) -> str:
+    where = f"{found['where']}: " if found["where"] else ""
+    shapes = f" ({found['shapes']})" if found["shapes"] else ""
+    return f"{where}{found['operation']} {_FOUND[found['kind']]}{shapes}"
+
+
+def _verdict(answer: Mapping[str, Any]) -> str | None:
+    if answer["fits"] is None:
+        return "cannot be one program" if "refusal" not in answer else "the compiler refuses the step"
+    memory = answer["memory"]
+    if "needed" not in memory:
+        return f"does not fit: a core of {answer['generation']} has {gib(memory['limit'])} for a program"
+    limit, needed = memory["limit"], memory["needed"]
+    if limit is None:
+        return f"compiles, and needs {gib(needed)} of HBM per core"
+    if answer["fits"]:
+        return f"fits: {gib(needed)} of {gib(limit)} of HBM per core, {gib(limit - needed)} free"
+    return f"does not fit: needs {gib(needed)} of {gib(limit)} of HBM per core, {gib(needed - limit)} too much"
+
+
+def _largest(answer: Mapping[str, Any]) -> str | None:
+    found = answer.get("largestBatch")
+    if found is None:
+        return None
+    if not found["fits"]:
+        return "not even one example per replica fits"
+    refused = "no larger one was refused" if found["refused"] is None else f"{found['refused']} does not fit"
+    whole = found["fits"] * answer["replicas"] * answer["batch"].get("accumulation", 1)
+    return f"largest batch per replica that fits: {found['fits']} ({refused}); {whole} per slice and step"
+
+
+def _rows(checked: "Checked", bound: Bound) -> Iterator[tuple[str, str, str]]:
+    memory, step = checked.answer["memory"], checked.answer["step"]
+    kept = memory["inPlace"]
+    yield "arguments", gib(memory["arguments"]), f"{gib(kept)} of them updated in place: weights, optimizer state"
+    yield "temporaries", gib(memory["temporaries"]), "activations, gradients"
+    yield "results", gib(memory["results"] - kept), "besides what is updated in place"
+    yield "program", gib(memory["code"]), ""
+    yield "batches ahead", gib(memory["batchesAhead"]), "prepared while the device works"
+    model = f"{step['modelFlops'] / 1e12:.4g} by the shapes of the model's products"
+    yield "operations", f"{step['flops'] / 1e12:.4g} TFLOP", model
+    yield "HBM traffic", f"{step['traffic'] / 1e9:.4g} GB", "what the schedule reads and writes"
+    yield (
+        "intensity",
+        f"{bound.intensity:.3g} FLOP/byte",
+        f"{bound.balance:.3g} is where memory stops being the limit",
+    )
+    yield "collectives", str(len(step["collectives"])), _collectives(step["collectives"])
+    times = {"arithmetic": bound.arithmetic, "memory": bound.memory, "exchange": bound.network}
+    parts = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in times.items())
+    yield "step at best", milliseconds(bound.seconds), f"bound by {bound.by}: {parts}, each at its peak"
+    yield "MFU at best", f"{bound.utilisation:.0%}", "model operations over the bf16 peak, if no step is slower"
+    recipe, cost = checked.resolution.recipe, checked.cost
+    if cost is not None and cost.hours is not None and cost.chip_hours is not None:
+        steps = f"{recipe.train_steps} steps, {cost.chip_hours:.3g} chip-hours"
+        yield "training at best", f"{cost.hours:.3g} hours", steps
+
+
+def _collectives(found: Sequence[Mapping[str, Any]]) -> str:
+    said = [f"{one['kind']} of {_mb(one['bytes'])} after {one['after']:.0%}" for one in found[:_MOST_COLLECTIVES]]
+    more = len(found) - len(said)
+    tail = f" and {more} more" if more else ""
+    return f"{', '.join(said)}{tail}; % of the matrix products before it" if said else ""
+
+
+def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
+    padding = answer.get("padding", {})
+    for one in padding.get("products", []):
+        computed = f"{one['name']} {one['shape']} is multiplied as {one['computed']}"
+        yield f"{computed}: {one['waste']:.0%} of it is padding; make features multiples of 128"
+    for one in padding.get("tensors", []):
+        yield f"{one['name']} {one['shape']} takes {_mb(one['padded'])} instead of {_mb(one['bytes'])}, by its tiles"
+    step = answer.get("step")
+    if step is not None and step["wideFlops"] > step["modelFlops"] * _LEAST_WIDE:
+        share = step["wideFlops"] / step["modelFlops"]
+        yield (
+            f"{share:.0%} of the matrix products' operations read float32: with recipe.precision BFloat16Mixed they "
+            "would move half of the bytes"
+        )
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.3g} MB"

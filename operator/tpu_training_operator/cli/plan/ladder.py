@@ -1,0 +1,110 @@
+"""A job's ladder as text: what every rung would cost, and how far up the job has come."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_training_operator.api.status import RungStatus, RungVerdict
+from tpu_training_operator.api.words import count
+from tpu_training_operator.cli.common.job_file import JobFile
+from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.recipe.cost import Cost, cost_of
+
+
+@dataclass(frozen=True)
+class PlannedRung:
+    """`cost`: of its steps alone, without start, compilation and evaluation."""
+
+    number: int
+    option: Option
+    cost: Cost
+
+    @property
+    def gates(self) -> list[str]:
+        """The gates, named as in the spec, with what they require."""
+        lower_rung = self.option.resolution.lower_rung
+        if lower_rung is None:
+            return []
+        given = lower_rung.gates.model_dump(by_alias=True, exclude_none=True, mode="json")
+        return list(_asked(given))
+
+    def as_json(self) -> dict[str, Any]:
+        resolution = self.option.resolution
+        return {
+            "rung": self.number,
+            "slice": str(self.option),
+            "chips": resolution.layout.chips,
+            "globalBatchSize": resolution.recipe.batch.total,
+            "learningRate": resolution.recipe.learning_rate,
+            "steps": resolution.steps,
+            "gates": self.gates,
+            "cost": self.cost.as_json(),
+        }
+
+
+def planned_rungs(file: JobFile, step_seconds: float | None) -> list[PlannedRung]:
+    """The whole ladder, the job itself last; none for a job without one."""
+    if not file.lower_rungs:
+        return []
+    options = enumerate((*file.lower_rungs, file.options[0]), 1)
+    return [PlannedRung(number, option, cost_of(option.resolution, step_seconds)) for number, option in options]
+
+
+def print_ladder(rungs: Sequence[PlannedRung], from_scratch: bool, width: int) -> None:
+    """Nothing without a ladder."""
+    if not rungs:
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    from tpu_training_operator.cli.common.terminal import console
+
+    table = Table(title=f"ladder: {count(len(rungs), 'rung')}", title_justify="left", title_style="bold")
+    for name in ("rung", "slice", "chips", "batch", "learning rate", "steps", *rungs[0].cost.lines()):
+        table.add_column(name, justify="left" if name == "slice" else "right")
+    table.add_column("gates", overflow="fold")
+    for rung in rungs:
+        resolution = rung.option.resolution
+        numbers = (resolution.layout.chips, resolution.recipe.batch.total, resolution.recipe.learning_rate)
+        gates = ", ".join(rung.gates) if resolution.lower_rung else "the job itself"
+        cells = (rung.number, rung.option, *numbers, resolution.steps, *rung.cost.lines().values())
+        table.add_row(*map(str, cells), escape(gates or "none"))
+    out = console(width)
+    out.print(table)
+    *lower, job = [rung.cost.chip_steps for rung in rungs]
+    begins = "begins at step 0" if from_scratch else "continues the rung before it"
+    out.print(
+        f"note: the lower rungs make {sum(lower)} chip-steps, {sum(lower) / job:.3g} times the job's {job}; the job"
+        f" then {begins}",
+        soft_wrap=True,
+    )
+
+
+def rung_lines(rungs: Sequence[RungStatus]) -> Iterator[str]:
+    """A line for every rung so far, and below it what its gates found if it has failed."""
+    for number, rung in enumerate(rungs, 1):
+        facts = [
+            f"{rung.steps} steps of {rung.global_batch_size}",
+            f"learning rate {rung.learning_rate}",
+            f"{rung.examples_per_second} examples/s" if rung.examples_per_second else "",
+            f"efficiency {rung.efficiency}" if rung.efficiency else "",
+            f"loss {rung.first_loss} to {rung.last_loss}" if rung.first_loss and rung.last_loss else "",
+        ]
+        told = ", ".join(fact for fact in facts if fact)
+        yield f"{number} {rung.slice}: {rung.verdict.lower()}; {told}"
+        if rung.verdict is RungVerdict.FAILED:
+            yield from (f"  {gate}" for gate in rung.gates)
+
+
+def _asked(gates: dict[str, Any]) -> Iterator[str]:
+    for gate, value in gates.items():
+        match value:
+            case True:
+                yield gate
+            case str():
+                yield f"{gate} {value}"
+            case list():
+                yield f"{gate} {', '.join(value)}"
+            case {"metric": metric}:
+                bounds = " ".join(f"{name} {value[name]}" for name in ("min", "max") if name in value)
+                yield f"{gate} {metric} {bounds}"

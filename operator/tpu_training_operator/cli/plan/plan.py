@@ -1,0 +1,158 @@
+"""`tpujob plan` shows a job on its slice without a cluster: numbers, rules, warnings, objects.
+
+Tables are imported only where one is printed, because rich takes as long to import as half of the API.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.ladder import Begin
+from tpu_training_operator.api.slice import V2_NEEDS_CPU
+from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
+from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.plan.compile_results_file import OPTION, CompiledSteps
+from tpu_training_operator.cli.plan.ladder import planned_rungs, print_ladder
+from tpu_training_operator.domain.job.naming import workers
+from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.recipe.cost import cost_of
+from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
+from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
+from tpu_training_operator.domain.objects.shared import config_map, service
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.plan.checks.entry_check import is_wanted
+
+# The API server assigns the real one.
+_UID = "00000000-0000-0000-0000-000000000000"
+_FIRST_ATTEMPT = 1
+_LADDER_WIDTH = 140
+
+
+def _finite(_: click.Context, __: click.Parameter, seconds: float | None) -> float | None:
+    """click's range takes NaN and infinity."""
+    if seconds is not None and not math.isfinite(seconds):
+        raise click.BadParameter(f"{seconds} is not a finite number")
+    return seconds
+
+
+@click.command()
+@filename_option
+@slice_option
+@set_option
+@click.option("-o", "--output", type=click.Choice(["table", "yaml", "json"]), default="table", show_default=True)
+@click.option("--compare", metavar="TYPE,TYPE,...", help="Show the recipe on these accelerator types, side by side.")
+@click.option(
+    "--step-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    callback=_finite,
+    metavar="SECONDS",
+    help="Measured time of one step, to show chip-hours.",
+)
+@click.option(
+    OPTION,
+    "compiled_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Show memory and best speed from this file, which `tpujob compile-check -o json` has written.",
+)
+def plan(
+    filename: Path,
+    on_slice: str | None,
+    values: tuple[str, ...],
+    output: str,
+    compare: str | None,
+    step_seconds: float | None,
+    compiled_file: Path | None,
+) -> None:
+    """Show the slice, the scaled recipe and the objects of a job."""
+
+    file = load(filename, except_rules=(V2_NEEDS_CPU,), change=lambda body: apply_options(body, values, on_slice))
+    compiled = None if compiled_file is None else CompiledSteps(compiled_file)
+    if compare is None:
+        _plan(file, output, step_seconds, compiled)
+        return
+    from tpu_training_operator.cli.plan.compare import as_json, columns, print_comparison
+
+    found = columns(file, [name.strip() for name in compare.split(",")], step_seconds)
+    if output == "table":
+        print_comparison(file, found, compiled)
+    else:
+        click.echo(_as_text(as_json(found), output))
+
+
+def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: CompiledSteps | None) -> None:
+    warnings = [*file.resolution.warnings, *checkpoint_warnings(file.job.spec)]
+    on_gke = not V2_NEEDS_CPU.is_broken_by(file.job.spec.slice)
+    if not on_gke:
+        warnings.append(f"a cluster will refuse this job: {V2_NEEDS_CPU.message}")
+    if compiled is not None and compiled.of(file.resolution) is None:
+        warnings.append(f"{OPTION}: the file has no answer for {file.resolution.layout} with this batch")
+    cost, rungs = cost_of(file.resolution, step_seconds), planned_rungs(file, step_seconds)
+    budget = file.job.spec.run_policy.budget
+    if budget and cost.chip_hours is not None and cost.chip_hours > budget.chip_hours:
+        warnings.append(
+            f"the training takes {cost.chip_hours:.3g} chip-hours, and spec.runPolicy.budget.chipHours is"
+            f" {budget.chip_hours}"
+        )
+    if output == "table":
+        from tpu_training_operator.cli.plan.summary import print_summary
+
+        print_summary(file, warnings, cost, compiled)
+        ladder = file.job.spec.ladder
+        print_ladder(rungs, ladder is None or ladder.begin is Begin.SCRATCH, _LADDER_WIDTH)
+        return
+    document = {
+        "resolved": file.resolution.resolved.as_json(),
+        "warnings": warnings,
+        "cost": cost.as_json(),
+        "alternatives": [
+            {
+                "slice": str(option),
+                "waitForPreviousSeconds": option.choice.wait_seconds,
+                "resolved": option.resolution.resolved.as_json(),
+            }
+            for option in file.options[1:]
+        ],
+        **({"ladder": [rung.as_json() for rung in rungs]} if rungs else {}),
+    }
+    objects = _objects(file) if on_gke else iter(())
+    if output == "json":
+        # One object per line and one at a time: indentation would rule out Python's fast encoder, and thousands of pods
+        # in memory would keep the garbage collector busy.
+        lines = ",\n".join(map(json.dumps, objects))
+        click.echo(f'{json.dumps(document)[:-1]}, "objects": [\n{lines}\n]}}')
+        return
+    click.echo(_as_text({**document, "objects": list(objects)}, output))
+
+
+def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
+    """Those of the entry check, and those of the first attempt."""
+    first, options = _stored((*file.lower_rungs, *file.options)[0]), [_stored(option) for option in file.options]
+    job = first.job
+    if is_wanted(job.spec):
+        yield entry_check_config_map(first, options)
+        yield entry_check_pod(job, first.resolution)
+    yield service(job)
+    yield config_map(job, first.resolution, _FIRST_ATTEMPT)
+    for worker in workers(first.layout, _FIRST_ATTEMPT):
+        yield worker_pod(job, first.resolution, worker)
+
+
+def _stored(option: Option) -> Option:
+    """With the job as the API server will have it."""
+    metadata = {**option.job.metadata, "uid": _UID}
+    return replace(option, job=TPUTrainingJob.model_validate(dict(option.job) | {"metadata": metadata}))
+
+
+def _as_text(document: Any, output: str) -> str:
+    if output == "json":
+        return json.dumps(document, indent=2)
+    import yaml
+
+    return yaml.safe_dump(document, sort_keys=False, width=120)

@@ -1,0 +1,146 @@
+"""The table of a job before it runs: the recipe as tuned, as it runs, and the rule between them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from rich.markup import escape
+from rich.table import Table
+
+from tpu_training_operator.api.run_policy import OnExceeded
+from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.words import count, span
+from tpu_training_operator.cli.common.job_file import JobFile
+from tpu_training_operator.cli.common.terminal import console
+from tpu_training_operator.cli.plan.compile_results_file import CompiledSteps
+from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval_text
+from tpu_training_operator.domain.job.recipe.comparison import Row, comparison
+from tpu_training_operator.domain.job.recipe.cost import Cost
+
+_PIPE_WIDTH = 140
+# Of a terminal: below it, a column of rules would be a word wide.
+_NARROWEST_TABLE = 80
+# For a loop of the user's own nobody does what these rows say, unless the loop does it.
+_TRAINERS_ROWS = (
+    "evaluate every",
+    "EMA decay",
+    "milestones",
+    "rate on a plateau",
+    "stop early",
+    "gradient clip norm",
+    "precision",
+    "sharding",
+)
+_LEFT_TO_COMMAND = "left to your command"
+_OWN_LOOP = (
+    "your command does the training: it finds these numbers in TPUJOB_* variables and in the JSON file that"
+    " TPUJOB_RUN_SPEC names, and has to apply them itself"
+)
+
+
+def print_summary(
+    file: JobFile, warnings: list[str], cost: Cost | None = None, compiled: CompiledSteps | None = None
+) -> None:
+    out = console(_PIPE_WIDTH)
+    hardware = "" if file.job.spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
+    # Not as the table's title, which would be padded with spaces to its width.
+    out.print(f"[bold]{file.job.name}: {file.resolution.layout}{hardware}[/bold]", soft_wrap=True)
+    rows = [*_rows(file, cost), *_compiled(file, compiled)]
+    tuned_on = "recipe" if file.job.spec.recipe.tuned_on is None else "tuned on"
+    out.print(_table(rows, tuned_on) if out.width >= _NARROWEST_TABLE else _list(rows))
+    if len(file.options) > 1:
+        out.print(_alternatives(file, compiled))
+    if left_out := list(_left_out(file)):
+        slices = f"{', '.join(map(str, left_out))} slice{'s' if left_out != [1] else ''}"
+        batch = file.resolution.recipe.batch.total
+        out.print(
+            f"note: the job does not run on {slices}: the global batch of {batch} does not divide over them",
+            soft_wrap=True,
+        )
+    if file.job.spec.trainer.command is not None:
+        out.print(f"note: {_OWN_LOOP}", soft_wrap=True)
+    for warning in warnings:
+        # Always one line: a terminal wraps it, and the output of a pipe stays searchable.
+        out.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
+
+
+def _table(rows: Iterable[Row], tuned_on: str) -> Table:
+    table = Table()
+    table.add_column("")
+    table.add_column(tuned_on, justify="right")
+    table.add_column("runs on", justify="right", style="bold")
+    table.add_column("rule", style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(row.name, row.tuned_on, row.runs_on, escape(row.rule))
+    return table
+
+
+def _alternatives(file: JobFile, compiled: CompiledSteps | None) -> Table:
+    """Where else the job may run, and how the batch is divided there."""
+    table = Table(title="Alternatives, in order of preference", title_justify="left")
+    for name in ("slice", "hosts", "chips", "per replica", "accumulation", "global batch", "steps", "moves here"):
+        table.add_column(name, justify="left" if name in ("slice", "moves here") else "right", overflow="fold")
+    if compiled is not None:
+        table.add_column("compiled", overflow="fold")
+    for option in file.options:
+        layout, recipe = option.layout, option.resolution.recipe
+        numbers = (layout.hosts, layout.chips, recipe.batch.per_replica, recipe.batch.accumulation, recipe.batch.total)
+        what = "all of them" if option.is_own else "nodes"
+        when = f"after {span(option.choice.wait_seconds)} without {what}" if option.number else "first"
+        step = compiled.of(option.resolution) if compiled else None
+        memory = "no" if step is None else f"{step.verdict}: {step.memory}"
+        table.add_row(str(option), *map(str, numbers), str(recipe.train_steps), when, *([memory] if compiled else []))
+    return table
+
+
+def _left_out(file: JobFile) -> Iterator[int]:
+    """The numbers of slices between the fewest and the most that the job does not run on."""
+    placement, taken = file.job.spec.placement, {option.layout.slices for option in file.options if option.is_own}
+    if placement is not None and placement.count is not None:
+        yield from (n for n in range(placement.count.min, file.resolution.layout.slices) if n not in taken)
+
+
+def _compiled(file: JobFile, compiled: CompiledSteps | None) -> Iterator[Row]:
+    step = compiled.of(file.resolution) if compiled else None
+    if step is not None:
+        yield Row("HBM", "", step.memory, f"{step.verdict}; compiled, not run")
+        if step.at_best:
+            yield Row("step at best", "", step.at_best, step.bound)
+
+
+def _list(rows: Iterable[Row]) -> Table:
+    """For a narrow terminal: every rule below its numbers."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        changed = row.tuned_on not in ("", "-", row.runs_on)
+        table.add_row(
+            row.name, f"{row.tuned_on} -> [bold]{row.runs_on}[/bold]" if changed else f"[bold]{row.runs_on}[/bold]"
+        )
+        if row.rule:
+            table.add_row("", f"[dim]{escape(row.rule)}[/dim]")
+    return table
+
+
+def _rows(file: JobFile, cost: Cost | None) -> Iterator[Row]:
+    spec = file.job.spec
+    is_own_loop = spec.trainer.command is not None
+    for row in comparison(spec.recipe, file.resolution):
+        left = is_own_loop and row.name in _TRAINERS_ROWS
+        yield replace(row, rule=f"{row.rule}; {_LEFT_TO_COMMAND}") if left else row
+    if (checkpoint := spec.checkpoint) is not None:
+        best = f" and the best by {checkpoint.keep_best.metric}" if checkpoint.keep_best else ""
+        kept = _LEFT_TO_COMMAND if is_own_loop else f"keeps the newest {checkpoint.keep}{best}"
+        yield Row("checkpoint", "", interval_text(checkpoint), f"in {folder(file.job, checkpoint)}; {kept}")
+        if checkpoint.resume_from is not None:
+            yield Row("starts from", "", "", checkpoint.resume_from)
+        if checkpoint.init_from is not None:
+            weights = f"the weights of {checkpoint.init_from.uri}"
+            yield Row("starts with", "", "", f"{weights}; {_LEFT_TO_COMMAND}" if is_own_loop else weights)
+    if (budget := spec.run_policy.budget) is not None:
+        chips = file.resolution.layout.chips
+        then = "it fails" if budget.on_exceeded is OnExceeded.FAIL else "it is suspended"
+        rule = f"{budget.chip_hours / chips:.3g} hours on {count(chips, 'chip')}; then {then}"
+        yield Row("budget", "", count(budget.chip_hours, "chip-hour"), rule)
+    for name, value in (cost.lines() if cost else {}).items():
+        yield Row(name, "", value, "one training without interruption")

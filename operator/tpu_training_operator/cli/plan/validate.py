@@ -1,0 +1,23 @@
+"""`tpujob validate` says whether a cluster would accept a job, in the words of the operator's status."""
+
+from pathlib import Path
+
+import click
+
+from tpu_training_operator.api.words import count
+from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
+from tpu_training_operator.cli.common.job_file import filename_option, load
+from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
+
+
+@click.command()
+@filename_option
+@slice_option
+@set_option
+def validate(filename: Path, on_slice: str | None, values: tuple[str, ...]) -> None:
+    """Check a job without a cluster."""
+    file = load(filename, change=lambda body: apply_options(body, values, on_slice))
+    layout = file.resolution.layout
+    for warning in (*file.resolution.warnings, *checkpoint_warnings(file.job.spec)):
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(f"{file.job.name} is valid: {count(layout.hosts, 'host')} of {layout}")

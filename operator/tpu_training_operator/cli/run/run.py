@@ -1,0 +1,347 @@
+"""`tpujob run`: train a job on this machine, hosts as processes."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import click
+from rich.console import Console
+
+from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.text import plain
+from tpu_training_operator.api.validation import Problem
+from tpu_training_operator.api.words import count
+from tpu_training_operator.cli.code.option import code_option, code_problem, left_out, searched_places, with_code
+from tpu_training_operator.cli.code.packing import Packed, pack
+from tpu_training_operator.cli.code.place import put
+from tpu_training_operator.cli.common.changes import apply_options, rehearse, set_option, shorten, slice_option
+from tpu_training_operator.cli.common.errors import BadInput, program_name
+from tpu_training_operator.cli.common.job_file import JobFile, check, filename_option, load
+from tpu_training_operator.cli.plan.ladder import rung_lines
+from tpu_training_operator.cli.plan.summary import print_summary
+from tpu_training_operator.cli.run.job_end import RESULT, job_end
+from tpu_training_operator.cli.run.report import PAGE, write_page
+from tpu_training_operator.cli.run.run_history import run_history
+from tpu_training_operator.cli.watch.display import display
+from tpu_training_operator.cli.watch.job_view import job_view
+from tpu_training_operator.cli.watch.moves import move_words
+from tpu_training_operator.cli.watch.sections import best_checkpoint
+from tpu_training_operator.domain.cluster_state.hosts import host_of
+from tpu_training_operator.domain.failures.messages import failed_where
+from tpu_training_operator.domain.job.recipe.checkpointing import folder
+from tpu_training_operator.kube.cluster import Object
+from tpu_training_operator.local.logs import Logs
+from tpu_training_operator.local.memory import GB_PER_PROCESS, free_gb, largest_that_fits
+from tpu_training_operator.local.outages import Outage, parsed
+from tpu_training_operator.local.run import WEIGHTS, Outcome, pods_below, run_job
+
+_INTERRUPTED = 130
+_LOCAL_VOLUMES = ("empty_dir",)
+
+
+@click.command()
+@filename_option
+@slice_option
+@set_option
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Shorten the training to about N steps; warm-up, evaluations and milestones shrink in proportion.",
+)
+@click.option(
+    "--output-dir", type=click.Path(path_type=Path), help="Where results and logs go. Default: runs/NAME-TIME-PID."
+)
+@code_option
+@click.option("-v", "--verbose", is_flag=True, help="Show what the workers print, each line after its pod.")
+@click.option(
+    "--simulate-loss",
+    "losses",
+    metavar="SLICE:FROM-TO",
+    multiple=True,
+    help="Pretend that this slice of the job is lost between these seconds of the run, for example v5litepod-16:20-45:"
+    " its workers are killed, and new ones find no nodes. Shows how a job with spec.placement moves. Can be repeated.",
+)
+@click.option("--overwrite", is_flag=True, help="Use --output-dir even if it holds another run, and replace that run.")
+def run(
+    filename: Path,
+    on_slice: str | None,
+    values: tuple[str, ...],
+    steps: int | None,
+    output_dir: Path | None,
+    code: Path | None,
+    verbose: bool,
+    overwrite: bool,
+    losses: tuple[str, ...],
+) -> None:
+    """Train a job on this machine, without a cluster."""
+    file = _load(filename, on_slice, values, steps)
+    outages = _outages(losses, file)
+    python_path = searched_places(file, code)
+    problem = _suspended(file) or _too_many_processes(file) or code_problem(file, code, python_path)
+    if problem is not None:
+        raise BadInput(filename, [problem])
+    packed = None if code is None else pack(code)
+    # The process id keeps apart two runs that start within one second.
+    directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    # A run that was killed, or still runs, has no result yet.
+    if ((directory / RESULT).exists() or pods_below(directory).exists()) and not overwrite:
+        raise click.UsageError(
+            f"--output-dir {directory} holds another run: name another directory, or add --overwrite to replace it"
+        )
+    _make(directory)
+    click.get_current_context().with_resource(_held(directory))
+    if output_dir is None:
+        # The results of a run are not part of the code that the next run packs.
+        (directory / ".gitignore").write_text("*\n", encoding="utf-8")
+    if packed is not None:
+        file = _with_code(file, packed, directory.resolve())
+        python_path = []
+    print_summary(file, [*file.resolution.warnings, *_left_out(file), *left_out(file, packed)])
+    outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose, outages))
+    result, page = directory / RESULT, directory / PAGE
+    # A full disk must not hide how the training ended.
+    with _reporting_failures(result):
+        result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
+    with _reporting_failures(page):
+        if (found := run_history(file, outcome, directory)) is not None:
+            write_page(*found, page, job_end(directory))
+    _print_end(file, outcome, directory, result)
+    sys.exit(_INTERRUPTED if outcome.cancelled else 0 if outcome.status.state is State.SUCCEEDED else 1)
+
+
+def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: int | None) -> JobFile:
+    def change(body: Object) -> None:
+        apply_options(body, values, on_slice)
+        rehearse(body)
+
+    file = load(filename, change=change)
+    if steps is None:
+        return file
+    shorten(file.body, file.resolution, steps)
+    return check(filename, file.body)
+
+
+def _with_code(file: JobFile, packed: Packed, directory: Path) -> JobFile:
+    """Puts the code where the workers fetch, check and unpack it, as from a shared volume."""
+    uri = str(directory / f"code-{packed.sha256}.tar.gz")
+    put(packed.archive, uri)
+    return with_code(file, packed, uri)
+
+
+def _outages(losses: tuple[str, ...], file: JobFile) -> list[Outage]:
+    try:
+        return [parsed(loss, file.options) for loss in losses]
+    except ValueError as error:
+        raise click.UsageError(f"--simulate-loss: {error}") from None
+
+
+@contextlib.contextmanager
+def _reporting_failures(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        click.echo(f"{program_name()}: {path}: {(error.strerror or str(error)).lower()}", err=True)
+        # Half a file is worse than none.
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+    except BadInput as error:
+        error.show()
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        # An existing directory may belong to somebody else, and its disk may be read-only or full.
+        with TemporaryFile(dir=directory) as file:
+            file.write(b"x")
+    except OSError as error:
+        raise click.UsageError(f"--output-dir {directory}: {(error.strerror or str(error)).lower()}") from None
+
+
+@contextlib.contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """Two runs at once in one directory would report each other's numbers. The lock ends with the process, however that
+    ends."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise click.UsageError(
+            f"--output-dir {directory}: another `tpujob run` is using it; name another directory, or wait for its end"
+        ) from None
+    except OSError:
+        # Some file systems have no locks.
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+async def _run(
+    file: JobFile, directory: Path, python_path: list[Path], verbose: bool, outages: list[Outage]
+) -> Outcome:
+    logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
+    interrupts: asyncio.Queue[None] = asyncio.Queue()
+    loop, is_first = asyncio.get_running_loop(), True
+    logs = Logs(pods_below(directory))
+    with display(Console(highlight=False)) as shown:
+
+        def interrupt() -> None:
+            nonlocal is_first
+            first, is_first = is_first, False
+            shown.say("stopping the workers; interrupt again to kill them" if first else "killing the workers")
+            interrupts.put_nowait(None)
+
+        def show(job: Object, pods: list[Object]) -> None:
+            if verbose:
+                say_logs()
+            hosts = [host for pod in pods if (host := host_of(pod)) is not None]
+            shown.show(job_view(job, hosts, datetime.now(UTC)))
+
+        def say_logs(*, whole: bool = False) -> None:
+            for pod, line in logs.new_lines(whole=whole):
+                shown.say(f"{pod}: {plain(line)}")
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
+        try:
+            return await run_job(file.body, directory, python_path, show, interrupts, outages)
+        finally:
+            if verbose:
+                say_logs(whole=True)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                with contextlib.suppress(ValueError):
+                    loop.remove_signal_handler(number)
+
+
+def _suspended(file: JobFile) -> Problem | None:
+    if not file.job.spec.run_policy.suspend:
+        return None
+    return Problem("spec.runPolicy.suspend", "the job is suspended and would never start; set this to false to run it")
+
+
+def _too_many_processes(file: JobFile) -> Problem | None:
+    """A command of the user's own may be of any size."""
+    trainer, free = file.job.spec.trainer, free_gb()
+    layout = max((option.layout for option in file.options), key=lambda layout: layout.hosts)
+    if trainer.entrypoint is None or free is None:
+        return None
+    per_host = trainer.torch.processes_per_host if trainer.torch is not None else 1
+    processes, fitting = layout.hosts * per_host, max(1, int(free / GB_PER_PROCESS))
+    if processes <= fitting:
+        return None
+    smaller = largest_that_fits(layout, fitting // per_host)
+    way_out = f"add --slice {smaller}" if smaller else "no slice of this generation is small enough"
+    return Problem(
+        "spec.slice",
+        f"{count(layout.hosts, 'host')} of {layout} would be {processes} processes of some {GB_PER_PROCESS} GB here,"
+        f" and this machine has {free:.1f} GB free, enough for {fitting}; {way_out}",
+    )
+
+
+def _left_out(file: JobFile) -> list[str]:
+    """Warnings about parts of the job that need a cluster."""
+    trainer = file.job.spec.trainer
+    volumes = [v.name for v in trainer.volumes or () if not v.model_fields_set & set(_LOCAL_VOLUMES)]
+    variables = [v.name for v in trainer.env or () if v.value_from is not None]
+    notes = [f"volume {name} needs a cluster and is left out here" for name in volumes]
+    notes += [f"env {name} needs a cluster; here it has the value it has in your shell" for name in variables]
+    if trainer.env_from:
+        notes.append("envFrom needs a cluster and is left out here")
+    return notes
+
+
+def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
+    status = outcome.status
+    progress = status.progress
+    ready = find(status.conditions, ConditionType.READY)
+    return {
+        "job": file.job.name,
+        "state": "Cancelled" if outcome.cancelled else status.state,
+        "message": ready.message if ready else "",
+        "attempts": status.attempt,
+        "resolved": file.resolution.resolved.as_json(),
+        "metrics": {name: float(value) for name, value in progress.metrics.items()} if progress else {},
+        "examplesPerSecond": float(progress.examples_per_second) if progress and progress.examples_per_second else None,
+        "lossCurve": [{"step": step, "loss": loss} for step, loss in outcome.curves.losses.items()],
+        "evaluations": [{"step": step, **metrics} for step, metrics in outcome.curves.evaluations.items()],
+        "warnings": list(outcome.warnings),
+        "checkpointStep": outcome.checkpoint_step,
+        "bestCheckpoint": progress.best_checkpoint.as_json() if progress and progress.best_checkpoint else None,
+        "restarts": status.restarts.by_class,
+        "moves": [move.as_json() for move in status.placement.moves] if status.placement else [],
+        "rungs": [rung.as_json() for rung in status.rungs],
+        "failure": status.last_failure.as_json() if status.last_failure else None,
+        "seconds": round(outcome.seconds, 3),
+        "logs": str(outcome.pods_directory),
+    }
+
+
+def _place(file: JobFile) -> str:
+    checkpoint = file.job.spec.checkpoint
+    return f" in {folder(file.job, checkpoint)}" if checkpoint else ""
+
+
+def what_ended(status: Status) -> Iterator[str]:
+    """The failure of the last attempt, in lines. Without one, something else ended the job: a gate, a deadline, its
+    budget. The status then says what; a failure of an earlier attempt had nothing to do with it."""
+    failure, ready = status.last_failure, find(status.conditions, ConditionType.READY)
+    if failure is not None and failure.attempt == status.attempt:
+        after = "" if failure.step is None else f" after {count(failure.step, 'step')}"
+        where = failed_where(replace(failure, node=None))
+        yield f"{failure.failure_class} {'on' if failure.attempt else 'in'} {where}{after}:"
+        yield from (f"  {line}" for line in failure.message.splitlines())
+    elif ready is not None:
+        yield ready.message
+
+
+def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -> None:
+    status = outcome.status
+    if outcome.cancelled:
+        click.echo(f"Cancelled after {outcome.seconds:.0f} s")
+    elif status.state is State.SUCCEEDED:
+        click.echo(f"Succeeded in {outcome.seconds:.0f} s, {count(status.attempt, 'attempt')}")
+        metrics = status.progress.metrics if status.progress else {}
+        losses = outcome.curves.losses
+        if losses and [*losses.values()][-1] is None:
+            # The status has no metric for a loss that is not finite.
+            metrics = {"loss": "nan", **metrics}
+        for name, value in metrics.items():
+            click.echo(f"  {name:<10} {value}")
+    else:
+        click.echo(f"{status.state} after {outcome.seconds:.0f} s", err=True)
+        for line in what_ended(status):
+            click.echo(f"  {line}", err=True)
+    for line in rung_lines(status.rungs):
+        click.echo(f"  rung       {line}")
+    for made in status.placement.moves if status.placement else ():
+        click.echo(f"  moved      {move_words(made)}")
+    for warning in outcome.warnings:
+        click.echo(f"  warning    {warning}")
+    if outcome.checkpoint_step is not None:
+        click.echo(f"  checkpoint step {outcome.checkpoint_step}{_place(file)}")
+    if status.progress and (best := best_checkpoint(status.progress)):
+        click.echo(f"  best       {best}")
+    for name in WEIGHTS:
+        if (directory / name).exists():
+            click.echo(f"  weights    {directory / name} (safetensors.torch.load_file reads it)")
+    if (directory / PAGE).exists():
+        click.echo(f"  report     {directory / PAGE}")
+    click.echo(f"  logs       {directory / 'pods'}/*/log.txt")
+    if result.exists():
+        click.echo(f"  result     {result}")

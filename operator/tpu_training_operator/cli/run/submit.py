@@ -1,0 +1,162 @@
+"""`tpujob submit`: creates a job on a cluster, and brings its code along.
+
+Code in a bucket is there before the job. A Secret comes after the job, because the job owns it; pods that are faster
+wait for it. So whatever ends this command between two steps, nothing stays behind that nobody deletes, and the same
+command does the rest.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from tpu_training_operator.api.constants import GROUP, KIND, PLURAL
+from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
+from tpu_training_operator.cli.code.option import code_option, left_out, told_of, with_code
+from tpu_training_operator.cli.code.packing import Packed, pack
+from tpu_training_operator.cli.code.place import IN_CLUSTER, place_of, put, secret
+from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
+from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options
+from tpu_training_operator.cli.common.errors import BadInput, program_name
+from tpu_training_operator.cli.common.job_file import JobFile, check, filename_option, load
+from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
+from tpu_training_operator.kube.cluster import JOBS, SECRETS, Object, resource_of
+from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Invalid, NotFound, Unavailable
+
+_RIGHTS = f"get, create and delete {PLURAL}.{GROUP}; with --code also get, create and delete secrets"
+# Not the operator's name, which manages fields of the same objects.
+_WRITE = {"fieldManager": "tpujob", "fieldValidation": "Strict"}
+
+
+@dataclass(frozen=True)
+class _Request:
+    """`has_namespace`: the file names one. `code_to`: as given."""
+
+    file: JobFile
+    has_namespace: bool
+    packed: Packed | None
+    code_to: str | None
+
+
+@click.command()
+@filename_option
+@code_option
+@click.option(
+    "--code-to",
+    metavar="PLACE",
+    help=f"Where the code waits for the workers: gs://bucket/path, a directory that they mount, or {IN_CLUSTER}."
+    f" Default: the job's folder below checkpoint.uri if that is a bucket, else {IN_CLUSTER}, which holds 1 MiB.",
+)
+@slice_option
+@set_option
+@cluster_options
+def submit(
+    filename: Path,
+    code: Path | None,
+    code_to: str | None,
+    on_slice: str | None,
+    values: tuple[str, ...],
+    target: Target,
+) -> None:
+    """Create a job on a cluster, with a folder of code if you like."""
+    if code_to is not None and code is None:
+        raise click.UsageError("--code-to says where the code goes; name the folder with --code")
+    named: list[str] = []
+
+    def change(body: Object) -> None:
+        apply_options(body, values, on_slice)
+        metadata = body.get("metadata")
+        if isinstance(metadata, dict) and metadata.get("namespace"):
+            named.append(str(metadata["namespace"]))
+
+    file = load(filename, change=change)
+    if target.namespace and named not in ([], [target.namespace]):
+        problem = f"is {named[0]!r}, and --namespace is {target.namespace!r}"
+        raise BadInput(filename, [Problem("metadata.namespace", problem)])
+    request = _Request(file, bool(named), None if code is None else pack(code), code_to)
+    for warning in (*file.resolution.warnings, *checkpoint_warnings(file.job.spec), *left_out(file, request.packed)):
+        click.echo(f"warning: {warning}", err=True)
+    target.run(lambda connection: _submit(connection, request), _RIGHTS)
+
+
+async def _submit(connection: Connection, request: _Request) -> int:
+    file, packed, code = request.file, request.packed, None
+    if not request.has_namespace:
+        file.body["metadata"]["namespace"] = connection.namespace
+        file = check(file.path, file.body)
+    if packed is not None:
+        file = with_code(file, packed, place_of(packed, file.job, request.code_to))
+        code = file.job.spec.trainer.code
+        assert code is not None
+        if code.secret is None:
+            await asyncio.to_thread(put, packed.archive, code.uri)
+        click.echo(told_of(packed, code.uri))
+    job, is_new = await _create(connection, file)
+    if packed is not None and code is not None and code.secret is not None:
+        await _bring(connection, job, secret(code.secret, packed, job), is_new=is_new)
+    name, namespace = file.job.name, file.job.namespace
+    click.echo(f"job {name} {'created' if is_new else 'is there already'} in namespace {namespace}")
+    click.echo(f"follow it with: {program_name()} watch {name} -n {namespace}")
+    return 0
+
+
+async def _create(connection: Connection, file: JobFile) -> tuple[Object, bool]:
+    """The job as stored, and whether it is new. One with the same spec was created by this command before."""
+    namespace, name = file.job.namespace, file.job.name
+    body = {key: value for key, value in file.body.items() if key != "status"}
+    try:
+        return await connection.client.request("POST", JOBS.path(namespace), body, _WRITE), True
+    except Invalid as error:
+        raise ClusterProblem(f"{file.path}: the cluster refuses the job: {error}") from None
+    except NotFound as error:
+        if error.reason:
+            raise ClusterProblem(f"there is no namespace {namespace!r}") from None
+        raise
+    except AlreadyExists:
+        there = await connection.client.get(JOBS, namespace, name)
+        if not _is_same(there, file):
+            raise ClusterProblem(
+                f"there is already a job {name!r} in namespace {namespace!r}, with another spec or other code; delete"
+                f" it first (kubectl delete {PLURAL} {name} -n {namespace}), or choose another metadata.name"
+            ) from None
+        return there, False
+
+
+def _is_same(there: Object, file: JobFile) -> bool:
+    try:
+        return parse_job(there).spec == file.job.spec and "deletionTimestamp" not in there["metadata"]
+    except InvalidJob:
+        return False
+
+
+async def _bring(connection: Connection, job: Object, body: Object, *, is_new: bool) -> None:
+    """Creates the Secret `body`. If the cluster refuses, a job that has just been created goes again: it would wait
+    for its code forever, and perhaps hold a slice."""
+    try:
+        await _replace(connection, body, job["metadata"]["uid"])
+    except Unavailable as error:
+        raise ClusterProblem(f"the job still lacks its code: {error}; run the same command again") from None
+    except ApiError as error:
+        if is_new:
+            meta = job["metadata"]
+            await connection.client.delete(JOBS, meta["namespace"], meta["name"], meta["uid"])
+        what = "the job was deleted again" if is_new else f"the {KIND} waits for it"
+        raise ClusterProblem(f"the cluster refuses the Secret with the code, {what}: {error}") from None
+
+
+async def _replace(connection: Connection, body: Object, uid: str) -> None:
+    """Creates the Secret, if need be instead of one that an earlier job of this name has left behind."""
+    client, resource, meta = connection.client, resource_of(body), body["metadata"]
+    path = SECRETS.path(meta["namespace"])
+    try:
+        await client.request("POST", path, body, _WRITE)
+    except AlreadyExists as refusal:
+        there = (await client.get(resource, meta["namespace"], meta["name"]))["metadata"]
+        owners = [owner for owner in there.get("ownerReferences") or () if owner.get("kind") == KIND]
+        if any(owner["uid"] == uid for owner in owners):
+            return
+        if not owners:
+            raise refusal
+        await client.delete(resource, meta["namespace"], meta["name"], there["uid"])
+        await client.request("POST", path, body, _WRITE)

@@ -1,0 +1,173 @@
+"""`tpujob logs NAME`: what the workers write; of one host, of several, or of the one that failed."""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.status import Resolved
+from tpu_training_operator.api.text import plain
+from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options, find_job
+from tpu_training_operator.cli.common.errors import program_name
+from tpu_training_operator.cli.watch.log_reader import JobNow, LogReader, NoLog, Write
+from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.kube.cluster import JobKey
+
+# Following a log takes a connection, here and from the API server to the node.
+MOST_FOLLOWED = 100
+
+
+_ENTRY_CHECK = WorkerId(0, 0, 0)
+
+
+class NothingToShow(ClusterProblem):
+    """The job exists, the log does not: exit status 1."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whose logs, as given by the options."""
+
+    hosts: tuple[int, ...] = ()
+    slice: int | None = None
+    everybody: bool = False
+    failed: bool = False
+    attempt: int | None = None
+    follow: bool = False
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--host",
+    "hosts",
+    type=int,
+    multiple=True,
+    metavar="N",
+    help="The host with this index, counted over the job, or within the slice if --slice-index is given. Repeatable.",
+)
+@click.option(
+    "--slice-index", "slice", type=int, metavar="N", help="Only the hosts of the slice with this index, from 0."
+)
+@click.option("--all", "everybody", is_flag=True, help="All hosts.")
+@click.option("--failed", is_flag=True, help="The worker that failed last.")
+@click.option(
+    "--attempt",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The attempt to show; 0: the entry check. Default: current.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines, over restarts of the gang.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines written so far.")
+@click.option("--timestamps", is_flag=True, help="Print the time before each line.")
+@cluster_options
+def logs(name: str, tail: int | None, timestamps: bool, target: Target, **options: Any) -> None:
+    """Print the logs of a job's workers; by default of host 0, which reports the progress."""
+    choice = Choice(**options)
+    if choice.everybody and (choice.hosts or choice.slice is not None):
+        raise click.UsageError("--all is every host: leave out --host and --slice-index")
+    if choice.failed and choice != Choice(failed=True):
+        raise click.UsageError("--failed is one worker whose log has ended: leave out the other choices and --follow")
+    target.run(lambda connection: _print_logs(connection, name, choice, tail, timestamps))
+
+
+async def _print_logs(connection: Connection, name: str, choice: Choice, tail: int | None, show_times: bool) -> int:
+    job = JobNow.of(await find_job(connection, name))
+    workers = _failed(job, name) if choice.failed else _chosen(job, name, choice)
+    key, write = JobKey(connection.namespace, name), _printer(places=len(workers) > 1)
+    reader = LogReader(connection.client, key, job, write, _say, tail=tail, show_times=show_times)
+    if choice.follow:
+        if len(workers) > MOST_FOLLOWED:
+            raise click.UsageError(
+                f"{len(workers)} logs are too many to follow at once, the most is {MOST_FOLLOWED}: choose with"
+                " --slice-index and --host, or leave out --follow to print one after the other"
+            )
+        await reader.follow(workers, further_attempts=choice.attempt is None)
+        return 0
+    try:
+        await reader.show(workers)
+    except NoLog as error:
+        _print_failure(job, workers, error, name)
+    return 0
+
+
+def _printer(*, places: bool) -> Write:
+    """Prints lines to stdout; with `places`, each after `[slice/host]`.
+
+    A terminal obeys control characters, and a log is a stranger's text, so a terminal gets it without them. A pipe or a
+    file gets the bytes that the container wrote.
+    """
+    out, is_terminal = sys.stdout.buffer, sys.stdout.isatty()
+
+    def write(worker: WorkerId, lines: list[bytes]) -> None:
+        place = f"[{worker.slice}/{worker.host}] ".encode() if places else b""
+        if is_terminal:
+            lines = [plain(line.decode(errors="replace")).encode() for line in lines]
+        out.write(b"".join(place + line + b"\n" for line in lines))
+        out.flush()
+
+    return write
+
+
+def _say(text: str) -> None:
+    click.echo(f"{program_name()}: {text}", err=True)
+
+
+def _failed(job: JobNow, name: str) -> list[WorkerId]:
+    failure = job.status.last_failure
+    if failure is None:
+        raise NothingToShow(f"no worker of {name} has failed")
+    return [WorkerId(failure.attempt, failure.slice, failure.host)]
+
+
+def _chosen(job: JobNow, name: str, choice: Choice) -> list[WorkerId]:
+    resolved, begun = job.status.resolved, job.status.attempt
+    if choice.attempt == 0 or (begun == 0 and _was_checked(job)):
+        return [_ENTRY_CHECK]
+    if resolved is None or begun == 0:
+        raise NothingToShow(f"{name} has no workers yet: see {program_name()} status {name}")
+    if choice.attempt is not None and choice.attempt > begun:
+        raise click.UsageError(f"--attempt {choice.attempt}: {name} is at attempt {begun}")
+    places = _places(resolved, name, choice)
+    return [WorkerId(choice.attempt or begun, slice_index, host) for slice_index, host in places]
+
+
+def _was_checked(job: JobNow) -> bool:
+    return find(job.status.conditions, ConditionType.ENTRY_CHECK_PASSED) is not None
+
+
+def _places(resolved: Resolved, name: str, choice: Choice) -> list[tuple[int, int]]:
+    every = [(index, host) for index in range(resolved.slices) for host in range(resolved.hosts_per_slice)]
+    if choice.everybody:
+        return every
+    if choice.slice is not None:
+        if not 0 <= choice.slice < resolved.slices:
+            raise click.UsageError(f"--slice-index {choice.slice}: {name} has {_range('slice', resolved.slices)}")
+        every = [place for place in every if place[0] == choice.slice]
+        if not choice.hosts:
+            return every
+    for host in choice.hosts:
+        if not 0 <= host < len(every):
+            raise click.UsageError(f"--host {host}: {name} has {_range('host', len(every))}")
+    return [every[host] for host in dict.fromkeys(choice.hosts or (0,))]
+
+
+def _range(noun: str, number: int) -> str:
+    return f"{noun} 0 only" if number == 1 else f"{noun}s 0 to {number - 1}"
+
+
+def _print_failure(job: JobNow, workers: list[WorkerId], error: NoLog, name: str) -> None:
+    """What the status says of a worker whose log was deleted with its pod."""
+    failure = job.status.last_failure
+    if failure is None:
+        raise NothingToShow(str(error))
+    if workers != [WorkerId(failure.attempt, failure.slice, failure.host)]:
+        raise NothingToShow(f"{error}; the failed worker's log: {program_name()} logs {name} --failed")
+    _say(f"{error}; its status says:")
+    click.echo(f"{failed_why(failure)}: {failed_where(failure)}{failed_when(failure)}")
+    click.echo(failure.message)

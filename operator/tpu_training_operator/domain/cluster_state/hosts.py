@@ -1,0 +1,137 @@
+"""The hosts of a job: which are ready, and why the others are not.
+
+The largest slices have thousands of hosts, so only a few words are kept for each.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
+from tpu_training_operator.domain.cluster_state.ownership import controller, worker_of
+from tpu_training_operator.domain.job.naming import WorkerId
+
+_LONGEST_REASON = 300
+_NO_POD = "no pod yet"
+_TAKEN = (
+    "Kueue's pod integration holds each worker back as a job of its own. An administrator lists"
+    f" {constants.KUEUE_FRAMEWORK} under integrations.externalFrameworks in Kueue's configuration, and the job names"
+    f" its queue in the label {constants.LABEL_QUEUE} (docs/kueue.md)"
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """The pod of one worker. `why`: what keeps it from being ready; None if it is ready or has succeeded. `has_ended`:
+    it succeeded or failed. `is_unscheduled`: it waits for a node, and the scheduler knows why."""
+
+    worker: WorkerId
+    owner: str | None
+    node: str | None
+    why: str | None
+    has_finished: bool = False
+    has_ended: bool = False
+    is_unscheduled: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Hosts that are not ready for the same reason."""
+
+    why: str
+    workers: tuple[WorkerId, ...]
+    nodes: tuple[str, ...]
+    is_unscheduled: bool = False
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """`slice/host` of each, in order."""
+        return tuple(f"{worker.slice}/{worker.host}" for worker in self.workers)
+
+
+def group_words(group: Group) -> str:
+    """3 hosts: ImagePullBackOff: ..."""
+    return f"{count(len(group.workers), 'host')}: {group.why}"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of one attempt. `earlier`: pods of earlier attempts that still run."""
+
+    total: int
+    ready: int
+    finished: int
+    earlier: int
+    others: tuple[Group, ...]
+
+
+def host_of(pod: Mapping[str, Any]) -> Host | None:
+    """None for a pod that is not a worker of the job that controls it."""
+    found, worker = WorkerPod(pod), worker_of(pod, str(controller(pod).get("name", "")))
+    if worker is None:
+        return None
+    has_finished = found.phase == "Succeeded"
+    why = None if found.is_ready or has_finished else waits_for(found)
+    is_unscheduled = found.node is None and not found.has_ended and not found.is_terminating
+    return Host(worker, controller(pod).get("uid"), found.node, why, has_finished, found.has_ended, is_unscheduled)
+
+
+def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: int) -> Hosts:
+    """The hosts of the attempt. Of those that are not ready, the group that keeps others from their nodes comes first,
+    then the largest."""
+    by_worker = {host.worker: host for host in found}
+    ready = finished = 0
+    lacking: dict[str, dict[WorkerId, Host | None]] = {}
+    for index in range(slices * hosts_per_slice):
+        worker = WorkerId(attempt, *divmod(index, hosts_per_slice))
+        host = by_worker.get(worker)
+        if host is not None and host.why is None:
+            finished += host.has_finished
+            ready += not host.has_finished
+        else:
+            lacking.setdefault(host.why if host and host.why else _NO_POD, {})[worker] = host
+    groups = [_group(why, members) for why, members in lacking.items()]
+    return Hosts(
+        total=slices * hosts_per_slice,
+        ready=ready,
+        finished=finished,
+        earlier=sum(host.worker.attempt != attempt and not host.has_ended for host in by_worker.values()),
+        others=tuple(sorted(groups, key=lambda group: (not _holds_up(group), -len(group.workers)))),
+    )
+
+
+def _holds_up(group: Group) -> bool:
+    """Whether a worker 0 lacks a node: the others of its slice follow it."""
+    return group.is_unscheduled and any(worker.host == 0 for worker in group.workers)
+
+
+def _group(why: str, members: Mapping[WorkerId, Host | None]) -> Group:
+    pods = [host for host in members.values() if host is not None]
+    nodes = dict.fromkeys(pod.node for pod in pods if pod.node)
+    return Group(why, tuple(members), tuple(nodes), any(pod.is_unscheduled for pod in pods))
+
+
+def waits_for(pod: WorkerPod) -> str:
+    """What a pod lacks that is neither ready nor has succeeded."""
+    if pod.phase == "Failed":
+        code = "" if pod.exit_code is None else f", exit code {pod.exit_code}"
+        reason = pod.termination.get("reason") or pod.raw["status"].get("reason") or "failed"
+        return f"failed: {reason}{code}"
+    if pod.is_terminating:
+        return "stopping"
+    if pod.was_taken_by_kueue:
+        return _TAKEN
+    if pod.node is None:
+        message = str(pod.condition("PodScheduled").get("message") or "")
+        return _one_line(f"no node: {message}" if message else "no node yet")
+    reason, message = pod.waiting(sidecars=True)
+    if reason:
+        return _one_line(f"{reason}: {message}" if message else reason)
+    return "running, not ready" if pod.phase == "Running" else "starting"
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."

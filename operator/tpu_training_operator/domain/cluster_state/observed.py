@@ -1,0 +1,340 @@
+"""What the cluster holds, as the planner reads it. Built from raw objects, never written back."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.text import plain
+from tpu_training_operator.domain.cluster_state.ownership import controller, is_ours, job_of
+from tpu_training_operator.domain.cluster_state.worker_reports import NOTHING_HEARD, Inbox, Notes, Report
+from tpu_training_operator.domain.cluster_state.workload import Queue
+from tpu_training_operator.domain.job.naming import WorkerId, entry_check_pod_name, is_placeholder
+from tpu_training_operator.domain.job.topology import SliceLayout
+
+Object = Mapping[str, Any]
+
+_KUEUE_GATE = {"name": constants.KUEUE_POD_GATE}
+
+
+@dataclass(frozen=True)
+class WorkerPod:
+    """The pod of one worker. `raw`: the pod as the API server returned it. What several questions about a pod need is
+    worked out once: a pass asks dozens of each pod."""
+
+    raw: Object
+
+    @cached_property
+    def named_worker(self) -> WorkerId | None:
+        """By the pod's name; None if it is not the name of a worker, whichever job's."""
+        return WorkerId.of_pod(self.name)
+
+    @property
+    def worker(self) -> WorkerId:
+        worker = self.named_worker
+        assert worker is not None, f"{self.name} is not the name of a worker"
+        return worker
+
+    @cached_property
+    def name(self) -> str:
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.raw["metadata"]["uid"])
+
+    @property
+    def alternative(self) -> int:
+        """Which of the job's slices it was created for, as its label says."""
+        label = (self.raw["metadata"].get("labels") or {}).get(constants.LABEL_ALTERNATIVE, "0")
+        return int(label) if label.isascii() and label.isdigit() and len(label) < 4 else 0
+
+    @cached_property
+    def node(self) -> str | None:
+        node = self.raw.get("spec", {}).get("nodeName")
+        return None if node is None else str(node)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Its IP addresses, as the kubelet reports them."""
+        return [str(one.get("ip")) for one in self.raw.get("status", {}).get("podIPs") or ()]
+
+    @cached_property
+    def phase(self) -> str:
+        return str(self.raw.get("status", {}).get("phase", "Pending"))
+
+    @property
+    def is_terminating(self) -> bool:
+        return "deletionTimestamp" in self.raw["metadata"]
+
+    @cached_property
+    def created(self) -> datetime:
+        return parse_time(self.raw["metadata"]["creationTimestamp"])
+
+    @cached_property
+    def placed(self) -> datetime | None:
+        """When the pod was assigned to a node; None before that."""
+        scheduled = self.condition("PodScheduled")
+        at = scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None
+        return parse_time(at) if at else (self.created if self.node else None)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def is_about_to_end(self) -> bool:
+        """All its containers have ended, so the kubelet is about to say it of the pod, usually a second later."""
+        states = [container.get("state") or {} for container in self.containers]
+        return not self.has_ended and bool(states) and all("terminated" in state for state in states)
+
+    @property
+    def is_released(self) -> bool:
+        """Deleted, and its node has released it or was not asked. Only a finalizer keeps the object, and deleting it
+        again changes nothing."""
+        return self.is_terminating and self.raw["metadata"].get("deletionGracePeriodSeconds") == 0
+
+    @property
+    def may_use_chips(self) -> bool:
+        """Whether it may still use chips: not once it has ended, nor if only a finalizer keeps it, nor if it is deleted
+        before it has a node, because then it never gets one."""
+        return not self.has_ended and not self.is_released and not (self.is_terminating and self.node is None)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.condition("Ready").get("status") == "True" and not self.is_terminating
+
+    def condition(self, kind: str) -> Object:
+        return self._conditions.get(kind, {})
+
+    @cached_property
+    def _conditions(self) -> Mapping[str, Object]:
+        listed: Sequence[Object] = self.raw.get("status", {}).get("conditions") or ()
+        return {condition["type"]: condition for condition in reversed(listed)}
+
+    @property
+    def init_containers(self) -> Sequence[Object]:
+        """The statuses of the init containers."""
+        return self.raw.get("status", {}).get("initContainerStatuses") or ()
+
+    @property
+    def containers(self) -> Sequence[Object]:
+        """The statuses of the worker's container and of sidecars."""
+        return self.raw.get("status", {}).get("containerStatuses") or ()
+
+    @cached_property
+    def container(self) -> Object:
+        """The status of the worker's container; empty before the kubelet writes one."""
+        return next((status for status in self.containers if status.get("name") == constants.CONTAINER_NAME), {})
+
+    @property
+    def was_taken_by_kueue(self) -> bool:
+        """Whether Kueue's pod integration holds the pod alone, apart from its gang. A pod of a group was given to it by
+        its owner."""
+        gates: Sequence[Object] = self.raw.get("spec", {}).get("schedulingGates") or ()
+        labels = self.raw["metadata"].get("labels") or {}
+        return constants.LABEL_POD_GROUP not in labels and _KUEUE_GATE in map(dict, gates)
+
+    def waiting(self, *, sidecars: bool = False) -> tuple[str, str]:
+        """Reason and message of the first container that waits to start; ("", "") if none does. An init container that
+        a webhook added comes before the worker's. `sidecars`: look at these, too; no worker waits for them."""
+        for container in (*self.init_containers, self.container, *(self.containers if sidecars else ())):
+            if found := (container.get("state") or {}).get("waiting"):
+                return str(found.get("reason") or ""), str(found.get("message") or "")
+        return "", ""
+
+    @cached_property
+    def termination(self) -> Object:
+        """`state.terminated` of the worker's container (exitCode, reason, message, finishedAt); else empty."""
+        terminated: Object = self.container.get("state", {}).get("terminated") or {}
+        return terminated
+
+    @cached_property
+    def trainer_message(self) -> Object | None:
+        """The trainer's termination message; None if it is anything but a JSON object."""
+        try:
+            parsed = json.loads(str(self.termination.get("message") or ""))
+        except (ValueError, RecursionError):
+            return None
+        return parsed if isinstance(parsed, dict) else None
+
+    @cached_property
+    def last_words(self) -> str:
+        """The message within the trainer's JSON, or the whole termination message if that is plain text."""
+        if self.trainer_message is None:
+            return plain(str(self.termination.get("message") or "").strip())
+        return plain(str(self.trainer_message.get("message", "")))
+
+    @cached_property
+    def runs_trainer(self) -> bool:
+        """Whether it runs our trainer rather than the user's own loop."""
+        containers: Sequence[Object] = self.raw.get("spec", {}).get("containers") or ()
+        ours = (container for container in containers if container["name"] == constants.CONTAINER_NAME)
+        commands = (constants.TRAINER_COMMAND, constants.CHECK_COMMAND)
+        return any(container.get("command") in commands for container in ours)
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.termination.get("exitCode")
+
+
+@dataclass(frozen=True)
+class EntryCheckPod(WorkerPod):
+    """The pod that tries the job on a CPU. Its failures are told as those of a worker of attempt 0."""
+
+    @property
+    def worker(self) -> WorkerId:
+        return WorkerId(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A job, the pods of its workers, the reports it sent, the operator's notes on it, and its place in a queue.
+
+    `entry_check_pod`: the pod that tries the job before any worker is created, if there is one. `placeholders`: pods
+    that hold nodes of a better slice. `notes`: None if the plan is only shown, not carried out. `queue`: None for a job
+    that has nothing to do with Kueue. `trace`: a worker that is not among the pods, as it is or was last; it is looked
+    up only before such a worker is told as a failure. `is_namespace_going`: likewise known only where it matters.
+    """
+
+    job: Object
+    pods: tuple[WorkerPod, ...]
+    inbox: Inbox = NOTHING_HEARD
+    notes: Notes | None = None
+    queue: Queue | None = None
+    entry_check_pod: EntryCheckPod | None = None
+    placeholders: tuple[WorkerPod, ...] = ()
+    trace: WorkerPod | None = None
+    is_namespace_going: bool = False
+
+    @staticmethod
+    def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":
+        name = job["metadata"]["name"]
+        own = [pod for pod in pods if is_ours(pod, job)]
+        ours = [WorkerPod(pod) for pod in own]
+        workers = (pod for pod in ours if pod.named_worker and pod.name == pod.named_worker.pod_name(name))
+        tried = (EntryCheckPod(pod) for pod in own if pod["metadata"]["name"] == entry_check_pod_name(name))
+        held = tuple(pod for pod in ours if is_placeholder(pod.name, name))
+        return Observed(job, tuple(workers), inbox, entry_check_pod=next(tried, None), placeholders=held)
+
+    @property
+    def every_pod(self) -> tuple[WorkerPod, ...]:
+        checks = (self.entry_check_pod,) if self.entry_check_pod else ()
+        return (*self.pods, *checks, *self.placeholders)
+
+    @property
+    def generation(self) -> int:
+        return int(self.job["metadata"].get("generation", 1))
+
+    def within(self, layouts: Sequence[SliceLayout]) -> "Observed":
+        """Without the pods whose slice or host the job has on none of its slices."""
+        places = ((pod, (pod.worker.slice, pod.worker.host)) for pod in self.pods)
+        return replace(self, pods=tuple(pod for pod, place in places if any(layout.has(*place) for layout in layouts)))
+
+    @property
+    def report(self) -> Report | None:
+        """The latest report, if its pod still exists: it may come from an older job of the same name. The last report
+        of a gang that was stopped counts although its pod is gone."""
+        said = self.inbox.report
+        if said is None or any(pod.uid == said.pod_uid for pod in self.pods):
+            return said
+        return said if self._is_stopped and said.attempt == self.job["status"].get("attempt") else None
+
+    @property
+    def _is_stopped(self) -> bool:
+        """By a suspension, or because the job is back in its queue."""
+        conditions: Sequence[Object] = (self.job.get("status") or {}).get("conditions") or ()
+        stopped = (("Suspended", "True"), ("Admitted", "False"))
+        return any((condition["type"], condition["status"]) in stopped for condition in conditions)
+
+    def of_attempt(self, attempt: int) -> list[WorkerPod]:
+        return sorted((p for p in self.pods if p.worker.attempt == attempt), key=lambda pod: pod.worker)
+
+    def before_attempt(self, attempt: int) -> list[WorkerPod]:
+        return sorted((p for p in self.pods if p.worker.attempt < attempt), key=lambda pod: pod.worker)
+
+
+# The fields that the planner or its messages use. A pod has twice as much in its managedFields alone, and the largest
+# gang has five thousand pods. No field may have a length that users choose: owner references, finalizers, command and
+# environment can fill a pod.
+_METADATA = ("name", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+_SPEC = ("nodeName", "terminationGracePeriodSeconds")
+_STATUS = (
+    *("phase", "reason", "message", "startTime", "podIPs"),
+    *("conditions", "initContainerStatuses", "containerStatuses"),
+)
+_LABELS = (constants.LABEL_JOB_NAME, *constants.WORKER_LABELS, constants.LABEL_ALTERNATIVE, constants.LABEL_POD_GROUP)
+_OWNER = ("apiVersion", "kind", "name", "uid", "controller")
+_TRAINER = {"name": constants.CONTAINER_NAME, "command": constants.TRAINER_COMMAND}
+_CONTAINER_STATUS = ("name", "state", "lastState", "ready", "restartCount")
+_CONDITIONS = ("PodScheduled", "Ready", "DisruptionTarget", "TerminationTarget")
+_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
+
+
+def slim(pod: Object) -> dict[str, Any]:
+    """The pod with only its version and those fields that can change a plan."""
+    status = _only(pod.get("status") or {}, _STATUS)
+    if conditions := status.get("conditions"):
+        status["conditions"] = [_only(each, _CONDITION) for each in conditions if each["type"] in _CONDITIONS]
+    for name in ("initContainerStatuses", "containerStatuses"):
+        if containers := status.get(name):
+            status[name] = [_only(container, _CONTAINER_STATUS) for container in containers]
+    metadata = _only(pod["metadata"], _METADATA)
+    owner = controller(pod)
+    metadata["ownerReferences"] = [_only(owner, _OWNER)] if owner else []
+    metadata["labels"] = _only(pod["metadata"].get("labels") or {}, _LABELS)
+    spec = _only(pod.get("spec") or {}, _SPEC)
+    if WorkerPod(pod).runs_trainer:
+        spec["containers"] = [_TRAINER]
+    if WorkerPod(pod).was_taken_by_kueue:
+        spec["schedulingGates"] = [_KUEUE_GATE]
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+def slim_worker(pod: Object) -> dict[str, Any] | None:
+    """The slim pod, if a job controls it; None for any other pod, whatever its labels."""
+    return slim(pod) if job_of(pod) else None
+
+
+def _only(fields: Object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: fields[name] for name in names if name in fields}
+
+
+# Inside the calendar of datetime: deadlines are added to a time, and grace periods subtracted.
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST = datetime(2200, 1, 1, tzinfo=UTC)
+_SECONDS = re.compile(r"(\d{4})(-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)")
+
+
+def parse_time(text: str) -> datetime:
+    """A Kubernetes timestamp (RFC 3339) in UTC, between EARLIEST and LATEST.
+
+    The API server accepts more than RFC 3339 as a `date-time`, and users can edit a status. A time without a zone is in
+    UTC, and an unreadable fraction or zone is ignored. Raises ValueError for any other text.
+    """
+    moment = _read_time(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    # Clamp before the conversion, which fails at the ends of the calendar.
+    return min(max(moment, EARLIEST), LATEST).astimezone(UTC)
+
+
+def _read_time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text.upper())
+    except ValueError:
+        found = _SECONDS.match(text)
+        if found is None:
+            raise ValueError(f"{text!r} is not a time such as 2026-01-31T09:30:00Z") from None
+        year, date, time = found.groups()
+        # Go has a year 0, Python does not.
+        return datetime.fromisoformat(f"{max(int(year), 1):04}{date}T{time}+00:00")
+
+
+def format_time(moment: datetime) -> str:
+    """A moment in UTC, as Kubernetes writes it."""
+    return moment.replace(microsecond=0, tzinfo=None).isoformat() + "Z"

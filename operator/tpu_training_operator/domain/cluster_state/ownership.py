@@ -1,0 +1,58 @@
+"""Which job an object belongs to, and which worker a pod is.
+
+Anybody who may create pods in the namespace can copy labels and owner references, and labels change. A name is unique
+and permanent, so the operator takes a pod for the worker whose name it has.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.domain.job.naming import WorkerId
+
+Object = Mapping[str, Any]
+
+
+class Claim(Enum):
+    """Who owns an object whose name the job needs."""
+
+    OURS = auto()
+    GOING = auto()
+    """The object is being deleted, or its owner is a deleted job of the same name."""
+    FOREIGN = auto()
+
+
+def claim(existing: Object, job: Object) -> Claim:
+    if "deletionTimestamp" in existing["metadata"]:
+        return Claim.GOING
+    if is_ours(existing, job):
+        return Claim.OURS
+    return Claim.GOING if job_of(existing) == job["metadata"]["name"] else Claim.FOREIGN
+
+
+def is_ours(raw: Object, job: Object) -> bool:
+    """Whether the job controls the object."""
+    return job_of(raw) is not None and controller(raw).get("uid") == job["metadata"]["uid"]
+
+
+def job_of(raw: Object) -> str | None:
+    """Name of the job that controls the object; None if no job does. Any version of the API counts: a worker keeps the
+    version it was created with."""
+    owner = controller(raw)
+    group = str(owner.get("apiVersion", "")).partition("/")[0]
+    is_job = (group, owner.get("kind")) == (constants.GROUP, constants.KIND)
+    return str(owner.get("name", "")) if is_job else None
+
+
+def controller(raw: Object) -> Object:
+    """The owner reference to the object's controller; empty if it has none."""
+    references: Sequence[Object] = raw["metadata"].get("ownerReferences") or ()
+    return next((reference for reference in references if reference.get("controller")), {})
+
+
+def worker_of(pod: Object, job: str) -> WorkerId | None:
+    """Which worker of the named job the pod is; None if its name is not one of a worker."""
+    name = pod["metadata"]["name"]
+    worker = WorkerId.of_pod(name)
+    return worker if worker is not None and name == worker.pod_name(job) else None

@@ -1,0 +1,116 @@
+"""What the entry check's pod has found out: the job is fine so far, the job is wrong, or nothing about the job.
+
+Only the user's own errors count against the job. A pod that is evicted, that gets no node or too little memory, or
+whose image lacks the check says nothing about it, because the workers run elsewhere. Nor does an image that this node
+cannot pull or run: other nodes may have other rights, another cache and another processor.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import Enum, auto
+
+from tpu_training_operator.api.entry_check import EntryCheck
+from tpu_training_operator.api.failures import ExitCode
+from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.status import Failure
+from tpu_training_operator.domain.cluster_state.hosts import waits_for
+from tpu_training_operator.domain.cluster_state.observed import EARLIEST, EntryCheckPod
+from tpu_training_operator.domain.failures.first import first_failure, next_look
+from tpu_training_operator.domain.failures.messages import describe
+from tpu_training_operator.domain.failures.pod_signs import ended_at
+from tpu_training_operator.domain.failures.table import EXIT_CODE_CLASSES
+
+# A node pool without TPUs may have to grow first.
+_LONGEST_WAIT = timedelta(minutes=5)
+# At its deadline the kubelet ends the pod; this is for the case that it does not.
+_KUBELET = timedelta(seconds=60)
+_ENDING = timedelta(seconds=10)
+
+_USERS = (FailureClass.USER_ERROR, FailureClass.NOT_FINITE)
+# What the trainer says of the user's code, in its own words.
+_OUTCOMES = {EXIT_CODE_CLASSES[code][1] for code in (ExitCode.USER_ERROR, ExitCode.BAD_SPEC, ExitCode.NOT_FINITE)}
+# What the kubelet says of the job, on whatever node.
+_REASONS = frozenset(
+    ("InvalidImageName", "ImageNotFound", "CannotStart", "RootImage", "CreateContainerConfigError", "ExitedEarly")
+)
+_OTHER_PROCESSOR = re.compile(r"no match for platform|exec format error")
+_OLD_IMAGE = re.compile(r"No module named '?tpu_trainer")
+
+
+class Finding(Enum):
+    PASSED = auto()
+    FAILED = auto()
+    NOTHING = auto()
+    """Nothing about the job."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`failure`: of the pod, if it failed."""
+
+    finding: Finding
+    message: str
+    failure: Failure | None = None
+
+
+def verdict(pod: EntryCheckPod, check: EntryCheck, now: datetime) -> Verdict | None:
+    """None as long as the pod may still find out."""
+    if _ends_at(pod) > now:
+        return None
+    said = pod.trainer_message or {}
+    # A pod that still compiles has already said that its steps were made.
+    if said.get("outcome") == "Succeeded" and (pod.exit_code == 0 or "compiled" in said):
+        return Verdict(Finding.PASSED, pod.last_words)
+    if failure := first_failure([pod], pod.worker.attempt, now, settle_user_errors=False):
+        finding = Finding.FAILED if _is_users(failure, pod) else Finding.NOTHING
+        return Verdict(finding, describe(failure) + _remedy(failure), failure)
+    if _deadline(pod, check) > now:
+        return None
+    if pod.placed is None:
+        waited = f"{_wait_for_node(check).total_seconds():.0f} s"
+        return Verdict(
+            Finding.NOTHING, f"no node without TPUs had room for {pod.name} within {waited}: {waits_for(pod)}"
+        )
+    took = f"{check.deadline_seconds} s (spec.entryCheck.deadlineSeconds)"
+    return Verdict(Finding.NOTHING, f"{pod.name} has not ended within {took}: {waits_for(pod)}")
+
+
+def next_verdict(pod: EntryCheckPod, check: EntryCheck, now: datetime) -> timedelta:
+    """When the verdict may change without news from the cluster."""
+    soonest = next_look([pod], now)
+    left = min(moment - now for moment in (_deadline(pod, check), _ends_at(pod)) if moment > now)
+    return left if soonest is None else min(left, soonest)
+
+
+def _ends_at(pod: EntryCheckPod) -> datetime:
+    """By when the kubelet should have ended the pod, once its container has ended. Deleted before that, the pod would
+    leave no log; with a sidecar, it does not end at all."""
+    ended = ended_at(pod)
+    return EARLIEST if ended is None or pod.has_ended else ended + _ENDING
+
+
+def _deadline(pod: EntryCheckPod, check: EntryCheck) -> datetime:
+    if pod.placed is None:
+        return pod.created + _wait_for_node(check)
+    return pod.placed + timedelta(seconds=check.deadline_seconds) + _KUBELET
+
+
+def _wait_for_node(check: EntryCheck) -> timedelta:
+    return min(_LONGEST_WAIT, timedelta(seconds=check.deadline_seconds))
+
+
+def _is_users(failure: Failure, pod: EntryCheckPod) -> bool:
+    if failure.failure_class not in _USERS or _OTHER_PROCESSOR.search(failure.message):
+        return False
+    if pod.trainer_message is not None:
+        return pod.trainer_message.get("outcome") in _OUTCOMES
+    return failure.reason in _REASONS
+
+
+def _remedy(failure: Failure) -> str:
+    if failure.failure_class is FailureClass.OUT_OF_MEMORY:
+        return "; spec.entryCheck.resources gives it more memory"
+    if _OLD_IMAGE.search(failure.message):
+        return "; the trainer in the image is older than the entry check"
+    return ""

@@ -1,0 +1,86 @@
+"""The global batch on the slice, and how it is divided: replicas x per replica x accumulation = global."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isqrt
+
+from tpu_training_operator.api.recipe import BatchScaling, Recipe
+from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.job.recipe.ledger import Ledger
+
+# The chips compute in tiles of 8 x 128 and pad any other batch to the next multiple.
+_TILE = 8
+# A judgement: where larger batches stop to pay differs widely by model and data (Shallue et al. 2018).
+_FURTHEST = 16
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Each replica computes `per_replica` examples at once, `accumulation` times before a step; `total` per step."""
+
+    per_replica: int
+    accumulation: int
+    total: int
+
+
+def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Ledger) -> Batch:
+    """The recipe's batch on `replicas`. Raises InvalidJob if it does not divide evenly."""
+    tuned, rest = divmod(recipe.global_batch_size, tuned_replicas)
+    if rest or tuned == 0:
+        raise _indivisible(recipe.global_batch_size, tuned_replicas, "of the slice it was tuned on")
+    if recipe.scaling.batch is BatchScaling.GLOBAL_CONSTANT:
+        batch = _global_constant(recipe.global_batch_size, tuned, replicas, ledger)
+    else:
+        batch = Batch(tuned, 1, tuned * replicas)
+        ledger.note(
+            "globalBatchSize",
+            f"{tuned} per replica x {count(replicas, 'replica')} = {batch.total}"
+            f" (was {recipe.global_batch_size} on {tuned_replicas}; the per-replica batch is kept)",
+        )
+    if batch.per_replica % _TILE:
+        ledger.warn(f"the per-replica batch of {batch.per_replica} is not a multiple of {_TILE}; the chips pad it")
+    noise = recipe.gradient_noise_scale
+    if noise is not None and batch.total > Fraction(noise):
+        ledger.warn(
+            f"the global batch of {batch.total} exceeds the gradient noise scale of {noise}; a larger slice saves"
+            " little time"
+        )
+    times = batch.total / recipe.global_batch_size
+    if noise is None and times > _FURTHEST:
+        ledger.warn(
+            f"the global batch is {times:.0f} times the tuned one, and no rule is known to hold that far; compare with"
+            " a slice in between first, or measure the gradient noise scale there (report.gradientNoiseScale) and set"
+            " recipe.gradientNoiseScale"
+        )
+    return batch
+
+
+def spread(batch: Batch, replicas: int, ledger: Ledger) -> Batch:
+    """The same global batch on other replicas than it was scaled for. Raises InvalidJob if it does not divide."""
+    return _global_constant(batch.total, batch.per_replica, replicas, ledger)
+
+
+def _global_constant(total: int, tuned_per_replica: int, replicas: int, ledger: Ledger) -> Batch:
+    share, rest = divmod(total, replicas)
+    if rest or share == 0:
+        raise _indivisible(total, replicas, "of this slice")
+    # At most as many at once as a replica held when the recipe was tuned: more might not fit into its memory.
+    accumulation = share // _largest_divisor(share, tuned_per_replica)
+    at_once = share // accumulation
+    times = f" x {accumulation} accumulated" if accumulation > 1 else ""
+    ledger.note("globalBatchSize", f"{total} is kept = {at_once} per replica x {count(replicas, 'replica')}{times}")
+    return Batch(at_once, accumulation, total)
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` up to `most`, in at most 46,000 steps; trying every number takes minutes."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return max(n for n in (*small, *(number // n for n in small)) if n <= most)
+
+
+def _indivisible(batch: int, replicas: int, of_what: str) -> InvalidJob:
+    below = batch // replicas * replicas
+    nearest = f"{below} or {below + replicas}" if below else str(replicas)
+    message = f"{batch} does not divide over the {count(replicas, 'replica')} {of_what}; nearest: {nearest}"
+    return InvalidJob([Problem("spec.recipe.globalBatchSize", message)])

@@ -1,0 +1,105 @@
+"""The slice and the recipe side by side, as tuned and as they run, with the rule between them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tpu_training_operator.api.recipe import OnNotFinite, Precision, Recipe, Schedule, ScheduleName, Sharding
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.job.recipe.ledger import Note
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
+
+_NONE = "-"
+# The trainer's default; a contract test compares them.
+PLATEAU_FACTOR = "0.1"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`tuned_on` is the recipe's value and `runs_on` this job's, "-" for none; `rule` may be empty."""
+
+    name: str
+    tuned_on: str
+    runs_on: str
+    rule: str = ""
+
+
+def comparison(recipe: Recipe, resolution: Resolution) -> tuple[Row, ...]:
+    """The slices first, then every number of the recipe that a rule may change."""
+    return (*_slices(recipe, resolution), *_numbers(recipe, resolution))
+
+
+def _slices(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
+    """Without `tunedOn` nothing is known of another slice."""
+    layout, tuned = resolution.layout, resolution.tuned_on if recipe.tuned_on is not None else None
+    yield _row("slice", tuned, layout)
+    yield _row("topology", tuned and tuned.shape.topology, layout.shape.topology)
+    yield _row("hosts", tuned and tuned.hosts, layout.hosts, f"{count(layout.shape.chips_per_host, 'chip')} each")
+    yield _row("chips", tuned and tuned.chips, layout.chips)
+    yield _row("replicas", tuned and tuned.replicas, layout.replicas, "one per XLA device")
+
+
+def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
+    scaled = resolution.recipe
+    rules = _rules(scaled.notes)
+    yield _row("batch per replica", recipe.global_batch_size // resolution.tuned_on.replicas, scaled.batch.per_replica)
+    if scaled.batch.accumulation > 1:
+        yield _row("accumulation", 1, scaled.batch.accumulation, "passes before a step")
+    yield _row("global batch", recipe.global_batch_size, scaled.batch.total, rules.get("globalBatchSize", ""))
+    yield _row("train steps", recipe.train_steps, scaled.train_steps, rules.get("trainSteps", ""))
+    yield _row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
+    yield _row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
+    unusual = recipe.on_not_finite is not OnNotFinite.STOP
+    divided = recipe.sharding is not Sharding.REPLICATED
+    reduced = recipe.precision is not Precision.FLOAT32
+    optional = (
+        ("milestones", _tuned_milestones(recipe.schedule), list(scaled.milestones) or None, "milestones"),
+        ("evaluate every", recipe.evaluate_every_steps, scaled.evaluate_every_steps, "evaluateEverySteps"),
+        ("weight decay", recipe.optimizer.weight_decay, scaled.weight_decay, "weightDecay"),
+        ("beta1", recipe.optimizer.beta1, scaled.betas.get("beta1"), "beta1"),
+        ("beta2", recipe.optimizer.beta2, scaled.betas.get("beta2"), "beta2"),
+        ("EMA decay", recipe.ema_decay, scaled.ema_decay, "emaDecay"),
+        ("gradient clip norm", recipe.gradient_clip_norm, recipe.gradient_clip_norm, "gradientClipNorm"),
+        ("precision", recipe.precision, recipe.precision if reduced else None, "precision"),
+        ("sharding", recipe.sharding, recipe.sharding if divided else None, "sharding"),
+        ("on not finite", recipe.on_not_finite, recipe.on_not_finite if unusual else None, "onNotFinite"),
+    )
+    for name, before, now, field in optional:
+        if now is not None:
+            yield _row(name, before, now, rules.get(field, "as in the recipe"))
+    yield from _followed(recipe)
+
+
+def _tuned_milestones(schedule: Schedule) -> object:
+    epochs = schedule.milestone_epochs
+    return schedule.milestones if epochs is None else f"{'epoch' if len(epochs) == 1 else 'epochs'} {_text(epochs)}"
+
+
+def _followed(recipe: Recipe) -> Iterator[Row]:
+    """What evaluations decide. Their distance is scaled, so their number is not."""
+    schedule, stop = recipe.schedule, recipe.stop_early
+    if schedule.name is ScheduleName.PLATEAU:
+        factor = f"x {PLATEAU_FACTOR if schedule.factor is None else schedule.factor}"
+        rule = f"after {count(schedule.patience or 0, 'evaluation')} without a better {schedule.metric}"
+        yield _row("rate on a plateau", factor, factor, rule)
+    if stop is not None:
+        after = count(stop.patience, "evaluation")
+        by = f" by more than {stop.min_delta}" if stop.min_delta is not None else ""
+        yield _row("stop early", after, after, f"without a better {stop.metric}{by}")
+
+
+def _row(name: str, before: object, now: object, rule: str = "") -> Row:
+    return Row(name, _text(before), _text(now), rule)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return _NONE if value is None else str(value)
+
+
+def _rules(notes: Sequence[Note]) -> dict[str, str]:
+    """The rules by field; several about one field are joined."""
+    rules: dict[str, str] = {}
+    for field, rule in notes:
+        rules[field] = f"{rules[field]}; {rule}" if field in rules else rule
+    return rules

@@ -1,0 +1,154 @@
+"""Everything that follows from a spec, in one value, or the reasons why the spec cannot run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tpu_training_operator.api.job import InitFrom, Spec
+from tpu_training_operator.api.ladder import Gates
+from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
+from tpu_training_operator.api.trainer import Backend
+from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.job.choice import Choice, on_slice, own_choice
+from tpu_training_operator.domain.job.naming import parameter_variable
+from tpu_training_operator.domain.job.recipe.ledger import decimal, plain
+from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe, scale
+from tpu_training_operator.domain.job.recipe.warnings import warnings
+from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
+
+
+@dataclass(frozen=True)
+class LowerRung:
+    """What a rung below the job makes instead of the whole training: its first `steps`. `folder`: the prefix of the
+    places for checkpoints, one for each attempt of the rung; None if it needs none."""
+
+    steps: int
+    gates: Gates
+    folder: str | None
+    init_from: InitFrom | None
+
+    def place(self, attempt: int) -> str | None:
+        return None if self.folder is None else f"{self.folder}-{attempt}"
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """`alternative`: which of the job's slices it is about, 0 for spec.slice. `lower_rung`: of a rung of a ladder; None
+    for a job as a whole."""
+
+    layout: SliceLayout
+    tuned_on: SliceLayout
+    recipe: ScaledRecipe
+    warnings: tuple[str, ...]
+    code_sha256: str | None = None
+    alternative: int = 0
+    lower_rung: LowerRung | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps the attempt is to make."""
+        return self.recipe.train_steps if self.lower_rung is None else self.lower_rung.steps
+
+    @property
+    def resolved(self) -> Resolved:
+        """`status.resolved`."""
+        layout, recipe = self.layout, self.recipe
+        shape = layout.shape
+        return Resolved(
+            accelerator_type=shape.accelerator_type,
+            generation=shape.generation,
+            topology=shape.topology,
+            machine_type=(shape.machine_type.name or None) if shape.machine_type else None,
+            slices=layout.slices,
+            hosts_per_slice=layout.hosts_per_slice,
+            hosts=layout.hosts,
+            chips_per_host=shape.chips_per_host,
+            chips=layout.chips,
+            replicas=layout.replicas,
+            per_replica_batch_size=recipe.batch.per_replica,
+            accumulation_steps=recipe.batch.accumulation,
+            global_batch_size=recipe.batch.total,
+            train_steps=recipe.train_steps,
+            warmup_steps=recipe.warmup_steps,
+            milestones=list(recipe.milestones) or None,
+            evaluate_every_steps=recipe.evaluate_every_steps,
+            learning_rate=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            beta1=recipe.betas.get("beta1"),
+            beta2=recipe.betas.get("beta2"),
+            ema_decay=recipe.ema_decay,
+            scale_factor=plain(round(decimal(recipe.factor), 6)),
+            code_sha256=self.code_sha256,
+            notes=[_fitting(str(note)) for note in (*recipe.notes, *(f"warning: {text}" for text in self.warnings))],
+        )
+
+
+def _fitting(note: str) -> str:
+    """Thirty-two milestones of sixteen digits would be longer than the status allows."""
+    return note if len(note) <= LONGEST_TEXT else f"{note[: LONGEST_TEXT - 3]}..."
+
+
+def resolve(spec: Spec, choice: Choice | None = None) -> Resolution:
+    """What the spec means on the chosen slice, by default its own.
+
+    Raises InvalidJob for what the catalogue, the backend or the arithmetic rules out.
+    """
+    chosen = choice or own_choice(spec)
+    wished, layout = layout_of(spec.slice, "spec.slice"), layout_of(chosen.slice, chosen.field)
+    tuned_on = layout_of(spec.recipe.tuned_on, "spec.recipe.tunedOn") if spec.recipe.tuned_on else wished
+    there = on_slice(spec, chosen)
+    problems = [*_backend_problems(there, layout), *_parameter_problems(spec)]
+    if problems:
+        raise InvalidJob(problems)
+    target = wished if chosen.keeps_batch else layout
+    recipe = scale(spec.recipe, tuned_on.replicas, target.replicas, spread_over=layout.replicas)
+    code = None if spec.trainer.code is None else spec.trainer.code.sha256
+    return Resolution(layout, tuned_on, recipe, tuple(warnings(there, layout, recipe)), code, chosen.number)
+
+
+def check_hosts(resolution: Resolution, most: int, field: str = "spec.slice") -> None:
+    """Raises InvalidJob for more hosts than this operator accepts. A rule of `api.slice` has the API's own bound."""
+    hosts = resolution.layout.hosts
+    if hosts > most:
+        message = f"{count(hosts, 'host')} are too many: this operator accepts at most {most} (its option --max-hosts)"
+        raise InvalidJob([Problem(field, message)])
+
+
+def _backend_problems(spec: Spec, layout: SliceLayout) -> Iterator[Problem]:
+    """Why the backend cannot run on this layout. Only the catalogue knows its hosts and replicas, so no rule can."""
+    backend, torch = spec.trainer.backend, spec.trainer.torch
+    if backend is Backend.XLA_SPMD and spec.slice.hardware is Hardware.CPU and layout.hosts > 1:
+        message = (
+            f"XLASPMD on hardware CPU runs on one host, not on {layout.hosts}, because XLA's CPU client cannot connect"
+            " processes; rehearse with XLA or Torch, or on a slice of one host"
+        )
+        yield Problem("spec.trainer.backend", message)
+    per_host = layout.replicas // layout.hosts
+    if torch is not None and torch.on_tpu and torch.processes_per_host != per_host:
+        message = (
+            f"TorchTPU runs a process for each device: {per_host} on each host of {layout}, got"
+            f" {torch.processes_per_host}"
+        )
+        yield Problem("spec.trainer.torch.processesPerHost", message)
+    elif torch is not None and per_host % torch.processes_per_host:
+        fitting = [str(number) for number in range(1, per_host + 1) if per_host % number == 0]
+        message = (
+            f"{count(per_host, 'replica')} per host cannot be divided over {torch.processes_per_host} processes;"
+            f" possible here: {', '.join(fitting)}"
+        )
+        yield Problem("spec.trainer.torch.processesPerHost", message)
+
+
+def _parameter_problems(spec: Spec) -> Iterator[Problem]:
+    """Parameters that would share an environment variable.
+
+    Not a rule of the API, because CEL cannot bound the cost of comparing map keys: a CRD cannot limit their length.
+    """
+    taken: dict[str, str] = {}
+    for name in sorted(spec.recipe.parameters or {}):
+        variable = parameter_variable(name)
+        other = taken.setdefault(variable, name)
+        if other != name:
+            message = f"{other!r} and {name!r} would both be the variable {variable}; rename one"
+            yield Problem("spec.recipe.parameters", message)

@@ -1,0 +1,74 @@
+"""The recipe scaled from the slice it was tuned on to the slice it runs on.
+
+With N replicas on the tuned slice, N' on this one, and k = N'/N where every replica keeps its batch:
+
+    batch       B' = k B                 or B, by accumulation
+    steps       S' = ceil(S B / B')      the same examples; from epochs, E floor(D / B') for D examples
+    warm-up     W' = ceil(W B / B')      likewise milestones and evaluations
+    rate        k eta or sqrt(k) eta
+
+Source for batch and steps: Google's "Training on TPU Pods" (1024 on v2-8 becomes 4096 on v2-32, 1000 steps become 250).
+The modules name the sources of the other rules. Checkpoint and log intervals are not scaled, because they bound lost
+work in time, not in examples.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.domain.job.recipe import steps as budget
+from tpu_training_operator.domain.job.recipe.batch import Batch, scaled_batch, spread
+from tpu_training_operator.domain.job.recipe.decays import scaled_betas, scaled_ema, scaled_weight_decay
+from tpu_training_operator.domain.job.recipe.learning_rate import scaled_learning_rate
+from tpu_training_operator.domain.job.recipe.ledger import Ledger, Note, plain
+
+
+@dataclass(frozen=True)
+class ScaledRecipe:
+    """What the job trains with. Numbers that are not whole are decimal strings, None if the recipe gives none.
+
+    `factor` is the global batch divided by the recipe's. `notes` give the rule behind each number, `warnings` what
+    deserves a second look.
+    """
+
+    batch: Batch
+    train_steps: int
+    warmup_steps: int
+    milestones: tuple[int, ...]
+    evaluate_every_steps: int | None
+    learning_rate: str
+    weight_decay: str | None
+    betas: dict[str, str]
+    ema_decay: str | None
+    factor: Fraction
+    notes: tuple[Note, ...]
+    warnings: tuple[str, ...]
+
+
+def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int | None = None) -> ScaledRecipe:
+    """The recipe for `replicas`, tuned on `tuned_replicas`. Raises InvalidJob if the batch does not divide evenly.
+
+    `spread_over`: how many replicas train with the numbers for `replicas`; by default as many.
+    """
+    ledger = Ledger()
+    batch = scaled_batch(recipe, tuned_replicas, replicas, ledger)
+    if spread_over not in (None, replicas):
+        batch = spread(batch, spread_over, ledger)
+    factor = Fraction(batch.total, recipe.global_batch_size)
+    steps = budget.train_steps(recipe, batch.total, ledger)
+    warmup = budget.warmup_steps(recipe, batch.total, steps, ledger)
+    rate = scaled_learning_rate(recipe, factor, warmup, ledger)
+    return ScaledRecipe(
+        batch=batch,
+        train_steps=steps,
+        warmup_steps=warmup,
+        milestones=tuple(budget.milestones(recipe, batch.total, ledger)),
+        evaluate_every_steps=budget.evaluate_every(recipe, batch.total, ledger),
+        learning_rate=plain(rate.value),
+        weight_decay=scaled_weight_decay(recipe, factor, rate.multiplier, ledger),
+        betas=scaled_betas(recipe, factor, ledger),
+        ema_decay=scaled_ema(recipe, factor, ledger),
+        factor=factor,
+        notes=tuple(ledger.notes),
+        warnings=tuple(ledger.warnings),
+    )

@@ -1,0 +1,163 @@
+"""What deserves a warning before chips are paid for: fields without effect, hosts without peers, lost checkpoints.
+
+Only the trainer knows whether a task builds its own optimizer, and compares it with the recipe when it starts.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+
+from tpu_training_operator.api.job import Spec
+from tpu_training_operator.api.ladder import Finding
+from tpu_training_operator.api.recipe import Optimizer, Recipe, ScheduleName
+from tpu_training_operator.api.slice import Hardware, ProvisioningType
+from tpu_training_operator.api.trainer import Backend, Execution
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
+from tpu_training_operator.domain.job.recipe.torchrun import torchrun_warnings
+from tpu_training_operator.domain.job.topology import SliceLayout
+
+_OF_ADAM = frozenset({"weight_decay", "beta1", "beta2", "epsilon"})
+# The optimizers that the trainer builds (`tpu_trainer.optim.optimizers`) and what each takes; a contract test compares them.
+BUILT: Mapping[str, frozenset[str]] = {
+    "adafactor": frozenset({"weight_decay"}),
+    "adam": _OF_ADAM,
+    "adamw": _OF_ADAM,
+    "lion": frozenset({"weight_decay", "beta1", "beta2"}),
+    "rmsprop": frozenset({"momentum", "weight_decay", "epsilon"}),
+    "sgd": frozenset({"momentum", "weight_decay"}),
+}
+OF_XLA = frozenset({Finding.CPU_FALLBACK, Finding.HOST_SYNC, Finding.MID_STEP_EXECUTION, Finding.PADDING})
+"""What the trainer's doctor reads off torch_xla (`tpu_trainer.doctor.doctor`; a contract test compares them)."""
+OF_PROGRAMS = frozenset({Finding.RECOMPILATION, Finding.UNEQUAL_COMPILATIONS})
+"""What it counts where torch_xla or torch.compile compiles."""
+_SETTINGS = ("momentum", "weight_decay", "beta1", "beta2", "epsilon")
+_CLOSE = 0.7
+# Volumes of other kinds end with the pod, or cannot be written to.
+_OUTLIVING_VOLUMES = ("persistent_volume_claim", "csi")
+
+
+def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[str]:
+    """Warnings that hold on a cluster and on the user's machine alike."""
+    yield from recipe.warnings
+    yield from _separate_models(spec, layout.hosts)
+    yield from torchrun_warnings(spec, layout.hosts)
+    if spec.trainer.entrypoint is not None:
+        yield from _unused_optimizer_settings(spec.recipe.optimizer)
+        yield from _unused_scaling(spec.recipe)
+        yield from _unused_schedule(spec.recipe, recipe)
+        yield from _unused_patience(spec.recipe, recipe)
+    yield from _gates_that_cannot_pass(spec)
+    if not layout.shape.verified:
+        yield f"only one source lists {layout.shape.topology} on {layout.shape.generation}"
+
+
+def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
+    """The job would go up the ladder as far as them, and no further."""
+    if spec.ladder is None or spec.trainer.backend is not Backend.TORCH:
+        return
+    compiles = spec.trainer.torch is not None and spec.trainer.torch.execution is Execution.COMPILE
+    cannot_see = OF_XLA if compiles else OF_XLA | OF_PROGRAMS
+    for index, rung in enumerate(spec.ladder.rungs):
+        wanted = (rung.gates and rung.gates.no_findings) or ()
+        if unseen := [check for check in wanted if check in cannot_see]:
+            yield (
+                f"spec.ladder.rungs[{index}].gates.noFindings: with backend Torch nothing can look for "
+                f"{', '.join(unseen)}, so this gate fails; leave that out"
+            )
+
+
+def checkpoint_warnings(spec: Spec) -> list[str]:
+    """Checkpoints that a cluster would lose, or their absence. They do not concern a run on the user's machine."""
+    if spec.checkpoint is None:
+        provisioning = spec.slice.provisioning
+        spot = provisioning is not None and provisioning.type is ProvisioningType.SPOT
+        # A loop of the user's own may save checkpoints anywhere.
+        if spot and spec.trainer.entrypoint is not None:
+            return ["GKE may reclaim spot slices at any time; without spec.checkpoint every restart begins at step 0"]
+        return []
+    weights = spec.checkpoint.init_from
+    given = {
+        "uri": spec.checkpoint.uri,
+        "resumeFrom": spec.checkpoint.resume_from,
+        "initFrom.uri": weights.uri if weights else None,
+    }
+    return [
+        f"spec.checkpoint.{field} {place} is inside the worker and is lost with it; mount a shared volume there"
+        " (persistentVolumeClaim or csi) or use gs://bucket/path"
+        for field, place in given.items()
+        if place is not None
+        and place.startswith("/")
+        and not any(_is_inside(place, mount) for mount in _outliving_mounts(spec))
+    ]
+
+
+def _outliving_mounts(spec: Spec) -> list[str]:
+    kept = {v.name for v in spec.trainer.volumes or () if v.model_fields_set & set(_OUTLIVING_VOLUMES)}
+    return [mount.mount_path for mount in spec.trainer.volume_mounts or () if mount.name in kept]
+
+
+def _is_inside(path: str, mount: str) -> bool:
+    return f"{path}/".startswith(f"{mount.rstrip('/')}/")
+
+
+def _separate_models(spec: Spec, hosts: int) -> Iterator[str]:
+    """The hosts of a loop of the user's own may not train one model."""
+    trainer = spec.trainer
+    joins_hosts = spec.slice.hardware is Hardware.TPU or trainer.backend is Backend.TORCH
+    if trainer.command is not None and hosts > 1 and not joins_hosts:
+        yield (
+            f"each of the {hosts} hosts trains its own model: on hardware CPU torch_xla cannot connect hosts, and the"
+            " trainer does not join the processes of trainer.command; with backend Torch, torchrun joins them"
+        )
+
+
+def _unused_optimizer_settings(optimizer: Optimizer) -> Iterator[str]:
+    name = optimizer.name.lower()
+    takes = BUILT.get(name)
+    if takes is None:
+        nearest = difflib.get_close_matches(name, BUILT, n=1, cutoff=_CLOSE)
+        hint = f" (did you mean {nearest[0]}?)" if nearest else ""
+        yield (
+            f"the trainer builds {', '.join(sorted(BUILT))}, but not {optimizer.name}{hint}; unless the task brings its"
+            " own optimizer, the run fails when it starts"
+        )
+        return
+    for field in _SETTINGS:
+        if getattr(optimizer, field) is not None and field not in takes:
+            yield f"recipe.optimizer.{Optimizer.model_fields[field].alias} has no effect: {name} does not take it"
+
+
+def _unused_scaling(recipe: Recipe) -> Iterator[str]:
+    scaling, takes = recipe.scaling, BUILT.get(recipe.optimizer.name.lower())
+    if scaling.betas and takes is not None and "beta1" not in takes:
+        yield f"recipe.scaling.betas has no effect: {recipe.optimizer.name} does not take betas"
+    if scaling.weight_decay and recipe.optimizer.weight_decay is None:
+        yield "recipe.scaling.weightDecay has no effect: recipe.optimizer.weightDecay is not set"
+    if scaling.ema and recipe.ema_decay is None:
+        yield "recipe.scaling.ema has no effect: recipe.emaDecay is not set"
+
+
+def _unused_patience(recipe: Recipe, scaled: ScaledRecipe) -> Iterator[str]:
+    every, stop = scaled.evaluate_every_steps or 0, recipe.stop_early
+    given = {"recipe.schedule": recipe.schedule.patience, "recipe.stopEarly": stop.patience if stop else None}
+    for field, patience in given.items():
+        if patience is not None and patience * every >= scaled.train_steps:
+            yield (
+                f"{field} has no effect: {count(patience, 'evaluation')} without improvement take"
+                f" {count(patience * every, 'step')}, and the training ends after {scaled.train_steps}"
+            )
+
+
+def _unused_schedule(recipe: Recipe, scaled: ScaledRecipe) -> Iterator[str]:
+    if recipe.schedule.factor is not None and recipe.schedule.name is ScheduleName.CONSTANT:
+        yield "recipe.schedule.factor has no effect: schedule Constant keeps the learning rate"
+    steps = count(scaled.train_steps, "step")
+    late = [milestone for milestone in scaled.milestones if milestone >= scaled.train_steps]
+    if late:
+        yield f"milestones {', '.join(map(str, late))} are not reached: the training ends after {steps}"
+    if scaled.ema_decay is not None and (1 - Decimal(scaled.ema_decay)) * scaled.train_steps < 1:
+        yield (
+            f"emaDecay {scaled.ema_decay} averages over more than the {steps} of the training; the average, which is"
+            " what is evaluated, stays close to the initial weights"
+        )

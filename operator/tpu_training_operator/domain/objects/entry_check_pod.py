@@ -1,0 +1,146 @@
+"""The pod that tries a job on a CPU before it asks for its slice.
+
+It is a worker's pod without the slice: the same image, environment, volumes, service account and rights, but no chips,
+no TPU node, no peers and no reports. It has its own ConfigMap, with the run spec of an attempt 0.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.entry_check import CompileCheck
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.trainer import Backend, Resources
+from tpu_training_operator.domain.job import naming
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.options import Option, other_programs
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.objects.shared import config_map, metadata
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+
+Object = dict[str, Any]
+
+REPLICA_ZERO = WorkerId(0, 0, 0)
+
+_REQUESTS = {"cpu": "500m", "memory": "2Gi"}
+_REQUESTS_TO_COMPILE = {"cpu": "2", "memory": "8Gi"}
+# For a job that starts without an answer, too.
+_MOST_SECONDS_TO_COMPILE = 300
+# A node's other pods must not suffer from a model that is larger than the node.
+_LIMITS = {"memory": "16Gi"}
+# Variables about the other slices of a gang.
+_OF_A_SLICE = ("MEGASCALE_",)
+_ON_A_CPU = {"PJRT_DEVICE": "CPU", "MASTER_ADDR": "localhost", "TPU_WORKER_HOSTNAMES": "localhost"}
+_TELLS = {"name": "TPUJOB_ENTRY_CHECK", "value": "true"}
+# A pod group of Kueue's counts its pods, and a ProvisioningRequest brings TPU nodes.
+_OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/")
+_WHERE = "topology.kubernetes.io/"
+
+
+def entry_check_config_map(option: Option, options: Iterable[Option]) -> Object:
+    """Without the names of hosts, since none exists, but with the run spec of each slice for which the pod compiles.
+    `options`: where else the job may run."""
+    body = config_map(option.job, option.resolution, REPLICA_ZERO.attempt)
+    specs = map(_run_spec, compiled_elsewhere(option, options))
+    data = {constants.COMPILE_SPEC_FILE.format(number): text for number, text in enumerate(specs, start=1)}
+    return {**body, "data": {constants.RUN_SPEC_FILE: _run_spec(option), **data}}
+
+
+def _run_spec(option: Option) -> str:
+    text: str = config_map(option.job, option.resolution, REPLICA_ZERO.attempt)["data"][constants.RUN_SPEC_FILE]
+    return text
+
+
+def compiled_elsewhere(option: Option, options: Iterable[Option]) -> list[Option]:
+    """Where else the pod compiles the step: on those of `options` where it is another program than on `option`."""
+    return [] if compile_seconds(option.job) is None else other_programs(option, options)
+
+
+def compile_seconds(job: TPUTrainingJob) -> int | None:
+    """How long the pod may compile the step; None if it is not to."""
+    spec, check = job.spec, job.spec.entry_check
+    if check.compile is CompileCheck.SKIP or spec.trainer.backend is not Backend.XLA:
+        return None
+    if check.compile is CompileCheck.REQUIRE:
+        return check.deadline_seconds
+    return min(_MOST_SECONDS_TO_COMPILE, check.deadline_seconds) if spec.slice.hardware is Hardware.TPU else None
+
+
+def entry_check_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
+    """It ends by itself, even while no operator runs."""
+    body = worker_pod(job, resolution, REPLICA_ZERO)
+    given = body["metadata"]
+    labels = _without_capacity(job.spec.trainer.pod_labels or {}) | naming.entry_check_labels(job.name)
+    meta = metadata(job, naming.entry_check_pod_name(job.name), labels)
+    meta["annotations"] = _without_capacity(given["annotations"])
+    (container,) = body["spec"]["containers"]
+    spec = {key: value for key, value in body["spec"].items() if key not in ("hostname", "subdomain", "hostNetwork")}
+    spec.pop("dnsPolicy", None)
+    spec |= {
+        "containers": [_container(job, container)],
+        "volumes": [_whole(volume, job) for volume in spec["volumes"]],
+        "activeDeadlineSeconds": job.spec.entry_check.deadline_seconds,
+        **_nodes(job, spec),
+    }
+    return {**body, "metadata": meta, "spec": {key: value for key, value in spec.items() if value not in ({}, [])}}
+
+
+def _whole(volume: Object, job: TPUTrainingJob) -> Object:
+    """The volume; if it is the pod's own ConfigMap, then with every run spec, of which a worker sees only one."""
+    own = naming.config_map_name(job.name, REPLICA_ZERO.attempt)
+    if volume.get("configMap", {}).get("name") != own:
+        return volume
+    return {**volume, "configMap": {"name": own}}
+
+
+def _container(job: TPUTrainingJob, container: Object) -> Object:
+    kept = {key: value for key, value in container.items() if key != "ports"}
+    seconds = compile_seconds(job)
+    compiles = [] if seconds is None else [{"name": constants.ENV_COMPILE_SECONDS, "value": str(seconds)}]
+    env = [*compiles, *_env(container["env"])]
+    return {**kept, "command": constants.CHECK_COMMAND, "env": env, "resources": _resources(job)}
+
+
+def _env(given: list[Object]) -> list[Object]:
+    """In the same order, because later variables may refer to earlier ones."""
+    own = (variable for variable in given if not variable["name"].startswith(_OF_A_SLICE))
+    changed = [_on_a_cpu(variable) for variable in own]
+    return [_TELLS, *changed]
+
+
+def _on_a_cpu(variable: Object) -> Object:
+    name = variable["name"]
+    return {"name": name, "value": _ON_A_CPU[name]} if name in _ON_A_CPU else variable
+
+
+def _resources(job: TPUTrainingJob) -> Object:
+    """Defaults for what is not given, except where a default request or limit could contradict a given one."""
+    given = job.spec.entry_check.resources or Resources()
+    requests, limits = dict(given.requests or {}), dict(given.limits or {})
+    must_compile = job.spec.entry_check.compile is CompileCheck.REQUIRE
+    usual = _REQUESTS_TO_COMPILE if must_compile else _REQUESTS
+    return {
+        "requests": {name: amount for name, amount in usual.items() if name not in limits} | requests,
+        "limits": {name: amount for name, amount in _LIMITS.items() if name not in requests} | limits,
+    }
+
+
+def _nodes(job: TPUTrainingJob, worker: Object) -> Object:
+    """Any node without TPUs, in the zone or region of the slice if the job names it. The user's tolerations stay: they
+    only add nodes."""
+    selector = dict(job.spec.trainer.node_selector or {})
+    if job.spec.slice.hardware is Hardware.CPU:
+        return {"nodeSelector": selector, "affinity": {}}
+    tolerations = [each for each in worker["tolerations"] if each.get("key") != constants.TPU_RESOURCE]
+    no_tpus = {"matchExpressions": [{"key": constants.NODE_LABEL_ACCELERATOR, "operator": "DoesNotExist"}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [no_tpus]}}
+    return {
+        "nodeSelector": {key: value for key, value in selector.items() if key.startswith(_WHERE)},
+        "affinity": {"nodeAffinity": required},
+        "tolerations": tolerations,
+    }
+
+
+def _without_capacity(given: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in given.items() if not key.startswith(_OF_CAPACITY)}

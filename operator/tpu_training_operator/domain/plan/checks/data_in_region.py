@@ -1,0 +1,82 @@
+"""Whether the job's buckets are near its slice: the condition DataInRegion, from what the entry check has found.
+
+Only the check has the job's identity. Its pod runs an image that anybody may have written, so its message can have any
+form.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.conditions import ConditionType, Reason
+from tpu_training_operator.api.entry_check import DataInRegion
+from tpu_training_operator.api.status import Status
+from tpu_training_operator.api.text import plain
+from tpu_training_operator.domain.plan.checks.locality import Bucket, Near, judged, region_of
+from tpu_training_operator.domain.plan.common.context import Context
+
+_MOST_BUCKETS = 8
+_LONGEST = 200
+_REASONS = {
+    Near.LOCAL: (True, Reason.BUCKETS_IN_REGION),
+    Near.REMOTE: (False, Reason.BUCKET_OUTSIDE_REGION),
+    Near.UNKNOWN: (None, Reason.BUCKET_REGION_UNKNOWN),
+}
+
+
+def with_data_in_region(ctx: Context, status: Status) -> Status:
+    """The status, with the condition if the check has asked about a bucket."""
+    found = _judged(ctx)
+    if found is None:
+        return status
+    near, message = found
+    value, reason = _REASONS[near]
+    return ctx.with_condition(status, ConditionType.DATA_IN_REGION, value, reason, message)
+
+
+def too_far(ctx: Context) -> str | None:
+    """Why the job may not begin, by spec.entryCheck.dataInRegion; None if it may."""
+    if ctx.job.spec.entry_check.data_in_region is not DataInRegion.REQUIRE or not list(_uris(ctx)):
+        return None
+    found = _judged(ctx)
+    if found is None:
+        return "the entry check did not say where the job's buckets are"
+    near, message = found
+    return None if near is Near.LOCAL else message
+
+
+def _judged(ctx: Context) -> tuple[Near, str] | None:
+    pod = ctx.observed.entry_check_pod
+    said = (pod.trainer_message or {}).get("places") if pod is not None else None
+    if ctx.job.spec.entry_check.data_in_region is DataInRegion.IGNORE or not isinstance(said, Mapping):
+        return None
+    given = said.get("buckets")
+    buckets = [_bucket(one) for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+    if not buckets:
+        return None
+    selector = ctx.job.spec.trainer.node_selector or {}
+    places = (selector.get(constants.NODE_LABEL_ZONE), selector.get(constants.NODE_LABEL_REGION), _text(said, "zone"))
+    region = next((region for place in places if place and (region := region_of(place))), "")
+    return judged(buckets[:_MOST_BUCKETS], region)
+
+
+def _bucket(said: Mapping[str, Any]) -> Bucket:
+    regions = said.get("regions")
+    listed = regions if isinstance(regions, list) else []
+    chosen = [plain(one)[:_LONGEST].lower() for one in listed if isinstance(one, str)]
+    texts = {name: _text(said, name) for name in ("name", "location", "trouble", "said")}
+    return Bucket(regions=tuple(chosen[:2]), **{**texts, "location": texts["location"].lower()})
+
+
+def _text(said: Mapping[str, Any], name: str) -> str:
+    value = said.get(name)
+    return plain(value)[:_LONGEST] if isinstance(value, str) else ""
+
+
+def _uris(ctx: Context) -> Iterator[str]:
+    spec = ctx.job.spec
+    given = [spec.data.uri if spec.data else None, spec.report.uri if spec.report else None]
+    if (checkpoint := spec.checkpoint) is not None:
+        begins = checkpoint.init_from.uri if checkpoint.init_from else None
+        given += [checkpoint.uri, checkpoint.resume_from, begins]
+    return (uri for uri in given if uri and uri.startswith("gs://"))

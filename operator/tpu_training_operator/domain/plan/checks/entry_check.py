@@ -1,0 +1,177 @@
+"""The entry check: before a job asks for its slice, one pod without TPUs tries its code.
+
+The condition EntryCheckPassed decides, as the attempt does for workers (ADR 2). One pass makes it Unknown, and does
+nothing else; later passes create the pod, and create it again if it is gone. One pass makes it True or False, and does
+nothing else. It stays so: no restart, resumption or new operator repeats the check. Then the first attempt begins. So a
+job that began under an operator without the check is never checked, nor is a job that already has a Workload.
+
+The check comes before the queue: its pod needs no chips, and a job with a typo would hold its place for nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, without_condition
+from tpu_training_operator.api.entry_check import EntryCheckMode
+from tpu_training_operator.api.job import Spec
+from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.status import Activity, State, Status
+from tpu_training_operator.domain.cluster_state.hosts import waits_for
+from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod
+from tpu_training_operator.domain.failures.entry_check import Finding, Verdict, next_verdict, verdict
+from tpu_training_operator.domain.job.naming import config_map_name
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Create, DeleteConfigMap, Event, Plan
+from tpu_training_operator.domain.objects.entry_check_pod import REPLICA_ZERO, entry_check_config_map, entry_check_pod
+from tpu_training_operator.domain.plan.checks.data_in_region import too_far, with_data_in_region
+from tpu_training_operator.domain.plan.checks.step_fits import step_refused, with_step_fits
+from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
+from tpu_training_operator.domain.plan.common.completion import fail
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.pod_cleanup import by_force, look_again, stays, words_of_kept
+
+_CHECKED = ConditionType.ENTRY_CHECK_PASSED
+# How a cluster refuses the pod for good.
+_REFUSALS = (Reason.NOT_PERMITTED, Reason.INVALID_OBJECT, Reason.NAME_CONFLICT)
+_NEW_WORDS = timedelta(minutes=1)
+# At a pod that should be gone any moment.
+_LOOK_AGAIN = timedelta(seconds=15)
+_RESUMED = "spec.runPolicy.suspend is false"
+
+
+def entry_check(ctx: Context) -> Plan | None:
+    """The plan for a job whose code is still to be checked; None for any other."""
+    if ctx.attempt or not (ctx.is_checking or find(ctx.status.conditions, _CHECKED) is None):
+        return None
+    if not is_wanted(ctx.job.spec):
+        return _decide(ctx, Verdict(Finding.NOTHING, "spec.entryCheck.mode has ended it")) if ctx.is_checking else None
+    if not ctx.is_checking:
+        # A Workload from before the check: the job may be admitted at any moment.
+        has_workload = ctx.queue is not None and ctx.queue.workload is not None
+        return None if has_workload else _begin(ctx)
+    pod = ctx.observed.entry_check_pod
+    if pod is None:
+        return _create(ctx)
+    if pod.is_terminating:
+        return _until_it_is_gone(ctx, pod)
+    found = verdict(pod, ctx.job.spec.entry_check, ctx.now)
+    return _wait(ctx, pod) if found is None else _decide(ctx, found)
+
+
+def not_checked(ctx: Context, status: Status) -> Status:
+    """The status that begins the first attempt. It says why the code of a job on TPUs was not checked, unless the user
+    has chosen that."""
+    spec = ctx.job.spec
+    chosen = spec.entry_check.mode is not EntryCheckMode.AUTO or spec.slice.hardware is not Hardware.TPU
+    if ctx.attempt or chosen or spec.trainer.entrypoint is not None:
+        return status
+    message = "a job with trainer.command has no entrypoint that could be tried"
+    return ctx.with_condition(status, _CHECKED, False, Reason.ENTRY_NOT_CHECKED, message)
+
+
+def without_check(ctx: Context, status: Status) -> Status:
+    """The status that begins a suspension, after which an unfinished check starts again."""
+    if not ctx.is_checking:
+        return status
+    return replace(status, conditions=without_condition(status.conditions, _CHECKED))
+
+
+def left_by_check(ctx: Context) -> Sequence[Action]:
+    """What the first attempt deletes. The pod stays for its log."""
+    if find(ctx.status.conditions, _CHECKED) is None:
+        return ()
+    return (DeleteConfigMap(config_map_name(ctx.job.name, REPLICA_ZERO.attempt)),)
+
+
+def is_wanted(spec: Spec) -> bool:
+    if spec.entry_check.mode is EntryCheckMode.SKIP:
+        return False
+    return spec.entry_check.is_required or (spec.slice.hardware is Hardware.TPU and spec.trainer.entrypoint is not None)
+
+
+def _begin(ctx: Context) -> Plan:
+    message = f"entry check: {ctx.job.spec.trainer.entrypoint} is tried on a CPU before the job asks for its slice"
+    ready = ReadyState(State.STARTING, Kind.IN_PROGRESS, Reason.CHECKING_ENTRY, message)
+    status = replace(ctx.status, resolved=ctx.resolution.resolved)
+    status = ctx.with_condition(status, _CHECKED, None, ready.reason, message)
+    events = [Event(EventReason.CHECKING_ENTRY, message)]
+    if ctx.is_suspended:
+        goodput = ctx.goodput_of_stopped() or ctx.settled_goodput()
+        status = replace(status, goodput=ctx.charge(goodput, ctx.now, Activity.QUEUE))
+        status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, _RESUMED)
+        events.insert(0, Event(EventReason.RESUMED, _RESUMED))
+    return Plan(status=ctx.present(status, ready), events=tuple(events), again=AT_ONCE)
+
+
+def _create(ctx: Context) -> Plan:
+    ready = find(ctx.status.conditions, ConditionType.READY)
+    if not ctx.job.spec.entry_check.is_required and ctx.is_refused and ready is not None and ready.reason in _REFUSALS:
+        return _decide(ctx, Verdict(Finding.NOTHING, ready.message))
+    config_map = Create(entry_check_config_map(ctx.option, ctx.options))
+    return Plan(stages=((config_map,), (Create(entry_check_pod(ctx.job, ctx.resolution)),)))
+
+
+def _until_it_is_gone(ctx: Context, pod: EntryCheckPod) -> Plan:
+    """Somebody wants its node, or wants it checked again. Once it is gone, it is created again."""
+    if not stays(pod, ctx.now):
+        return Plan(stages=by_force([pod], ctx.now), again=look_again([pod], ctx.now) or _LOOK_AGAIN)
+    why = words_of_kept(pod)
+    if not ctx.job.spec.entry_check.is_required:
+        return _decide(ctx, Verdict(Finding.NOTHING, why))
+    return blocked(ctx.observed, Obstacle(Reason.NAME_CONFLICT, why), ctx.now)
+
+
+def _wait(ctx: Context, pod: EntryCheckPod) -> Plan:
+    again = next_verdict(pod, ctx.job.spec.entry_check, ctx.now)
+    if pod.placed is None:
+        words, why = "waits for a node without TPUs", waits_for(pod)
+    elif pod.phase == "Running":
+        words, why = "runs", ""
+    else:
+        words, why = "starts on its node", waits_for(pod)
+    begins = f"entry check: {pod.name} {words}"
+    message = f"{begins}: {why}" if why else begins
+    ready, notes = find(ctx.status.conditions, ConditionType.READY), ctx.observed.notes
+    shown = ready.message if ready is not None else ""
+    is_old = notes is not None and (notes.written is None or ctx.now >= notes.written + _NEW_WORDS)
+    if message == shown or (shown.startswith(begins) and not is_old):
+        return Plan(again=again)
+    said = ReadyState(State.STARTING, Kind.IN_PROGRESS, Reason.CHECKING_ENTRY, message)
+    return Plan(status=ctx.present(ctx.status, said), again=again)
+
+
+def _decide(ctx: Context, found: Verdict) -> Plan:
+    is_required = ctx.job.spec.entry_check.mode is EntryCheckMode.REQUIRE
+    if found.finding is Finding.FAILED or (found.finding is Finding.NOTHING and is_required):
+        why = "no worker was created" if found.finding is Finding.FAILED else "spec.entryCheck.mode is Require"
+        return _fail(ctx, found, Reason.ENTRY_FAILED, why)
+    if far := too_far(ctx):
+        return _fail(
+            ctx, Verdict(Finding.NOTHING, far), Reason.BUCKET_OUTSIDE_REGION, "spec.entryCheck.dataInRegion is Require"
+        )
+    if refused := step_refused(ctx):
+        reason, what, why = refused
+        return _fail(ctx, Verdict(Finding.NOTHING, what), reason, why)
+    has_passed = found.finding is Finding.PASSED
+    reason = Reason.ENTRY_PASSED if has_passed else Reason.ENTRY_NOT_CHECKED
+    said = found.message if has_passed else f"the job starts all the same: {found.message}"
+    message = f"entry check: {said}"
+    status = ctx.with_condition(with_data_in_region(ctx, ctx.status), _CHECKED, has_passed, reason, message)
+    status, compiled = with_step_fits(ctx, status)
+    ready = ReadyState(State.STARTING, Kind.IN_PROGRESS, reason, message)
+    events = [Event(EventReason(reason), message, warning=not has_passed), *compiled]
+    if (
+        data := find(status.conditions, ConditionType.DATA_IN_REGION)
+    ) is not None and data.reason == Reason.BUCKET_OUTSIDE_REGION:
+        events.append(Event(EventReason.BUCKET_OUTSIDE_REGION, data.message, warning=True))
+    return Plan(status=ctx.present(status, ready), events=tuple(events), again=AT_ONCE)
+
+
+def _fail(ctx: Context, found: Verdict, reason: Reason, why: str) -> Plan:
+    """No worker was created, and no class is charged."""
+    message = f"{found.message}; {why}"
+    status = replace(ctx.status, first_failure=found.failure, last_failure=found.failure, goodput=ctx.settled_goodput())
+    status = ctx.with_condition(with_data_in_region(ctx, status), _CHECKED, False, reason, message)
+    status, _ = with_step_fits(ctx, status)
+    return fail(ctx, status, reason, message)

@@ -1,0 +1,95 @@
+"""The one status write that begins an attempt, whatever the reason: a start, a resumption, a restart, a move, a rung.
+
+The attempt, its slice, its rung and whether it may have workers are written together, in a pass that does nothing else
+(ADR 2). The callers decide only what is meant to differ, and put it into `status` before:
+
+- What the attempt before has cost, and the activity from now on (`then`).
+- A restart names the time of the next attempt, and a move clears it: the wait was for the slice that the job leaves. A
+  resumption keeps it, so that suspending a job does not shorten its backoff.
+- Only a passed rung refills the restart budgets and forgets the progress: the next rung is another training.
+- Only a start and a resumption end a suspension.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.status import Activity, Move, PlacementReason, State, Status
+from tpu_training_operator.domain.cluster_state.observed import format_time
+from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.rungs import rung_of
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
+from tpu_training_operator.domain.plan.common.admission import is_queued, on_slice
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.progress import new_attempt
+from tpu_training_operator.domain.plan.common.rung_status import on_rung
+from tpu_training_operator.domain.plan.common.slice_record import put_on, reason_to_stay
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why an attempt begins: `reason` and `message` for the conditions, `event` with the same message. `state`: what
+    the job shows, unless the attempt waits in a queue."""
+
+    reason: Reason
+    event: EventReason
+    message: str
+    warning: bool = False
+    state: State = State.STARTING
+
+
+def begin_attempt(
+    ctx: Context,
+    option: Option,
+    why: Why,
+    status: Status,
+    *,
+    then: Activity = Activity.QUEUE,
+    placed: PlacementReason | None = None,
+    move: Move | None = None,
+    events: Sequence[Event] = (),
+) -> Plan:
+    """Plans the next attempt on `option`. `status`: with everything else that has been decided; its goodput says what
+    was used up to now, and goes on with the activity `then`. `placed`: why the attempt is on that slice; None if it
+    stays where the job is. `events`: what is told before the attempt itself."""
+    if ctx.attempt == 0 or option.number != ctx.option.number or not ctx.may_have_workers:
+        status = on_slice(ctx, status, option, why.message)
+    waits = is_queued(status)
+    status = replace(
+        status,
+        attempt=ctx.next_attempt,
+        start_time=status.start_time or (None if waits else format_time(ctx.now)),
+        progress=new_attempt(status.progress),
+        goodput=status.goodput and ctx.charge(status.goodput, ctx.now, Activity.QUEUE if waits else then),
+    )
+    why = replace(why, state=State.QUEUED) if waits else why
+    return _written(ctx, option, why, status, placed or reason_to_stay(status.placement, option), move, events)
+
+
+def adopt_attempt(ctx: Context, attempt: int, why: Why) -> Plan:
+    """Plans on with an attempt that the status has lost. Its workers are there, so it does not begin again: what they
+    have reported and used counts, and its queue decides in the next pass whether they may stay."""
+    status = replace(ctx.status, attempt=attempt, start_time=ctx.status.start_time or format_time(ctx.now))
+    return _written(ctx, ctx.option, why, status, PlacementReason.STATUS_LOST)
+
+
+def _written(
+    ctx: Context,
+    option: Option,
+    why: Why,
+    status: Status,
+    placed: PlacementReason,
+    move: Move | None = None,
+    events: Sequence[Event] = (),
+) -> Plan:
+    rung = rung_of(ctx.options, ctx.lower_rungs, status.rungs)
+    status = replace(
+        on_rung(status, rung and replace(rung, option=option)),
+        placement=put_on(status.placement, option, placed, ctx.now, move),
+        resolved=option.resolution.resolved,
+    )
+    status = ctx.with_condition(status, ConditionType.GANG_READY, False, why.reason, why.message)
+    ready = ReadyState(why.state, Kind.IN_PROGRESS, why.reason, why.message)
+    event = Event(why.event, why.message, warning=why.warning)
+    return Plan(status=ctx.present(status, ready), events=(*events, event), again=AT_ONCE)

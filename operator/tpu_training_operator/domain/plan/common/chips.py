@@ -1,0 +1,141 @@
+"""Which chips a job holds, and for how long: a worker holds those of its host from the moment it gets its node until it
+has stopped.
+
+A pod tells both times as long as it exists. So that a pod that is gone still counts, the status remembers how many
+chips were held at its last write. They count up to the pass that finds the pod gone, which writes this down (`budget`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+
+from tpu_training_operator.api.status import Activity, ChipSeconds, Goodput, Status
+from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time, parse_time
+from tpu_training_operator.domain.failures.pod_signs import ended_by
+
+_ACCOUNTS = {
+    Activity.QUEUE: "queue",
+    Activity.START: "start",
+    Activity.TRAIN: "productive",
+    Activity.RECOVERY: "recovery",
+    Activity.MOVING: "moving",
+    Activity.SUSPENDED: "stopping",
+    Activity.FINISHED: "stopping",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """The chips of one host, from when its pod got the node until the pod ended; `end`: None if it has not."""
+
+    chips: int
+    start: datetime
+    end: datetime | None
+    is_placeholder: bool = False
+
+    def holds(self, moment: datetime) -> bool:
+        return self.start <= moment and (self.end is None or moment < self.end)
+
+    def between(self, start: datetime, end: datetime) -> int:
+        part = min(self.end or end, end) - max(self.start, start)
+        return self.chips * max(0, int(part.total_seconds()))
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Chips as the pods show them at `now`, in whole seconds. `gang`: the chips of all hosts of the present slice."""
+
+    now: datetime
+    gang: int
+    spans: tuple[Span, ...]
+
+    @cached_property
+    def held(self) -> int:
+        return self.at(self.now)
+
+    def at(self, moment: datetime) -> int:
+        return sum(span.chips for span in self.spans if span.holds(moment))
+
+    def between(self, start: datetime, end: datetime, *, placeholders: bool) -> int:
+        """Chip-seconds of workers, or of placeholders."""
+        return sum(span.between(start, end) for span in self.spans if span.is_placeholder is placeholders)
+
+
+def holding(observed: Observed, status: Status, now: datetime, per_host: Mapping[int, int] | None = None) -> Holding:
+    """`per_host`: the chips of a host, by the number of the slice among those that the job may use; by default as in
+    the present slice."""
+    now, resolved = now.replace(microsecond=0), status.resolved
+    if resolved is None:
+        return Holding(now, 0, ())
+    pods = (*((pod, False) for pod in observed.pods), *((pod, True) for pod in observed.placeholders))
+    spans = (
+        _span(pod, (per_host or {}).get(pod.alternative, resolved.chips_per_host), is_placeholder)
+        for pod, is_placeholder in pods
+        if _is_known(pod)
+    )
+    return Holding(now, resolved.chips, tuple(spans))
+
+
+def _is_known(pod: WorkerPod) -> bool:
+    """A pod that ended at an unknown time does not count: it never ran, or counts as gone."""
+    return pod.placed is not None and not (pod.has_ended and ended_by(pod) is None)
+
+
+def _span(pod: WorkerPod, chips: int, is_placeholder: bool) -> Span:
+    start = (pod.placed or pod.created).replace(microsecond=0)
+    end = ended_by(pod) if pod.has_ended else None
+    return Span(chips, start, end and end.replace(microsecond=0), is_placeholder)
+
+
+def spend(goodput: Goodput, until: datetime, seen: Holding | None) -> ChipSeconds | None:
+    """What the chips have done up to `until`. All that they did since the last time counts for the present activity.
+    None if no gang is known. `seen`: None if nobody looks at the pods; then the chips count that were last held."""
+    spent = goodput.chip_seconds
+    if spent is None:
+        if seen is None or not seen.gang:
+            return None
+        spent = _reckoned(goodput, seen.gang)
+    since = parse_time(spent.since)
+    if until < since:
+        return spent
+    seconds = int((until - since).total_seconds())
+    if seen is None:
+        used, held = spent.held * seconds, spent.held
+    else:
+        gone = vanished(spent, seen)
+        used = seen.between(since, until, placeholders=False) + gone * seconds
+        idle = spent.placeholders + seen.between(since, until, placeholders=True)
+        spent = replace(spent, placeholders=idle)
+        held = seen.at(until) + (gone if until < seen.now else 0)
+    account = _ACCOUNTS[goodput.activity]
+    spent = replace(spent, **{account: getattr(spent, account) + used}, held=held, since=format_time(until))
+    return replace(spent, unsaved=spent.unsaved + used) if goodput.activity is Activity.TRAIN else spent
+
+
+def vanished(spent: ChipSeconds, seen: Holding) -> int:
+    """Chips that pods held when the sums were last updated, and that are gone with their pods."""
+    return max(0, spent.held - seen.at(parse_time(spent.since)))
+
+
+def saved(spent: ChipSeconds | None, but: float) -> ChipSeconds | None:
+    return spent and replace(spent, unsaved=int(spent.unsaved * but))
+
+
+def lost(spent: ChipSeconds | None) -> ChipSeconds | None:
+    return spent and replace(
+        spent, productive=spent.productive - spent.unsaved, wasted=spent.wasted + spent.unsaved, unsaved=0
+    )
+
+
+def _reckoned(goodput: Goodput, chips: int) -> ChipSeconds:
+    """For a job that began before its chips were counted: as if every attempt had held all of them from its start."""
+    return ChipSeconds(
+        start=goodput.start_seconds * chips,
+        productive=goodput.productive_seconds * chips,
+        wasted=goodput.wasted_seconds * chips,
+        recovery=goodput.recovery_seconds * chips,
+        moving=goodput.moving_seconds * chips,
+        unsaved=goodput.unsaved_seconds * chips,
+        since=goodput.since,
+    )

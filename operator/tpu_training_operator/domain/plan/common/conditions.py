@@ -1,0 +1,111 @@
+"""How a job presents itself: the state word, and the conditions that kstatus reads.
+
+              Ready    Reconciling   Stalled    kstatus, kubectl wait, Flux, Argo CD
+in progress   False    True          -          InProgress
+settled       True     -             -          Current  (running, suspended and succeeded are what was asked for)
+stuck         False    -             True       Failed
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+from functools import cached_property
+
+from tpu_training_operator.api.conditions import (
+    LONGEST_MESSAGE,
+    Condition,
+    ConditionType,
+    Reason,
+    find,
+    is_true,
+    with_condition,
+    without_condition,
+)
+from tpu_training_operator.api.status import Activity, Goodput, State, Status
+from tpu_training_operator.domain.cluster_state.observed import Observed, format_time
+from tpu_training_operator.domain.plan.common import goodput as accounts
+from tpu_training_operator.domain.plan.common.chips import Holding, holding
+
+
+class Kind(Enum):
+    IN_PROGRESS = "in progress"
+    SETTLED = "settled"
+    STUCK = "stuck"
+
+
+@dataclass(frozen=True)
+class ReadyState:
+    """What the job shows: its state, and why it is or is not ready."""
+
+    state: State
+    kind: Kind
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One look at a job, whether or not its spec is valid, and how its next status is written."""
+
+    observed: Observed
+    status: Status
+    now: datetime
+
+    @property
+    def attempt(self) -> int:
+        return self.status.attempt
+
+    @property
+    def is_suspended(self) -> bool:
+        return is_true(self.status.conditions, ConditionType.SUSPENDED)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the job waits in a queue, so that its workers are stopped, if it has any."""
+        admitted = find(self.status.conditions, ConditionType.ADMITTED)
+        return admitted is not None and not admitted.is_true
+
+    @cached_property
+    def holding(self) -> Holding:
+        """The chips of the job's workers and placeholders."""
+        return holding(self.observed, self.status, self.now)
+
+    def charge(self, goodput: Goodput, until: datetime, then: Activity) -> Goodput:
+        return accounts.charge(goodput, until, then, self.holding)
+
+    def with_condition(
+        self, status: Status, kind: ConditionType, value: bool | None, reason: Reason, message: str
+    ) -> Status:
+        """`value`: None for Unknown."""
+        condition = Condition(
+            type=kind,
+            status="Unknown" if value is None else "True" if value else "False",
+            observed_generation=self.observed.generation,
+            last_transition_time=format_time(self.now),
+            reason=reason,
+            # The API server's refusal can be as long as the object that it refuses.
+            message=message[:LONGEST_MESSAGE],
+        )
+        return replace(status, conditions=with_condition(status.conditions, condition))
+
+    def present(self, status: Status, ready: ReadyState) -> Status:
+        """The status that shows `ready`, as observed now."""
+        shown = {
+            ConditionType.READY: ready.kind is Kind.SETTLED,
+            ConditionType.RECONCILING: ready.kind is Kind.IN_PROGRESS,
+            ConditionType.STALLED: ready.kind is Kind.STUCK,
+        }
+        for kind, value in shown.items():
+            if value or kind is ConditionType.READY:
+                status = self.with_condition(status, kind, value, ready.reason, ready.message)
+            else:
+                status = replace(status, conditions=without_condition(status.conditions, kind))
+        return replace(status, observed_generation=self.observed.generation, state=ready.state)
+
+    def finish(self, status: Status, ready: ReadyState) -> Status:
+        """The last status of the job. The job ends when its goodput does: if the clock was set back, that is later than
+        now."""
+        status = self.with_condition(status, ConditionType.GANG_READY, False, ready.reason, ready.message)
+        goodput = status.goodput and self.charge(status.goodput, self.now, Activity.FINISHED)
+        ended = goodput.since if goodput else format_time(self.now)
+        return self.present(replace(status, completion_time=ended, goodput=goodput, avoided_nodes=[]), ready)

@@ -1,0 +1,192 @@
+"""One look at a job that is valid and has not finished: everything its planner decides by."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+from itertools import count
+
+from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.status import Activity, Goodput
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time, parse_time
+from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
+from tpu_training_operator.domain.cluster_state.workload import Queue, workload_name
+from tpu_training_operator.domain.job.naming import WorkerId, workers
+from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.job.rungs import Rung
+from tpu_training_operator.domain.plan.common.chips import Holding, holding
+from tpu_training_operator.domain.plan.common.conditions import Snapshot
+from tpu_training_operator.domain.plan.common.goodput import lost, new_goodput, saved, settle
+
+# How long a failed worker is waited for that has yet to be reported as ended, so that its log can be kept.
+_LAST_MOMENT = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class Context(Snapshot):
+    """`status`: the stored status, with what the workers have reported since. `options`: all slices that the job may
+    run on, in order of preference; `option`: the one that its attempt runs on. `lower_rungs`: the rungs of its ladder
+    below the job itself; `rung`: where it is on the ladder, None without one."""
+
+    options: tuple[Option, ...]
+    option: Option
+    reporting: Reporting | None
+    lower_rungs: tuple[Option, ...] = ()
+    rung: Rung | None = None
+
+    @property
+    def job(self) -> TPUTrainingJob:
+        """With the slice that its attempt runs on as its spec.slice."""
+        return self.option.job
+
+    @property
+    def resolution(self) -> Resolution:
+        return self.option.resolution
+
+    @cached_property
+    def next_attempt(self) -> int:
+        """The next number that no pod has. Workers are created after their attempt is in the status, so a pod with a
+        later number is not the operator's."""
+        taken = {pod.worker.attempt for pod in self.observed.pods}
+        return next(number for number in count(self.attempt + 1) if number not in taken)
+
+    @cached_property
+    def pods(self) -> list[WorkerPod]:
+        """The workers of the current attempt."""
+        has = self.resolution.layout.has
+        return [pod for pod in self.observed.of_attempt(self.attempt) if has(pod.worker.slice, pod.worker.host)]
+
+    @cached_property
+    def leftovers(self) -> list[WorkerPod]:
+        """The workers of earlier attempts, except the one whose log is kept; and the entry check's pod, once it is of
+        no use."""
+        earlier = [pod for pod in self.observed.before_attempt(self.attempt) if not self._is_kept(pod)]
+        return [*self.idle_entry_check, *earlier]
+
+    @property
+    def is_checking(self) -> bool:
+        """Whether the entry check has begun and is not over."""
+        checked = find(self.status.conditions, ConditionType.ENTRY_CHECK_PASSED)
+        return checked is not None and checked.status == "Unknown"
+
+    @property
+    def idle_entry_check(self) -> list[WorkerPod]:
+        """The entry check's pod, unless something waits for it or it is kept for its log. A quota may count it."""
+        pod = self.observed.entry_check_pod
+        if pod is None or self.is_checking:
+            return []
+        is_over = find(self.status.conditions, ConditionType.ENTRY_CHECK_PASSED) is not None
+        return [] if pod.has_ended and is_over and not self._is_out_of_quota else [pod]
+
+    def _is_kept(self, pod: WorkerPod) -> bool:
+        """Whether it is the worker that failed last: its log says why, and a pod that has ended holds no chips. But a
+        quota may count it, so it is deleted if a quota refuses a worker."""
+        failure = self.status.last_failure
+        if failure is None or pod.name != failure.pod or pod.is_terminating or self._is_out_of_quota:
+            return False
+        return pod.has_ended or (pod.is_about_to_end and self.now < parse_time(failure.time) + _LAST_MOMENT)
+
+    @property
+    def awaits_last_failure(self) -> bool:
+        """Whether the worker that is kept for its log still holds its chips."""
+        earlier = self.observed.before_attempt(self.attempt)
+        return any(self._is_kept(pod) and not pod.has_ended for pod in earlier)
+
+    @property
+    def _is_out_of_quota(self) -> bool:
+        stalled = find(self.status.conditions, ConditionType.STALLED)
+        return stalled is not None and stalled.reason == Reason.NOT_PERMITTED
+
+    @cached_property
+    def missing(self) -> list[WorkerId]:
+        """The workers of the current attempt that have no pod."""
+        there = {pod.worker for pod in self.pods}
+        return [worker for worker in workers(self.resolution.layout, self.attempt) if worker not in there]
+
+    @property
+    def may_have_workers(self) -> bool:
+        """Whether the status gives the attempt its workers: it has begun, and nothing has stopped it since."""
+        return self.attempt > 0 and not self.is_suspended and not self.is_held
+
+    @property
+    def is_on_lower_rung(self) -> bool:
+        """Whether the attempt is on a rung below the job."""
+        return self.resolution.lower_rung is not None
+
+    @property
+    def of_rung(self) -> str:
+        """How a message about an attempt begins."""
+        return f"{self.rung.words}: " if self.rung else ""
+
+    @cached_property
+    def holding(self) -> Holding:
+        """The chips of the job's workers and placeholders, each on its own slice."""
+        per_host = {option.number: option.layout.shape.chips_per_host for option in self.options}
+        return holding(self.observed, self.status, self.now, per_host)
+
+    @cached_property
+    def queue(self) -> Queue | None:
+        """With the Workload of the present slice."""
+        return self.queue_on(self.option)
+
+    def queue_on(self, option: Option) -> Queue | None:
+        """With the Workload of that slice."""
+        name = workload_name(self.job.name, self.job.uid, option.number)
+        return None if self.observed.queue is None else self.observed.queue.at(name)
+
+    @property
+    def all_workers(self) -> list[WorkerPod]:
+        """Of the current attempt and of earlier ones, on whichever slice."""
+        return [*self.observed.before_attempt(self.attempt), *self.observed.of_attempt(self.attempt)]
+
+    @property
+    def is_running(self) -> bool:
+        return is_true(self.status.conditions, ConditionType.GANG_READY)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the job has come to its first step, on whichever slice."""
+        goodput = self.status.goodput
+        return goodput is not None and goodput.productive_seconds + goodput.wasted_seconds > 0
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the cluster refused what the last pass wanted to create."""
+        ready = find(self.status.conditions, ConditionType.READY)
+        waits = ready is not None and ready.reason == Reason.WAITING_FOR_DELETED_JOB
+        return waits or is_true(self.status.conditions, ConditionType.STALLED)
+
+    @property
+    def reports(self) -> bool:
+        """Whether the gang will report its progress: it runs our trainer, and the operator listens."""
+        return self.reporting is not None and self.job.spec.trainer.entrypoint is not None
+
+    @property
+    def was_heard(self) -> bool:
+        """Whether a worker of the current attempt has reported."""
+        return self.status.progress is not None and self.status.progress.phase is not None
+
+    def goodput_of_stopped(self) -> Goodput | None:
+        """The goodput of an attempt that a suspension or Kueue has stopped. A worker that reports its checkpoints has
+        saved only what came before the last of them; a trainer that cannot report saves before it stops."""
+        goodput, progress = self.status.goodput, self.status.progress
+        if goodput is None:
+            return None
+        reports_checkpoints = self.reports or (progress is not None and progress.checkpoint_step is not None)
+        if self.job.spec.checkpoint is None or (self.was_heard and reports_checkpoints):
+            return lost(goodput)
+        return saved(goodput)
+
+    def settled_goodput(self, until: datetime | None = None) -> Goodput:
+        """The goodput up to `until`, by default up to now."""
+        created = self.job.metadata.get("creationTimestamp", format_time(self.now))
+        pods = [] if self.missing else self.pods
+        return settle(self.status.goodput or new_goodput(created), pods, until or self.now, self.holding)
+
+    def goodput_at_end(self, until: datetime) -> Goodput:
+        """The goodput of an attempt that ends. A gang that ran and never reported counts as having trained."""
+        given = self.status.goodput
+        if given is None or not self.is_running or self.was_heard:
+            return self.settled_goodput(until)
+        return self.charge(replace(given, activity=Activity.TRAIN), until, Activity.TRAIN)

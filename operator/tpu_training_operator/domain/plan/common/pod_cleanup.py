@@ -1,0 +1,86 @@
+"""Which unwanted pods to delete, which to delete by force, and which the next attempt must wait for.
+
+A pod that is being deleted keeps its chips until its node reports that it has stopped, and a dead node reports nothing.
+Such a pod is deleted by force. That frees its name and nothing else: a worker that keeps running behind a broken
+network cannot meet a peer, and checkpoints of two attempts do not touch each other.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.failures.pod_signs import NODE_GONE, TAINT_EVICTION
+from tpu_training_operator.domain.objects.actions import AT_ONCE, DeletePod
+
+# A node under load takes a while to report that a container has stopped.
+_SILENCE = timedelta(seconds=30)
+# A watch can be broken for a while, and tells what has gone only afterwards. So waiting for pods to go needs a look as
+# well. Not more often than this, because many gangs can wait at once.
+_UNHEARD = timedelta(seconds=15)
+
+Stages = tuple[tuple[DeletePod, ...], ...]
+
+
+def deletions(pods: Iterable[WorkerPod], now: datetime) -> Stages:
+    """One stage that deletes these pods, by force those which their nodes do not release."""
+    unwanted = list(pods)
+    asked = tuple(DeletePod(pod.name, pod.uid) for pod in unwanted if not pod.is_terminating)
+    stage = (*asked, *(deletion for stage in by_force(unwanted, now) for deletion in stage))
+    return (stage,) if stage else ()
+
+
+def by_force(pods: Iterable[WorkerPod], now: datetime) -> Stages:
+    """One stage that deletes by force those pods which are being deleted and which their nodes do not release."""
+    stage = tuple(DeletePod(pod.name, pod.uid, force=True) for pod in pods if _given_up(pod) <= now)
+    return (stage,) if stage else ()
+
+
+def in_the_way(pods: Iterable[WorkerPod]) -> list[WorkerPod]:
+    """The pods that the next attempt must wait for. Not those on a lost node: no pod is placed there while it is lost,
+    and when it comes back, the pod's chips count as taken until the pod has stopped."""
+    return [pod for pod in pods if not (pod.is_terminating and (is_on_lost_node(pod) or pod.is_released))]
+
+
+def next_force(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
+    """When the next of them must be deleted by force, unless it goes before."""
+    waits = [_given_up(pod) - now for pod in pods if pod.is_terminating and not pod.is_released]
+    return max(min(waits), AT_ONCE) if waits else None
+
+
+def look_again(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
+    """When to look again at pods that should go, if the cluster reports nothing before."""
+    force = next_force(pods, now)
+    if not in_the_way(pods):
+        return force
+    return _UNHEARD if force is None else min(force, _UNHEARD)
+
+
+def is_on_lost_node(pod: WorkerPod) -> bool:
+    """Whether the control plane has given up on the node, or the node is gone. An eviction by a NoExecute taint alone
+    does not prove it: a live node may have such a taint, and its workers save before they stop. But the control plane
+    marks the pods of a silent node as not ready before it evicts them."""
+    disruption = pod.condition("DisruptionTarget")
+    if disruption.get("status") != "True":
+        return False
+    is_silent = pod.condition("Ready").get("status") != "True"
+    return disruption.get("reason") == NODE_GONE or (disruption.get("reason") == TAINT_EVICTION and is_silent)
+
+
+def stays(pod: WorkerPod, now: datetime) -> bool:
+    """Whether only somebody's finalizer keeps the pod, and not just for the moment that every deletion takes."""
+    return pod.is_released and now >= parse_time(pod.raw["metadata"]["deletionTimestamp"]) + _SILENCE
+
+
+def words_of_kept(pod: WorkerPod) -> str:
+    """Of a pod that stays."""
+    return (
+        f"Pod {pod.name} is deleted, but a finalizer keeps it and with it the name: remove it from metadata.finalizers"
+    )
+
+
+def _given_up(pod: WorkerPod) -> datetime:
+    """When to stop waiting for the pod's node. A pod's deletionTimestamp is the end of its grace period."""
+    if not pod.is_terminating or pod.is_released:
+        return datetime.max.replace(tzinfo=pod.created.tzinfo)
+    end = parse_time(pod.raw["metadata"]["deletionTimestamp"])
+    return end if is_on_lost_node(pod) else end + _SILENCE

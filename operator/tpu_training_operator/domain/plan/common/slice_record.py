@@ -1,0 +1,127 @@
+"""Which slice an attempt runs on, as the status tells it, and what the time there has cost.
+
+The choice is written with the attempt, before anything is done (ADR 2, ADR 15), so every later pass of any operator
+finds the attempt and its slice together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.status import MOST_MOVES, Move, Placement, PlacementReason, Status
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time
+from tpu_training_operator.domain.job.options import Option
+
+FOR_CAPACITY = (PlacementReason.NO_CAPACITY, PlacementReason.NOT_ADMITTED)
+PLACEHOLDERS = "placeholders"
+"""The name in `chipSeconds` of what placeholders held, on whichever slice."""
+
+
+def chosen(options: Sequence[Option], status: Status, pods: Sequence[WorkerPod]) -> Option:
+    """The slice that the status names; spec.slice before the first attempt.
+
+    If the status has lost it, or names none of the job's, the labels of the attempt's workers tell.
+    """
+    placement = status.placement
+    if placement is not None and (named := _named(options, placement)) is not None:
+        return named
+    attempt = status.attempt or max((pod.worker.attempt for pod in pods), default=0)
+    known = {option.number: option for option in options}
+    told = (known[pod.alternative] for pod in pods if pod.worker.attempt == attempt and pod.alternative in known)
+    return next(told, options[0])
+
+
+def _named(options: Sequence[Option], placement: Placement) -> Option | None:
+    """The option of that number, if its slice has that name; else the first whose slice has."""
+    called = [option for option in options if str(option) == placement.slice]
+    return next((option for option in called if option.number == placement.alternative), next(iter(called), None))
+
+
+def strays(option: Option, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
+    """Workers of the attempt on another slice than the status says: somebody has edited it."""
+    return [pod for pod in pods if pod.alternative != option.number]
+
+
+def put_on(
+    before: Placement | None, option: Option, reason: PlacementReason, now: datetime, move: Move | None = None
+) -> Placement:
+    """Returns the placement of an attempt that begins. `move`: how the job came there, if it was elsewhere.
+
+    On the slice where the job was before, it has been there all the time: a suspension or an eviction does not make it
+    forget that it has run there."""
+    number, name = option.number, str(option)
+    placement = before or Placement(slice=name, since=format_time(now), reason=str(reason))
+    if before is None or (before.alternative, before.slice) != (number, name):
+        placement = replace(placement, alternative=number, slice=name, since=format_time(now), has_run=False)
+    if move is not None:
+        searches = placement.searches + (reason in FOR_CAPACITY)
+        placement = replace(placement, searches=searches, moves=_most_telling([*placement.moves, move]))
+    return replace(placement, reason=str(reason))
+
+
+def reason_to_stay(placement: Placement | None, option: Option) -> PlacementReason:
+    """Returns why an attempt is on `option` that begins where the job is."""
+    if option.resolution.lower_rung is not None:
+        return PlacementReason.RUNG
+    if placement is not None and placement.reason in list(PlacementReason):
+        return PlacementReason(placement.reason)
+    return PlacementReason.STATUS_LOST if option.number else PlacementReason.PREFERRED
+
+
+def _most_telling(moves: Sequence[Move]) -> list[Move]:
+    """Returns as many moves as the status has room for. Those for lack of capacity are dropped first."""
+    kept = list(moves)
+    while len(kept) > MOST_MOVES:
+        kept.pop(next((i for i, move in enumerate(kept[:-1]) if move.reason in FOR_CAPACITY), 0))
+    return kept
+
+
+def arrived(placement: Placement) -> Placement:
+    """All workers are ready where the job is. A fact and not a comparison of times, which have whole seconds: a gang
+    may be lost in the second in which it came."""
+    return replace(placement, has_run=True, searches=0)
+
+
+def is_mistaken(status: Status, option: Option) -> bool:
+    """Whether the placement must be corrected. A job that began before placements existed gets its first one with the
+    next write."""
+    if status.placement is None:
+        return status.attempt > 0 and option.number > 0
+    return (status.placement.alternative, status.placement.slice) != (option.number, str(option))
+
+
+def accounted(after: Status, before: Status, option: Option, now: datetime) -> Status:
+    """The status, in which the slice of the attempt is charged with the chips used since `before`. An attempt without a
+    placement gets one."""
+    if after.attempt == 0:
+        return after
+    placement = after.placement
+    if placement is None or (after.attempt == before.attempt and is_mistaken(after, option)):
+        placement = put_on(
+            placement, option, PlacementReason.STATUS_LOST if option.number else PlacementReason.PREFERRED, now
+        )
+    if is_true(after.conditions, ConditionType.GANG_READY):
+        placement = arrived(placement)
+    return charged(replace(after, placement=placement), before, str(option))
+
+
+def charged(after: Status, before: Status, name: str) -> Status:
+    """The status, in which the slice of that name is charged with the chips used since `before`."""
+    placement = after.placement
+    if placement is None:
+        return after
+    held, was_held = _placeholders(after), _placeholders(before)
+    used = {name: _total(after) - held - _total(before) + was_held, PLACEHOLDERS: held - was_held}
+    spent = {each: placement.chip_seconds.get(each, 0) + seconds for each, seconds in used.items() if seconds > 0}
+    return replace(after, placement=replace(placement, chip_seconds={**placement.chip_seconds, **spent}))
+
+
+def _total(status: Status) -> int:
+    known = status.goodput.chip_seconds if status.goodput else None
+    return known.total if known else 0
+
+
+def _placeholders(status: Status) -> int:
+    known = status.goodput.chip_seconds if status.goodput else None
+    return known.placeholders if known else 0

@@ -1,0 +1,147 @@
+"""A job that somebody else runs: `spec.managedBy`.
+
+With MultiKueue, Kueue runs the job in another cluster. The job here has a Workload and no workers. When Kueue has
+reserved quota here and found a cluster that admits the job, it creates a copy there, without managedBy. The operator
+there does the work, and Kueue copies that job's status over the status here. So the status has one writer at a time:
+
+- This operator while no copy exists. It says why the job waits.
+- Kueue while the Workload here is admitted. What must be told to Kueue here follows from the copy's status.
+
+When the Workload here holds no quota or is not active, Kueue deletes the copy (pkg/controller/admissionchecks of Kueue
+0.19: multikueue/workload.go and externalframeworks/adapter.go).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true
+from tpu_training_operator.api.constants import MAX_HOSTS
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.validation import InvalidJob
+from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
+from tpu_training_operator.domain.cluster_state.workload import Queue, Workload, manager_of
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.objects.actions import (
+    Action,
+    Create,
+    Event,
+    Plan,
+    UpdateWorkload,
+    WriteWorkloadStatus,
+)
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.workload import workload
+from tpu_training_operator.domain.plan.common.completion import after_the_end
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.invalid import invalid
+from tpu_training_operator.domain.plan.parse_cache import Readings
+from tpu_training_operator.domain.plan.queue.queueing import asked_anew, shown
+from tpu_training_operator.domain.plan.startable import check_options
+
+_LOOK_AGAIN = timedelta(seconds=15)
+# A lost cluster never says that its workers have stopped.
+_LONGEST_STOP = timedelta(minutes=10)
+_SHOWN_HERE = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUSPENDED)
+
+
+def delegated(look: Snapshot, readings: Readings, max_hosts: int = MAX_HOSTS) -> Plan:
+    """The plan for a job that this operator does not run. It has no worker here."""
+    queue, status = look.observed.queue, look.status
+    if manager_of(look.observed.job) != constants.MULTIKUEUE or "deletionTimestamp" in look.observed.job["metadata"]:
+        return Plan()
+    if status.completion_time is not None:
+        # Kueue itself says in the Workload that it has finished.
+        return after_the_end(look.observed, status, look.now)
+    if queue is None:
+        return _unqueued(look)
+    found = queue.workload
+    try:
+        step = _create(look, queue, readings, max_hosts) if found is None else _step(look, queue, found)
+    except InvalidJob as error:
+        return invalid(replace(look, status=Status()), error)
+    stages: tuple[Sequence[Action], ...] = ((step,),) if step else ()
+    if found is not None and _has_copy(found):
+        return Plan(stages=stages, again=_LOOK_AGAIN)
+    # Kueue copies a status as a whole. What an earlier copy has left here no longer describes this job.
+    left = replace(Status(), conditions=[each for each in status.conditions if each.type in _SHOWN_HERE])
+    ready = _shown(look, queue)
+    is_new = find(left.conditions, ConditionType.READY) is None
+    events = (Event(EventReason.QUEUED, ready.message),) if is_new and ready.state is State.QUEUED else ()
+    suspends = _is_to_be_suspended(look)
+    if suspends or is_true(left.conditions, ConditionType.SUSPENDED):
+        reason = Reason.SUSPENDED if suspends else Reason.RESUMED
+        left = look.with_condition(left, ConditionType.SUSPENDED, suspends, reason, ready.message)
+    return Plan(stages=stages, status=look.present(left, ready), events=events, again=_LOOK_AGAIN)
+
+
+def _unqueued(look: Snapshot) -> Plan:
+    """Kueue does not know a job without a Workload. The status of an earlier copy stays as it is."""
+    if look.attempt:
+        return Plan()
+    message = (
+        "spec.managedBy gives the job to MultiKueue, which takes it from a queue: name a LocalQueue of this cluster in"
+        f" the job's label {constants.LABEL_QUEUE}"
+    )
+    ready = ReadyState(State.BLOCKED, Kind.STUCK, Reason.QUEUE_UNUSABLE, message)
+    is_new = find(look.status.conditions, ConditionType.READY) is None
+    events = (Event(EventReason.BLOCKED, message, warning=True),) if is_new else ()
+    return Plan(status=look.present(look.status, ready), events=events)
+
+
+def _is_to_be_suspended(look: Snapshot) -> bool:
+    policy = look.observed.job["spec"].get("runPolicy")
+    return isinstance(policy, dict) and policy.get("suspend") is True
+
+
+def _has_copy(found: Workload) -> bool:
+    """Whether Kueue may write the job's status."""
+    return found.is_true("Admitted") or (found.is_evicted and found.holds_quota)
+
+
+def _create(look: Snapshot, queue: Queue, readings: Readings, max_hosts: int) -> Action | None:
+    """Raises InvalidJob. From then on the operator of the other cluster judges the job."""
+    job = look.observed.job
+    options = readings.job(job)
+    check_options((*options, *readings.lower_rungs(job)), job, max_hosts)
+    if queue.problem or _is_to_be_suspended(look):
+        return None
+    first = options[0]
+    worker = worker_pod(first.job, first.resolution, WorkerId(1, 0, 0))
+    return Create(workload(first.job, first.resolution, queue, worker))
+
+
+def _step(look: Snapshot, queue: Queue, found: Workload) -> Action | None:
+    """What Kueue is told next."""
+    now, suspends = format_time(look.now), _is_to_be_suspended(look)
+    if found.is_going or found.is_finished:
+        return None
+    if suspends and found.is_active:
+        return UpdateWorkload(found.with_active(False), frees_quota=True)
+    if found.is_evicted and found.holds_quota:
+        has_stopped = not found.is_active or _copy_has_stopped(look, found)
+        return WriteWorkloadStatus(found.without_quota(now), frees_quota=True) if has_stopped else None
+    if not suspends and not found.is_active and is_true(look.status.conditions, ConditionType.SUSPENDED):
+        return UpdateWorkload(found.with_active(True))
+    if found.is_admitted:
+        told = found.with_pods_ready(is_true(look.status.conditions, ConditionType.GANG_READY), now)
+        return None if told is None else WriteWorkloadStatus(told)
+    return asked_anew(queue)
+
+
+def _copy_has_stopped(look: Snapshot, found: Workload) -> bool:
+    """Whether the copy says that no worker runs, or has had enough time to stop them."""
+    ready = find(look.status.conditions, ConditionType.READY)
+    if not look.attempt or (look.is_held and (ready is None or ready.reason != Reason.EVICTED)):
+        return True
+    since = found.condition("Evicted").get("lastTransitionTime")
+    return since is None or look.now >= parse_time(str(since)) + _LONGEST_STOP
+
+
+def _shown(look: Snapshot, queue: Queue) -> ReadyState:
+    if _is_to_be_suspended(look):
+        message = "suspended by spec.runPolicy.suspend; no other cluster runs the job"
+        return ReadyState(State.SUSPENDED, Kind.SETTLED, Reason.SUSPENDED, message)
+    ready = shown(queue, 0)
+    return replace(ready, message=f"{ready.message} (for another cluster: MultiKueue runs the job)")

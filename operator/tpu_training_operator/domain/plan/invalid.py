@@ -1,0 +1,239 @@
+"""What to do about a job whose spec this operator cannot use.
+
+Such a job is not started. If it has started, it became invalid later, mostly under another version of the operator, and
+its gang keeps training, because it began with numbers that the status still has. But what binds every job binds this
+one: suspension, budget, deadlines and Kueue's eviction are read from the raw spec, the status and the Workload. A gang
+that has lost a worker is stopped, because nothing can replace the worker; and so is one whose numbers the status has
+lost, because nothing can tell when it is whole, what it uses, or that it has succeeded.
+
+A stopped gang is suspended, or held in its queue, as with a valid spec. So the job goes on once the spec is valid.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.run_policy import ChipBudget, OnExceeded, RunPolicy
+from tpu_training_operator.api.status import Activity, Goodput, State, Status
+from tpu_training_operator.api.validation import InvalidJob
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
+from tpu_training_operator.domain.failures.first import first_failure, next_look
+from tpu_training_operator.domain.failures.pod_signs import has_succeeded
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
+from tpu_training_operator.domain.plan.common.completion import deadline_words, fail, succeed
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.common.goodput import active_seconds, new_goodput, settle
+from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
+from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
+from tpu_training_operator.domain.plan.lost_status import may_be_news, unknown_workers
+from tpu_training_operator.domain.plan.queue.queueing import evicted, gives_up_quota
+from tpu_training_operator.domain.plan.restarts.start_deadline import partly_placed, starts_late
+from tpu_training_operator.domain.plan.stopping import budget
+from tpu_training_operator.domain.plan.stopping.suspension import BY_USER
+
+# Usually a watch tells sooner what becomes of the workers and of the Workload.
+_LOOK_AGAIN = timedelta(seconds=30)
+_READ_AGAIN = timedelta(seconds=1)
+
+
+def invalid(look: Snapshot, error: InvalidJob) -> Plan:
+    """Plans without the spec. The gang asks for no better slice, because it is not known what that would be."""
+    decided, held = _Invalid(look, error).decided(), deletions(look.observed.placeholders, look.now)
+    return replace(decided, stages=(*decided.stages, *held)) if held else decided
+
+
+def budget_of(look: Snapshot) -> ChipBudget | None:
+    """Returns the budget; if it cannot be read, with the hours that the status still has."""
+    given, budget = _given_policy(look), _policy(look).budget
+    if budget is not None or (given is not None and given.get("budget") is None):
+        return budget
+    known = look.status.usage.budget_chip_hours if look.status.usage else None
+    return ChipBudget(chip_hours=known) if known else None
+
+
+def _policy(look: Snapshot) -> RunPolicy:
+    """Returns those fields of spec.runPolicy that can be read, and the defaults of the others."""
+    given = _given_policy(look) or {}
+    return RunPolicy.model_validate({name: value for name, value in given.items() if _is_readable(name, value)})
+
+
+def _is_readable(name: str, value: Any) -> bool:
+    try:
+        RunPolicy.model_validate({name: value})
+    except ValidationError:
+        return False
+    return True
+
+
+def _given_policy(look: Snapshot) -> Mapping[str, Any] | None:
+    spec = look.observed.job.get("spec")
+    policy = spec.get("runPolicy", {}) if isinstance(spec, Mapping) else None
+    return policy if isinstance(policy, Mapping) else None
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """Says why the workers stop. `words`: a clause for people."""
+
+    reason: Reason
+    event: EventReason
+    words: str
+
+
+@dataclass(frozen=True)
+class _Invalid:
+    look: Snapshot
+    error: InvalidJob
+
+    @property
+    def status(self) -> Status:
+        return self.look.status
+
+    def decided(self) -> Plan:
+        status = self.status
+        if (unknown := unknown_workers(self.look.observed, status.attempt)) and not self._workers:
+            return self._take_up(unknown)
+        if status.attempt == 0:
+            return Plan(gives_up_quota(self.look.observed), self._shown(status))
+        if status.resolved and self._gang and all(map(has_succeeded, self._gang)) and not is_on_lower_rung(status):
+            return succeed(self.look, self._gang, status.goodput, status.resolved.train_steps)
+        if self.look.is_suspended or self.look.is_held:
+            return self._rest()
+        if (left := self._active_time_left()) is not None and left <= AT_ONCE:
+            message = deadline_words(self._policy.active_deadline_seconds)
+            return fail(self.look, replace(status, goodput=self._goodput), Reason.DEADLINE_EXCEEDED, message)
+        if (cause := self._cause()) is not None:
+            return self._stop(cause)
+        message = f"this operator cannot use the spec and only watches attempt {status.attempt}: {self.error}"
+        is_news = status.state is not State.INVALID
+        events = (Event(EventReason.INVALID_SPEC, message, warning=True),) if is_news else ()
+        watched = Plan(status=self._shown(status), events=events)
+        again = _LOOK_AGAIN if self.look.observed.queue else None
+        start = self._unstarted[0] - self.look.now if self._unstarted else None
+        return watched.due_within(left, again, start, next_look(self._gang, self.look.now), self._until_spent())
+
+    def _take_up(self, unknown: Sequence[WorkerPod]) -> Plan:
+        """Writes down the attempt of these workers: the status was lost, or shows an earlier one."""
+        if may_be_news(unknown, self.look.now):
+            return Plan(again=_READ_AGAIN)
+        attempt = max(pod.worker.attempt for pod in unknown)
+        event = Event(
+            EventReason.STATUS_LOST, f"the status was lost; the workers are of attempt {attempt}", warning=True
+        )
+        status = replace(self._shown(self.status), attempt=attempt)
+        return Plan(status=status, events=(event,), again=AT_ONCE)
+
+    # What binds it.
+
+    def _cause(self) -> _Cause | None:
+        spent = self._spent
+        if self._policy.suspend:
+            return _Cause(BY_USER.reason, BY_USER.event, BY_USER.told)
+        if spent is not None and spent.is_all:
+            return _Cause(Reason.BUDGET_EXCEEDED, EventReason.BUDGET_EXCEEDED, spent.words())
+        if (why := evicted(self.look)) is not None:
+            return _Cause(Reason.EVICTED, EventReason.EVICTED, why)
+        if (lost := self._lost()) is not None:
+            return _Cause(Reason.INVALID_SPEC, EventReason.SUSPENDED, lost)
+        return None
+
+    @cached_property
+    def _policy(self) -> RunPolicy:
+        return _policy(self.look)
+
+    @cached_property
+    def _spent(self) -> budget.Spent | None:
+        found = budget_of(self.look)
+        used = budget.used(self.look, self.status)
+        return None if found is None else budget.Spent(used, found.chip_hours * 3600)
+
+    def _until_spent(self) -> timedelta | None:
+        return None if self._spent is None else budget.until_spent(self._spent, self.look.holding)
+
+    def _active_time_left(self) -> timedelta | None:
+        limit = self._policy.active_deadline_seconds
+        return None if limit is None else timedelta(seconds=limit - active_seconds(self._goodput))
+
+    @cached_property
+    def _goodput(self) -> Goodput:
+        created = str(self.look.observed.job["metadata"]["creationTimestamp"])
+        return settle(self.status.goodput or new_goodput(created), self._gang, self.look.now, self.look.holding)
+
+    @cached_property
+    def _gang(self) -> list[WorkerPod]:
+        """Returns all workers of the attempt, or none if any is missing."""
+        found = self._workers
+        return found if self.status.resolved and len(found) == self.status.resolved.hosts else []
+
+    @cached_property
+    def _workers(self) -> list[WorkerPod]:
+        if (layout := self.status.resolved) is None:
+            return []
+        return [
+            pod
+            for pod in self.look.observed.of_attempt(self.status.attempt)
+            if pod.worker.slice < layout.slices and pod.worker.host < layout.hosts_per_slice
+        ]
+
+    def _lost(self) -> str | None:
+        """Says why the gang cannot train to its end; None if it can."""
+        if (layout := self.status.resolved) is None:
+            return "status.resolved was removed, so the size of the gang is unknown, and its chips cannot be counted"
+        failure = first_failure(self._workers, self.status.attempt, self.look.now, settle_user_errors=True)
+        if failure is not None:
+            return f"worker {failure.pod} has failed ({failure.reason}), and the spec must be valid to replace it"
+        if missing := layout.hosts - len(self._workers):
+            return f"{count(missing, 'worker')} missing, and the spec must be valid to create them"
+        return self._unstarted[1] if self._unstarted and self._unstarted[0] <= self.look.now else None
+
+    @cached_property
+    def _unstarted(self) -> tuple[datetime, str] | None:
+        """Returns until when a gang that has not started may hold its nodes, and why it then gives them back."""
+        policy = self._policy
+        if part := partly_placed(self._gang, policy, self.status.avoided_nodes):
+            waiting, limit = count(part.waiting, "worker"), policy.start_deadline_seconds
+            return part.deadline, f"{waiting} could not be placed within {limit} s, so the others release their nodes"
+        if late := starts_late(self._gang, policy):
+            limit = int(late.limit.total_seconds())
+            return late.deadline, f"worker {late.pod.name} has not started within {limit} s on its node"
+        return None
+
+    # How it stops.
+
+    def _stop(self, cause: _Cause) -> Plan:
+        """Writes down that the workers stop, before any of them is stopped, as with a valid spec."""
+        is_eviction = cause.reason is Reason.EVICTED
+        rest, value = (ConditionType.ADMITTED, False) if is_eviction else (ConditionType.SUSPENDED, True)
+        status = self._shown(self.status, cause.words)
+        for kind, is_so in ((rest, value), (ConditionType.GANG_READY, False)):
+            status = self.look.with_condition(status, kind, is_so, cause.reason, cause.words)
+        activity = Activity.QUEUE if is_eviction else Activity.SUSPENDED
+        goodput = self.look.charge(self._goodput, self.look.now, activity)
+        event = Event(cause.event, f"stopping the workers: {cause.words}", warning=cause.reason is not BY_USER.reason)
+        return Plan(status=replace(status, goodput=goodput), events=(event,), again=AT_ONCE)
+
+    def _rest(self) -> Plan:
+        """Stops the workers and gives the quota back, until the spec is valid."""
+        pods, found = self._all_workers(), budget_of(self.look)
+        if self._spent and self._spent.is_all and found and found.on_exceeded is OnExceeded.FAIL and not pods:
+            return fail(self.look, self.status, Reason.BUDGET_EXCEEDED, self._spent.words())
+        stages = (*deletions(pods, self.look.now), *gives_up_quota(self.look.observed))
+        shown = self._shown(self.status, "its workers are stopped")
+        queue = self.look.observed.queue
+        again = _LOOK_AGAIN if queue and (queue.workload or queue.others) else None
+        return Plan(stages, shown).due_within(look_again(pods, self.look.now), again)
+
+    def _all_workers(self) -> Sequence[WorkerPod]:
+        """Returns the workers of all attempts that the status knows, except failed ones, whose logs say why."""
+        known = self.look.observed.before_attempt(self.status.attempt + 1)
+        return [pod for pod in known if pod.phase != "Failed"]
+
+    def _shown(self, status: Status, also: str = "") -> Status:
+        message = f"{self.error}; {also}" if also else str(self.error)
+        return self.look.present(status, ReadyState(State.INVALID, Kind.STUCK, Reason.INVALID_SPEC, message))

@@ -1,0 +1,47 @@
+"""A job that is being deleted, or whose namespace is.
+
+Kubernetes deletes everything that the job owns, by owner references, but only once the job itself is gone. A finalizer
+may keep the job for long, and in a namespace that is being deleted jobs go after their pods. So the workers are stopped
+here: no failure is charged, and no attempt begins. Only with `kubectl delete --cascade=orphan` do they stay.
+"""
+
+from dataclasses import replace
+
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, is_true
+from tpu_training_operator.api.status import Activity, State
+from tpu_training_operator.domain.cluster_state.observed import Observed
+from tpu_training_operator.domain.objects.actions import Event, Plan
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.common.pod_cleanup import by_force, deletions, next_force
+from tpu_training_operator.domain.plan.queue.queueing import gives_up_quota
+
+_ORPHANS = "orphan"
+
+
+def is_leaving(observed: Observed) -> bool:
+    return "deletionTimestamp" in observed.job["metadata"] or observed.is_namespace_going
+
+
+def leave(look: Snapshot) -> Plan:
+    """Stops the workers, then gives the quota back."""
+    observed, status, now = look.observed, look.status, look.now
+    finalizers = [str(name) for name in observed.job["metadata"].get("finalizers") or ()]
+    if _ORPHANS in finalizers:
+        return Plan(stages=by_force(observed.every_pod, now), again=next_force(observed.every_pod, now))
+    running = [pod for pod in observed.every_pod if not pod.has_ended]
+    stages = (*deletions(running, now), *gives_up_quota(observed))
+    again = next_force(running, now)
+    if status.completion_time is not None:
+        return Plan(stages, again=again)
+    message = "the job is being deleted, and its workers are stopped"
+    if observed.is_namespace_going:
+        message = "the namespace is being deleted, and the workers of the job are stopped"
+    elif finalizers:
+        message += f"; the object stays until {', '.join(finalizers)} is removed from metadata.finalizers"
+    ready = ReadyState(State.SUSPENDED, Kind.IN_PROGRESS, Reason.BEING_DELETED, message)
+    events = () if status.state is State.SUSPENDED else (Event(EventReason.SUSPENDED, message),)
+    if is_true(status.conditions, ConditionType.GANG_READY):
+        status = look.with_condition(status, ConditionType.GANG_READY, False, ready.reason, message)
+        goodput = status.goodput and look.charge(status.goodput, now, Activity.SUSPENDED)
+        status = replace(status, goodput=goodput)
+    return Plan(stages, look.present(status, ready), events, again)

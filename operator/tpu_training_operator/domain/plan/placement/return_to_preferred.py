@@ -1,0 +1,193 @@
+"""How a job returns to a better slice: only once its capacity is proven.
+
+While the gang trains on an alternative, placeholder pods ask for the nodes of a better slice. They make the cluster
+autoscaler act. When all of them run, the gang moves: it saves and stops, its workers on the better slice are created,
+and the placeholders go and leave their nodes to the workers. Until then the gang has lost nothing.
+
+A job on fewer slices than it wants asks only for the missing ones. If only some of them come, it grows by those.
+
+Placeholders hold chips that nobody uses, so they do not stay. They ask for each better slice in turn, then rest. While
+the nodes of a slice are coming up, its turn goes on. The turns follow from the clock, so nothing has to be stored.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from tpu_training_operator.api.conditions import ConditionType, find, is_true
+from tpu_training_operator.api.placement import ReturnToPreferred
+from tpu_training_operator.api.status import PlacementReason, ReportPhase, Status
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.job.naming import leads_a_slice, placeholder_slice
+from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Plan, TellOfGrowth
+from tpu_training_operator.domain.objects.placeholder import missing_placeholders
+from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.pod_cleanup import by_force, deletions, stays, words_of_kept
+from tpu_training_operator.domain.plan.placement.moving import move
+from tpu_training_operator.domain.plan.placement.search import may_move_again
+
+_LOOK_AGAIN = timedelta(seconds=15)
+
+
+def with_growth(decided: Plan, ctx: Context) -> Plan:
+    """The plan, with what happens to placeholders; instead of it the move to a better slice, once all placeholders
+    there run. In a queue, Kueue proves the capacity (`proof`)."""
+    held = ctx.observed.placeholders
+    if decided.status is not None and decided.status.attempt != ctx.attempt:
+        return decided
+    stays = (decided.status is not None and _ends(decided.status)) or ctx.queue is not None
+    if not stays and (some := _some_more(ctx)) is not None:
+        return _grow(ctx, some)
+    target = None if stays else _sought(ctx)
+    if target is None:
+        unwanted = [pod for pod in held if not _is_for_the_next_gang(pod, ctx)]
+        wait = until_next_turn(ctx) if not held else None
+        return _extended(decided, deletions(unwanted, ctx.now)).due_within(wait, _LOOK_AGAIN if held else None)
+    own = [pod for pod in held if pod.alternative == target.number]
+    if _whole_slices(target, own) >= _lacking(ctx, target):
+        return _grow(ctx, target)
+    unwanted = [*_useless(own), *(pod for pod in held if pod.alternative != target.number)]
+    # One on a dead node would keep its name for good.
+    going = (*deletions(unwanted, ctx.now), *by_force((pod for pod in own if pod not in unwanted), ctx.now))
+    return _extended(decided, (*(going or _missing(ctx, target, own)), *_kept(ctx, own))).due_within(_LOOK_AGAIN)
+
+
+def _ends(status: Status) -> bool:
+    """Whether the gang is about to stop."""
+    return status.completion_time is not None or is_true(status.conditions, ConditionType.SUSPENDED)
+
+
+def _lacking(ctx: Context, target: Option) -> int:
+    """How many more slices the gang needs there."""
+    return target.layout.slices - (ctx.option.layout.slices if target.is_own and ctx.option.is_own else 0)
+
+
+def _whole_slices(target: Option, own: Iterable[WorkerPod]) -> int:
+    """The number of slices on which all placeholders run."""
+    running = Counter(placeholder_slice(pod.name) for pod in own if pod.is_ready)
+    return sum(hosts == target.layout.hosts_per_slice for hosts in running.values())
+
+
+def _some_more(ctx: Context) -> Option | None:
+    """The option with the most slices for which placeholders hold the nodes, once no more nodes are coming up."""
+    turns = turns_taken(ctx)
+    if turns is None or turns < 0 or 0 in _coming_up(ctx):
+        return None
+    wished = ctx.options[0]
+    more = _whole_slices(wished, [pod for pod in ctx.observed.placeholders if pod.alternative == wished.number])
+    could = more + wished.layout.slices - _lacking(ctx, wished)
+    better = [option for option in ctx.options if option.is_own and option.number < ctx.option.number]
+    return next((option for option in better if more and option.layout.slices <= could), None)
+
+
+def _useless(own: Sequence[WorkerPod]) -> list[WorkerPod]:
+    """The placeholders that have ended, and those that hold nodes of a slice whose host 0 is gone. That one alone kept
+    the pool for this slice, and the next one may come to another pool."""
+    there = [pod for pod in own if not pod.is_terminating and not pod.has_ended]
+    led = {placeholder_slice(pod.name) for pod in there if leads_a_slice(pod.name)}
+    return [pod for pod in own if pod.has_ended or (pod.node is not None and placeholder_slice(pod.name) not in led)]
+
+
+def _grow(ctx: Context, target: Option) -> Plan:
+    number = _lacking(ctx, target) * target.layout.hosts_per_slice
+    holds = "holds" if number == 1 else "hold"
+    why = f"{count(number, 'placeholder')} {holds} the nodes of {target}; the workers save and stop"
+    return move(ctx, target, PlacementReason.BETTER, why)
+
+
+def _sought(ctx: Context) -> Option | None:
+    """The better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
+    turns = turns_taken(ctx)
+    if turns is None or turns < 0:
+        return None
+    better = [option for option in ctx.options if option.number < ctx.option.number and _is_asked_for(option)]
+    coming = _coming_up(ctx)
+    for option in better:
+        if option.number in coming:
+            return option
+    number = turns % (len(better) + 1)
+    return better[number] if number < len(better) else None
+
+
+def _is_asked_for(option: Option) -> bool:
+    """Placeholders ask for all slices. Fewer are an outcome (`_some_more`)."""
+    return option.number == 0 or not option.is_own
+
+
+def _is_for(pod: WorkerPod, target: Option) -> bool:
+    """Whether a placeholder's node is for the gang on `target`."""
+    return pod.alternative == (0 if target.is_own else target.number)
+
+
+def turns_taken(ctx: Context) -> int | None:
+    """How many turns are over since the gang was first allowed to move: below 0 before that, None if it is not."""
+    policy = ctx.job.spec.placement
+    if (
+        policy is None
+        or policy.return_to_preferred is not ReturnToPreferred.AT_CHECKPOINT
+        or ctx.is_on_lower_rung
+        or ctx.option.number == 0
+    ):
+        return None
+    gang = find(ctx.status.conditions, ConditionType.GANG_READY)
+    stays = ctx.is_suspended or ctx.is_held or ctx.job.spec.run_policy.suspend or ctx.is_refused or _is_starting(ctx)
+    # Workers end one after the other when the training is over.
+    stays = stays or any(pod.has_ended for pod in ctx.pods)
+    if gang is None or not gang.is_true or stays or not may_move_again(ctx):
+        return None
+    ran = ctx.now - parse_time(gang.last_transition_time) - timedelta(seconds=policy.min_run_seconds)
+    return ran // turn(ctx)
+
+
+def _is_starting(ctx: Context) -> bool:
+    """A gang that still compiles has trained nothing here, and would have to compile again elsewhere."""
+    progress = ctx.status.progress
+    return ctx.reports and (progress is None or progress.phase in (None, ReportPhase.STARTING))
+
+
+def turn(ctx: Context) -> timedelta:
+    """As long as the job itself would wait for a slice."""
+    return max(option.choice.wait for option in ctx.options)
+
+
+def until_next_turn(ctx: Context) -> timedelta | None:
+    turns, policy = turns_taken(ctx), ctx.job.spec.placement
+    gang = find(ctx.status.conditions, ConditionType.GANG_READY)
+    if turns is None or policy is None or gang is None:
+        return None
+    begins = parse_time(gang.last_transition_time) + timedelta(seconds=policy.min_run_seconds)
+    return max(AT_ONCE, begins + (turns + 1) * turn(ctx) - ctx.now) if turns >= 0 else begins - ctx.now
+
+
+def _coming_up(ctx: Context) -> set[int]:
+    """The slices on which a placeholder has recently found a node."""
+    patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
+    found = ((pod, pod.placed) for pod in ctx.observed.placeholders if not pod.has_ended)
+    return {pod.alternative for pod, placed in found if placed is not None and ctx.now < placed + patience}
+
+
+def _is_for_the_next_gang(pod: WorkerPod, ctx: Context) -> bool:
+    """Whether its node waits for a worker of this attempt that does not exist yet."""
+    is_stopped = ctx.is_suspended or ctx.is_held or ctx.job.spec.run_policy.suspend or ctx.is_refused
+    return _is_for(pod, ctx.option) and bool(ctx.missing) and not is_stopped
+
+
+def _missing(ctx: Context, target: Option, own: Iterable[WorkerPod]) -> tuple[Sequence[Action], ...]:
+    first = target.layout.slices - _lacking(ctx, target)
+    missing = missing_placeholders(target, first, [pod.name for pod in own])
+    return (missing,) if missing else ()
+
+
+def _kept(ctx: Context, own: Iterable[WorkerPod]) -> tuple[Sequence[Action], ...]:
+    """Tells once of a placeholder whose name somebody's finalizer keeps: until then the slice is asked for in vain."""
+    notes = ctx.observed.notes
+    reasons = (words_of_kept(pod) for pod in own if stays(pod, ctx.now))
+    new = next((why for why in reasons if notes is not None and why not in notes.told), None)
+    return () if new is None else ((TellOfGrowth(new),),)
+
+
+def _extended(decided: Plan, stages: tuple[Sequence[Action], ...]) -> Plan:
+    return replace(decided, stages=(*decided.stages, *stages)) if stages else decided

@@ -1,0 +1,231 @@
+"""When a gang that finds no nodes moves to the next of its slices.
+
+Without alternatives, a gang waits as long as it takes. With alternatives, it waits for each slice in turn, and after
+the last one starts over, because any of them may be free by now. Every round without success doubles the waits, up to
+an hour, so that the same pods do not come and go in a full cluster all night.
+
+A job that may run on fewer of its slices takes as many as have found their nodes. If those are too few, it first asks
+for the fewest, which it may get where the provider grants all nodes or none.
+
+In the first round, a gang does not wait for what the cluster will never grant: a quota too small for the gang, an
+admission policy, a slice without a node pool. What the cluster may grant later, such as a quota that others use up now,
+it waits for as it does for nodes. In a queue, a gang waits for its admission in the same way.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from tpu_training_operator.api.conditions import Condition, ConditionType, Reason, find
+from tpu_training_operator.api.placement import OnLoss
+from tpu_training_operator.api.status import PlacementReason
+from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
+from tpu_training_operator.domain.cluster_state.workload import Queue
+from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.objects.actions import AT_ONCE
+from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.slice_record import FOR_CAPACITY
+from tpu_training_operator.domain.plan.placement.no_pool import no_pool
+
+_LONGEST_WAIT = timedelta(hours=1)
+# They take a second to an hour. More would leave the calendar with the longest wait that a job may name.
+_MOST_DOUBLINGS = 12
+# A pod that fits on a node is placed well within this time.
+_TO_SCHEDULE = timedelta(seconds=10)
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+# How much of what Kueue says is told.
+_LONGEST_WORDS = 300
+_AMOUNT = re.compile(r"([^\s,=]+)=(\d+)(?=,|$|\s)")
+_QUOTA = re.compile(r"exceeded quota: .*requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")
+
+
+@dataclass(frozen=True)
+class Due:
+    """A move that is due at a certain time, unless the gang finds its nodes first."""
+
+    to: Option
+    at: datetime
+    reason: PlacementReason
+    why: str
+    unless: str = "it finds nodes"
+
+    def words(self) -> str:
+        return f"moves to {self.to} at {format_time(self.at)} unless {self.unless} first"
+
+
+def next_move(ctx: Context) -> Due | None:
+    """None for a job that has nowhere to go, and for one that should stay: its gang runs, or has all its nodes."""
+    if len(ctx.options) == 1 or ctx.is_on_lower_rung or ctx.is_running:
+        return None
+    waits_since, was_here = _waiting_since(ctx)
+    if was_here and not _may_shrink(ctx):
+        return None
+    to = _next(ctx)
+    if ctx.queue is not None and (ctx.attempt == 0 or ctx.is_held):
+        return _without_quota(ctx, ctx.queue, to)
+    if not _lacks_something(ctx):
+        return None
+    # A slice that was lost has a node pool: its nodes may be on their way back.
+    certain = _certain_refusal(ctx) or (None if was_here else no_pool(ctx))
+    wait = _wait(ctx, to, certain=certain is not None)
+    at = max(waits_since + wait, _first_pod(ctx) + min(wait, _TO_SCHEDULE), _latest_node(ctx))
+    if certain is not None:
+        return Due(to, at, PlacementReason.NOT_ADMITTED, certain)
+    minutes = f"{wait.total_seconds():.0f} s"
+    found = len(_placed_slices(ctx))
+    so_far = f"; {found} of {ctx.option.layout.slices} slices have theirs" if found else ""
+    if was_here:
+        return Due(to, at, PlacementReason.LOST, f"{ctx.option} did not come back within {minutes}{so_far}")
+    return Due(to, at, PlacementReason.NO_CAPACITY, f"no nodes for {ctx.option} within {minutes}{so_far}")
+
+
+def _without_quota(ctx: Context, queue: Queue, to: Option) -> Due | None:
+    """For a gang that Kueue does not admit. None if no other slice would help, because the queue itself does not work
+    or somebody has taken the job out of it."""
+    found = queue.workload
+    if found is None or queue.problem or not queue.name or not (found.waits_in_line or found.is_given_up):
+        return None
+    since, was_here = _waiting_since(ctx)
+    wait = _wait(ctx, to, certain=found.is_too_large or found.is_given_up)
+    at = since + wait
+    if found.reserved_since is not None:
+        # The quota is reserved, and an admission check is bringing up the nodes.
+        patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
+        at = max(at, parse_time(found.reserved_since) + patience)
+    reason, why = PlacementReason.NO_CAPACITY, f"did not admit {ctx.option} within {wait.total_seconds():.0f} s"
+    if found.is_too_large:
+        reason, why = PlacementReason.NOT_ADMITTED, f"never has the quota for {ctx.option}"
+    elif found.is_given_up:
+        reason, why = PlacementReason.NOT_ADMITTED, f"has given up {ctx.option}"
+    elif was_here:
+        reason, why = PlacementReason.LOST, f"did not admit {ctx.option} again within {wait.total_seconds():.0f} s"
+    said = found.waits_for()[:_LONGEST_WORDS]
+    return Due(to, at, reason, f"queue {queue.name} {why}: {said}", "Kueue admits it")
+
+
+def moves_that_count(ctx: Context) -> int:
+    """Against maxMoves: the moves away from a slice on which the job ran."""
+    placement, policy = ctx.status.placement, ctx.job.spec.placement
+    if placement is None or policy is None:
+        return 0
+    oldest = ctx.now - policy.max_moves.window
+    counting = (one for one in placement.moves if one.reason not in FOR_CAPACITY)
+    return sum(parse_time(one.at) > oldest for one in counting)
+
+
+def may_move_again(ctx: Context) -> bool:
+    policy = ctx.job.spec.placement
+    return policy is not None and moves_that_count(ctx) < policy.max_moves.count
+
+
+def _next(ctx: Context) -> Option:
+    """As many slices as have found their nodes, if enough have; else the fewest; else the next in order of
+    preference."""
+    fewer = _fewer(ctx)
+    if fewer:
+        found = len(_placed_slices(ctx))
+        return next((option for option in fewer if option.layout.slices <= found), fewer[-1])
+    others = [option for option in ctx.options if not option.is_own or option.number == 0]
+    place = others.index(ctx.option) if ctx.option in others else 0
+    return others[(place + 1) % len(others)]
+
+
+def _fewer(ctx: Context) -> list[Option]:
+    """The options with fewer of the present slices, the most first."""
+    if not ctx.option.is_own:
+        return []
+    return [option for option in ctx.options if option.is_own and option.number > ctx.option.number]
+
+
+def _placed_slices(ctx: Context) -> set[int]:
+    """The slices of which all workers have nodes."""
+    placed = Counter(pod.worker.slice for pod in ctx.pods if pod.node is not None)
+    return {slice_ for slice_, hosts in placed.items() if hosts == ctx.option.layout.hosts_per_slice}
+
+
+def _stops(ctx: Context) -> int:
+    """How many moves make a round."""
+    others = sum(not option.is_own for option in ctx.options)
+    return 1 + others + any(option.is_own and option.number for option in ctx.options)
+
+
+def _may_shrink(ctx: Context) -> bool:
+    policy = ctx.job.spec.placement
+    return policy is not None and policy.on_loss is OnLoss.MOVE and may_move_again(ctx)
+
+
+def _lacks_something(ctx: Context) -> bool:
+    """Nodes, or permission to create the workers."""
+    return _refusal(ctx) is not None or any(pod.node is None for pod in ctx.pods)
+
+
+def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
+    """Since when the gang waits, and whether it has run on this slice before."""
+    changed = {each.type: parse_time(each.last_transition_time) for each in ctx.status.conditions}
+    # Before the first attempt, a job waits for nothing but its queue.
+    queued = changed.get(ConditionType.ADMITTED)
+    placed = parse_time(ctx.status.placement.since) if ctx.status.placement else queued or ctx.now
+    stopped = changed.get(ConditionType.GANG_READY, placed)
+    resumed = changed.get(ConditionType.SUSPENDED, placed)
+    # A time to come means that the clock was set back.
+    was_here = ctx.status.placement is not None and ctx.status.placement.has_run
+    return min(max(placed, stopped, resumed, queued or placed), ctx.now), was_here
+
+
+def _wait(ctx: Context, to: Option, *, certain: bool) -> timedelta:
+    """The first slice has no wait of its own: the job waits before it returns there as long as for any other."""
+    searches = ctx.status.placement.searches if ctx.status.placement else 0
+    rounds = min(searches // _stops(ctx), _MOST_DOUBLINGS)
+    if certain and rounds == 0:
+        return AT_ONCE
+    given = to.choice.wait if to.number else max(option.choice.wait for option in ctx.options)
+    doubled: timedelta = given * (1 << rounds)
+    return min(doubled, max(given, _LONGEST_WAIT))
+
+
+def _first_pod(ctx: Context) -> datetime:
+    """The wait may be over before the attempt has workers, because the backoff and the end of the old workers count.
+    Even then the scheduler needs a moment to find nodes that are free."""
+    return min((pod.created for pod in ctx.pods), default=_LONG_AGO)
+
+
+def _latest_node(ctx: Context) -> datetime:
+    """The nodes of a large slice come up one after the other, and meanwhile the gang stays. A node that was there
+    before its pod, such as one that survived the loss of the slice, is no sign that others will come."""
+    patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
+    # Where fewer slices will do, a complete slice does not promise another one.
+    whole = _placed_slices(ctx) if _fewer(ctx) else set[int]()
+    came_up = (
+        pod.placed
+        for pod in ctx.pods
+        if pod.placed is not None and pod.placed > pod.created + _TO_SCHEDULE and pod.worker.slice not in whole
+    )
+    return max((placed + patience for placed in came_up), default=_LONG_AGO)
+
+
+def _refusal(ctx: Context) -> Condition | None:
+    stalled = find(ctx.status.conditions, ConditionType.STALLED)
+    is_about_workers = stalled is not None and stalled.reason in (Reason.NOT_PERMITTED, Reason.INVALID_OBJECT)
+    return stalled if is_about_workers and ctx.missing else None
+
+
+def _certain_refusal(ctx: Context) -> str | None:
+    """The cluster's words, if waiting cannot help. A right that the operator lacks is missing on every slice."""
+    refusal = _refusal(ctx)
+    if refusal is None:
+        return None
+    is_denied = refusal.reason == Reason.INVALID_OBJECT or "denied" in refusal.message
+    if not is_denied and not _is_too_small(refusal.message, ctx.resolution.layout.hosts):
+        return None
+    return f"the cluster refuses the workers there: {refusal.message}"
+
+
+def _is_too_small(message: str, hosts: int) -> bool:
+    """Whether the quota could not hold the gang even if nobody else used it."""
+    found = _QUOTA.search(message)
+    if found is None:
+        return False
+    limited = {name: int(amount) for name, amount in _AMOUNT.findall(found["limited"])}
+    requested = {name: int(amount) for name, amount in _AMOUNT.findall(found["requested"])}
+    return any(name in limited and amount * hosts > limited[name] for name, amount in requested.items())

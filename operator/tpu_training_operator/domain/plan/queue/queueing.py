@@ -1,0 +1,379 @@
+"""A job in a queue: when it may have workers, and what Kueue is told about them.
+
+Like the attempt in the status (ADR 2), the job's own condition Admitted decides, not that of its Workload:
+
+- Admitted becomes True in the write that begins an attempt. Later passes create the workers.
+- Admitted becomes False before any worker is stopped. Otherwise a worker that stops would look like a failure.
+- The quota is given back once no worker is active, and only by a pass that has read this afresh.
+
+So a crash between any two of these effects loses nothing, and the chips of a job count as long as it uses them.
+Restarts keep the Workload and its quota.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.slice import Hardware, ProvisioningType
+from tpu_training_operator.api.status import Activity, State, Status
+from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.cluster_state.observed import Object, Observed, WorkerPod, format_time
+from tpu_training_operator.domain.cluster_state.workload import (
+    Placement,
+    Queue,
+    manager_of,
+    placement_of,
+    prebuilt_workload,
+    queue_of,
+    workload_name,
+)
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.objects.actions import (
+    AT_ONCE,
+    Action,
+    Create,
+    DeleteWorkload,
+    Event,
+    Plan,
+    UpdateWorkload,
+    WriteWorkloadStatus,
+)
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.workload import conflicts, misfit, taken_over, with_priority, workload
+from tpu_training_operator.domain.plan.common.admission import admission
+from tpu_training_operator.domain.plan.common.blocked import Obstacle
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
+from tpu_training_operator.domain.plan.placement.moving import carry_out
+from tpu_training_operator.domain.plan.placement.search import next_move
+
+# Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
+_LOOK_AGAIN = timedelta(seconds=15)
+_LOOK_AT_RUNNING = timedelta(seconds=30)
+
+Stages = tuple[Sequence[Action], ...]
+
+
+def check_queue(raw: Object, job: TPUTrainingJob) -> None:
+    """Raises InvalidJob for what needs a queue and has none, and for what a queue does not go together with."""
+    trainer, provisioning = job.spec.trainer, job.spec.slice.provisioning
+    if manager_of(raw) or prebuilt_workload(raw):
+        given = (("spec.placement", job.spec.placement), ("spec.ladder", job.spec.ladder))
+        message = (
+            "MultiKueue sends a job to another cluster under one Workload, and a Workload is for one slice; leave this"
+            " out, or create the job in that cluster without spec.managedBy"
+        )
+        if several := [Problem(field, message) for field, value in given if value is not None]:
+            raise InvalidJob(several)
+    if queue_of(raw):
+        both = sorted({constants.LABEL_QUEUE, constants.LABEL_POD_GROUP} & (trainer.pod_labels or {}).keys())
+        if both:
+            message = (
+                f"leave {' and '.join(both)} out: the job itself is in queue {queue_of(raw)}, and with these labels"
+                " Kueue would count each worker again"
+            )
+            raise InvalidJob([Problem("spec.trainer.podLabels", message)])
+    elif (
+        provisioning
+        and provisioning.type is ProvisioningType.QUEUED
+        # A rehearsal provisions nothing.
+        and job.spec.slice.hardware is Hardware.TPU
+        and constants.ANNOTATION_PROVISIONING not in (trainer.pod_annotations or {})
+    ):
+        message = (
+            f"queued provisioning needs a queue: name a LocalQueue in the job's label {constants.LABEL_QUEUE}, and its"
+            " admission check makes the ProvisioningRequest (docs/kueue.md); or name a ProvisioningRequest of your own"
+            f" in spec.trainer.podAnnotations, as {constants.ANNOTATION_PROVISIONING}"
+        )
+        raise InvalidJob([Problem("spec.slice.provisioning.type", message)])
+
+
+# Whether there may be workers.
+
+
+def gate(ctx: Context) -> Plan | None:
+    """The plan for a job that may not have workers now; None if it may."""
+    queue = ctx.queue
+    if queue is None:
+        return None
+    if queue.is_unowned and queue.workload is not None:
+        # Then it is deleted with the job, and the watch tells at once what Kueue does to it.
+        return Plan(stages=((UpdateWorkload(taken_over(ctx.job, dict(queue.workload.raw))),),), again=AT_ONCE)
+    is_admitted = queue.workload is not None and queue.workload.is_admitted
+    if ctx.may_have_workers:
+        if is_admitted:
+            return None if is_true(ctx.status.conditions, ConditionType.ADMITTED) else _adopt(ctx, queue)
+        # If the Workload cannot be read, the training goes on.
+        return _evict(ctx, queue) if queue.version else None
+    queue = _fitting(ctx, queue)
+    if is_admitted and not queue.problem:
+        return None
+    return _return_to_queue(ctx, queue) if ctx.is_suspended else _wait(ctx, queue)
+
+
+def _fitting(ctx: Context, queue: Queue) -> Queue:
+    """The queue; with a problem if the Workload that somebody else has made is not for this job."""
+    if not queue.is_prebuilt or queue.workload is None or queue.problem:
+        return queue
+    worker = worker_pod(ctx.job, ctx.resolution, WorkerId(1, 0, 0))
+    why = misfit(ctx.job, ctx.resolution, dict(queue.workload.raw), worker)
+    return replace(queue, problem=f"{why}; the operators of both clusters must have the same version") if why else queue
+
+
+def _adopt(ctx: Context, queue: Queue) -> Plan:
+    """A gang that runs with quota and does not know it: its status was lost, or its job was given a queue by hand."""
+    message = admission(queue)
+    status = ctx.with_condition(ctx.status, ConditionType.ADMITTED, True, Reason.ADMITTED, message)
+    return Plan(status=status, again=AT_ONCE)
+
+
+def _evict(ctx: Context, queue: Queue) -> Plan:
+    """Kueue wants the chips back, or never gave them. No failure class is charged."""
+    why = queue.workload.waits_for() if queue.workload else "its Workload is gone"
+    message = f"queue {_name(queue)}: {why}; the workers save and stop"
+    ready = ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.EVICTED, message)
+    status = replace(ctx.status, goodput=ctx.charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.QUEUE))
+    for kind in (ConditionType.ADMITTED, ConditionType.GANG_READY):
+        status = ctx.with_condition(status, kind, False, ready.reason, message)
+    event = Event(EventReason.EVICTED, message, warning=True)
+    return Plan(status=ctx.present(status, ready), events=(event,), again=AT_ONCE)
+
+
+def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
+    """After a suspension."""
+    stages: Stages = ()
+    if queue.workload is not None and not queue.workload.is_active:
+        stages = ((UpdateWorkload(queue.workload.with_active(True)),),)
+    goodput = ctx.charge(ctx.goodput_of_stopped() or ctx.settled_goodput(), ctx.now, Activity.QUEUE)
+    message = f"queue {_name(queue)}: resumed, waiting for admission"
+    ready = ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, message)
+    status = replace(ctx.status, goodput=goodput)
+    status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, message)
+    status = ctx.with_condition(status, ConditionType.ADMITTED, False, ready.reason, message)
+    events = (Event(EventReason.RESUMED, message),)
+    return Plan(stages=stages, status=ctx.present(status, ready), events=events, again=AT_ONCE)
+
+
+def _wait(ctx: Context, queue: Queue) -> Plan:
+    """Stops what still runs, then asks for admission."""
+    workers = ctx.all_workers
+    active = [pod for pod in workers if pod.may_use_chips]
+    queue = _nameable(queue)
+    step = None if active or queue.problem else _step(ctx, queue)
+    stages = (*deletions(workers, ctx.now), *(((step,),) if step else ()))
+    ready = shown(queue, len(active))
+    status = replace(ctx.status, resolved=ctx.resolution.resolved)
+    if ctx.attempt and not active:
+        status = replace(status, goodput=ctx.goodput_of_stopped())
+    due = None if active else next_move(ctx)
+    if due is not None and ctx.now >= due.at:
+        return carry_out(replace(ctx, status=status), due)
+    if due is not None:
+        ready = replace(ready, message=f"{ready.message}; {due.words()}")
+    status = ctx.with_condition(status, ConditionType.ADMITTED, False, ready.reason, ready.message)
+    is_new = find(ctx.status.conditions, ConditionType.ADMITTED) is None
+    events = (Event(EventReason.QUEUED, ready.message),) if is_new else ()
+    wanted = Plan(stages=stages, status=ctx.present(status, ready), events=events, again=_LOOK_AGAIN)
+    return wanted.due_within(look_again(workers, ctx.now), due.at - ctx.now if due else None)
+
+
+def _nameable(queue: Queue) -> Queue:
+    """The queue; with a problem if the job needs another Workload and no longer says in which queue."""
+    if queue.workload is not None or queue.name or queue.problem:
+        return queue
+    problem = (
+        f"the job asks Kueue for another slice now, and its label {constants.LABEL_QUEUE} is gone: name the queue again"
+    )
+    return replace(queue, problem=problem)
+
+
+def _step(ctx: Context, queue: Queue) -> Action | None:
+    """The next step of the job's controller, now that no worker is active."""
+    found = queue.workload
+    if found is None:
+        # The Workloads of other slices go first (`proof`).
+        return None if queue.others else asking_for(ctx.option, queue)
+    if found.is_going or found.is_finished:
+        return None
+    if found.is_evicted and found.holds_quota:
+        return WriteWorkloadStatus(found.without_quota(format_time(ctx.now)), frees_quota=True)
+    return None if queue.is_prebuilt else asked_anew(queue)
+
+
+def asking_for(option: Option, queue: Queue) -> Create:
+    worker = worker_pod(option.job, option.resolution, WorkerId(1, 0, 0))
+    return Create(workload(option.job, option.resolution, queue, worker, option.number))
+
+
+def asked_anew(queue: Queue) -> Action | None:
+    """Passes on what the job's labels have changed since its Workload was created. Kueue allows that until quota is
+    reserved."""
+    found = queue.workload
+    if found is None or found.holds_quota:
+        return None
+    if queue.name and queue.name != found.queue:
+        return UpdateWorkload(found.with_queue(queue.name))
+    return None if queue.priority is None else UpdateWorkload(with_priority(dict(found.raw), queue.priority))
+
+
+def shown(queue: Queue, active: int) -> ReadyState:
+    """What a waiting job shows. `active`: workers that still run."""
+    found, name = queue.workload, _name(queue)
+    if queue.problem:
+        return ReadyState(State.BLOCKED, Kind.STUCK, Reason.QUEUE_UNUSABLE, queue.problem)
+    if found is None:
+        why = f"waiting for {count(active, 'worker')} to stop" if active else "waiting for Kueue to consider the job"
+        return ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {why}")
+    if active:
+        why = f"{found.waits_for()}; waiting for {count(active, 'worker')} to stop"
+        return ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.EVICTED, f"queue {name}: {why}")
+    if found.is_finished:
+        message = f"Workload {found.name} says that it has finished, and the job has not; delete the Workload"
+        return ReadyState(State.BLOCKED, Kind.STUCK, Reason.DEACTIVATED, message)
+    if not found.is_active:
+        message = (
+            f"queue {name}: {found.waits_for()}; Workload {found.name} is not active: suspend and resume the job, or"
+            " set the Workload's spec.active to true"
+        )
+        return ReadyState(State.BLOCKED, Kind.STUCK, Reason.DEACTIVATED, message)
+    return ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {found.waits_for()}")
+
+
+def _name(queue: Queue) -> str:
+    return queue.name or (queue.workload.queue if queue.workload else "")
+
+
+def suspended(ctx: Context, status: Status, message: str) -> Status:
+    """The status that begins a suspension: a job without workers is not admitted."""
+    if find(status.conditions, ConditionType.ADMITTED) is None:
+        return status
+    return ctx.with_condition(status, ConditionType.ADMITTED, False, Reason.SUSPENDED, message)
+
+
+def while_suspended(ctx: Context, workers: Sequence[WorkerPod]) -> Stages:
+    """Takes the job out of the queue: a Workload that stays active would be admitted, and hold quota for nothing. Kueue
+    frees the quota of an inactive Workload at once, so this waits until the workers have stopped."""
+    found = ctx.queue.workload if ctx.queue else None
+    if found is None or found.is_going or found.is_finished or any(pod.may_use_chips for pod in workers):
+        return ()
+    if found.is_active:
+        return ((UpdateWorkload(found.with_active(False), frees_quota=True),),)
+    if found.is_evicted and found.holds_quota:
+        return ((WriteWorkloadStatus(found.without_quota(format_time(ctx.now)), frees_quota=True),),)
+    return ()
+
+
+def evicted(look: Snapshot) -> str | None:
+    """Why a job that has begun may not have its workers any longer, whatever its spec; None if it may, or if its
+    Workload cannot be read."""
+    if look.observed.queue is None:
+        return None
+    metadata, placement = look.observed.job["metadata"], look.status.placement
+    number = placement.alternative if placement else 0
+    queue = look.observed.queue.at(workload_name(str(metadata["name"]), str(metadata["uid"]), number))
+    if not queue.version or (queue.workload is not None and queue.workload.is_admitted):
+        return None
+    return f"queue {_name(queue)}: {queue.workload.waits_for() if queue.workload else 'its Workload is gone'}"
+
+
+def gives_up_quota(observed: Observed) -> Stages:
+    """Takes a job out of its queue whose spec cannot be used, once none of its workers is active. With a valid spec it
+    asks again. Only of a Workload that Kueue has made itself, its quota is all that goes."""
+    queue = observed.queue
+    if queue is None or not queue.version or any(pod.may_use_chips for pod in observed.pods):
+        return ()
+    found = [each.workload for each in (queue, *queue.others) if each.workload is not None]
+    left = [each for each in found if not each.is_going and not each.is_finished]
+    if not queue.is_prebuilt:
+        return tuple((DeleteWorkload(each.version, each.name, each.uid),) for each in left)
+    return tuple((UpdateWorkload(each.with_active(False), frees_quota=True),) for each in left if each.is_active)
+
+
+def look_at_suspended(ctx: Context) -> timedelta | None:
+    """When to look at a suspended job, if nothing is heard of its Workload; None once that holds no quota."""
+    found = ctx.queue.workload if ctx.queue else None
+    if ctx.queue and ctx.queue.others:
+        return _LOOK_AGAIN
+    is_over = found is None or found.is_finished or (not found.is_active and not found.holds_quota)
+    return None if is_over else _LOOK_AGAIN
+
+
+def look_at_queue(ctx: Context) -> timedelta | None:
+    """When to look at a job that runs, if nothing is heard of its Workload."""
+    return None if ctx.queue is None else _LOOK_AT_RUNNING
+
+
+# Where the workers go.
+
+
+def placement(ctx: Context, option: Option | None = None) -> Placement | Obstacle | None:
+    """What Kueue adds to the workers' pods on that slice, by default the present one; None for a job without a queue.
+    An Obstacle if it contradicts what the job asks for: nothing is overwritten."""
+    option = option or ctx.option
+    queue = ctx.queue_on(option)
+    if queue is None:
+        return None
+    if queue.problem:
+        return Obstacle(Reason.QUEUE_UNUSABLE, queue.problem)
+    wanted = placement_of(queue)
+    if found := conflicts(worker_pod(option.job, option.resolution, WorkerId(1, 0, 0)), wanted):
+        message = f"the workers cannot be placed as Kueue has decided: {'; '.join(found)}"
+        return Obstacle(Reason.PLACEMENT_CONFLICT, message)
+    return wanted
+
+
+# What Kueue is told.
+
+
+def with_pods_ready(decided: Plan, ctx: Context) -> Plan:
+    """The plan, which also tells Kueue whether the workers run, if it does not know. It evicts jobs that never say
+    so."""
+    found = ctx.queue.workload if ctx.queue else None
+    if found is None or not found.is_admitted or ctx.is_held or ctx.is_suspended or not ctx.attempt:
+        return decided
+    if decided.status is not None and changes_course(ctx.status, decided.status):
+        # A pass that writes such a status does nothing else.
+        return decided
+    told = found.with_pods_ready(ctx.is_running, format_time(ctx.now))
+    # First, because a refusal ends the pass, and Kueue must hear of a gang that cannot start.
+    return decided if told is None else replace(decided, stages=((WriteWorkloadStatus(told),), *decided.stages))
+
+
+def changes_course(before: Status, after: Status) -> bool:
+    held = [is_true(status.conditions, ConditionType.ADMITTED) for status in (before, after)]
+    return before.attempt != after.attempt or after.completion_time is not None or held[0] != held[1]
+
+
+def with_end_told(decided: Plan, observed_by: Snapshot) -> Plan:
+    """The plan for a finished job, which also ends its Workload once no worker is active. That gives the quota back, so
+    it waits for the end of the workers, not of the job."""
+    observed, status = observed_by.observed, observed_by.status
+    queue = observed.queue
+    if queue is None or not queue.version:
+        return decided
+    if any(pod.may_use_chips for pod in observed.pods):
+        return decided.due_within(_LOOK_AGAIN)
+    if decided.deletes_job:
+        return decided
+    has_succeeded = is_true(status.conditions, ConditionType.SUCCEEDED)
+    ready = find(status.conditions, ConditionType.READY)
+    # On all slices: the job may have asked for a better one.
+    found = [each.workload for each in (queue, *queue.others) if each.workload is not None]
+    ends: list[Action] = [
+        WriteWorkloadStatus(
+            each.finished(has_succeeded, ready.message if ready else "", format_time(observed_by.now)), frees_quota=True
+        )
+        for each in found
+        if not each.is_finished and not each.is_going
+    ]
+    stages: Stages = (*decided.stages, *((end,) for end in ends))
+    left = observed_by.with_condition(
+        status, ConditionType.ADMITTED, False, Reason.QUOTA_RELEASED, "the job has finished and uses no quota"
+    )
+    return replace(decided, stages=stages, status=left)

@@ -1,0 +1,185 @@
+"""Why a gang waits, told in its status: how many hosts are ready, and what the others lack.
+
+A gang that starts changes with every pod event, and thousands of gangs may wait at once. So the status tells a new
+reason after at least ten seconds, new counts once a minute, and repeats the same message every five minutes, to bring
+the goodput up to date.
+
+A pod's own status does not mention a volume that cannot be mounted, or what the cluster autoscaler does about a pod
+without a node. Its events do.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from tpu_training_operator.api.conditions import ConditionType, Reason, find
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.cluster_state.hosts import Group, group_words, host_of, summary
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
+from tpu_training_operator.domain.cluster_state.worker_reports import Notes
+from tpu_training_operator.domain.objects.actions import AT_ONCE, LookAtEvents, Plan
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.placement.search import next_move
+
+_NEW_REASON = timedelta(seconds=10)
+_NEW_COUNTS = timedelta(minutes=1)
+_AGAIN = timedelta(minutes=5)
+_SHORT_WAIT = timedelta(minutes=15)
+_MOST_GROUPS = 3
+_LONGEST_MESSAGE = 1000
+# Two pods of a kind may differ; more repeat what these say.
+_MOST_ASKED = 2
+_REASONS = re.compile(r"(?<!\d)\d{1,5} hosts?: ([^:;(]{0,200})")
+# A kubelet alternates between these two.
+_SAME = {"ErrImagePull": "ImagePullBackOff"}
+
+_LONGEST_LINE = 200
+_AUTOSCALER = ("NotTriggerScaleUp", "TriggeredScaleUp", "FailedScaleUp")
+# The pod's own condition repeats the scheduler's words.
+_KNOWN_ANYWAY = ("FailedScheduling",)
+
+
+def tell_why(ctx: Context, decided: Plan) -> Plan:
+    """The plan for a gang whose workers are not all ready, extended by what it waits for."""
+    notes = ctx.observed.notes
+    if notes is None or decided.status is not None:
+        return decided
+    between = _between_looks(ctx)
+    pods = _to_ask_about(ctx)
+    if pods and _is_due(notes, ctx, between):
+        return replace(decided, stages=(*decided.stages, (LookAtEvents(pods),)), again=AT_ONCE)
+    soonest = _since(notes, ctx) + _NEW_REASON - ctx.now
+    if AT_ONCE < soonest <= _NEW_REASON:
+        # Whatever it is; a gang that starts within seconds never needs the words.
+        return decided.due_within(soonest, between)
+    message = sentence(ctx)
+    wait = _wait(notes, ctx, message)
+    if wait <= AT_ONCE:
+        return replace(decided, status=_told(ctx, message)).due_within(between)
+    return decided.due_within(wait, between)
+
+
+def sentence(ctx: Context) -> str:
+    """attempt 2: 3 of 4 hosts ready; 1 host: ErrImagePull: ..."""
+    layout = ctx.resolution.layout
+    hosts = (host for pod in ctx.pods if (host := host_of(pod.raw)) is not None)
+    found = summary(hosts, ctx.attempt, layout.slices, layout.hosts_per_slice)
+    lines = event_lines(ctx)
+    parts = [
+        f"{ctx.of_rung}attempt {ctx.attempt}: {found.ready + found.finished} of {count(found.total, 'host')} ready"
+    ]
+    parts += [_with_event(group, ctx, lines) for group in found.others[:_MOST_GROUPS]]
+    if left := sum(len(group.workers) for group in found.others[_MOST_GROUPS:]):
+        parts.append(f"{left} more for other reasons")
+    if (due := next_move(ctx)) is not None:
+        parts.append(due.words())
+    return _cut("; ".join(parts), _LONGEST_MESSAGE)
+
+
+def event_lines(ctx: Context) -> Mapping[str, str]:
+    """By pod name, the event that tells why the pod waits, as of the last look at its events."""
+    notes = ctx.observed.notes
+    return notes.events.lines if notes and notes.events else {}
+
+
+def _with_event(group: Group, ctx: Context, lines: Mapping[str, str]) -> str:
+    names = (worker.pod_name(ctx.job.name) for worker in group.workers)
+    told = next((f" ({name}: {lines[name]})" for name in names if name in lines), "")
+    return group_words(group) + told
+
+
+def _to_ask_about(ctx: Context) -> tuple[tuple[str, str], ...]:
+    """Names and uids of pods whose own status does not say why they wait: a few with a node, and one without, about
+    which the cluster autoscaler may have something to say."""
+    silent = [pod for pod in ctx.pods if pod.node and not pod.is_ready and not pod.has_ended and not _says_why(pod)]
+    unplaced = [pod for pod in ctx.pods if pod.node is None]
+    return tuple((pod.name, pod.uid) for pod in (*silent[:_MOST_ASKED], *unplaced[:1]))
+
+
+def _says_why(pod: WorkerPod) -> bool:
+    return not pod.is_terminating and pod.waiting(sidecars=True)[1] != ""
+
+
+def _is_due(notes: Notes, ctx: Context, between: timedelta) -> bool:
+    """Not in the first seconds, in which every gang waits."""
+    youngest = max(pod.created for pod in ctx.pods)
+    return ctx.now >= youngest + _NEW_REASON and (notes.events is None or ctx.now >= notes.events.asked + between)
+
+
+def _between_looks(ctx: Context) -> timedelta:
+    """A new event wakes nobody, so a waiting gang is looked at from time to time; less often after a long wait."""
+    latest = max(max(pod.created, pod.placed or pod.created) for pod in ctx.pods)
+    return _NEW_COUNTS if ctx.now < latest + _SHORT_WAIT else _AGAIN
+
+
+def _wait(notes: Notes, ctx: Context, message: str) -> timedelta:
+    """How long until this message may be written."""
+    ready = find(ctx.status.conditions, ConditionType.READY)
+    before = ready.message if ready else ""
+    is_new = _reasons(message) != _reasons(before)
+    pause = _AGAIN if message == before else _NEW_REASON if is_new else _NEW_COUNTS
+    return min(pause, _since(notes, ctx) + pause - ctx.now)
+
+
+def _since(notes: Notes, ctx: Context) -> datetime:
+    return notes.written or max(pod.created for pod in ctx.pods)
+
+
+def _reasons(message: str) -> set[str]:
+    return {_SAME.get(reason, reason) for reason in _REASONS.findall(message)}
+
+
+def _told(ctx: Context, message: str) -> Status:
+    """The state and its reason stay: a gang that is being replaced is Restarting until it runs."""
+    is_replaced = ctx.status.state is State.RESTARTING
+    reason = Reason.REPLACING_WORKERS if is_replaced else Reason.WAITING_FOR_WORKERS
+    state = State.RESTARTING if is_replaced else State.STARTING
+    status = replace(ctx.status, goodput=ctx.settled_goodput())
+    return ctx.present(status, ReadyState(state, Kind.IN_PROGRESS, reason, message))
+
+
+def line_of(events: Sequence[Mapping[str, Any]]) -> str:
+    """The newest of a pod's events that tells why the pod waits; empty if none does."""
+    telling = [event for event in events if _tells(event)]
+    if not telling:
+        return ""
+    newest = max(telling, key=_time)
+    line = " ".join(f"{newest.get('reason')}: {newest.get('note') or ''}".split()).removesuffix(":")
+    return _cut(line, _LONGEST_LINE)
+
+
+def slim_event(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields that `line_of` reads; None if the event does not tell why a pod waits. The texts are cut, because
+    anybody who may create events chooses their length."""
+    if not _tells(event):
+        return None
+    series = event.get("series") or {}
+    return {
+        "type": str(event.get("type"))[:_LONGEST_LINE],
+        "reason": str(event.get("reason"))[:_LONGEST_LINE],
+        "note": " ".join(str(event.get("note") or "")[: 2 * _LONGEST_LINE].split()),
+        "series": {"lastObservedTime": series.get("lastObservedTime")},
+        "deprecatedLastTimestamp": event.get("deprecatedLastTimestamp"),
+        "eventTime": event.get("eventTime"),
+        "metadata": {"creationTimestamp": event["metadata"].get("creationTimestamp")},
+    }
+
+
+def _tells(event: Mapping[str, Any]) -> bool:
+    reason = event.get("reason")
+    return reason in _AUTOSCALER or (event.get("type") == "Warning" and reason not in _KNOWN_ANYWAY)
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    """RFC 3339 in UTC, in whole seconds or finer: the first 19 characters sort as the times do."""
+    series = event.get("series") or {}
+    times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
+    return max(str(time or "")[:19] for time in (*times, event["metadata"].get("creationTimestamp")))
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 3] + "..."

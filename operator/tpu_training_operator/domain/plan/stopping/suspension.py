@@ -1,0 +1,61 @@
+"""How a gang is stopped without a failure: by the user, or because its budget is used up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find
+from tpu_training_operator.api.status import Activity, State
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
+from tpu_training_operator.domain.plan.checks.entry_check import without_check
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
+from tpu_training_operator.domain.plan.queue.queueing import suspended, while_suspended
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why the gang stops. `told`: the message of the conditions. `shown`: the job's message once no worker runs;
+    `stopping`: its message until then, in which {} stands for the workers."""
+
+    reason: Reason
+    event: EventReason
+    told: str
+    shown: str
+    stopping: str = "waiting for {} to stop"
+    warning: bool = False
+
+
+BY_USER = Cause(
+    Reason.SUSPENDED,
+    EventReason.SUSPENDED,
+    "spec.runPolicy.suspend is true",
+    "suspended by spec.runPolicy.suspend; no workers are running",
+)
+
+
+def suspend(ctx: Context, why: Cause, pods: Sequence[WorkerPod]) -> Plan:
+    """Stops these workers, each of which saves before it ends. No failure class is charged."""
+    ready = ReadyState(State.SUSPENDED, Kind.SETTLED, why.reason, why.shown)
+    if running := sum(pod.may_use_chips for pod in pods):
+        message = why.stopping.format(count(running, "worker"))
+        ready = ReadyState(State.SUSPENDED, Kind.IN_PROGRESS, why.reason, message)
+    before = find(ctx.status.conditions, ConditionType.SUSPENDED)
+    status = ctx.status
+    if before is None or before.reason != why.reason or not before.is_true:
+        status = ctx.with_condition(status, ConditionType.SUSPENDED, True, why.reason, why.told)
+    events = () if status is ctx.status else (Event(why.event, ready.message, warning=why.warning),)
+    if ctx.is_suspended:
+        # Workers may report what they saved until they have stopped.
+        status = replace(status, goodput=ctx.status.goodput if running else ctx.goodput_of_stopped())
+        stages = (*deletions(pods, ctx.now), *while_suspended(ctx, pods))
+        return Plan(stages, ctx.present(status, ready), events, look_again(pods, ctx.now))
+    # The condition comes before any worker is stopped: without it, the next pass would take a stopped worker for a
+    # failure.
+    status = replace(status, goodput=ctx.charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.SUSPENDED))
+    if status.attempt:
+        status = ctx.with_condition(status, ConditionType.GANG_READY, False, why.reason, why.told)
+    status = suspended(ctx, without_check(ctx, status), why.told)
+    return Plan(status=ctx.present(status, ready), events=events, again=AT_ONCE)

@@ -1,0 +1,119 @@
+"""The section of the evaluations: a chart for each metric, a line in it for each validation set, and a table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from tpu_training_operator.html_report import charts
+from tpu_training_operator.html_report.blocks import figure, key, section, table
+from tpu_training_operator.html_report.formatting import count, number, plural
+from tpu_training_operator.html_report.history import Evaluation, Measured, RunSpec, Watched
+from tpu_training_operator.html_report.markup import Content, tag
+
+MOST_CHARTS = 12
+"""Charts of metrics; the table has all of them."""
+
+MOST_SETS = 6
+"""Validation sets in one chart: more colours could not be told apart."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: metrics by what they are called in it."""
+
+    title: str
+    names: Mapping[str, str]
+
+
+def evaluations(measured: Measured, spec: RunSpec) -> Element | None:
+    names = metrics_of(measured)
+    if not names:
+        return None
+    # The evaluated loss is drawn beside the training's, and a single value is not a curve.
+    beside = charts.evaluated_loss(measured)
+    drawn = [name for name in names if name != beside and len(charts.evaluations_of(measured, name)) > 1]
+    figures = [_figure(measured, spec, panel) for panel in panels(drawn)[:MOST_CHARTS]]
+    return section(
+        "evaluations",
+        "Evaluations",
+        tag("div", figures, class_="small") if figures else None,
+        table(
+            ["Metric", "Last", "Min", "at step", "Max", "at step"],
+            [_row(measured, name) for name in names],
+            right=(1, 2, 4),
+            wide=(3, 5),
+            class_="metrics",
+        ),
+        *(tag("p", text, class_="note") for text in _decided(measured, spec)),
+    )
+
+
+def metrics_of(measured: Measured) -> list[str]:
+    """The names of all metrics, in the order in which the task gives them."""
+    return list(dict.fromkeys(name for evaluation in measured.evaluations for name in evaluation.metrics))
+
+
+def panels(names: Sequence[str]) -> list[Panel]:
+    """The same metric of several validation sets, which are named before a slash, shares a chart."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("/")[2] or name, []).append(name)
+    return [panel for metric, group in groups.items() for panel in _panels(metric, group)]
+
+
+def _panels(metric: str, group: Sequence[str]) -> list[Panel]:
+    if 1 < len(group) <= MOST_SETS:
+        return [Panel(metric, {name: name.partition("/")[0] for name in group})]
+    return [Panel(name, {name: name}) for name in group]
+
+
+def best_of(measured: Measured, watched: Watched) -> Evaluation | None:
+    """The first of the best; None without a value."""
+    found = charts.evaluations_of(measured, watched.metric)
+    choose = max if watched.highest else min
+    return choose(found, key=lambda each: each.metrics[watched.metric], default=None)
+
+
+def _figure(measured: Measured, spec: RunSpec, panel: Panel) -> Element:
+    watched = next((each for each in spec.watched if [each.metric] == [*panel.names]), None)
+    best = None if watched is None else best_of(measured, watched)
+    drawing = charts.metric_chart(measured, panel.title, panel.names, best)
+    keys = [
+        key("evaluation" if number == 1 else f"evaluation set-{number}", label)
+        for number, label in enumerate(panel.names.values(), 1)
+    ]
+    if best is not None:
+        return figure(panel.title, drawing, tag("p", key("best", "best"), class_="keys"))
+    return figure(panel.title, drawing, tag("p", keys, class_="keys") if len(keys) > 1 else None)
+
+
+def _row(measured: Measured, name: str) -> Element:
+    found = charts.evaluations_of(measured, name)
+    given = [each for each in measured.evaluations if name in each.metrics]
+    extremes: list[Element] = []
+    for choose in (min, max):
+        extreme = choose(found, key=lambda each: each.metrics[name], default=None)
+        extremes.append(tag("td", number(extreme.metrics[name]) if extreme else "–", class_="right"))
+        extremes.append(tag("td", count(extreme.step) if extreme else "–", class_="wide"))
+    last = tag("td", _value(given[-1].metrics[name]), class_="right")
+    return tag("tr", tag("th", name, scope="row"), last, extremes)
+
+
+def _value(value: float) -> Content:
+    return number(value) if charts.drawable(value) else tag("b", number(value), class_="bad")
+
+
+def _decided(measured: Measured, spec: RunSpec) -> Iterator[str]:
+    """What follows from the metrics that the run watches."""
+    for watched in spec.watched:
+        if (best := best_of(measured, watched)) is None:
+            continue
+        kept = spec.checkpoint is not None and watched is spec.checkpoint.keep_best
+        follows = "the checkpoint of that step is kept" if kept else _end(spec)
+        yield f"Best {watched.metric}: {number(best.metrics[watched.metric])} at step {count(best.step)}; {follows}."
+
+
+def _end(spec: RunSpec) -> str:
+    assert spec.stop_early is not None
+    by = f" by more than {number(spec.stop_early.min_delta)}" if spec.stop_early.min_delta else ""
+    return f"the training ends after {plural(spec.stop_early.patience, 'evaluation')} in a row that are not better{by}"

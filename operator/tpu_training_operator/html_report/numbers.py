@@ -1,0 +1,95 @@
+"""The key numbers at the top of the page, most wanted first."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from tpu_training_operator.html_report import charts
+from tpu_training_operator.html_report.evaluations import best_of
+from tpu_training_operator.html_report.formatting import count, duration, number, plural, share
+from tpu_training_operator.html_report.history import Evaluation, Measured, RunSpec
+from tpu_training_operator.html_report.markup import tag
+
+HEADLINES = 2
+"""Metrics of the last evaluation among the key numbers: those that the run watches, then the first ones of the task."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One key number, and what to compare it with. `kind`: the class that colours it."""
+
+    name: str
+    value: str
+    note: str
+    kind: str = ""
+
+
+def key_numbers(measured: Measured, spec: RunSpec, seconds: float) -> Element:
+    """A number that the run does not have has no tile. `seconds`: of all attempts together."""
+    attempts = measured.attempts
+    tiles = [
+        Tile("Steps", count(attempts[-1].last), f"of {count(spec.train_steps)}"),
+        *_loss_tiles(measured),
+        *_metric_tiles(measured, spec),
+        *_speed_tiles(measured, spec),
+    ]
+    if seconds > 0:
+        tiles.append(Tile("Time", duration(seconds), plural(len(attempts), "attempt")))
+    # At most five columns, as many as fill the last row best; a few tiles keep the width that they have among many.
+    columns = max(4, -(-len(tiles) // -(-len(tiles) // 5)))
+    return tag(
+        "section",
+        tag("dl", (_shown(tile) for tile in tiles), class_="tiles", style=f"--columns: {columns}"),
+        id="numbers",
+        aria_label="Key numbers",
+    )
+
+
+def _shown(tile: Tile) -> Element:
+    value = tag("dd", tile.value, tag("small", tile.note), **({"class": tile.kind} if tile.kind else {}))
+    return tag("div", tag("dt", tile.name), value)
+
+
+def _loss_tiles(measured: Measured) -> Iterator[Tile]:
+    losses = [(point.step, point.mean) for point in measured.losses if point.mean is not None]
+    if not measured.ends_finite:
+        note = f"{number(losses[-1][1])} at step {count(losses[-1][0])}" if losses else "in any step"
+        yield Tile("Training loss", "not finite", note, "bad")
+    elif losses:
+        (step, last), (_, first) = losses[-1], losses[0]
+        note = f"from {number(first)}" if len(losses) > 1 else f"at step {count(step)}"
+        yield Tile("Training loss", number(last), note)
+
+
+def _metric_tiles(measured: Measured, spec: RunSpec) -> Iterator[Tile]:
+    best = {watched.metric: best_of(measured, watched) for watched in spec.watched}
+    for last in measured.evaluations[-1:]:
+        names = [name for name in dict.fromkeys([*best, *last.metrics]) if name in last.metrics]
+        for name in names[:HEADLINES]:
+            value = last.metrics[name]
+            kind = "" if charts.drawable(value) else "bad"
+            yield Tile(name, number(value), _compared(last, name, best.get(name)), kind)
+
+
+def _compared(last: Evaluation, name: str, best: Evaluation | None) -> str:
+    if best is None or best.metrics[name] == last.metrics[name]:
+        return f"at step {count(last.step)}"
+    return f"best {number(best.metrics[name])} at step {count(best.step)}"
+
+
+def _speed_tiles(measured: Measured, spec: RunSpec) -> Iterator[Tile]:
+    rate = measured.examples_per_second
+    if rate is not None:
+        yield Tile("Examples per second", number(rate), f"{number(rate / spec.slice.replicas)} per replica")
+    if measured.stretches:
+        step = statistics.median(each.training_seconds / each.steps for each in measured.stretches)
+        yield Tile("Step time", duration(step), "median")
+    trained = sum(each.training_seconds for each in measured.stretches)
+    if trained > 0 and spec.entrypoint is not None:
+        waited = sum(each.split.get("input", 0.0) for each in measured.stretches)
+        yield Tile("Waiting for input", share(waited / trained), "of the training time")
+    if measured.mfu is not None:
+        yield Tile("Model flops utilisation", share(measured.mfu), "of the slice's peak")
+    if measured.noise_scale is not None:
+        yield Tile("Gradient noise scale", number(measured.noise_scale), "examples")

@@ -1,0 +1,101 @@
+"""Where a run begins: at step 0, or where a checkpoint ends, on this slice or on one of another size.
+
+Progress carries over in examples. With the same global batch the steps are the same too, and the run continues as if it
+had never stopped. With another one the new recipe trains the remaining examples, after a short ramp of the rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tpu_trainer.data.loading import Position
+from tpu_trainer.doctor.finite import Health
+from tpu_trainer.optim.schedule import Ramp, rate_factor
+from tpu_trainer.task.task import Hyperparameters
+
+RAMP_SHARE = 0.05
+"""The longest ramp, as a share of the remaining steps."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One stretch of a run on one slice: it began with `step` steps of `global_batch` examples counted as done."""
+
+    step: int
+    global_batch: int
+    replicas: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """step: steps of this recipe that count as done. examples: seen by the job so far, at least step x global batch.
+
+    legs: the stretches trained so far, the present one last. health: the checkpoint's. ended: the checkpoint is of the
+    training's end, which the hooks must not make a second time.
+    """
+
+    step: int = 0
+    examples: int = 0
+    position: Position = field(default_factory=Position)
+    ramp: Ramp | None = None
+    legs: tuple[Leg, ...] = ()
+    health: Health = field(default_factory=Health)
+    ended: bool = False
+
+    def examples_after(self, step: int, global_batch: int) -> int:
+        return self.examples + (step - self.step) * global_batch
+
+
+def document(
+    start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters, health: Health
+) -> dict[str, Any]:
+    """What a checkpoint after `step` steps keeps of a run, as JSON. `learning_rate`: the recipe's in the last step; in
+    older checkpoints the first parameter group's."""
+    return {
+        "examples": start.examples_after(step, hp.global_batch_size),
+        "globalBatch": hp.global_batch_size,
+        "position": asdict(position),
+        "learningRate": learning_rate,
+        "ramp": None if start.ramp is None else asdict(start.ramp),
+        "legs": [asdict(leg) for leg in start.legs],
+        "clean": health.clean,
+        "skipped": health.skipped,
+        "skippedInARow": health.in_a_row,
+    }
+
+
+def fresh(hp: Hyperparameters, replicas: int, attempt: int) -> Start:
+    return Start(legs=(Leg(0, hp.global_batch_size, replicas, attempt),))
+
+
+def continued(
+    kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attempt: int, reduction: float = 1.0
+) -> Start:
+    """The start of recipe `hp` from a checkpoint's document. `reduction`: of the rate, by schedule Plateau."""
+    examples, batch = int(kept["examples"]), hp.global_batch_size
+    # Rounded down: a partial step's examples are added to the budget, never taken from it.
+    step = min(examples // batch, hp.train_steps)
+    same = kept["globalBatch"] == batch
+    before = tuple(Leg(**leg) for leg in kept["legs"])
+    kept_ramp = None if kept["ramp"] is None else Ramp(**kept["ramp"])
+    return Start(
+        step=step,
+        examples=examples,
+        position=Position(**kept["position"]),
+        ramp=kept_ramp if same else _ramp(float(kept["learningRate"]), step, hp, reduction),
+        legs=(*before, Leg(step, batch, replicas, attempt)),
+        health=Health(bool(kept.get("clean", True)), int(kept.get("skipped", 0)), int(kept.get("skippedInARow", 0))),
+    )
+
+
+def _ramp(old_rate: float, step: int, hp: Hyperparameters, reduction: float) -> Ramp | None:
+    """From the last step's rate on the other slice up to the new recipe's; a lower one applies at once."""
+    new_rate = reduction * hp.learning_rate * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
+    steps = min(math.ceil(RAMP_SHARE * (hp.train_steps - step)), max(hp.warmup_steps, 1))
+    if steps < 1 or not 0 < old_rate < new_rate:
+        return None
+    return Ramp(first=step, steps=steps, begin=old_rate / new_rate)

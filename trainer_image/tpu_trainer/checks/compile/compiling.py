@@ -1,0 +1,163 @@
+"""Compiles traced programs for a TPU slice with libtpu's compile-only client, on a machine without a TPU.
+
+`python -m tpu_trainer.checks.compile.compiling DIRECTORY` reads what `tracing` has written, and writes
+DIRECTORY/compiled.json and NAME.hlo, each program as it is scheduled on a core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+MEGACORE = {"v4": "megacore"}
+"""Where torch_xla drives a chip's two cores as one device, but libtpu's own default is two."""
+
+PROBE_ARGUMENTS = 64
+PROBE = "tensor<4294967296xf32>"
+"""As many arguments of 16 GiB fit into no core's memory: the refusal says how much of it a program may use."""
+
+_LIMIT = re.compile(r"of ([0-9.]+)([KMGT]?) hbm\.")
+_USED = re.compile(r"Used ([0-9.]+)([KMGT]?) of")
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def devices_of(generation: str, topology: str) -> list[Any]:
+    """The devices of a slice, one per replica.
+
+    Raises:
+        ValueError: this libtpu does not know the slice.
+    """
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {}
+    if generation in MEGACORE:
+        options["chip_config_name"] = MEGACORE[generation]
+    if topology == "1x1":
+        options["chips_per_host_bounds"] = [1, 1, 1]
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=f"{generation}:{topology}", **options)
+    except Exception as error:
+        # jaxlib's own class, and NotImplementedError from older ones.
+        raise ValueError(str(error)) from None
+    return list(found.devices)
+
+
+def compiled(program: str, in_place: list[tuple[int, int]], devices: list[Any]) -> Any:
+    """The executable; `in_place` as in `tracing.Program`. Raises jaxlib's error if the compiler refuses."""
+    import numpy as np
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+
+    def aliased(result: int | None) -> Any:
+        if result is None:
+            return ir.DictAttr.get({})
+        return ir.DictAttr.get({"tf.aliasing_output": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result)})
+
+    options = compiler.get_compile_options(
+        num_replicas=len(devices), num_partitions=1, device_assignment=np.array([[device.id] for device in devices])
+    )
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = ir.Module.parse(program)
+        # torch_xla updates weights and optimizer state in place.
+        function = module.body.operations[0]
+        results = dict(in_place)
+        count = len(function.arguments)
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get([aliased(results.get(index)) for index in range(count)])
+        return devices[0].client.compile(
+            mlir.module_to_bytecode(module),
+            executable_devices=xla_client.DeviceList(tuple(devices)),
+            compile_options=options,
+        )
+
+
+def limit_of(devices: list[Any]) -> int | None:
+    """Bytes of a core's memory that a program may use, in the compiler's own words; None if it says nothing."""
+    try:
+        compiled(_probe(), [], devices[:1])
+    except Exception as error:
+        return limit_in(str(error))
+    return None
+
+
+def _probe() -> str:
+    arguments = ", ".join(f"%arg{number}: {PROBE}" for number in range(PROBE_ARGUMENTS))
+    body = f"%0 = stablehlo.add %arg0, %arg1 : {PROBE}\n return %0 : {PROBE}"
+    return f"module @probe {{ func.func @main({arguments}) -> {PROBE} {{ {body} }} }}"
+
+
+def limit_in(refusal: str) -> int | None:
+    return _size(_LIMIT.search(refusal))
+
+
+def used_in(refusal: str) -> int | None:
+    """What the refused program would have needed."""
+    return _size(_USED.search(refusal))
+
+
+def _size(found: re.Match[str] | None) -> int | None:
+    return None if found is None else int(float(found[1]) * _UNITS[found[2]])
+
+
+def _compile(path: Path, in_place: list[tuple[int, int]], devices: list[Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        program = compiled(path.read_text(), in_place, devices)
+    except Exception as error:
+        # jaxlib's own class; of what a compiler may say, only a lack of memory says something about the batch.
+        said = str(error)
+        return {"refused": said, "needed": used_in(said), "fits": False if "RESOURCE_EXHAUSTED" in said else None}
+    memory, costs = program.get_compiled_memory_stats(), program.cost_analysis()
+    path.with_suffix(".hlo").write_text(program.hlo_modules()[0].to_string())
+    return {
+        "seconds": time.monotonic() - began,
+        "arguments": memory.argument_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "results": memory.output_size_in_bytes,
+        "inPlace": memory.alias_size_in_bytes,
+        "code": memory.generated_code_size_in_bytes,
+        "flops": costs.get("flops"),
+        "bytesMoved": costs.get("bytes accessed"),
+    }
+
+
+def _answer(directory: Path) -> dict[str, Any]:
+    request = json.loads((directory / "request.json").read_bytes())
+    traced = json.loads((directory / "traced.json").read_bytes())
+    where = request["spec"]["slice"]
+    versions = {"libtpu": metadata.version("libtpu"), "jax": metadata.version("jax")}
+    try:
+        devices = devices_of(where["generation"], where["topology"])
+    except ValueError as error:
+        name = f"{where['generation']} {where['topology']}"
+        newer = "; a newer one may" if "Invalid TPU external name" in str(error) else ""
+        return {**versions, "error": f"libtpu {versions['libtpu']} does not compile for {name}: {error}{newer}"}
+    if len(devices) != where["replicas"]:
+        said = f"libtpu sees {len(devices)} devices on {where['generation']}:{where['topology']}, the job has"
+        return {**versions, "error": f"{said} {where['replicas']} replicas"}
+    names = [name for name in ("program", "passes") if traced.get(name) is not None]
+    programs = {name: _compile(directory / f"{name}.mlir", traced[name]["in_place"], devices) for name in names}
+    limit = request.get("limit") or limit_of(devices)
+    return {**versions, "device": devices[0].device_kind, "limit": limit, "programs": programs}
+
+
+def main(directory: Path) -> None:
+    # libtpu reads these when it is loaded. Without chips it has nothing that two processes could not share.
+    os.environ.update(
+        TPU_SKIP_MDS_QUERY="1",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+        JAX_PLATFORMS="cpu",
+        LIBTPU_INIT_ARGS=(directory / "flags").read_text(),
+    )
+    (directory / "compiled.json").write_text(json.dumps(_answer(directory)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

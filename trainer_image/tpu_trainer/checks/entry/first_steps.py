@@ -1,0 +1,48 @@
+"""The first steps of a run, made by one process in the place of the whole gang, and then forgotten."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.errors import PreemptedError
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.contract.spec import RunSpec
+from tpu_trainer.contract.stop import StopSignal
+from tpu_trainer.gang.backends.solo import open_mirror
+from tpu_trainer.lightning import NeedsTrainerError
+from tpu_trainer.loop.context import RunContext
+from tpu_trainer.loop.training import first_steps
+from tpu_trainer.worker.replica import run_replica
+
+STEPS = 2
+"""The second shows what the first one's update has broken."""
+
+
+def run_first_steps(
+    spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal, die: Callable[[Outcome], NoReturn]
+) -> Outcome:
+    """Never raises. `spec`: on hardware CPU."""
+    return run_replica(spec, environment, stop, die, meet=open_mirror, run=_make)
+
+
+def _make(context: RunContext) -> Outcome:
+    spec, began = context.spec, time.monotonic()
+    context.telling.progress.starting(
+        f"entry check of {spec.job.namespace}/{spec.job.name}: replica 0 of {spec.slice.replicas} on a CPU, "
+        f"{spec.batch.per_replica} examples at once"
+    )
+    try:
+        trained = first_steps(context, STEPS)
+    except NeedsTrainerError as found:
+        text = f"{spec.entrypoint} was imported and built; no step was tried, because it needs Lightning's Trainer: "
+        return Outcome(ExitCode.Succeeded, f"{text}{found.why}")
+    if trained.step < min(STEPS, spec.last_step):
+        raise PreemptedError("stopped on request before the check's last step")
+    loss = "" if trained.loss is None else f", loss {trained.loss:.6g}"
+    steps = "1 step" if trained.step == 1 else f"{trained.step} steps"
+    text = f"{spec.entrypoint} made {steps} in {time.monotonic() - began:.0f} s{loss}"
+    return Outcome(ExitCode.Succeeded, text, trained.step)

@@ -1,0 +1,104 @@
+"""The environment variables of a worker process, read once by `entry`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu_trainer.contract import protocol
+from tpu_trainer.contract.errors import BadSpecError
+from tpu_trainer.contract.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class ProgressService:
+    """Who is told about the run's progress: the operator that started it, or Kubeflow Trainer (`kubeflow`), which takes
+    another payload. `token_file` is renewed during the run; `ca_file` holds the certificate to trust (PEM)."""
+
+    url: str
+    token_file: Path
+    ca_file: Path
+    kubeflow: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerEnvironment:
+    """This host's place in the gang and where its reports go.
+
+    `host_index` counts over the whole job, all slices together. The rendezvous address matters with several hosts only.
+    `report_directory`: for the report if the run spec names no place. `hang_seconds`: overrides the watchdog's own
+    limit. `progress_service`: None if nobody listens. `local_rank`: the process's place on its host, set by `host`.
+    `code_directory`: where trainer.code is unpacked; `code_archive`: the archive, if a Secret brings it.
+    """
+
+    run_spec: Path
+    host_index: int
+    num_hosts: int
+    master_addr: str
+    master_port: int
+    progress_file: Path | None
+    report_directory: Path | None = None
+    hang_seconds: float | None = None
+    progress_service: ProgressService | None = None
+    local_rank: int = 0
+    code_directory: Path | None = None
+    code_archive: Path | None = None
+
+
+def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
+    """Raises BadSpecError, naming the variable, if one is missing or malformed."""
+    run_spec = environ.get(protocol.ENV_RUN_SPEC)
+    if not run_spec:
+        raise BadSpecError(f"{protocol.ENV_RUN_SPEC} is not set; it must be the path of the run spec")
+    num_hosts = _integer(environ, protocol.ENV_NUM_HOSTS, default=1, minimum=1)
+    progress_file, hang = environ.get(protocol.ENV_PROGRESS_FILE), protocol.ENV_HANG_SECONDS
+    alone = num_hosts == 1
+    if not alone and not environ.get(protocol.ENV_MASTER_ADDR):
+        raise BadSpecError(f"{protocol.ENV_MASTER_ADDR} is not set; with {num_hosts} hosts it must name host 0")
+    return WorkerEnvironment(
+        run_spec=Path(run_spec),
+        host_index=_integer(environ, protocol.ENV_HOST_INDEX, default=0 if alone else None, minimum=0),
+        num_hosts=num_hosts,
+        master_addr=environ.get(protocol.ENV_MASTER_ADDR, ""),
+        master_port=_integer(environ, protocol.ENV_MASTER_PORT, default=0 if alone else None, minimum=0),
+        progress_file=Path(progress_file) if progress_file else None,
+        report_directory=Path(directory) if (directory := environ.get(protocol.ENV_REPORT_DIRECTORY)) else None,
+        hang_seconds=_integer(environ, hang, default=None, minimum=1) if environ.get(hang) else None,
+        progress_service=_progress_service(environ),
+        code_directory=Path(code) if (code := environ.get(protocol.ENV_CODE_DIRECTORY)) else None,
+        code_archive=Path(archive) if (archive := environ.get(protocol.ENV_CODE_ARCHIVE)) else None,
+    )
+
+
+def check_agreement(environment: WorkerEnvironment, spec: RunSpec) -> None:
+    """Raises BadSpecError if environment and run spec describe different gangs."""
+    if environment.num_hosts != spec.slice.hosts:
+        raise BadSpecError(
+            f"{protocol.ENV_NUM_HOSTS} is {environment.num_hosts}, but the run spec's slice.hosts is {spec.slice.hosts}"
+        )
+    if environment.host_index >= environment.num_hosts:
+        raise BadSpecError(
+            f"{protocol.ENV_HOST_INDEX} is {environment.host_index}; with {environment.num_hosts} hosts it must be "
+            f"0..{environment.num_hosts - 1}"
+        )
+
+
+def _progress_service(environ: Mapping[str, str]) -> ProgressService | None:
+    """The operator first: its pods name both, since it takes Kubeflow Trainer's payload too."""
+    own = (protocol.ENV_PROGRESS_URL, protocol.ENV_PROGRESS_TOKEN_FILE, protocol.ENV_PROGRESS_CA_FILE)
+    kubeflows = (protocol.ENV_KUBEFLOW_URL, protocol.ENV_KUBEFLOW_TOKEN, protocol.ENV_KUBEFLOW_CA)
+    for names in (own, kubeflows):
+        url, token, ca = (environ.get(name) for name in names)
+        if url and token and ca:
+            return ProgressService(url, Path(token), Path(ca), kubeflow=names is kubeflows)
+    return None
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int | None, minimum: int) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdecimal() or int(text) < minimum:
+        raise BadSpecError(f"{name}: expected an integer of at least {minimum}, got {text!r}")
+    return int(text)

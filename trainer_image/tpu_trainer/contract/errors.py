@@ -1,0 +1,108 @@
+"""The failures that a worker can name, each with its exit code, and the border around the user's code.
+
+Only `replica` and `entry` turn them into an exit code.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType, TracebackType
+from typing import ClassVar
+
+from tpu_trainer.contract.protocol import ExitCode
+
+
+class TrainerError(Exception):
+    """A failure whose cause is known; its text is one line. `step`: the last step done, if known."""
+
+    code: ClassVar[ExitCode]
+
+    def __init__(self, text: str, step: int | None = None) -> None:
+        super().__init__(text)
+        self.step = step
+
+
+class BadSpecError(TrainerError):
+    """The run spec or the environment is missing, unreadable, has another schema, or contradicts itself."""
+
+    code = ExitCode.BadSpec
+
+
+class UserCodeError(TrainerError):
+    """The user's code raised, or returned something a task must not. An exception it raised is the `__cause__`."""
+
+    code = ExitCode.UserError
+
+
+class PeerLostError(TrainerError):
+    """The other hosts could not be reached, or one of them went away during a collective."""
+
+    code = ExitCode.PeerLost
+
+
+class PreemptedError(TrainerError):
+    """Told to stop, and ended without an agreement of all replicas: before the first step, or by os._exit."""
+
+    code = ExitCode.Preempted
+
+
+class StorageError(TrainerError):
+    """Checkpoints could not be read or written, for a reason that may pass: no connection, no space."""
+
+    code = ExitCode.StorageFailed
+
+
+class StorageDeniedError(StorageError):
+    """Checkpoints could not be read or written, and a retry will not help: no rights, credentials or bucket."""
+
+    code = ExitCode.StorageDenied
+
+
+class CheckpointUnusableError(TrainerError):
+    """The job has checkpoints of its own and can continue none of them; at step 0 it would lose what they hold."""
+
+    code = ExitCode.CheckpointUnusable
+
+
+class OtherModelError(CheckpointUnusableError):
+    """They are whole, but of another task, model or seed."""
+
+
+class DivergedError(TrainerError):
+    """The replicas no longer run the same program, or no longer hold the same parameters."""
+
+    code = ExitCode.Diverged
+
+
+class NotFiniteError(TrainerError):
+    """The loss or its gradients are not finite, and the recipe does not say to continue."""
+
+    code = ExitCode.NotFinite
+
+
+class user_code:  # noqa: N801 - reads as a statement: `with user_code("the loss"):`
+    """Marks a block that runs the user's code: what it raises becomes a UserCodeError.
+
+    A class and not a generator, so that the traceback the user sees has no frames of the border itself. SystemExit
+    counts as an error too: a task that exits by itself would otherwise end the gang without a termination message.
+    """
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, TrainerError):
+            if isinstance(error, AttributeError) and error.name == "xla" and _is_torch(error.obj):
+                error.add_note(
+                    "torch.utils.checkpoint does not know XLA devices; use torch_xla.utils.checkpoint.checkpoint, "
+                    "which also keeps XLA from undoing the recomputation"
+                )
+            raise UserCodeError(f"{self._doing}: {type(error).__name__}: {error}") from error
+
+
+def _is_torch(value: object) -> bool:
+    return isinstance(value, ModuleType) and value.__name__ == "torch"

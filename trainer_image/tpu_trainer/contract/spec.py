@@ -1,0 +1,503 @@
+"""The run spec: one training run, fully resolved. `entry` reads it once; it never changes.
+
+`runspec-v1.schema.json` is its written form, and a test keeps the two in agreement. Each field of the classes below
+carries the reader of its JSON value. A field's JSON name is its own in camel case, unless its metadata says otherwise.
+What a schema cannot say (replicas x perReplica x accumulation = global) is checked at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from tpu_trainer.contract.errors import BadSpecError
+from tpu_trainer.contract.protocol import RUN_SPEC_SCHEMA
+
+BACKENDS = ("xla", "xla-spmd", "torch")
+PRECISIONS = ("Float32", "BFloat16Mixed", "BFloat16")
+SHARDINGS = ("Replicated", "Optimizer")
+EXECUTIONS = ("Compile", "Fuse", "Eager")
+SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Plateau")
+
+LARGEST_SEED = 2**32 - 1
+"""The largest seed that every random generator accepts; numpy's global one sets the limit."""
+
+NO_ENTRYPOINT = "trainer:command"
+"""In place of the entrypoint of a loop of the user's own."""
+
+_MOST_ROWS = 64
+_LONGEST_WORDS = 4096
+
+# The same pattern as in runspec-v1.schema.json. ASCII digits only: \d would also match other scripts' digits.
+_DECIMAL = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+T = TypeVar("T")
+Reader = Callable[[object, str], Any]
+"""(JSON value, field path) -> value; raises BadSpecError: "<path>: expected <what would be right>, got <the value>"."""
+
+
+def _wrong(path: str, expected: str, value: object) -> BadSpecError:
+    text = repr(value)
+    return BadSpecError(f"{path}: expected {expected}, got {text if len(text) <= 60 else f'{text[:57]}...'}")
+
+
+def _text(value: object, path: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise _wrong(path, "a non-empty string", value)
+    return value
+
+
+def _sha256(value: object, path: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise _wrong(path, "64 hexadecimal digits", value)
+    return value
+
+
+def _words(value: object, path: str) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_WORDS:
+        raise _wrong(path, f"a string of at most {_LONGEST_WORDS} characters", value)
+    return value
+
+
+def _entrypoint(value: object, path: str) -> str:
+    module, _, attribute = _text(value, path).partition(":")
+    if not (module and attribute) or ":" in attribute:
+        raise _wrong(path, '"module:callable"', value)
+    return str(value)
+
+
+def _flag(value: object, path: str) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(path, "true or false", value)
+    return value
+
+
+def _integer(minimum: int, maximum: float = math.inf) -> Reader:
+    def read(value: object, path: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            upper = "" if maximum == math.inf else f" and at most {maximum}"
+            raise _wrong(path, f"an integer of at least {minimum}{upper}", value)
+        return value
+
+    return read
+
+
+def _decimal(value: object, path: str) -> float:
+    """A non-negative real number written as a string, as Kubernetes objects carry them."""
+    if not isinstance(value, str) or not _DECIMAL.fullmatch(value) or math.isinf(float(value)):
+        raise _wrong(path, 'a decimal string such as "0.1" or "1e-4"', value)
+    return float(value)
+
+
+def _positive(value: object, path: str) -> float:
+    if not (number := _decimal(value, path)):
+        raise _wrong(path, 'a decimal string above 0, such as "1.0"', value)
+    return number
+
+
+def _choice(kind: Callable[[str], Any], allowed: Sequence[str]) -> Reader:
+    def read(value: object, path: str) -> Any:
+        if not isinstance(value, str) or value not in allowed:
+            raise _wrong(path, " or ".join(f'"{one}"' for one in allowed), value)
+        return kind(value)
+
+    return read
+
+
+def _steps(value: object, path: str) -> tuple[int, ...]:
+    whole = isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+    if not isinstance(value, list) or not whole or any(one < 1 for one in value):
+        raise _wrong(path, "a list of integers of at least 1", value)
+    return tuple(value)
+
+
+def _strings(value: object, path: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise _wrong(path, "an object of strings", value)
+    for key, entry in value.items():
+        if not isinstance(entry, str):
+            raise _wrong(f"{path}.{key}", "a string", entry)
+    return dict(value)
+
+
+def _rows(value: object, path: str) -> tuple[ScalingRow, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_ROWS or not all(isinstance(one, Mapping) for one in value):
+        raise _wrong(path, f"a list of at most {_MOST_ROWS} objects", value)
+    return tuple(_object(ScalingRow, one, f"{path}[{place}]") for place, one in enumerate(value))
+
+
+Text = Annotated[str, _text]
+Words = Annotated[str, _words]
+Count = Annotated[int, _integer(1)]
+Natural = Annotated[int, _integer(0)]
+Decimal = Annotated[float, _decimal]
+Flag = Annotated[bool, _flag]
+Strings = Annotated[Mapping[str, str], _strings]
+
+
+@dataclass(frozen=True)
+class JobRef:
+    """Which run of which job this is; `uid` and `attempt` together identify one gang."""
+
+    namespace: Text
+    name: Text
+    uid: Text
+    attempt: Natural
+
+    @property
+    def gang(self) -> str:
+        return f"{self.uid}/{self.attempt}"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The hardware the recipe was scaled to; `hosts` and `replicas` count the whole job, all slices together."""
+
+    generation: Text
+    topology: Text
+    slices: Count
+    hosts: Count
+    replicas: Count
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples per step of the whole job; a replica takes `per_replica` of them at once, `accumulation` times."""
+
+    total: Count = field(metadata={"json": "global"})
+    per_replica: Count
+    accumulation: Count = 1
+
+
+class Mode(StrEnum):
+    """Which values of a metric are better."""
+
+    MAX = "Max"
+    MIN = "Min"
+
+
+ModeField = Annotated[Mode, _choice(Mode, tuple(Mode))]
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """The learning rate after warm-up.
+
+    name: "Constant", "Linear", "Cosine", "Step" or "Plateau".
+    milestones: the steps after which "Step" multiplies the rate by `factor`.
+    factor: as in the recipe; None if the recipe does not set it.
+    metric: what "Plateau" follows; None with the others.
+    mode: of "Plateau": "Min" if lower values are better, "Max" if higher ones are; None with the others.
+    patience: of "Plateau", in evaluations; None with the others.
+    """
+
+    name: Annotated[str, _choice(str, SCHEDULES)]
+    milestones: Annotated[tuple[int, ...], _steps] = ()
+    factor: Decimal | None = None
+    metric: Text | None = None
+    mode: ModeField | None = None
+    patience: Count | None = None
+
+
+@dataclass(frozen=True)
+class StopSpec:
+    """When evaluations end the training: after `patience` of them in a row without a value that is better by more than
+    `min_delta`."""
+
+    metric: Text
+    mode: ModeField
+    patience: Count
+    min_delta: Decimal | None = None
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """The optimizer's name and its values; None for those that the recipe does not set."""
+
+    name: Text
+    learning_rate: Decimal
+    momentum: Decimal | None
+    weight_decay: Decimal | None
+    beta1: Decimal | None
+    beta2: Decimal | None
+    epsilon: Decimal | None
+
+
+@dataclass(frozen=True)
+class TorchSpec:
+    """What the torch backend runs on: a torch device type, the process group's backend, and processes per host.
+
+    ("cuda", "nccl") is GPUs, ("tpu", "tpu_dist") is TorchTPU. execution: how the device gets a step, one of EXECUTIONS.
+    """
+
+    device: Text
+    collectives: Text
+    processes_per_host: Count
+    execution: Annotated[str, _choice(str, EXECUTIONS)] = "Eager"
+
+
+@dataclass(frozen=True)
+class BestSpec:
+    """By which metric of the evaluations a checkpoint is the best."""
+
+    metric: Text
+    mode: ModeField
+
+
+@dataclass(frozen=True)
+class InitSpec:
+    """Weights to begin with: a folder of checkpoints, one of them, or a .safetensors file. `strict`: all tensors there
+    and in the model must match."""
+
+    uri: Text
+    strict: Flag = True
+
+
+@dataclass(frozen=True)
+class CheckpointSpec:
+    """Where checkpoints go and how often: after so many steps or seconds, whichever comes first.
+
+    With neither, there is a checkpoint only when the run is stopped or ends. `keep`: how many committed ones stay.
+    `uri`: a folder of this job alone; `resume_from`: where the job begins while that folder is empty; `init_from`: the
+    weights with which it then begins at step 0; `rungs`: a prefix: what the lower rungs of a ladder have left below it
+    is removed once the training has succeeded.
+    """
+
+    uri: Text
+    every_steps: Count | None
+    every_seconds: Count | None
+    keep: Count
+    keep_best: BestSpec | None = None
+    resume_from: Text | None = None
+    init_from: InitSpec | None = None
+    rungs: Text | None = None
+
+
+@dataclass(frozen=True)
+class CodeSpec:
+    """The user's code as a .tar.gz: gs://..., an absolute path, or secret://NAME, which is mounted. `sha256`: of the
+    archive."""
+
+    uri: Text
+    sha256: Annotated[str, _sha256]
+
+
+class OnNotFinite(StrEnum):
+    """What to do with a step whose loss or gradients are not finite. Stop: end the run as failed. Skip: leave the step
+    out. Warn: make it."""
+
+    STOP = "Stop"
+    SKIP = "Skip"
+    WARN = "Warn"
+
+
+@dataclass(frozen=True)
+class ReportSpec:
+    """What is written besides the model; `uri` None means the directory that the environment names, or nowhere."""
+
+    uri: Text | None = None
+    tensor_board: Flag = False
+    gradient_noise_scale: Flag = False
+
+
+@dataclass(frozen=True)
+class ScalingRow:
+    """One line of how the recipe was scaled from the slice it was tuned on to this one; text for the report only."""
+
+    name: Words
+    tuned_on: Words
+    runs_on: Words
+    rule: Words
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """One training run, fully resolved: the trainer has nothing left to derive.
+
+    `recipe`: what the user wrote, by field path; only compared, to tell whether two jobs train the same.
+    `dataset_size`: the examples that `train_steps` were derived from, None if steps were given.
+    `end_after_steps`: of a rung of a ladder, which makes only the first steps of its training; None elsewhere.
+    `document`: the JSON it was read from, which the history of the run records.
+    """
+
+    job: JobRef
+    entrypoint: Annotated[str, _entrypoint]
+    backend: Annotated[str, _choice(str, BACKENDS)]
+    hardware: Annotated[str, _choice(str, ("TPU", "CPU"))]
+    slice: Slice
+    batch: Batch
+    train_steps: Count
+    end_after_steps: Count | None = None
+    warmup_steps: Natural
+    schedule: ScheduleSpec = ScheduleSpec("Constant")
+    evaluate_every_steps: Count | None
+    stop_early: StopSpec | None = None
+    ema_decay: Decimal | None
+    on_not_finite: Annotated[OnNotFinite, _choice(OnNotFinite, tuple(OnNotFinite))] = OnNotFinite.STOP
+    gradient_clip_norm: Annotated[float, _positive] | None = None
+    precision: Annotated[str, _choice(str, PRECISIONS)] = "Float32"
+    sharding: Annotated[str, _choice(str, SHARDINGS)] = "Replicated"
+    dataset_size: Count | None = None
+    seed: Annotated[int, _integer(0, LARGEST_SEED)]
+    optimizer: OptimizerSpec
+    parameters: Strings = field(default_factory=dict)
+    data_uri: Text | None
+    torch: TorchSpec = TorchSpec("cpu", "gloo", 1)
+    code: CodeSpec | None = None
+    checkpoint: CheckpointSpec | None = None
+    report: ReportSpec = ReportSpec()
+    scaling: Annotated[tuple[ScalingRow, ...], _rows] = ()
+    recipe: Strings = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False, metadata={"json": None})
+
+    @property
+    def last_step(self) -> int:
+        """The step after which this run is done."""
+        return self.train_steps if self.end_after_steps is None else min(self.end_after_steps, self.train_steps)
+
+    @property
+    def process_per_device(self) -> bool:
+        """Whether a host of this run may be more than one process: only PJRT knows how many chips there are.
+
+        TorchTPU wants a parent to decide its layout, even for a single process.
+        """
+        if self.backend == "torch":
+            return self.torch.processes_per_host > 1 or self.torch.device == "tpu"
+        return self.backend == "xla" and self.hardware == "TPU"
+
+
+def read_run_spec(path: Path, *, own_loop: bool = False) -> RunSpec:
+    """Reads and checks the run spec file. `own_loop`: of a job with `trainer.command`, which names no entrypoint.
+
+    Raises:
+        BadSpecError: the file is missing or not JSON, or a field is wrong; the text begins with the file's path.
+    """
+    try:
+        return parse_run_spec(json.loads(path.read_bytes()), own_loop=own_loop)
+    except OSError as error:
+        raise BadSpecError(f"run spec {path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadSpecError(f"run spec {path}: not JSON: {error}") from error
+    except BadSpecError as error:
+        raise BadSpecError(f"run spec {path}: {error}") from error
+
+
+def parse_run_spec(document: object, *, own_loop: bool = False) -> RunSpec:
+    """Checks a parsed JSON document against the run spec's schema and its own arithmetic.
+
+    Raises:
+        BadSpecError: the text is "<field path>: <what would be right>, got <what was found>".
+    """
+    if not isinstance(document, Mapping):
+        raise _wrong("the document", "an object", document)
+    # First, because in a document of another version every other complaint would mislead.
+    if document.get("schema") != RUN_SPEC_SCHEMA:
+        raise BadSpecError(f'schema: this trainer reads "{RUN_SPEC_SCHEMA}", got {document.get("schema")!r}')
+    given = {name: value for name, value in document.items() if name != "schema"}
+    spec = _object(RunSpec, {"entrypoint": NO_ENTRYPOINT, **given} if own_loop else given, "")
+    spec = replace(spec, document=document)
+    if "torch" in document and spec.backend != "torch":
+        raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')
+    _check_arithmetic(spec)
+    _check_followed(spec)
+    _check_backend(spec)
+    return spec
+
+
+def _object(kind: type[T], value: object, path: str) -> T:
+    """Reads a JSON object as the dataclass `kind`. A field with a default, or one that may be None, may be missing."""
+    if not isinstance(value, Mapping):
+        raise _wrong(path or "the document", "an object", value)
+    assert is_dataclass(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    known = {name: one for one in fields(kind) if (name := one.metadata.get("json", _camel_case(one.name)))}
+    for name in value:
+        if name not in known:
+            raise BadSpecError(f"{_at(path, name)}: unknown field; known here: {', '.join(known)}")
+    read: dict[str, Any] = {}
+    for name, one in known.items():
+        kinds = [hints[one.name]] if NoneType not in get_args(hints[one.name]) else [*get_args(hints[one.name])]
+        if name in value:
+            read[one.name] = _value(kinds[0], value[name], _at(path, name))
+        elif one.default is MISSING and one.default_factory is MISSING:
+            if NoneType not in kinds:
+                raise BadSpecError(f"{_at(path, name)}: missing")
+            read[one.name] = None
+    return kind(**read)
+
+
+def _value(kind: Any, value: object, path: str) -> Any:
+    if get_origin(kind) is Annotated:
+        return get_args(kind)[1](value, path)
+    return _object(kind, value, path)
+
+
+def _at(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _check_arithmetic(spec: RunSpec) -> None:
+    replicas, hosts, slices = spec.slice.replicas, spec.slice.hosts, spec.slice.slices
+    if hosts % slices:
+        raise BadSpecError(f"slice.hosts: {hosts} hosts cannot be divided evenly among {slices} slices")
+    if replicas % hosts:
+        raise BadSpecError(f"slice.replicas: {replicas} replicas cannot be divided evenly among {hosts} hosts")
+    made = replicas * spec.batch.per_replica * spec.batch.accumulation
+    if made != spec.batch.total:
+        times = f" x {spec.batch.accumulation} accumulated" if spec.batch.accumulation > 1 else ""
+        raise BadSpecError(
+            f"batch.global: {replicas} replicas x {spec.batch.per_replica} per replica{times} make {made}, "
+            f"got {spec.batch.total}"
+        )
+
+
+def _check_followed(spec: RunSpec) -> None:
+    """What the trainer could not do, though every field by itself is right."""
+    schedule, checkpoint = spec.schedule, spec.checkpoint
+    given = (schedule.metric is not None, schedule.mode is not None, schedule.patience is not None)
+    if given != (schedule.name == "Plateau",) * 3:
+        raise BadSpecError(
+            f'schedule: "Plateau" alone takes metric, mode and patience, and needs all three, got "{schedule.name}" '
+            f"with {sum(given)} of them"
+        )
+    if checkpoint is not None and checkpoint.resume_from is not None and checkpoint.init_from is not None:
+        raise BadSpecError("checkpoint: resumeFrom or initFrom, got both")
+    if checkpoint is not None and checkpoint.rungs is not None:
+        beside = f"{checkpoint.uri}.rungs/"
+        if not checkpoint.rungs.startswith(beside) or checkpoint.rungs == beside:
+            raise BadSpecError(f"checkpoint.rungs: a place in {beside}, got {checkpoint.rungs!r}")
+
+
+def _check_backend(spec: RunSpec) -> None:
+    replicas, hosts, per_host = spec.slice.replicas, spec.slice.hosts, spec.torch.processes_per_host
+    if replicas % (hosts * per_host):
+        raise BadSpecError(
+            f"torch.processesPerHost: {replicas} replicas cannot be divided evenly among {hosts} hosts x "
+            f"{per_host} processes"
+        )
+    if (spec.backend, spec.hardware) == ("xla-spmd", "CPU") and hosts > 1:
+        raise BadSpecError(
+            f'backend: "xla-spmd" on hardware "CPU" runs on one host, because XLA\'s CPU client has no collectives '
+            f'between processes, got {hosts} hosts; "xla" and "torch" run on several'
+        )
+    if spec.backend == "torch" and (spec.hardware == "TPU") != (spec.torch.device == "tpu"):
+        raise BadSpecError(
+            f'backend: "torch" with torch.device "{spec.torch.device}" does not run on hardware "{spec.hardware}"; '
+            'torch.device is "tpu" on hardware "TPU" and any other on "CPU"'
+        )
+    if spec.torch.execution == "Fuse" and spec.torch.device != "tpu":
+        raise BadSpecError(
+            f'torch.execution: "Fuse" is a mode of TorchTPU and needs torch.device "tpu", got "{spec.torch.device}"'
+        )

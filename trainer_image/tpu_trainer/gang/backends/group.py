@@ -1,0 +1,95 @@
+"""Collectives between processes, over torch.distributed; shared by the torch backend and the XLA host backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpu_trainer.contract.errors import PeerLostError
+from tpu_trainer.gang.backends.base import as_complex, as_real, flatten, summed
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+
+class Group:
+    """The processes of the gang, or this one alone (size 1, no process group, no store).
+
+    Tensors are on `device`, which the group's collectives work on.
+    """
+
+    def __init__(self, rank: int, size: int, store: Store | None = None, device: str = "cpu") -> None:
+        self.rank = rank
+        self.size = size
+        self.store = store
+        self._device = torch.device(device)
+
+    def sum(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Sums over all processes, as one flat tensor for each dtype."""
+        if self.size == 1:
+            return list(gradients), signals
+        *sums, total = summed([*gradients, signals], self._all_reduce)
+        return sums, total
+
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Overwrites the tensors with rank `source`'s."""
+        if self.size > 1:
+            with torch.no_grad():
+                for tensor in tensors:
+                    # A collective needs contiguous values; a parameter may be a transposed view.
+                    row = as_real(tensor.detach()).contiguous()
+                    self._together(dist.broadcast, row, src=source)
+                    tensor.copy_(as_complex(row, tensor))
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """All processes' tensors of each place, flat, one after the other in the order of ranks."""
+        if self.size == 1:
+            return list(parts)
+        joined = list(parts)
+        for dtype in dict.fromkeys(part.dtype for part in parts):
+            places = [place for place, part in enumerate(parts) if part.dtype == dtype]
+            own = flatten([parts[place] for place in places])
+            rows = torch.empty([self.size, own.numel()], dtype=dtype, device=own.device)
+            self._together(dist.all_gather_into_tensor, rows.view(-1), own)
+            pieces = torch.split(rows, [parts[place].numel() for place in places], dim=1)
+            for place, piece in zip(places, pieces, strict=True):
+                joined[place] = piece.reshape(-1)
+        return joined
+
+    def gather(self, row: Sequence[float]) -> list[list[float]]:
+        """Every process's row of float32 values, in rank order."""
+        if self.size == 1:
+            return [list(row)]
+        own = torch.tensor(row, dtype=torch.float32, device=self._device)
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        self._together(dist.all_gather, rows, own)
+        # Read at once: each reading waits for the device.
+        table: list[list[float]] = torch.stack(rows).tolist()
+        return table
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            # Read it: when the call returns, a device's collective is only queued.
+            zero = torch.zeros(1, device=self._device)
+            self._together(dist.all_reduce, zero)
+            zero.tolist()
+
+    def close(self) -> None:
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    def _all_reduce(self, flat: Tensor) -> Tensor:
+        self._together(dist.all_reduce, flat)
+        return flat
+
+    def _together(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        # gloo has no error type of its own for a peer that closed its connection.
+        try:
+            collective(*args, **kwargs)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise PeerLostError(f"a peer went away during a collective: {reason}") from error

@@ -1,0 +1,168 @@
+"""What all XLA backends share: tensors to and from the device, traced graphs, a sync per step, torch_xla's counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Barrier
+from typing import Any, ClassVar
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch import Tensor
+from torch_xla.debug import metrics
+
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.gang.backends.base import Counters, in_rows, map_tensors
+from tpu_trainer.gang.backends.feed import feed_ahead
+from tpu_trainer.gang.backends.frozen_norm import mend_frozen_norms
+from tpu_trainer.gang.backends.scans import mend_scans
+
+_READ_OF_A_NUMBER = "aten::_local_scalar_dense"
+"""torch_xla counts it among the fallbacks, but it is the read itself, and its transfer is counted already."""
+
+
+class XlaDevice:
+    """The device of this process, or of this thread where torch_xla runs a thread per device.
+
+    Counts leave out the reads that the backend makes for itself: nobody can act on those.
+    """
+
+    reads_together = False
+
+    _own_reads = 0
+    """By all replicas of the process, like the count that it is subtracted from."""
+
+    _meetings: ClassVar[dict[int, Barrier]] = {}
+    """Where the replicas of the process wait for each other, by their number."""
+
+    def __init__(self, replicas: int = 1) -> None:
+        """`replicas`: threads of this process that run one each (two per chip on v2 and v3). torch_xla counts for all
+        of them together, so each gets its share."""
+        mend_scans()
+        mend_frozen_norms()
+        self.device: torch.device = torch_xla.device()
+        self._replicas = replicas
+        self._meeting = self._meetings.setdefault(replicas, Barrier(replicas))
+
+    def seed(self, seed: int) -> None:
+        torch_xla.manual_seed(seed, self.device)
+
+    def to_device(self, batch: Any) -> Any:
+        try:
+            return map_tensors(self.send, batch)
+        except (RuntimeError, ValueError) as error:
+            if (what := _untaken(batch, error)) is None:
+                raise
+            raise UserCodeError(
+                f"a batch holds {what}, which an XLA device does not take; make dense tensors of it in collate, such "
+                "as examples that are filled up and their lengths"
+            ) from None
+
+    def marks(self, tensors: Sequence[Tensor]) -> list[object]:
+        # One that is still to be computed has no handle.
+        pending = torch_xla._XLAC._check_tensor_need_materialization(list(tensors))
+        computed = [tensor for tensor, puts_off in zip(tensors, pending, strict=True) if not puts_off]
+        handles = iter(torch_xla._XLAC._get_tensors_handle(computed))
+        return [object() if puts_off else next(handles) for puts_off in pending]
+
+    def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
+        return feed_ahead(batches, self.to_device)
+
+    def flag(self, up: bool) -> Tensor:
+        return self.send(torch.tensor([float(up)]))
+
+    def numbers(self, values: Sequence[float]) -> Tensor:
+        return self.send(torch.tensor([values], dtype=torch.float32))
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """A copy of a host tensor on the device, there at once.
+
+        Not `tensor.to(device)`: with a thread that prepares batches ahead, the number of compilations then varied from
+        run to run, as if a sync caught copies not yet made. Replicas whose graphs differ would wait for each other
+        forever.
+        """
+        (sent,) = xm.send_cpu_data_to_device([tensor], self.device)
+        result: Tensor = sent
+        return result
+
+    def row(self, whole: Tensor, count: int, number: Tensor) -> Tensor:
+        """Row `number`, data on the device, of the elements in `count` equal rows; see `in_rows`."""
+        if whole.device.type != "xla":
+            whole = self.send(whole)
+        return in_rows(whole, count).index_select(0, number.reshape(1)).reshape(-1)
+
+    def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """In one transfer: fetched one by one, each would wait for a graph of its own. Host tensors pass through."""
+        away = [tensor for tensor in tensors if tensor.device.type == "xla"]
+        if away:
+            XlaDevice._own_reads += 1
+        fetched = iter(torch_xla._XLAC._xla_get_cpu_tensors(away) if away else ())
+        return [next(fetched) if tensor.device.type == "xla" else tensor for tensor in tensors]
+
+    def quiet(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._replicas == 1 else self._together()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        self._meeting.wait()
+        yield
+        self._meeting.wait()
+
+    def compilations(self) -> int:
+        # A counter: it costs 0.3 microseconds, a metric, which hands over its last 1024 samples, 50.
+        return _counter("UncachedCompile") // self._replicas
+
+    def counters(self) -> Counters:
+        _, compile_nanoseconds = _metric("CompileTime")
+        reads, _ = _metric("TransferFromDeviceTime")
+        # A program over several devices of one process is counted under a name of its own.
+        executions = _counter("ExecuteComputation") + _counter("ExecuteReplicated")
+        names = [name for name in metrics.executed_fallback_ops() if name != _READ_OF_A_NUMBER]
+        return Counters(
+            compilations=self.compilations(),
+            compile_seconds=compile_nanoseconds / 1e9 / self._replicas,
+            executions=executions // self._replicas,
+            host_reads=(reads - XlaDevice._own_reads) // self._replicas,
+            fallbacks={name: _counter(name) // self._replicas for name in names},
+        )
+
+    def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
+        # The binding waits for the device's earlier work while it holds the interpreter's lock. If replicas are
+        # threads, that work may be a collective for which the others need the lock, so it is waited for first.
+        xm.wait_device_ops(xm.xla_real_devices([self.device]))
+        return bytes(torch_xla._XLAC._get_graph_hash(list(tensors))).hex()
+
+    def sync(self) -> None:
+        torch_xla.sync()
+
+
+def _metric(name: str) -> tuple[int, float]:
+    """The number of samples and their sum; a metric without samples does not exist yet."""
+    data = metrics.metric_data(name)
+    return (0, 0.0) if data is None else (int(data[0]), float(data[1]))
+
+
+def _counter(name: str) -> int:
+    """0 for a counter that has never been counted up."""
+    return metrics.counter_value(name) or 0
+
+
+def _untaken(batch: Any, error: Exception) -> str | None:
+    """Names what of the batch may have made the error; None if the device itself has failed."""
+    if "PackedSequence" in str(error):
+        return "a PackedSequence"
+    tensors: list[Tensor] = []
+
+    def noted(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(noted, batch)
+    for tensor in tensors:
+        if tensor.is_nested:
+            return "a nested tensor"
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return f"a tensor of layout {tensor.layout} and type {tensor.dtype}"
+    return None

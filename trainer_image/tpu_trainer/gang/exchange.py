@@ -1,0 +1,377 @@
+"""Everything that crosses between replicas in a training step, in one exchange.
+
+It holds the gradients in the model's order, then the signals, then, where replicas may differ in it, which
+parameters have a gradient. Reading the summed signals makes the host wait for the device, so `Signals` reads several
+steps at once. All replicas read the same sums after the same step, so they decide alike without another exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.gang.backends.base import as_complex, as_real
+
+if TYPE_CHECKING:
+    from tpu_trainer.gang.backends.base import Backend
+    from tpu_trainer.task.logbook import Row
+
+LOSS, WEIGHT, STOP, SAVE, SQUARE = range(5)
+"""Places of the signals. LOSS, WEIGHT: see `Loss`. STOP, SAVE: above 0 if a replica asks to end the run or to save a
+checkpoint. SQUARE: the squared length of the replica's own gradient, sent only for the noise scale."""
+
+SIGNALS = 4
+"""Number of signals without SQUARE."""
+
+MOST_STEPS = 10
+"""Most steps between two readings of the signals, and steps between two reports."""
+
+STOP_SECONDS = 1.0
+"""A request to stop waits about this long at most to be read; a step that takes longer is read on its own."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A replica's part of a step's loss; tensors of shape []. The loss is the sum of totals over the sum of weights.
+
+    weight None: `total` is a mean over the replica's examples, and all replicas weigh the same.
+    """
+
+    total: Tensor
+    weight: Tensor | None = None
+
+    @staticmethod
+    def of(returned: Any, passes: int, device: torch.device) -> Loss:
+        """From what the task's `loss` returned in one of a step's `passes`.
+
+        Raises:
+            UserCodeError: it is neither a mean nor (sum, weight), not on the replica's device, or as in `check_weight`.
+        """
+        if isinstance(returned, tuple) and len(returned) == 2:
+            total, weight = returned
+            if _is_scalar(total) and _is_scalar(weight):
+                check_weight(weight, "the weight of the task's loss")
+                return _on(device, Loss(wide(total), wide(weight)))
+            found = f"({_described(total)}, {_described(weight)})"
+        elif _is_scalar(returned):
+            mean = wide(returned)
+            return _on(device, Loss(mean / passes if passes > 1 else mean))
+        else:
+            found = _described(returned)
+        raise UserCodeError(
+            "the task's loss must return the mean over the batch as a tensor of shape [], or (sum, weight) as two of "
+            f"them; got {found}"
+        )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.total] if self.weight is None else [self.total, self.weight]
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total if self.weight is None else self.total / self.weight
+
+    def plus(self, later: Loss) -> Loss:
+        """The sum of this loss and the loss of the step's next pass."""
+        if self.weight is None or later.weight is None:
+            if self.weight is not later.weight:
+                raise UserCodeError("the task's loss must return a mean in every pass, or (sum, weight) in every pass")
+            return Loss(self.total + later.total)
+        return Loss(self.total + later.total, self.weight + later.weight)
+
+    def detached(self) -> Loss:
+        return Loss(self.total.detach(), None if self.weight is None else self.weight.detach())
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What this replica asks of the gang, as data on the device (Backend.flag): to stop, to save a checkpoint."""
+
+    stop: Tensor
+    save: Tensor
+
+
+class Flags:
+    """The flags of all wishes, made once, as data on the device.
+
+    A flag built inside the step would be a constant of the compiled program, and one tensor for both wishes one input
+    of it. Either way the replica that asks for something would run a program of its own in that step, and on TPU all
+    replicas would wait for each other forever.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._stop, self._save = ({asked: backend.flag(asked) for asked in (False, True)} for _ in range(2))
+
+    def wishes(self, *, stop: bool, save: bool) -> Wishes:
+        return Wishes(self._stop[stop], self._save[save])
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a step's exchange returns. signals: summed over all replicas: 4, or 5 with SQUARE, then `logged`.
+
+    norm: the length of the global gradient, before any clipping, shape []. square: its square; None unless asked for.
+    logged: the names of what the task has logged, as in `Row`.
+    """
+
+    signals: Tensor
+    norm: Tensor
+    square: Tensor | None = None
+    logged: tuple[str, ...] = ()
+
+    def finite(self, backend: Backend) -> Tensor:
+        """Whether the step's loss and gradients are finite: a boolean of shape [], as data on the backend's device.
+
+        What is not finite on one replica is not finite in the sum. Gradients above 1e19 count as not finite, because
+        their squares are infinite in float32. `Reading.finite` says the same on the host.
+        """
+        loss, weight = self.signals[LOSS], self.signals[WEIGHT]
+        # An infinite weight divides the gradient to zero, which is finite.
+        mean = torch.isfinite(loss) & torch.isfinite(weight) & (weight != 0)
+        return _as_data(torch.isfinite(self.norm), backend) & _as_data(mean, backend)
+
+
+def exchange(
+    parameters: Sequence[nn.Parameter],
+    loss: Loss,
+    wishes: Wishes,
+    backend: Backend,
+    squares: bool = False,
+    logged: Row | None = None,
+    earlier: Mapping[nn.Parameter, Tensor] | None = None,
+) -> Sums:
+    """Replaces every gradient by the gradient of the mean loss over all replicas. `earlier`: gradients of the step's
+    earlier passes that are not with their parameters (`EarlierPasses`).
+
+    A parameter without a gradient on any replica keeps none, as in plain PyTorch, where optimizers skip it. A parameter
+    that only some replicas used gets the same gradient on all.
+
+    After the call only the parameters refer to gradients: one that is still referred to at a sync becomes an output of
+    the compiled graph (1x the parameters in memory, a fifth of the speed of a small model).
+
+    Raises:
+        UserCodeError: a gradient is sparse.
+    """
+    alone = backend.terms == 1 or backend.one_program
+    earlier = earlier or {}
+    used = [parameter.grad is not None or parameter in earlier for parameter in parameters]
+    sent = [parameter for parameter, has in zip(parameters, used, strict=True) if has or not alone]
+    gradients, signals = take(sent, loss, wishes, squares, earlier)
+    if logged is not None:
+        signals = torch.cat([signals, logged.values.to(signals.dtype)])
+    count = len(signals)
+    if not alone:
+        signals = torch.cat([signals, backend.to_device(torch.tensor(used, dtype=signals.dtype))])
+    sums, total = backend.reduce(gradients, signals)
+    del gradients
+    anywhere = [True] * len(sent)
+    # If this replica has every gradient, each exists somewhere: most models never wait for this reading.
+    if not alone and not all(used):
+        anywhere = [has > 0 for has in total[count:].tolist()]
+    divisor: int | Tensor = backend.terms
+    if loss.weight is not None:
+        divisor = _as_data(total[WEIGHT], backend)
+    for parameter, summed, has in zip(sent, sums, anywhere, strict=True):
+        if has:
+            mean = summed if isinstance(divisor, int) and divisor == 1 else summed / divisor
+            parameter.grad = as_complex(mean, parameter).to(parameter.dtype)
+    # A copy: over gloo a slice of the flat sums would keep all of them alive until it is read.
+    signals = total[:count].clone()
+    with torch.no_grad():
+        squared = square([parameter.grad for parameter in parameters if parameter.grad is not None], signals)
+    names = () if logged is None else logged.names
+    return Sums(signals, squared.sqrt(), squared if squares else None, names)
+
+
+def take(
+    parameters: Sequence[nn.Parameter],
+    loss: Loss,
+    wishes: Wishes,
+    squares: bool = False,
+    earlier: Mapping[nn.Parameter, Tensor] | None = None,
+) -> tuple[list[Tensor], Tensor]:
+    """Takes the gradients off the parameters (zeros where there is none) and adds those of `earlier` passes; returns
+    them and this replica's signals.
+
+    They travel as real numbers in float32, or in float64 if that is their type.
+    """
+    gradients = [_travelling(parameter, (earlier or {}).get(parameter)) for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    kind = torch.float64 if loss.total.dtype == torch.float64 else torch.float32
+    total = loss.total.detach().to(kind).reshape(1)
+    weight = torch.ones_like(total) if loss.weight is None else loss.weight.detach().to(kind).reshape(1)
+    asked = [wish.sum().to(kind).reshape(1) for wish in (wishes.stop, wishes.save)]
+    signals = [total, weight, *asked]
+    if squares:
+        own = square(gradients, total).to(kind).reshape(1)
+        signals.append(own if loss.weight is None else own / weight.square())
+    return gradients, torch.cat(signals)
+
+
+def square(gradients: Sequence[Tensor], beside: Tensor) -> Tensor:
+    """The squared length of all gradients together, in float32, shape []; on the device of `beside` if there are none.
+
+    Written as products, because torch_xla makes vector_norm and square powers.
+    """
+    if not gradients:
+        return beside.new_zeros((), dtype=torch.float32)
+    reals = [wide(as_real(gradient)) for gradient in gradients]
+    return torch.stack([(real * real).sum().float() for real in reals]).sum()
+
+
+def wide(value: Tensor) -> Tensor:
+    """`value` in float32 or float64, so that passes add up: True + True is True, and float16 ends at 65504."""
+    return value if value.dtype == torch.float64 or value.is_complex() else value.float()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The signals of one or more steps, on the host.
+
+    losses: the global loss of each step. finite: whether its loss and gradients are finite. stopping, saving: in one of
+    the steps a replica asked to end the run, or for a checkpoint.
+    squares: per step the mean over replicas of their own squared gradient, and the square of the global gradient; empty
+    unless the noise scale is asked for. logged: per step the names of what the task has logged, and the sums of `Row`.
+    norms: the length of each step's global gradient, before any clipping.
+    """
+
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    finite: tuple[bool, ...]
+    stopping: bool = False
+    saving: bool = False
+    squares: tuple[tuple[float, float], ...] = ()
+    logged: tuple[tuple[tuple[str, ...], tuple[float, ...]], ...] = ()
+
+    def then(self, later: Reading) -> Reading:
+        return Reading(
+            self.losses + later.losses,
+            self.norms + later.norms,
+            self.finite + later.finite,
+            self.stopping or later.stopping,
+            self.saving or later.saving,
+            self.squares + later.squares,
+            self.logged + later.logged,
+        )
+
+
+class Signals:
+    """The signals that have not been read yet. `read_through` is the last step that has been read.
+
+    Where the device works ahead of the host, a reading leaves out the newest step: the next one is traced while its
+    results are being computed.
+    """
+
+    def __init__(self, backend: Backend, step: int) -> None:
+        self._backend = backend
+        self._unread: list[Sums] = []
+        # Until the pace is known: the first steps compile, and a request to stop may have waited for that already.
+        self._every = 1
+        self.read_through = step
+
+    def add(self, sums: Sums) -> None:
+        self._unread.append(sums)
+
+    def settle_interval(self, step_seconds: float) -> None:
+        """Sets how often signals are read, by the slowest replica's pace. A collective."""
+        if not self._backend.reads_free:
+            slowest = max(seconds for (seconds,) in self._backend.gather([step_seconds]))
+            self._every = max(1, min(MOST_STEPS, int(STOP_SECONDS / max(slowest, 1e-9))))
+
+    def read(self, step: int, *, whole: bool) -> Reading | None:
+        """Waits for the results if they are due after `step`, or, with `whole`, for the results of all steps.
+
+        None if there is nothing to read. A reading that stops the run or asks for a checkpoint covers all steps.
+        """
+        if not whole and step % self._every:
+            return None
+        kept = 0 if whole or self._backend.reads_free else 1
+        count = len(self._unread) - kept
+        if count < 1:
+            return None
+        reading = self._take(count)
+        rest = self._take(kept) if (reading.stopping or reading.saving) and kept else None
+        return reading if rest is None else reading.then(rest)
+
+    def _take(self, count: int) -> Reading:
+        """Reads the `count` oldest."""
+        taken = self._unread[:count]
+        squares = [sums.square for sums in taken if sums.square is not None]
+        rest = SIGNALS + bool(squares)
+        here = self._backend.to_host([*(sums.signals for sums in taken), *(sums.norm for sums in taken), *squares])
+        del self._unread[:count]
+        self.read_through += count
+        rows = [tensor.tolist() for tensor in here[:count]]
+        losses = tuple(
+            row[LOSS] / row[WEIGHT] if row[WEIGHT] and math.isfinite(row[WEIGHT]) else math.nan for row in rows
+        )
+        norms = tuple(float(norm) for norm in here[count : 2 * count])
+        return Reading(
+            losses=losses,
+            norms=norms,
+            finite=tuple(math.isfinite(loss) and math.isfinite(norm) for loss, norm in zip(losses, norms, strict=True)),
+            stopping=any(row[STOP] > 0 for row in rows),
+            saving=any(row[SAVE] > 0 for row in rows),
+            squares=tuple(
+                (row[SQUARE] / self._backend.terms, float(whole))
+                for row, whole in zip(rows, here[2 * count :], strict=False)
+            ),
+            logged=tuple((sums.logged, tuple(row[rest:])) for sums, row in zip(taken, rows, strict=True) if row[rest:]),
+        )
+
+
+def _as_data(value: Tensor, backend: Backend) -> Tensor:
+    """On the device, also if the sums went through host memory: a number of the host would be compiled in."""
+    return value if value.device.type == backend.device.type else backend.to_device(value)
+
+
+def _travelling(parameter: nn.Parameter, earlier: Tensor | None) -> Tensor:
+    if parameter.grad is None and earlier is not None:
+        return earlier
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    if gradient.layout is not torch.strided:
+        raise UserCodeError(
+            f"the gradient of a parameter of shape {list(parameter.shape)} is sparse; replicas exchange dense "
+            "gradients only: create its layer without sparse=True"
+        )
+    # Detached only if it has to be: a sync leaves out an alias that nothing has used yet, and to read it then runs a
+    # program of its own.
+    real = as_real(gradient.detach() if gradient.requires_grad else gradient)
+    real = real if real.dtype == torch.float64 else real.float()
+    return real if earlier is None else real + earlier
+
+
+def check_weight(weight: Tensor, what: str) -> None:
+    """Raises UserCodeError if the weight depends on the model. The gradient of a sum over a weight that does has a
+    second term, which needs the sums of all replicas before the backward pass."""
+    if weight.requires_grad:
+        raise UserCodeError(
+            f"{what} requires a gradient, and the trainer divides by the sum of all weights as by a constant: return "
+            "weight.detach() if it is one, or else the mean over the batch, sum / weight, alone"
+        )
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _on(device: torch.device, loss: Loss) -> Loss:
+    """Raises UserCodeError if it is elsewhere."""
+    for name, tensor in zip(("the task's loss", "the weight of the task's loss"), loss.tensors, strict=False):
+        if tensor.device.type != device.type:
+            raise UserCodeError(
+                f"{name} is on {tensor.device}, and the model and the batch are on {device}: make it of "
+                "what is there, such as losses.sum() and mask.sum(), without .cpu() and torch.tensor(number)"
+            )
+    return loss
+
+
+def _described(value: Any) -> str:
+    return f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,190 @@
+"""Whose buffers a step computes with: rank 0's, on every replica.
+
+Buffers get no gradient, so nothing keeps them equal: each replica's own examples change a codebook, a queue or a
+running centre. As with the `broadcast_buffers` of torch's DistributedDataParallel, those that a forward pass may read
+are rank 0's at the start of every step. The running statistics of norms in training mode are read by no step. They stay
+each replica's own until they are read: in evaluation mode, by an evaluation, or for a checkpoint.
+
+So a run computes the same with and without evaluations, and with and without a restart, which begins with the
+checkpoint's buffers on all replicas. What has not changed since it was sent is not sent again.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from tpu_trainer.doctor.last_weights import mixed
+from tpu_trainer.gang.backends.base import Backend
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_LOOK_EVERY = 100
+"""Steps between two comparisons of values, which find what is written past torch's count of changes (`.data`)."""
+
+State = tuple[Tensor, int]
+"""A buffer and torch's count of its changes."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a buffer is, whichever tensor a module has put there."""
+
+    module: nn.Module
+    name: str
+    is_statistic: bool
+
+    @property
+    def tensor(self) -> Tensor:
+        tensor = self.module._buffers[self.name]
+        assert tensor is not None
+        return tensor
+
+    @property
+    def is_there(self) -> bool:
+        return self.module._buffers.get(self.name) is not None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a forward pass in training may read it."""
+        return not (self.is_statistic and self.module.training)
+
+    @property
+    def state(self) -> State:
+        tensor = self.tensor
+        return tensor, -1 if tensor.is_inference() else tensor._version
+
+
+def places_of(model: nn.Module) -> list[Place]:
+    found = [
+        Place(module, name, isinstance(module, _NormBase) and name in _STATISTICS and _is_torchs(module))
+        for module in model.modules()
+        for name in module._buffers
+    ]
+    # A buffer that several modules share is sent once.
+    return list({id(one.tensor): one for one in found if one.is_there}.values())
+
+
+class Buffers:
+    """Keeps the buffers of one replica's model, which is on its device once a step begins. All methods are
+    collectives."""
+
+    def __init__(self, model: nn.Module, backend: Backend) -> None:
+        self._model, self._backend = model, backend
+        self._shared = backend.terms > 1
+        self._places: list[Place] = []
+        self._sent: dict[Place, State] = {}
+        self._sums: dict[Place, int] = {}
+        self._steps = 0
+        # Those that are sent in every step. Where the host cannot learn for free what others have changed: all.
+        self._moving: set[Place] = set()
+        self._sends_all = not (backend.one_program or backend.reads_free)
+
+    def step_begins(self, aside: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """Replaces what the step's first forward pass, which follows, may read by rank 0's. `aside`: a context for an
+        exchange, which is made only if there may be something to send."""
+        if not self._shared:
+            return
+        step, self._steps = self._steps, self._steps + 1
+        if step < 2:
+            with aside():
+                self._places = self._common()
+        read = [place for place in self._places if place.is_there and place.is_read]
+        for place in self._sent.keys() - set(read):
+            del self._sent[place]
+        looks = step == 1 or step % _LOOK_EVERY == 0
+        if read and (looks or not self._backend.one_program or any(map(self._changed, read))):
+            with aside():
+                if looks:
+                    self._look(read)
+                self._send([place for place, wanted in zip(self._places, self._wanted(), strict=True) if wanted])
+
+    def share(self) -> None:
+        """Makes all of them rank 0's, as they are in a run that continues from a checkpoint of now."""
+        if self._shared and (places := self._common()):
+            self._send(places)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Makes all of them rank 0's while the block runs; afterwards each replica has its own, but for those that the
+        block itself has changed."""
+        places = self._common() if self._shared else []
+        own = [place.tensor.detach().clone() for place in places]
+        self._backend.broadcast([place.tensor for place in places])
+        lent = [place.state for place in places]
+        yield
+        if places:
+            with torch.no_grad():
+                for place, mine, (tensor, version) in zip(places, own, lent, strict=True):
+                    # Unequal programs are fine where there is a process for each.
+                    keeps = self._backend.rank == 0 and not self._backend.one_program
+                    if place.is_there and place.state == (tensor, version) and not keeps:
+                        tensor.copy_(mine)
+            self._backend.sync()
+
+    def _common(self) -> list[Place]:
+        """Looks for the places that all replicas have: a forward pass may register buffers, on one replica alone, which
+        keeps them to itself."""
+        found = places_of(self._model)
+        names = ",".join(f"{type(place.module).__name__}.{place.name}" for place in found)
+        rows = self._backend.gather([float(len(found)), float(zlib.crc32(names.encode()) % (1 << 24))])
+        return found if all(row == rows[0] for row in rows) else [place for place in self._places if place.is_there]
+
+    def _changed(self, place: Place) -> bool:
+        if not (place.is_there and place.is_read):
+            return False
+        if self._sends_all or place in self._moving or place not in self._sent:
+            return True
+        (sent, then), (tensor, now) = self._sent[place], place.state
+        return sent is not tensor or then != now
+
+    def _wanted(self) -> list[bool]:
+        """Says for each place whether to send it: any replica has changed it, and all have it in one shape."""
+        changed = [self._changed(place) for place in self._places]
+        if self._sends_all or self._backend.one_program:
+            return changed
+        shapes = [_shape(place.tensor) if place.is_there else 1.0 for place in self._places]
+        rows = self._backend.gather([shape if new else -shape for shape, new in zip(shapes, changed, strict=True)])
+        return [max(column) > 0 and len({abs(value) for value in column}) == 1 for column in zip(*rows, strict=True)]
+
+    def _send(self, places: Sequence[Place]) -> None:
+        if not places:
+            return
+        self._backend.broadcast([place.tensor for place in places])
+        self._sent |= {place: place.state for place in places if place.is_read}
+
+    def _look(self, read: Sequence[Place]) -> None:
+        """Finds what was written past the count, since it has another value and the same count, to send it in every
+        step from now on."""
+        if self._sends_all:
+            return
+        now = self._summed(read)
+        moved = [float(place in now and self._sums.get(place, now[place]) != now[place]) for place in self._places]
+        # On some replicas a value may have stayed by chance.
+        for place, *column in zip(self._places, *self._backend.gather(moved), strict=True):
+            if any(column):
+                self._moving.add(place)
+        self._sums |= now
+
+    def _summed(self, places: Sequence[Place]) -> dict[Place, int]:
+        with torch.no_grad():
+            sums = torch.stack([mixed(place.tensor) for place in places])
+        self._backend.sync()
+        (here,) = self._backend.to_host([sums])
+        return dict(zip(places, here.tolist(), strict=True))
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Whether its forward pass is torch's own: another may read the statistics in training, too."""
+    return str(type(module).forward.__module__).partition(".")[0] == "torch"
+
+
+def _shape(tensor: Tensor) -> float:
+    """Describes type and shape by a number above 0 that float32 holds exactly."""
+    described = f"{tensor.dtype} {list(tensor.shape)}"
+    return float(1 + zlib.crc32(described.encode()) % (1 << 23))

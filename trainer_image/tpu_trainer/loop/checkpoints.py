@@ -1,0 +1,338 @@
+"""Where this run's checkpoints are: which one it continues from, and how it takes new ones.
+
+The replica that reports, on host 0, chooses the checkpoint and reads it for all (`checkpoint.handover`): a listing may
+differ from host to host, and a checkpoint is large. All hosts write new ones together (`checkpoint.together`); where
+they do not see what host 0 writes, it writes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tpu_trainer.checkpoint.best import Best, best_in
+from tpu_trainer.checkpoint.catalogue import Found, Others, Target, prepare, reading
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, Partner
+from tpu_trainer.checkpoint.commit import Author, Folder
+from tpu_trainer.checkpoint.handover import read_once
+from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
+from tpu_trainer.checkpoint.parts import WHOLE, Item, Part
+from tpu_trainer.checkpoint.resume import Start, continued, document, fresh
+from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, replicated, take_part, take_snapshot
+from tpu_trainer.checkpoint.together import Writers, find_writers, write_part
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.spec import CheckpointSpec, RunSpec
+from tpu_trainer.data.loading import Position, has_length, length_of
+from tpu_trainer.doctor.agreement import ranges
+from tpu_trainer.doctor.finite import Health
+from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.loop.evaluation_policy import reduction_of
+from tpu_trainer.loop.trainable import Work
+from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.storage.store import open_store
+from tpu_trainer.task.task import Hyperparameters
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Take = Callable[[int, Position, Health, bool], Snapshot]
+"""Makes the snapshot of a step, whole or as the first of several parts."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """`target`: None for a run without checkpoints. `elsewhere`: where the run begins while it has none of its own."""
+
+    target: Target | None
+    elsewhere: Elsewhere | None = None
+
+    @staticmethod
+    def of(spec: RunSpec, model: nn.Module, backend: Backend) -> Storage:
+        """`model` is as the task made it.
+
+        Raises:
+            BadSpecError: checkpoint.uri or checkpoint.resumeFrom is not a place for checkpoints.
+        """
+        if spec.checkpoint is None:
+            return Storage(None)
+        author = Author(
+            uid=spec.job.uid,
+            attempt=spec.job.attempt,
+            fingerprint=fingerprint(model, spec.entrypoint, spec.seed),
+            world=backend.world,
+            global_batch=spec.batch.total,
+            name=f"{spec.job.namespace}/{spec.job.name}",
+            recipe=_written(spec),
+            code="" if spec.code is None else spec.code.sha256,
+        )
+        named = spec.checkpoint.resume_from
+        target = Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep, spec.checkpoint.keep_best)
+        return Storage(target, None if named is None else Elsewhere.at(named))
+
+    def choose(self, backend: Backend, telling: Telling) -> Found | None:
+        """The checkpoint to continue from, the same in every process; None if there is none. A collective.
+
+        Raises, in every process:
+            CheckpointUnusableError: the job's own checkpoints cannot be continued.
+            UserCodeError: the checkpoints found may not be meant for this job, or there is none where one was named.
+            StorageError: the storage refuses.
+        """
+        return None if self.target is None else read_once(backend, telling.aloud, lambda: self._chosen(telling))
+
+    def writers(self, backend: Backend, environment: WorkerEnvironment, telling: Telling) -> Writers | None:
+        """How the hosts write together; None if host 0 writes alone. A collective."""
+        if self.target is None:
+            return None
+        host = environment.host_index if environment.local_rank == 0 else -1
+        writers, unable = find_writers(self.target, backend, environment.num_hosts, host, telling.aloud)
+        if unable:
+            telling.finding(Finding("Checkpoint", 0, _not_shared(self.target.store.uri, unable)))
+        return writers
+
+    def steering_of(self, found: Found | None) -> Mapping[str, Any] | None:
+        """What the checkpoint keeps of decisions by evaluations; None if they were another job's."""
+        if found is None or not self._is_own(found):
+            return None
+        kept: Mapping[str, Any] | None = found.snapshot.document.get("steering")
+        return kept
+
+    def ended(self, found: Found | None) -> bool:
+        """Whether the checkpoint is this job's own, and its training had ended."""
+        return found is not None and self._is_own(found) and bool(found.snapshot.document.get("ended"))
+
+    def _is_own(self, found: Found) -> bool:
+        return self.target is not None and self.target.author.may_continue(found.commit.author)
+
+    def checkpoints(
+        self,
+        spec: RunSpec,
+        work: Work,
+        telling: Telling,
+        writers: Writers | None,
+        resumed: bool,
+        *,
+        together: bool = False,
+    ) -> Checkpoints:
+        """How the loop takes checkpoints. The reporting replica leads. `together`: as Backend.reads_together."""
+        began = work.start.step if resumed else None
+        all_take_part = together or writers is not None or work.sharding is not None
+        if spec.checkpoint is not None and self.target is not None and not telling.aloud and all_take_part:
+            return Partner(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers, together), began)
+
+        size = length_of(work.task.train, "train") if has_length(work.task.train) else None
+
+        def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
+            kept = document(work.start, step, position, work.rates.reached(step), work.hp, health)
+            kept["trainExamples"] = size
+            kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}
+            kept |= {"logged": work.logbook.state(), **work.closing.state()}
+            if work.begun_with is not None:
+                kept["begunWith"] = work.begun_with
+            with user_code("the state of the task's hooks"):
+                state = work.hooks.state()
+            _, *elsewhere = [set()] if alone or writers is None else writers.divide(*_replicated(work))
+            return take_snapshot(
+                work.task.model,
+                work.optimizer,
+                state,
+                step,
+                int(kept["examples"]),
+                kept,
+                _average(work),
+                elsewhere=set[Item]().union(*elsewhere),
+                part=Part(0, 1 + len(elsewhere)),
+                sharding=work.sharding,
+                together=together,
+            )
+
+        repeats = work.sharding is None and not together
+        return self.checkpoints_of(spec, take, telling, began, writers, repeats=repeats)
+
+    def checkpoints_of(
+        self,
+        spec: RunSpec,
+        take: Take,
+        telling: Telling,
+        resumed: int | None,
+        writers: Writers | None = None,
+        *,
+        repeats: bool = True,
+    ) -> Checkpoints:
+        """Checkpoints of the snapshots that `take` makes. `resumed`: the step that the run continues from, if any.
+        `writers`: the hosts that write a part; None if the reporting replica's host writes alone. `repeats`: as for
+        `Checkpointer`."""
+        if spec.checkpoint is None or self.target is None:
+            return Checkpoints()
+        due = _due(spec.checkpoint, spec)
+        if not telling.aloud:
+            return Checkpoints(due)
+
+        def warn(text: str) -> None:
+            telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text))
+
+        def found_best(best: Best) -> None:
+            telling.progress.best = best
+            telling.progress.say(f"the best checkpoint is {best}")
+
+        def others(snapshot: Snapshot) -> Others:
+            return Others() if writers is None or snapshot.part == WHOLE else writers.channel(snapshot.part.count)
+
+        checkpointer = Checkpointer(
+            self.target,
+            due,
+            take,
+            warn,
+            resumed=resumed,
+            found_best=found_best,
+            others=others,
+            repeats=repeats,
+            rungs=spec.checkpoint.rungs,
+        )
+        checkpointer.best = best_in(self.target)
+        if checkpointer.best is not None:
+            found_best(checkpointer.best)
+        return checkpointer
+
+    def _chosen(self, telling: Telling) -> Found | None:
+        assert self.target is not None
+        author, say = self.target.author, telling.progress.say
+
+        def warn(text: str) -> None:
+            telling.finding(Finding("Checkpoint", 0, text))
+
+        with reading(self.target):
+            found = choose_own(self.target.store, author, self.elsewhere, say, warn)
+            if found is None and self.elsewhere is not None:
+                found = choose_elsewhere(self.elsewhere, author, say, warn)
+        prepare(self.target)
+        return found
+
+
+def _due(checkpoint: CheckpointSpec, spec: RunSpec) -> Due:
+    return Due(checkpoint.every_steps, checkpoint.every_seconds, spec.last_step)
+
+
+def _not_shared(uri: str, unable: Sequence[int]) -> str:
+    return (
+        f"{'hosts' if unable[1:] else 'host'} {ranges(unable)} cannot read and write what host 0 keeps in {uri}, so "
+        "host 0 writes whole checkpoints alone. If that is a directory of host 0 only, an attempt on another machine "
+        "will not find them: checkpoint.uri should be storage that all hosts share"
+    )
+
+
+def _part_taker(
+    target: Target, work: Work, writers: Writers | None, together: bool
+) -> Callable[[int], Callable[[], None] | None]:
+    """For a process that does not lead: copies its part of a step's checkpoint, and returns what writes it, or None if
+    it writes none. A process without a part of its own may still hold a part of the optimizer's state, or have to read
+    what the leader reads (`together`)."""
+
+    def take(step: int) -> Callable[[], None] | None:
+        state: Mapping[str, Any] = {}
+        if together:
+            with user_code("the state of the task's hooks"):
+                state = work.hooks.state()
+        parts = [set[Item]()] if writers is None else writers.divide(*_replicated(work))
+        number = 0 if writers is None else writers.host
+        # Host 0's part is the leader's. There may be more parts than tensors: an empty one is told to host 0, too.
+        writes = 0 < number < len(parts)
+        tensors = take_part(
+            work.task.model,
+            work.optimizer,
+            state,
+            _average(work),
+            parts[number] if writes else (),
+            work.sharding,
+            together,
+        )
+        if writers is None or not writes:
+            return None
+        folder = Folder(step, target.author.job, target.author.attempt)
+        part, channel = Part(number, len(parts)), writers.channel(len(parts))
+        return partial(write_part, target, folder, tensors, part, channel, number)
+
+    return take
+
+
+def _replicated(work: Work) -> tuple[dict[Item, Tensor], list[list[str]]]:
+    """What any host may write, and the parameters in the order by which the optimizer's state is named."""
+    tensors = replicated(work.task.model, work.optimizer, _average(work), work.sharding)
+    return tensors, work.growth.state()["names"]
+
+
+def _average(work: Work) -> Mapping[str, Tensor] | None:
+    return None if work.average is None else work.average.tensors
+
+
+def _written(spec: RunSpec) -> dict[str, str]:
+    """What the user wrote, by field path; the run spec holds the parameters and the data apart from the recipe."""
+    parameters = {f"recipe.parameters.{name}": value for name, value in spec.parameters.items()}
+    data = {} if spec.data_uri is None else {"data.uri": spec.data_uri}
+    begins = None if spec.checkpoint is None else spec.checkpoint.init_from
+    weights = {} if begins is None else {"checkpoint.initFrom.uri": begins.uri}
+    return {**spec.recipe, **parameters, **data, **weights}
+
+
+def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec, steering: Mapping[str, Any] | None) -> Start:
+    """Where the run begins, with the checkpoint `found` or without one. `steering`: as in the checkpoint, if the run
+    continues it."""
+    if found is None:
+        return fresh(hp, spec.slice.replicas, spec.job.attempt)
+    reduction = reduction_of(steering, spec)
+    return continued(found.snapshot.document, hp, spec.slice.replicas, spec.job.attempt, reduction)
+
+
+def nothing_left(start: Start, found: Found | None, hp: Hyperparameters) -> str | None:
+    """What to say of a run that has no steps left, or whose training had ended; None if it trains."""
+    if found is None or (start.step < hp.last_step and not start.ended):
+        return None
+    return (
+        f"nothing left to train: checkpoint {found.folder} of job {found.commit.author} is at step {start.step} of "
+        f"{hp.train_steps}"
+    )
+
+
+def tell_origin(start: Start, found: Found, me: Author, hp: Hyperparameters, telling: Telling) -> None:
+    """Says what the run continues from, as a warning if the user may not expect it.
+
+    `me`: this job.
+
+    Raises:
+        UserCodeError: checkpoint.resumeFrom names another job's checkpoint, and no steps are left to train.
+    """
+    author, done = found.commit.author, nothing_left(start, found, hp)
+    named = not me.may_continue(author)
+    if done is not None and named:
+        raise UserCodeError(f"checkpoint.resumeFrom: {done}; raise recipe.trainSteps to train on")
+    line = done or _resumed(start, found, hp)
+    telling.progress.resumed(start.step, line)
+    if author.code != me.code:
+        telling.finding(Finding("Checkpoint", start.step, _other_code(found, me)))
+    if done is not None or not (named or me.uid == author.uid):
+        telling.finding(Finding("Checkpoint", start.step, line))
+
+
+def _other_code(found: Found, me: Author) -> str:
+    there, here = (
+        f"with sha256 {author.code}" if author.code else "of the image" for author in (found.commit.author, me)
+    )
+    return f"checkpoint {found.folder} was made by other code: the code {there}, this job runs the code {here}"
+
+
+def _resumed(start: Start, found: Found, hp: Hyperparameters) -> str:
+    line = (
+        f"continues from checkpoint {found.folder} of job {found.commit.author}, with step {start.step + 1} of "
+        f"{hp.train_steps}"
+    )
+    if found.commit.author.global_batch == hp.global_batch_size:
+        return line
+    left = (hp.train_steps - start.step) * hp.global_batch_size
+    ramp = f"; the learning rate is reached over {start.ramp.steps} steps" if start.ramp else ""
+    return (
+        f"{line}: {start.examples} examples were seen with a global batch of {found.commit.author.global_batch}, the "
+        f"{left} that are left are trained with one of {hp.global_batch_size}{ramp}"
+    )

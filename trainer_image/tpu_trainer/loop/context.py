@@ -1,0 +1,55 @@
+"""What every part of a replica's run needs, whichever loop makes its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from tpu_trainer.contract.clock import Clock
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.errors import PreemptedError
+from tpu_trainer.contract.spec import RunSpec
+from tpu_trainer.contract.stop import StopFlag
+from tpu_trainer.data.loading import GENERATORS, Share, seed_generators
+from tpu_trainer.doctor.hang import Pace
+from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.reporting.run_outputs import Telling
+
+
+@dataclass(frozen=True)
+class RunContext:
+    spec: RunSpec
+    environment: WorkerEnvironment
+    stop: StopFlag
+    backend: Backend
+    clock: Clock
+    pace: Pace
+    telling: Telling
+
+    @property
+    def share(self) -> Share:
+        """The replica's part of each batch."""
+        return Share(self.backend.rank, self.backend.world, self.backend.local_rank)
+
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Random numbers inside are the seed's, also on the device: what is built there is the same on all replicas."""
+        with GENERATORS:
+            seed_generators(seed)
+            torch.manual_seed(seed)
+            self.backend.seed(seed)
+            yield
+
+    def begin(self, step: int) -> None:
+        """Training begins after `step`.
+
+        Raises:
+            PreemptedError: on all replicas, if one was told to stop. Before anything is compiled, which takes minutes;
+                the newest checkpoint stays the newest.
+        """
+        self.telling.began(step)
+        if any(asked for (asked,) in self.backend.gather([float(self.stop())])):
+            raise PreemptedError("stopped on request before the first step")

@@ -1,0 +1,154 @@
+"""How a run's end is said and kept: the last checkpoint, the outcome's line, and what is missing from the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpu_trainer.checkpoint.checkpointer import Checkpointer
+from tpu_trainer.checkpoint.snapshot import weights_of
+from tpu_trainer.contract.errors import StorageError, UserCodeError
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import MOST_METRICS, ExitCode
+from tpu_trainer.data.loading import Position
+from tpu_trainer.loop.context import RunContext
+from tpu_trainer.loop.instruments import Instruments
+from tpu_trainer.reporting.run_outputs import Telling
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_CHANGED_LATE = (
+    "the weights were changed after the last evaluation (by evaluation_ends, or at the end of the fit): its metrics "
+    "are not those of the weights that are saved. Change them in train_ends or on_train_end"
+)
+
+
+def save_result(step: int, position: Position, instruments: Instruments, *, again: bool = False) -> None:
+    """Saves the weights as the hooks of the end have left them, if that is not what the newest checkpoint has. `again`:
+    in any case.
+
+    Raises:
+        NotFiniteError, DivergedError: as `Instruments.save`.
+    """
+    last = step, instruments.weights()
+    if instruments.evaluated not in (None, last):
+        instruments.telling.finding(Finding("Evaluation", step, _CHANGED_LATE))
+    if again or instruments.saved != last:
+        instruments.closing.ended = True
+        instruments.save(step, position, now=False, closes=True)
+    instruments.telling.progress.say(f"the last weights have the checksum {last[1]}")
+
+
+def leave_weights(context: RunContext, model: nn.Module, average: Mapping[str, Tensor] | None = None) -> None:
+    """Writes the weights of a run without checkpoints beside its report, on the user's machine."""
+    directory, writes = context.environment.report_directory, context.telling.aloud
+    if directory is None or context.spec.checkpoint is not None or not (writes or context.backend.reads_together):
+        return
+    try:
+        for name, content in weights_of(model, average):
+            if writes:
+                (directory / name).write_bytes(content)
+    except (OSError, UserCodeError) as error:
+        context.telling.progress.say(f"the weights were not kept: {error}")
+
+
+def keep_last(step: int, position: Position, instruments: Instruments) -> None:
+    """The result of the whole training is worth a second attempt, and no later checkpoint would hold it.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    checkpoints, health = instruments.checkpoints, instruments.doctor.finiteness.health
+    position = instruments.position or position
+    if checkpoints.finish() or checkpoints.save_now(step, position, health) is not None:
+        checkpoints.close()
+        return
+    newest = "there is none" if checkpoints.last_step is None else f"the newest is of step {checkpoints.last_step}"
+    raise StorageError(
+        f"all {step} steps are trained, but their checkpoint could not be written, {newest}; the log says why"
+    )
+
+
+def tell_left_out(step: int, metrics: Mapping[str, float], telling: Telling) -> None:
+    """Names the metrics that the result leaves out."""
+    # The loss comes before them.
+    if left_out := list(metrics)[MOST_METRICS - 1 :]:
+        text = (
+            f"the result has room for {MOST_METRICS} metrics, the loss among them: it does not have {left_out[0]} and "
+            f"the {len(left_out) - 1} after it, which the report has"
+        )
+        telling.finding(Finding("Evaluation", step, text))
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            text = f"the metric {name} is {value} after the last step, so the result does not have it"
+            telling.finding(Finding("Evaluation", step, text))
+
+
+def stopped(step: int, loss: float | None, instruments: Instruments) -> Outcome:
+    checkpoints = instruments.checkpoints
+    instruments.telling.progress.stopped(checkpoints.last_step)
+    safe = _safe(step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
+    summary = instruments.doctor.finiteness.summary
+    ending = _Ending(ExitCode.Preempted, f"stopped on request after {step} steps", safe + summary)
+    return _outcome(ending, step, loss, {}, instruments)
+
+
+def succeeded(
+    said: str, step: int, loss: float | None, evaluated: Mapping[str, float], instruments: Instruments
+) -> Outcome:
+    """`said`: how the run's last line begins."""
+    progress, checkpoints = instruments.telling.progress, instruments.checkpoints
+    checkpoints.tidy()
+    if (cost := checkpoints.cost).commits:
+        progress.say(
+            f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for {cost.blocked:.1f} s"
+        )
+    progress.done(checkpoints.last_step)
+    ending = _Ending(ExitCode.Succeeded, said, instruments.doctor.finiteness.summary)
+    return _outcome(ending, step, loss, evaluated, instruments)
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """An exit code, and the run's last line around the metrics."""
+
+    code: ExitCode
+    before: str
+    after: str
+
+
+def _outcome(
+    ending: _Ending, step: int, loss: float | None, evaluated: Mapping[str, float], instruments: Instruments
+) -> Outcome:
+    own = {} if loss is None else {"loss": loss}
+    metrics = {**own, **evaluated}
+    values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
+    progress = instruments.telling.progress
+    # What was logged comes last, because a message that is too long loses its last metrics.
+    every = {**metrics, **progress.means, **metrics}
+    best = None if progress.best is None else progress.best.as_json()
+    message = f"{ending.before}{values}{ending.after}"
+    rung = _measured(instruments, evaluated) if ending.code is ExitCode.Succeeded else None
+    return Outcome(ending.code, message, step, every, instruments.throughput.rate, best=best, rung=rung)
+
+
+def _measured(instruments: Instruments, evaluated: Mapping[str, float]) -> Mapping[str, Any] | None:
+    """Returns what a rung of a ladder has measured; None of any other run."""
+    numbers, doctor = instruments.telling.rung, instruments.doctor
+    if numbers is None:
+        return None
+    finiteness = doctor.finiteness
+    not_finite = finiteness.bad or int(not finiteness.health.clean)
+    return numbers.as_json(doctor.recompilations, not_finite, doctor.unseen, list(evaluated))
+
+
+def _safe(step: int, kept: int | None) -> str:
+    """What the end of a stopped run says about its checkpoint."""
+    if kept == step:
+        return ", checkpoint written"
+    newest = "there is none" if kept is None else f"the newest is of step {kept}"
+    return f"; its checkpoint could not be written, {newest}"

@@ -1,0 +1,307 @@
+"""Finds the user's `module:callable`, calls it with the recipe, and says plainly what is wrong if that fails.
+
+Arguments are found by the names of the callable's parameters. A parameter takes the recipe's free-form parameter of its
+name, else the hyperparameter of its name, else its own default. A misspelt name is an error: a run of days with a
+default that nobody meant costs more than a stop.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.data.loading import Share
+from tpu_trainer.lightning import LightningRun, NeedsTrainerError, adopt, is_lightning, release
+from tpu_trainer.optim.schedulers import SchedulingHooks
+from tpu_trainer.task.hooks import Hooks
+from tpu_trainer.task.task import Hyperparameters, Task
+
+ALONE = Share(rank=0, world=1)
+
+OBJECT_NAMES = ("hp", "hyperparameters")
+"""A parameter of one of these names gets the whole Hyperparameters object."""
+
+ALIASES = {"lr": "learning_rate"}
+"""Other names of a hyperparameter: what most public modules call it."""
+
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_FROM_TEXT = (bool, int, float, str)
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
+_REAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+
+
+class Loaded(NamedTuple):
+    """What the loop trains, and what it calls on its way."""
+
+    task: Task
+    hooks: Hooks
+
+
+def load_task(entrypoint: str, hyperparameters: Hyperparameters, share: Share = ALONE) -> Loaded:
+    """Imports `entrypoint` from sys.path (PYTHONPATH and the working directory) and calls it.
+
+    `share`: rank and world size for a LightningModule's trainer.
+
+    Raises:
+        UserCodeError: there is no such module or attribute, it cannot be called with this recipe, it raised, or it
+            did not return a task.
+        NeedsTrainerError: its LightningModule needs Lightning's own Trainer, or it asks for that.
+    """
+    made = _made(entrypoint, hyperparameters)
+    if isinstance(made, Task):
+        return with_hooks(made)
+    if isinstance(made, LightningRun):
+        raise NeedsTrainerError(None)
+    return Loaded(*adopt(made.module, made.data, hyperparameters, share))
+
+
+def load_lightning(entrypoint: str, hyperparameters: Hyperparameters) -> LightningRun:
+    """A LightningModule for Lightning's own Trainer: calls `entrypoint` again, so that the module is as if no other
+    loop had been tried before.
+
+    Raises:
+        UserCodeError: as `load_task`.
+    """
+    made = _made(entrypoint, hyperparameters)
+    if isinstance(made, Task):
+        raise UserCodeError(f"entrypoint {entrypoint}: returned a LightningModule first, and then a Task")
+    # If it returns the same object each time, that one.
+    release(made.module)
+    return made if isinstance(made, LightningRun) else LightningRun(made.module, made.data)
+
+
+class _Pair(NamedTuple):
+    module: Any
+    data: Any
+
+
+def _made(entrypoint: str, hyperparameters: Hyperparameters) -> Task | LightningRun | _Pair:
+    """What `entrypoint` returns: a Task, a LightningRun, or a LightningModule with its data."""
+    factory = _find(entrypoint)
+    positional, keywords = arguments(factory, hyperparameters, entrypoint)
+    with user_code(f"calling {entrypoint}"):
+        made = factory(*positional, **keywords)
+    if isinstance(made, Task | LightningRun):
+        return made
+    module, data = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
+    if is_lightning(module):
+        return _Pair(module, data)
+    kind = f"a {type(made).__name__}"
+    if isinstance(made, tuple | list):
+        kind += f" of {', '.join(type(item).__name__ for item in made) or 'nothing'}"
+    raise UserCodeError(
+        f"entrypoint {entrypoint}: returned {kind}; it must return a tpu_trainer.Task, a LightningModule, "
+        "a pair (LightningModule, LightningDataModule), or a tpu_trainer.LightningRun"
+    )
+
+
+def with_hooks(task: Task) -> Loaded:
+    """The task, and the hooks that it brings."""
+    if task.scheduler is None:
+        return Loaded(task, task.hooks or Hooks())
+    scheduling = SchedulingHooks(task)
+    return Loaded(replace(task, optimizer=scheduling.configure), scheduling)
+
+
+def _find(entrypoint: str) -> Any:
+    """The callable that `entrypoint` names."""
+    module_name, _, attribute = entrypoint.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # If a module that the user's module imports is missing, the traceback says more.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            with user_code(f"importing {module_name}"):
+                raise
+        raise UserCodeError(
+            f"entrypoint {entrypoint}: there is no module {error.name}; its directory must be the working directory or "
+            "in PYTHONPATH"
+        ) from None
+    except (Exception, SystemExit):
+        with user_code(f"importing {module_name}"):
+            raise
+    factory = getattr(module, attribute, None)
+    if factory is None:
+        own = sorted(
+            name
+            for name, value in vars(module).items()
+            if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+        )
+        raise UserCodeError(
+            f"entrypoint {entrypoint}: module {module_name} ({module.__file__}) has no {attribute}; it defines "
+            f"{', '.join(own) or 'no callable'}"
+        )
+    if not callable(factory):
+        raise UserCodeError(
+            f"entrypoint {entrypoint}: {attribute} is a {type(factory).__name__}; it must be a function or a class"
+        )
+    return factory
+
+
+def arguments(function: Callable[..., Any], hp: Hyperparameters, entrypoint: str) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments for `function`.
+
+    Raises:
+        UserCodeError: a parameter has no value, a text does not fit its type, or nothing takes one of the recipe's
+            parameters.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:
+        # A callable written in C says nothing about its parameters.
+        return [hp], {}
+    hints = _hints(function)
+    takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    known = _known(hp)
+    whole = {p.name for p in named if _is_whole(p, hints)} or _only_one(named, hints, hp, known)
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for parameter in named:
+        value = hp if parameter.name in whole else _value(parameter, hints.get(parameter.name), hp, known, entrypoint)
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            # Its default is given too: the parameters behind it can only be given after it.
+            positional.append(parameter.default if value is parameter.empty else value)
+        elif value is not parameter.empty:
+            keywords[parameter.name] = value
+    unused = [name for name in hp.parameters if name not in {p.name for p in named}]
+    if takes_rest:
+        keywords |= {name: as_written(hp.parameters[name]) for name in unused}
+    elif unused and not whole:
+        raise UserCodeError(
+            f"entrypoint {entrypoint}: recipe.parameters has {', '.join(unused)}, which it does not take; its "
+            f"parameters are {', '.join(p.name for p in named) or 'none'}"
+        )
+    return positional, keywords
+
+
+def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Annotations as types, or as written if they name something that cannot be found at run time."""
+    target = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    try:
+        return get_type_hints(target)
+    except Exception:
+        return getattr(target, "__annotations__", {})
+
+
+def _is_whole(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+    hint = hints.get(parameter.name)
+    if isinstance(hint, str):
+        return hint.rpartition(".")[2] == Hyperparameters.__name__
+    return hint is Hyperparameters or (hint is None and parameter.name in OBJECT_NAMES)
+
+
+def _only_one(
+    named: list[inspect.Parameter], hints: Mapping[str, Any], hp: Hyperparameters, known: Mapping[str, Any]
+) -> set[str]:
+    """A single required parameter without annotation, whose name says nothing, takes the whole object."""
+    required = [p for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
+    if len(required) == 1:
+        (only,) = required
+        if only.name not in hints and only.name not in hp.parameters and only.name not in known:
+            return {only.name}
+    return set()
+
+
+def _known(hp: Hyperparameters) -> dict[str, Any]:
+    """The hyperparameters by name."""
+    own = {field.name: getattr(hp, field.name) for field in fields(hp) if field.name not in ("parameters", "silent")}
+    return own | {alias: own[name] for alias, name in ALIASES.items()}
+
+
+def _value(
+    parameter: inspect.Parameter, hint: Any, hp: Hyperparameters, known: Mapping[str, Any], entrypoint: str
+) -> Any:
+    """The parameter's value; `empty` if its own default stands."""
+    name, has_default = parameter.name, parameter.default is not parameter.empty
+    if name in hp.parameters:
+        try:
+            return from_text(hp.parameters[name], _wanted(hint, parameter.default))
+        except ValueError as error:
+            raise UserCodeError(f"entrypoint {entrypoint}: recipe.parameters.{name}: {error}") from None
+    if name in known and not (has_default and name in hp.silent):
+        return known[name]
+    if has_default:
+        return parameter.empty
+    raise UserCodeError(
+        f"entrypoint {entrypoint}: nothing is known for its parameter {name}; recipe.parameters has "
+        f"{', '.join(sorted(hp.parameters)) or 'none'}, and the hyperparameters are {', '.join(sorted(known))}"
+    )
+
+
+def _wanted(hint: Any, default: Any) -> Any:
+    """The type to make of a text: the annotation's, else the default's; None without either."""
+    if hint is None:
+        return None if default is inspect.Parameter.empty or default is None else type(default)
+    if get_origin(hint) in (Union, types.UnionType):
+        return next((kind for kind in get_args(hint) if kind is not type(None)), str)
+    if isinstance(hint, str):
+        return {kind.__name__: kind for kind in _FROM_TEXT}.get(hint.removesuffix(" | None"), hint)
+    return str if hint is Any else hint
+
+
+def as_written(text: str) -> bool | int | float | str:
+    """What an untyped text means: a number or a truth value as JSON writes it, else the text itself.
+
+    "007", "1_000", ".5" and "yes" stay texts.
+    """
+    if text in ("true", "false"):
+        return text == "true"
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _REAL.fullmatch(text) else text
+
+
+def from_text(text: str, kind: Any) -> Any:
+    """`text` as a bool, int, float, str or path, or as one of a Literal's or an Enum's values, of which an Enum's are
+    known by name, too; `as_written` if `kind` is None. An int may be written "1e3".
+
+    Raises:
+        ValueError: the text does not fit, or `kind` is another type.
+    """
+    if kind is None:
+        return as_written(text)
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() not in _TRUTH:
+            raise ValueError(f'expected true or false, got "{text}"')
+        return _TRUTH[text.lower()]
+    if kind in (int, float):
+        try:
+            number = float(text)
+            return _whole(text, number) if kind is int else number
+        except (ValueError, OverflowError):
+            raise ValueError(f'expected {"an integer" if kind is int else "a number"}, got "{text}"') from None
+    if get_origin(kind) is Literal:
+        return _one_of(text, {str(value): value for value in get_args(kind)})
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _one_of(text, {**{str(one.value): one for one in kind}, **kind.__members__})
+    if isinstance(kind, type) and issubclass(kind, PurePath):
+        return kind(text)
+    name = getattr(kind, "__name__", str(kind))
+    raise ValueError(
+        f"a {name} cannot be made from a text; take bool, int, float, str, a path, a Literal or an Enum, or the object "
+        "as `hp`"
+    )
+
+
+def _one_of(text: str, values: Mapping[str, Any]) -> Any:
+    if text not in values:
+        raise ValueError(f'expected one of {", ".join(values)}, got "{text}"')
+    return values[text]
+
+
+def _whole(text: str, number: float) -> int:
+    # A long integer is not exact as a float.
+    if number != int(number):
+        raise ValueError(text)
+    return int(text) if text.strip().lstrip("+-").isdecimal() else int(number)

@@ -1,0 +1,226 @@
+"""Metrics over the held-out set: every example counted once, whatever the number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.data.loading import (
+    GENERATORS,
+    Share,
+    called,
+    evaluation_size,
+    evaluation_workers,
+    held_out,
+    kept_generators,
+    length_of,
+    load,
+)
+from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.loop.modes import evaluating
+from tpu_trainer.task.task import Batch, Evaluator, Metrics, Task
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+
+def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int | None = None) -> dict[str, float]:
+    """The task's metrics over all processes, in batches of `rows` rows of this process; {} if it has none.
+
+    Leaves the model's modules in the modes they were in. The task's workers read ahead. `batches`: at most so many per
+    process. One model is evaluated: the caller sees to it that all replicas have the same buffers (`Buffers.lent`).
+
+    Raises:
+        UserCodeError: the metrics raised, or returned something they must not.
+    """
+    if evaluation_size(task) == 0:
+        return {}
+    with evaluating(task.model), torch.no_grad():
+        found: dict[str, float] = {}
+        for name, dataset in held_out(task).items():
+            if (size := length_of(dataset, called(name))) == 0:
+                continue
+            if task.evaluator is not None:
+                read = _Read(task, dataset, unfilled_plan(size, rows, share)[:batches])
+                most = len(unfilled_plan(size, rows, replace(share, rank=0))[:batches])
+                return _by_evaluator(task.evaluator, read, most, share, backend)
+            assert task.metrics is not None
+            read = _Read(task, dataset, evaluation_plan(size, rows, share)[:batches])
+            values = _by_example(task, task.metrics, read, backend)
+            found |= {f"{name}/{metric}" if name else metric: value for metric, value in values.items()}
+        return found
+
+
+def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> dict[str, float]:
+    """Evaluates one batch, so that a broken evaluation shows before the training, not after it. Only the names in the
+    result mean something.
+
+    Leaves no trace in the model's buffers or the host's random generators.
+
+    Raises:
+        UserCodeError: as `evaluate` does.
+    """
+    with torch.no_grad(), kept_generators():
+        buffers = list(task.model.buffers())
+        before = [buffer.detach().clone() for buffer in buffers]
+        tried = evaluate(task, rows, share, backend, batches=1)
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+        backend.sync()
+    # On v2 and v3 two replicas share a process's generators: none may begin to read while another restores them.
+    backend.barrier()
+    return tried
+
+
+@dataclass(frozen=True)
+class EvaluationBatch:
+    """`counted[i]` is 0.0 for a row that only fills up the batch, else 1.0."""
+
+    indices: list[int]
+    counted: list[float]
+
+    @property
+    def rows(self) -> int:
+        """Rows that count."""
+        return int(sum(self.counted))
+
+
+def evaluation_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
+    """Shares out `size` examples so that each is counted in exactly one batch of one process.
+
+    All processes get the same number of batches, each of `rows` rows, because collectives and compiled graphs
+    need equal shapes everywhere. Rows past the end repeat example 0 and are not counted.
+    """
+    stride = rows * share.world
+    starts = range(share.rank * rows, -(-size // stride) * stride, stride)
+    return [
+        EvaluationBatch(
+            indices=[i if i < size else 0 for i in range(start, start + rows)],
+            counted=[1.0 if i < size else 0.0 for i in range(start, start + rows)],
+        )
+        for start in starts
+    ]
+
+
+def unfilled_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
+    """`evaluation_plan` without rows that fill up: full batches, then at most one smaller one.
+
+    The smaller one costs a further compilation. Processes may have different numbers of batches, but each has at least
+    one: with fewer examples than processes it is example 0, uncounted.
+    """
+    stride = rows * share.world
+    full = size // stride
+    batches = [range(start, start + rows) for start in range(share.rank * rows, full * stride, stride)]
+    rest = range(full * stride, size)
+    # Shared out evenly: the first `more` processes have one example more than the others.
+    each, more = divmod(len(rest), share.world)
+    begin = share.rank * each + min(share.rank, more)
+    if last := rest[begin : begin + each + (share.rank < more)]:
+        batches.append(last)
+    if not batches:
+        return [EvaluationBatch([0], [0.0])]
+    return [EvaluationBatch(list(batch), [1.0] * len(batch)) for batch in batches]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What an evaluation reads of one dataset, by the task's workers if it has any. Also for a single batch: a file
+    that the dataset opens at its first reading would otherwise be open here, and workers would share the place in it.
+    """
+
+    task: Task
+    dataset: Dataset[Any]
+    plan: Sequence[EvaluationBatch]
+
+    def batches(self) -> Iterator[tuple[tuple[Batch, Tensor], EvaluationBatch]]:
+        """The plan's batches, collated, on the CPU, each with what its rows count, and its place in the plan."""
+        task = self.task
+        workers = evaluation_workers(task, self.dataset)
+        workers = replace(workers, count=min(workers.count, len(self.plan)))
+        indices = [batch.indices for batch in self.plan]
+        read = load(self.dataset, indices, task.evaluation_collate or task.collate, workers)
+        for planned in self.plan:
+            # What is drawn here must not come between what is drawn for a training batch that is read meanwhile.
+            with nullcontext() if workers.count else GENERATORS:
+                batch = next(read)
+            yield (batch, torch.tensor(planned.counted)), planned
+
+
+def _by_example(task: Task, metrics: Metrics, read: _Read, backend: Backend) -> dict[str, float]:
+    """The mean of every metric. Sums stay on the device and cross between processes once, at the end."""
+    names: list[str] = []
+    sums: Tensor | None = None
+    with backend.feed(read.batches()) as batches:
+        for (placed, weights), _ in batches:
+            with user_code("the task's metrics"):
+                values = metrics(task.model, placed)
+            if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+                raise UserCodeError(f"the task's metrics must be tensors by name, in a dict; got {values!r:.200}")
+            names = names or list(values)
+            row = _weighted_sums(values, names, weights, backend)
+            sums = row if sums is None else sums + row
+            backend.sync()
+    assert sums is not None
+    _, totals = backend.reduce([], sums)
+    *parts, count = totals.tolist()
+    return {name: part / count for name, part in zip(names, parts, strict=True)}
+
+
+def _by_evaluator(evaluator: Evaluator, read: _Read, most: int, share: Share, backend: Backend) -> dict[str, float]:
+    """What the evaluator makes of batches of unequal sizes; only its `ends` makes collectives. `most`: how many batches
+    the process with the most has."""
+    if backend.terms != share.world:
+        raise UserCodeError(
+            "the task's evaluator needs batches of this process alone, and on this backend a batch belongs to all "
+            "hosts; use backend xla, or a Task with per-example `metrics`"
+        )
+    with user_code("the task's evaluator"):
+        evaluator.begins()
+    with backend.feed(read.batches()) as batches:
+        for index, ((placed, _), planned) in enumerate(batches):
+            with user_code("the task's evaluator"):
+                evaluator.batch(placed, index, planned.rows)
+            backend.sync()
+        # All processes make the same number of cuts, also one with fewer batches.
+        for _ in range(len(read.plan), most):
+            backend.sync()
+    # Not marked as the user's code: the collectives in it can fail too.
+    result = evaluator.ends(backend)
+    # What it has left pending, such as metrics that were reset, would be compiled into the next training step.
+    backend.sync()
+    return result
+
+
+def _weighted_sums(values: Mapping[str, Tensor], names: Sequence[str], weights: Tensor, backend: Backend) -> Tensor:
+    """Per metric the sum over counted rows, then the number of counted rows: shape [len(names) + 1].
+
+    A metric may be computed on the host.
+    """
+    if sorted(values) != sorted(names):
+        raise UserCodeError(f"the task's metrics must be the same for every batch: {list(values)} after {list(names)}")
+    if "loss" in values:
+        raise UserCodeError('the name "loss" is taken by the training loss; call the metric "evaluation_loss"')
+    for name in names:
+        if not isinstance(values[name], Tensor):
+            raise UserCodeError(
+                f"the task's metric {name} must be a tensor with one value per example, shape {list(weights.shape)}, "
+                f"got a {type(values[name]).__name__}"
+            )
+        if values[name].shape != weights.shape:
+            raise UserCodeError(
+                f"the task's metric {name} must have one value per example, shape {list(weights.shape)}, got shape "
+                f"{list(values[name].shape)}"
+            )
+        if values[name].is_complex():
+            raise UserCodeError(f"the task's metric {name} must be of real numbers, got {values[name].dtype}")
+    each = [values[name].float() for name in names]
+    here = [value if value.device == weights.device else backend.to_device(value) for value in each]
+    # Chosen, not multiplied: a filling row's value may be NaN, and 0 x NaN is NaN.
+    sums = [torch.where(weights > 0, value, 0.0).sum() for value in here]
+    return torch.stack([*sums, weights.sum()])

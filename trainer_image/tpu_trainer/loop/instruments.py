@@ -1,0 +1,243 @@
+"""What watches the loop without being part of it: the clock, the doctor, the checkpoints and the reports.
+
+`loop` calls one method at each place. None of them changes what is trained; some end a run that must not continue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tpu_trainer.checkpoint.checkpointer import Checkpoints
+from tpu_trainer.contract.clock import Clock, Phase, process_seconds
+from tpu_trainer.contract.errors import NotFiniteError
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.data.loading import Position
+from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.doctor.last_weights import Closing
+from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.exchange import MOST_STEPS, Loss, Reading, Signals
+from tpu_trainer.loop.buffers import Buffers
+from tpu_trainer.reporting.history import FirstLoss, Sample
+from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
+from tpu_trainer.task.logbook import Logbook
+from tpu_trainer.task.task import Batch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+REPORT_EVERY = MOST_STEPS
+"""Steps between reports."""
+
+CHECKUP_EVERY = 100
+"""Steps between the doctor's own collectives: who is slow, whose parameters differ."""
+
+
+@dataclass
+class Instruments:
+    """`first`: steps done before this process's first; `noise`: None unless the noise scale is asked for; `logbook`:
+    what the task logs; `whole`: makes of this process's position in the data the whole job's, in a collective;
+    `checksum`: of the weights, a collective; `closing`: takes it for the next checkpoint; `buffers`: the model's."""
+
+    backend: Backend
+    clock: Clock
+    doctor: Doctor
+    checkpoints: Checkpoints
+    throughput: Throughput
+    utilisation: Utilisation
+    noise: NoiseScale | None
+    telling: Telling
+    logbook: Logbook
+    buffers: Buffers
+    first: int = 0
+    whole: Callable[[Position], Position] = lambda position: position
+    checksum: Callable[[], str] = str
+    closing: Closing = field(default_factory=Closing)
+
+    def __post_init__(self) -> None:
+        self.position: Position | None = None
+        """Where the whole job stood in the data at the newest save."""
+        self.saved: tuple[int, str] | None = None
+        """The step of the newest save, and the checksum of its weights."""
+        self.evaluated: tuple[int, str] | None = None
+        """The same of the last evaluation."""
+        self._losses: list[float] = []
+        self._norms: list[float] = []
+        self._read_through = self.first
+        # Of the steps that have not been read, and of those that have not been reported.
+        self._rates: dict[int, float] = {}
+        self._learning_rates: dict[int, float] = {}
+        self._begun = self._since = time.monotonic()
+        self._split = self.clock.seconds()
+        self._steps = 0
+
+    def sampling(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[tuple[Batch, Position]]:
+        """The batches, with the time they are waited for. From here on all other time is the host's own."""
+        self.clock.enter(Phase.HOST)
+
+        def timed() -> Iterator[tuple[Batch, Position]]:
+            while True:
+                with self.clock.during(Phase.INPUT):
+                    sample = next(batches)
+                yield sample
+
+        return timed()
+
+    def left_out(self, text: str) -> None:
+        """Tells of parameters that the optimizer does not train."""
+        self.telling.finding(Finding("Optimizer", self.first, text))
+
+    def of_data(self, text: str) -> None:
+        self.telling.finding(Finding("Data", self.first, text))
+
+    def settle(self, step: int) -> None:
+        """An epoch ended with `step`. Runs what hooks left pending: else the next step would be another program."""
+        self.logbook.epoch_ended(step)
+        with self.doctor.set_aside():
+            self.backend.sync()
+
+    @contextmanager
+    def passes(self) -> Iterator[None]:
+        """Around a step's forward and backward passes."""
+        with self.logbook.passes(), self.utilisation.counting():
+            yield
+
+    @contextmanager
+    def exchange(self, step: int, loss: Loss, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Around the exchange, where a collective on the host waits for the others.
+
+        Raises:
+            DivergedError, PeerLostError: as `Doctor.before_sync`.
+        """
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        self.doctor.before_sync(step, [*loss.tensors, *gradients, *self.logbook.pending()])
+        with self.clock.during(Phase.DEVICE):
+            yield
+
+    @contextmanager
+    def sync(self, step: int, batch: Batch, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Around the sync that sends the step to the device; `batch`: of its last pass. Raises as `exchange`."""
+        self.doctor.before_sync(step, parameters)
+        with self.clock.during(Phase.DEVICE):
+            yield
+        self.doctor.after_step(step, batch)
+
+    def read(self, signals: Signals, step: int, learning_rate: float, *, whole: bool) -> Reading | None:
+        """The signals that are due after `step`, which was made with `learning_rate`, or, with `whole`, all of them.
+
+        Raises:
+            NotFiniteError: on all replicas, if the run must not continue.
+        """
+        self._rates[step] = learning_rate
+        with self.clock.during(Phase.DEVICE):
+            reading = signals.read(step, whole=whole)
+        if reading is None:
+            return None
+        if not self._steps and (seconds := process_seconds()) is not None:
+            counters = self.backend.counters()
+            self.telling.first_loss(FirstLoss(seconds, counters.compilations, counters.compile_seconds))
+        step = self._read_through = signals.read_through
+        first = step - len(reading.losses) + 1
+        self._losses += reading.losses
+        self._norms += reading.norms
+        self._learning_rates |= {each: self._rates.pop(each, learning_rate) for each in range(first, step + 1)}
+        self._steps += len(reading.losses)
+        if self.logbook.read(first, reading.logged):
+            with self.doctor.set_aside():
+                self.logbook.agree()
+        # Evaluations and checkpoints are not steps and do not count in their rate.
+        spent = self.clock.seconds()
+        self.throughput.arrived(step, sum(spent.values()) - spent[Phase.EVALUATE] - spent[Phase.CHECKPOINT])
+        if self.noise is not None:
+            for own, whole_square in reading.squares:
+                self.noise.add(own, whole_square)
+        try:
+            self.doctor.finiteness.read(first, reading, learning_rate)
+        except NotFiniteError:
+            # The steps that led there are worth more than those before.
+            self._report()
+            raise
+        return reading
+
+    def forward_begins(self) -> None:
+        """Gives all replicas rank 0's buffers, as far as the first forward pass of a step, which follows, may read
+        them."""
+        with self.clock.during(Phase.DEVICE):
+            self.buffers.step_begins(self.doctor.set_aside)
+
+    def weights(self) -> str:
+        """Returns the weights' checksum; a collective that belongs to no step."""
+        with self.clock.during(Phase.DEVICE), self.doctor.set_aside():
+            return self.checksum()
+
+    def save(self, step: int, position: Position, *, now: bool, closes: bool = False) -> None:
+        """Takes a checkpoint; with `now` the run is being stopped, so this returns once it is written. `closes`: of the
+        training's end, so that hooks may still change the weights and have this step's checkpoint written once more.
+
+        Raises:
+            NotFiniteError, DivergedError: as `Doctor.judge_parameters`, before a checkpoint is made of bad weights.
+        """
+        self.doctor.judge_parameters(step)
+        with self.clock.during(Phase.CHECKPOINT), self.doctor.set_aside():
+            self.position = self.whole(position)
+            self.buffers.share()
+        self.closing.weights = self.weights()
+        self.saved = step, self.closing.weights
+        self.checkpoints.closes = closes
+        with self.clock.during(Phase.CHECKPOINT):
+            save = self.checkpoints.save_now if now else self.checkpoints.save
+            save(step, self.position, self.doctor.finiteness.health)
+
+    def after_step(self, signals: Signals, step: int, *, ends: bool) -> None:
+        """Reports what has been read, and lets the doctor compare the replicas."""
+        if step % REPORT_EVERY == 0 or ends:
+            self._report()
+        # A rung of a ladder is judged by what the doctor finds, so nothing of it stays unseen.
+        closes = ends and self.telling.rung is not None
+        if closes or step % CHECKUP_EVERY == 0 or step == self.first + REPORT_EVERY:
+            self.doctor.checkup(step, last=closes)
+            with self.doctor.set_aside():
+                # The pace of warm steps if it is known, or else of all that have been read.
+                passed = (time.monotonic() - self._begun) / max(1, self._steps)
+                signals.settle_interval(self.throughput.step_seconds or passed)
+
+    def finish_log(self, step: int) -> None:
+        """Reports what was logged after the last exchange. A collective."""
+        with self.clock.during(Phase.DEVICE), self.doctor.set_aside():
+            self.logbook.finish(step)
+        self.telling.logged(self.logbook.take())
+
+    def leave(self) -> None:
+        """The run has failed. Tells the steps that were read since the last report: of a failure in the first ten steps
+        nothing else would be left."""
+        self.doctor.leave()
+        # A full disk must not hide what has failed.
+        with suppress(OSError):
+            self._report()
+
+    def _report(self) -> None:
+        if not self._losses:
+            return
+        self.telling.logged(self.logbook.take())
+        now, seconds = time.monotonic(), self.clock.seconds()
+        sample = Sample(
+            step=self._read_through,
+            losses=tuple(self._losses),
+            learning_rate=self._learning_rates[self._read_through],
+            learning_rates=dict(self._learning_rates),
+            seconds=now - self._since,
+            split={phase: seconds[phase] - self._split[phase] for phase in Phase},
+            examples_per_second=self.throughput.rate,
+            mfu=self.utilisation.of(self.throughput.step_seconds),
+            noise_scale=None if self.noise is None else self.noise.value,
+            gradient_norms=tuple(self._norms),
+        )
+        self.telling.sample(sample, self.checkpoints.last_step)
+        self._losses.clear()
+        self._norms.clear()
+        self._learning_rates.clear()
+        self._since, self._split = now, seconds

@@ -1,0 +1,220 @@
+"""What is trained, made ready: the task, its model and optimizer on the device, and a checkpoint's state in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tpu_trainer.checkpoint.catalogue import Found
+from tpu_trainer.checkpoint.handover import give_average, give_model, give_optimizer, hooks_of
+from tpu_trainer.checkpoint.initial import begin_with
+from tpu_trainer.checkpoint.resume import Start
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.spec import OnNotFinite
+from tpu_trainer.data.epochs import shares_epochs
+from tpu_trainer.data.loading import epochs_of, evaluation_size, held_out, resized, size_difference
+from tpu_trainer.doctor.last_weights import Closing
+from tpu_trainer.gang.compiled import compile_loss, compile_update
+from tpu_trainer.loop.checkpoints import Storage, start_of, tell_origin
+from tpu_trainer.loop.context import RunContext
+from tpu_trainer.loop.entrypoint import Loaded, load_task
+from tpu_trainer.loop.evaluation_policy import Steering
+from tpu_trainer.loop.modes import enter_training_mode
+from tpu_trainer.loop.trainable import Growth, Work, refuse_lazy, refuse_synchronised_norm
+from tpu_trainer.optim.optimizers import build_optimizer, refuse_closure, unused
+from tpu_trainer.optim.precision import in_precision
+from tpu_trainer.optim.schedule import LearningRate
+from tpu_trainer.optim.sharding import Sharding, refuse_whole_parameters
+from tpu_trainer.optim.update import Average, count_on_device
+from tpu_trainer.task.hooks import Hooks
+from tpu_trainer.task.horizon import differences
+from tpu_trainer.task.logbook import Logbook
+from tpu_trainer.task.task import Hyperparameters, Task
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+_SHARES_EPOCHS = (
+    "evaluation and train read from one dataset object that has set_epoch: evaluations see its examples as of the "
+    "epoch that was read last, which read-ahead, workers and a restart change. Give evaluation an object of its own"
+)
+
+
+def load(context: RunContext, hp: Hyperparameters) -> Loaded:
+    """The task, built with the run's seed: the same on every replica."""
+    with context.seeded(hp.seed):
+        loaded = load_task(context.spec.entrypoint, hp, context.share)
+    refuse_lazy(loaded.task.model)
+    task = in_precision(loaded.task, hp.precision, context.backend.device)
+    if _compiles(context):
+        task = replace(task, loss=compile_loss(task.loss, context.backend.device))
+    return Loaded(task, loaded.hooks)
+
+
+def prepare(
+    context: RunContext, task: Task, hooks: Hooks, hp: Hyperparameters, storage: Storage, found: Found | None
+) -> Work:
+    """Model and optimizer on the device, with the checkpoint's state if there is one."""
+    spec, backend, tell = context.spec, context.backend, context.telling.finding
+    _tell_of_data(context, task, hp)
+    steered = storage.steering_of(found)
+    start = replace(start_of(found, hp, spec, steered), ended=storage.ended(found))
+    begun_with = _place_model(context, task.model, found)
+    optimizer = build_optimizer(task, hp)
+    if not hooks.gives_closure:
+        refuse_closure(optimizer)
+    sharding = _sharding(context, optimizer, task.model)
+    if _compiles(context):
+        _compile_update(context, optimizer, sharding)
+    if skips := spec.on_not_finite is OnNotFinite.SKIP:
+        count_on_device(optimizer, backend.device)
+
+    def warn(text: str) -> None:
+        tell(Finding("Logging", context.pace.last or 0, text))
+
+    growth, logbook = Growth(task.model, optimizer), Logbook(backend, warn)
+    # Before the optimizer's state is restored: it takes the optimizer's present rates for the recipe's.
+    rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
+    steering, closing = Steering(spec, start, rates, hooks.monitors), Closing(start.ended)
+    if evaluation_size(task) == 0:
+        steering.check({})
+    epochs = epochs_of(task, hp.train_steps, hp.global_batch_size)
+    for text in (*unused(task, hooks, optimizer, hp), *differences(hooks.scheduled, hp.train_steps, epochs)):
+        tell(Finding("Recipe", start.step, text))
+    if found is not None and storage.target is not None:
+        growth.load(found.snapshot.document.get("growth"))
+        logbook.load(found.snapshot.document.get("logged"))
+        give_optimizer(found, optimizer, backend, sharding)
+        rates.load(found.snapshot.document.get("rates"))
+        start = replace(start, ramp=rates.ramp)
+        state = hooks_of(found, backend)
+        with user_code("restoring the state of the task's hooks"):
+            hooks.load(state)
+        steering.load(steered)
+        tell_origin(start, found, storage.target.author, hp, context.telling)
+        _tell_of_resized(context, task, found, start)
+    return Work(
+        task,
+        hooks,
+        hp,
+        optimizer,
+        rates,
+        growth,
+        start,
+        steering,
+        logbook=logbook,
+        closing=closing,
+        on_lower_rung=spec.end_after_steps is not None,
+        average=_average(context, task.model, hp, found),
+        noise_scale=_has_noise_scale(context),
+        skips=skips,
+        begun_with=begun_with,
+        clip_norm=None if hooks.clips else hp.gradient_clip_norm,
+        sharding=sharding,
+    )
+
+
+def _compiles(context: RunContext) -> bool:
+    return context.spec.torch.execution == "Compile"
+
+
+def _compile_update(context: RunContext, optimizer: Optimizer, sharding: Sharding | None) -> None:
+    whole = "the loss, its gradients and the update"
+    if sharding is not None or not compile_update(optimizer, context.backend.device):
+        own = "recipe.sharding divides it" if sharding is not None else f"{type(optimizer).__name__} is not torch's own"
+        whole = f"the loss and its gradients, but not the update: {own}"
+    context.telling.progress.say(f"torch.compile makes programs of {whole}; the first steps take longer")
+
+
+def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
+    tell = context.telling.finding
+    difference = size_difference(context.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
+    if difference is not None:
+        tell(Finding("DatasetSize", 0, difference))
+    if task.evaluation is not None and evaluation_size(task) == 0:
+        tell(Finding("Evaluation", 0, "the task's evaluation dataset is empty: the result will have no metrics"))
+    if any(shares_epochs(task.train, dataset) for dataset in held_out(task).values()):
+        tell(Finding("Evaluation", 0, _SHARES_EPOCHS))
+
+
+def _tell_of_resized(context: RunContext, task: Task, found: Found, start: Start) -> None:
+    text = resized(task.train, found.snapshot.document.get("trainExamples"), start.position)
+    if text is not None:
+        context.telling.finding(Finding("Data", start.step, text))
+
+
+def _place_model(context: RunContext, model: nn.Module, found: Found | None) -> str | None:
+    """Puts the model on the device, and returns where its first weights came from; None if the task made them."""
+    spec, backend = context.spec, context.backend
+    begun_with = None
+    if found is not None:
+        give_model(found, model, backend)
+        begun_with = found.snapshot.document.get("begunWith")
+    else:
+        if spec.checkpoint is not None and spec.checkpoint.init_from is not None:
+            begun_with = _begin_with(context, model)
+        backend.place(model)
+    if (line := enter_training_mode(model)) is not None:
+        context.telling.progress.say(line)
+    refuse_synchronised_norm(model, spec.backend, backend.device)
+    return begun_with
+
+
+def _begin_with(context: RunContext, model: nn.Module) -> str | None:
+    """Where the weights come from. Rank 0 reads them, since all others get its weights; so does the replica that
+    reports, to tell of them."""
+    telling, checkpoint = context.telling, context.spec.checkpoint
+    if context.backend.rank != 0 and not telling.aloud:
+        return None
+    assert checkpoint is not None
+    assert checkpoint.init_from is not None
+    source, difference = begin_with(checkpoint.init_from, model)
+    telling.progress.say(f"begins at step 0 with {source}")
+    if difference is not None:
+        telling.finding(Finding("Checkpoint", 0, f"checkpoint.initFrom: {difference}"))
+    return source
+
+
+def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> Sharding | None:
+    """How the optimizer's state is divided among the replicas; None if each has all of it.
+
+    Raises:
+        UserCodeError: it was asked for and cannot be.
+    """
+    if context.spec.sharding == "Replicated":
+        return None
+    if context.spec.backend == "xla-spmd":
+        raise UserCodeError(
+            "recipe.sharding: Optimizer needs a process per replica, and backend XLASPMD runs one per host; use "
+            "backend XLA or Torch"
+        )
+    # Also on the smallest slice, where recipes are tried first.
+    refuse_whole_parameters(optimizer, context.backend)
+    return Sharding(optimizer, model, context.backend) if context.backend.world > 1 else None
+
+
+def _average(context: RunContext, model: nn.Module, hp: Hyperparameters, found: Found | None) -> Average | None:
+    """With the checkpoint's average, or else beginning with its weights."""
+    if hp.ema_decay is None:
+        return None
+    say = context.telling.progress.say
+    average = Average(model, hp.ema_decay, context.backend)
+    say(f"evaluates the average of the weights, with a decay of {hp.ema_decay:g} per step")
+    if found is not None and not found.snapshot.tensors["ema"]:
+        say("the checkpoint has no average of the weights: it starts with the checkpoint's weights")
+    elif found is not None:
+        give_average(found, average, context.backend)
+    return average
+
+
+def _has_noise_scale(context: RunContext) -> bool:
+    if not context.spec.report.gradient_noise_scale:
+        return False
+    if context.backend.terms > 1:
+        return True
+    context.telling.progress.say(
+        "no gradient noise scale: it compares the gradients of several processes, and this run has one"
+    )
+    return False

@@ -1,0 +1,306 @@
+"""A run under the trainer's own loop, from the loaded task to its outcome: training, evaluations, and the result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from tpu_trainer.checkpoint.checkpointer import Checkpoints, Due
+from tpu_trainer.checkpoint.snapshot import check_state, is_lightnings
+from tpu_trainer.contract.clock import Phase
+from tpu_trainer.contract.errors import OtherModelError, PeerLostError, UserCodeError, user_code
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.outcome import Outcome, finite
+from tpu_trainer.data.batch_source import Reading, check_data, open_reading
+from tpu_trainer.data.loading import Order, evaluation_size
+from tpu_trainer.doctor.doctor import Doctor
+from tpu_trainer.gang.backends.base import move_model
+from tpu_trainer.lightning import NeedsTrainerError, is_lightning
+from tpu_trainer.loop.buffers import Buffers
+from tpu_trainer.loop.checkpoints import Storage, nothing_left
+from tpu_trainer.loop.context import RunContext
+from tpu_trainer.loop.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
+from tpu_trainer.loop.entrypoint import Loaded
+from tpu_trainer.loop.evaluate import evaluate, try_evaluation
+from tpu_trainer.loop.instruments import Instruments
+from tpu_trainer.loop.loop import Trained, train
+from tpu_trainer.loop.preparation import load, prepare
+from tpu_trainer.loop.trainable import Work
+from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
+from tpu_trainer.task.hooks import Hooks
+from tpu_trainer.task.logbook import closed
+from tpu_trainer.task.task import Hyperparameters
+
+
+def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameters], Loaded] = load) -> Outcome:
+    """Raises NeedsTrainerError, in all replicas alike, before the first step."""
+    backend, spec, telling = context.backend, context.spec, context.telling
+    hp = Hyperparameters.of(spec)
+    task, hooks = load(context, hp)
+    try:
+        check_data(task, hp.seed, backend, context.environment.host_index, telling.finding)
+        storage = Storage.of(spec, task.model, backend)
+        try:
+            found = storage.choose(backend, telling)
+        except OtherModelError:
+            if not is_lightning(task.model):
+                raise
+            # Lightning's Trainer counts the module's tensors before its setup(), which may add some.
+            raise NeedsTrainerError("the job's checkpoints do not fit the module in the trainer's own loop") from None
+        if found is not None and is_lightnings(found.snapshot):
+            raise NeedsTrainerError("the job's checkpoint was written under it")
+        writers = storage.writers(backend, context.environment, telling)
+        work, resumed = prepare(context, task, hooks, hp, storage, found), found is not None
+        done = nothing_left(work.start, found, hp)
+        # As large as the model and its optimizer, and not needed any more.
+        del found
+        together = backend.reads_together
+        checkpoints = storage.checkpoints(spec, work, telling, writers, resumed, together=together)
+        try:
+            return _Training(context, work, _instruments(context, work, checkpoints)).whole(done)
+        except PeerLostError:
+            if writers is not None:
+                writers.peer_lost()
+            raise
+        finally:
+            # However the run ends, a snapshot that was taken is worth writing.
+            with context.clock.during(Phase.CHECKPOINT):
+                checkpoints.finish()
+            telling.progress.committed(checkpoints.last_step)
+    except NeedsTrainerError:
+        raise
+    except BaseException as error:
+        _tell_hooks(hooks, error)
+        raise
+
+
+def first_steps(context: RunContext, count: int) -> Trained:
+    """Builds the task as a run does, evaluates one batch and makes at most `count` steps, as a run that is then told to
+    stop. Nothing is kept, and the task's `finish` is not called.
+
+    Raises NeedsTrainerError before the first step.
+    """
+    pace, stop, hp = context.pace, context.stop, Hyperparameters.of(context.spec)
+    context = replace(context, stop=lambda: stop() or pace.last == count - 1)
+    task, hooks = load(context, hp)
+    check_data(task, hp.seed, context.backend, context.environment.host_index, context.telling.finding)
+    work = prepare(context, task, hooks, hp, Storage(None), None)
+    # What the replicas ask for is read whenever a checkpoint is due.
+    checkpoints = Checkpoints(Due(count, None, hp.last_step))
+    context.begin(0)
+    return _Training(context, work, _instruments(context, work, checkpoints)).train()
+
+
+def _instruments(context: RunContext, work: Work, checkpoints: Checkpoints) -> Instruments:
+    backend, batch = context.backend, work.hp.global_batch_size
+    doctor = Doctor(
+        context.spec,
+        backend,
+        context.clock,
+        context.telling.finding,
+        model=work.task.model,
+        host=context.environment.host_index,
+        pace=context.pace,
+        health=work.start.health,
+        average=None if work.average is None else work.average.tensors,
+    )
+    return Instruments(
+        backend=backend,
+        clock=context.clock,
+        doctor=doctor,
+        checkpoints=checkpoints,
+        throughput=Throughput(batch, work.start.step),
+        utilisation=Utilisation(context.spec, backend.terms),
+        noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
+        telling=context.telling,
+        logbook=work.logbook,
+        buffers=Buffers(work.task.model, backend),
+        first=work.start.step,
+        checksum=lambda: work.checksum(backend),
+        closing=work.closing,
+    )
+
+
+@dataclass(frozen=True)
+class _Training:
+    context: RunContext
+    work: Work
+    instruments: Instruments
+
+    def whole(self, done: str | None) -> Outcome:
+        """`done`: what to say of a run whose steps were all made before it began."""
+        instruments, start = self.instruments, self.work.start
+        self.context.begin(start.step)
+        if done is not None:
+            # The checkpoint that the run has begun with.
+            instruments.saved = start.step, instruments.weights()
+        try:
+            trained = self.train()
+        except NeedsTrainerError:
+            raise
+        except BaseException:
+            instruments.leave()
+            raise
+        if trained.stopped:
+            return stopped(trained.step, trained.loss, instruments)
+        evaluated, is_best = self._last_evaluation(trained)
+        self._fit_ends()
+        tell_left_out(trained.step, evaluated, self.context.telling)
+        # A rung of a ladder is not the result.
+        if not self.work.on_lower_rung:
+            save_result(trained.step, trained.position, instruments, again=is_best and trained.loss is None)
+        with self.context.clock.during(Phase.CHECKPOINT):
+            keep_last(trained.step, trained.position, instruments)
+            if not self.work.on_lower_rung:
+                average = self.work.average
+                leave_weights(self.context, self.work.task.model, None if average is None else average.tensors)
+                self._finish()
+        ending = trained.early or done or f"trained {trained.step} steps"
+        return succeeded(ending, trained.step, trained.loss, evaluated, self.instruments)
+
+    def train(self) -> Trained:
+        work, instruments, backend = self.work, self.instruments, self.context.backend
+        with user_code("the start of the training"), work.growth.restored():
+            work.hooks.fit_begins(work.optimizer, work.start.step)
+        if self.context.spec.checkpoint is not None:
+            check_state(work.optimizer, work.hooks.state)
+        # A resumed run has done it before.
+        if work.start.step == 0:
+            with work.hooks.rehearsal():
+                tried = try_evaluation(work.task, self._evaluation_rows, self.context.share, backend)
+            # A LightningModule may log nothing in a rehearsal, which it can tell by its Trainer.
+            if tried:
+                work.steering.check(tried)
+        reading = self._reading()
+        if self.context.spec.checkpoint is not None:
+            instruments.whole = reading.whole
+        with backend.feed(reading.batches) as batches, instruments.logbook.open():
+            try:
+                trained = train(work, batches, backend, instruments, self.context.stop, self._evaluate_now)
+            except NeedsTrainerError as needs:
+                # The other replicas may not have come to it.
+                raise needs.in_training() from None
+        if trained.stopped:
+            self._fit_ends()
+        else:
+            instruments.finish_log(trained.step)
+        return trained
+
+    def _reading(self) -> Reading:
+        context, hp, start = self.context, self.work.hp, self.work.start
+        order = Order(hp.global_batch_size, hp.seed, context.share, hp.accumulation_steps, start.position)
+        passes = range(start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
+        host, epoch_size = context.environment.host_index, context.spec.dataset_size
+        tell = context.telling.finding
+        return open_reading(self.work.task, order, passes, epoch_size, context.backend, host, tell)
+
+    def _evaluate_now(self, step: int) -> bool:
+        """In the middle of the training. Whether it is the best evaluation so far."""
+        with self.context.clock.during(Phase.EVALUATE), self.instruments.doctor.set_aside():
+            metrics, values = self._evaluate(step)
+            return self._judge(step, values, metrics)
+
+    def _last_evaluation(self, trained: Trained) -> tuple[dict[str, float], bool]:
+        """Evaluates after all hooks of the training's end. Returns the metrics, and whether they are the best so
+        far."""
+        steering, step = self.work.steering, trained.step
+        judged = steering.evaluated == step
+        # An evaluation has just ended the training, and no hook has changed the weights since.
+        if judged and (self.work.on_lower_rung or self.instruments.evaluated == (step, self.instruments.weights())):
+            return dict(steering.metrics), False
+        self.context.telling.progress.evaluating(evaluation_size(self.work.task))
+        with self.context.clock.during(Phase.EVALUATE):
+            metrics, values = self._evaluate(step)
+            if judged:
+                # It has ended the training, whatever the hooks have made of the weights.
+                self._note(step, values, metrics)
+                return metrics, False
+            return metrics, self._judge(step, values, metrics)
+
+    def _fit_ends(self) -> None:
+        with user_code("the end of the fit"):
+            self.work.hooks.fit_ends()
+        self.context.backend.sync()
+
+    @property
+    def _evaluation_rows(self) -> int:
+        """As many rows at once as a training pass has: what fits into memory there fits here."""
+        hp = self.work.hp
+        return hp.global_batch_size // self.context.backend.world // hp.accumulation_steps
+
+    def _evaluate(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
+        """The metrics, and rank 0's values of those that the run follows."""
+        work, backend = self.work, self.context.backend
+        if evaluation_size(work.task):
+            self.instruments.evaluated = step, self.instruments.weights()
+        with (
+            closed(),
+            self.instruments.buffers.lent(),
+            nullcontext() if work.average is None else work.average.in_model(),
+        ):
+            metrics = evaluate(work.task, self._evaluation_rows, self.context.share, backend)
+        self.context.telling.evaluated(step, metrics)
+        for text in work.hooks.remarks:
+            self.context.telling.finding(Finding("Evaluation", step, text))
+        values = work.steering.agreed(metrics, backend)
+        if metrics:
+            with user_code("the end of an evaluation"):
+                work.hooks.evaluation_ends(step, {**metrics, **values})
+            backend.sync()
+        return metrics, values
+
+    def _judge(self, step: int, values: Mapping[str, float], metrics: Mapping[str, float]) -> bool:
+        """Whether the evaluation is the best so far. `values`: rank 0's, of the metrics that the run follows."""
+        rates = self.work.rates
+        before = rates.reduction
+        is_best = self.work.steering.judge(step, values, metrics)
+        if rates.reduction != before and not self.work.hooks.own_schedule:
+            share = f"{rates.reduction:.6g} times the recipe's"
+            self.context.telling.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
+        if self.work.steering.early_end(step) is not None:
+            # Hooks of the end may spoil a best checkpoint of this step, so the best one before it stays.
+            self.instruments.checkpoints.closes = True
+        self._note(step, values, metrics)
+        return is_best
+
+    def _note(self, step: int, values: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        known = {name: finite(value) for name, value in {**metrics, **values}.items()}
+        self.instruments.checkpoints.evaluated(step, known)
+
+    def _finish(self) -> None:
+        """Calls the task's `finish` in the reporting replica; the others wait.
+
+        Raises:
+            UserCodeError: in every replica, if it failed.
+        """
+        task, average = self.work.task, self.work.average
+        if task.finish is None:
+            return
+        failure: UserCodeError | None = None
+        finishes = self.context.telling.aloud
+        if finishes or self.context.backend.reads_together:
+            try:
+                with nullcontext() if average is None else average.in_model():
+                    move_model(task.model, torch.device("cpu"))
+                    if finishes:
+                        with user_code("the task's finish"):
+                            task.finish(task.model.eval())
+            except UserCodeError as error:
+                failure = error
+        rows = self.context.backend.gather([float(failure is not None)])
+        if failure is not None:
+            raise failure
+        if any(bad for (bad,) in rows):
+            raise UserCodeError("the task's finish failed on worker 0, whose log says why")
+
+
+def _tell_hooks(hooks: Hooks, error: BaseException) -> None:
+    """What a hook raises about a failure must not take the failure's place."""
+    try:
+        hooks.failed(error)
+    except Exception as raised:
+        print(f"the task's hook for failures raised {type(raised).__name__}: {raised}", file=sys.stderr, flush=True)

@@ -1,0 +1,195 @@
+"""Optimizers by the recipe's name, for tasks without one of their own; and what a task's own one leaves unused."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.optim.device_optimizers import Adafactor, Lion
+from tpu_trainer.task.hooks import Hooks
+from tpu_trainer.task.task import Hyperparameters, Task
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+BUILDERS: Mapping[str, tuple[Callable[..., Optimizer], tuple[str, ...]]] = {
+    "adafactor": (Adafactor, ()),
+    "adam": (torch.optim.Adam, ("betas", "eps")),
+    "adamw": (torch.optim.AdamW, ("betas", "eps")),
+    "lion": (Lion, ("betas",)),
+    "rmsprop": (torch.optim.RMSprop, ("momentum", "eps")),
+    "sgd": (torch.optim.SGD, ("momentum",)),
+}
+"""Optimizers by the recipe's names, and what each takes besides the rate and the weight decay."""
+
+
+def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
+    """The task's own optimizer, or the one that the recipe names. The model must be on its device already."""
+    parameters = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise UserCodeError("the task's model has no parameter to train")
+    if task.optimizer is not None:
+        with user_code("the task's optimizer"):
+            made = task.optimizer(parameters, hp)
+        # By its methods, since libraries wrap optimizers.
+        if not callable(getattr(made, "step", None)) or not hasattr(made, "param_groups"):
+            raise UserCodeError(
+                f"the task's optimizer must return a torch.optim.Optimizer, got a {type(made).__name__}"
+            )
+        return made
+    if hp.optimizer.lower() not in BUILDERS:
+        raise UserCodeError(
+            f'the recipe names the optimizer "{hp.optimizer}", the trainer knows {", ".join(sorted(BUILDERS))}; for '
+            "any other give the Task an `optimizer`"
+        )
+    build, options = BUILDERS[hp.optimizer.lower()]
+    values = {"momentum": hp.momentum, "betas": (hp.beta1, hp.beta2), "eps": hp.epsilon}
+    with user_code(f"optimizer {hp.optimizer}"):
+        chosen = {name: values[name] for name in options}
+        return build(parameters, lr=hp.learning_rate, weight_decay=hp.weight_decay, **chosen)
+
+
+def refuse_closure(optimizer: Optimizer) -> None:
+    """For a run that makes its steps without a closure.
+
+    Raises:
+        UserCodeError: the optimizer's step cannot be made without one.
+    """
+    closure = _closure(optimizer)
+    if closure is not None and closure.default is closure.empty:
+        raise UserCodeError(
+            f"{closure_repeated(optimizer)} in the trainer's own loop. A LightningModule can have it, under "
+            "Lightning's Trainer: return tpu_trainer.LightningRun(module, data)"
+        )
+
+
+def takes_closure(optimizer: Optimizer) -> bool:
+    return _closure(optimizer) is not None
+
+
+def closure_repeated(optimizer: Optimizer) -> UserCodeError:
+    return UserCodeError(
+        f"optimizer {type(optimizer).__name__} evaluates its closure more than once a step (SAM, LBFGS), which is not "
+        "supported"
+    )
+
+
+def closure_late(optimizer: Optimizer) -> UserCodeError:
+    return UserCodeError(
+        f"optimizer {type(optimizer).__name__} evaluates its closure after it has changed the weights or the gradients "
+        "(SAM), which is not supported: the gradients of a step are computed once, before the optimizer's step"
+    )
+
+
+def _closure(optimizer: Optimizer) -> inspect.Parameter | None:
+    return inspect.signature(optimizer.step).parameters.get("closure")
+
+
+_GROUP_KEYS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
+    "momentum": ("momentum", lambda group: group.get("momentum")),
+    "weight_decay": ("weightDecay", lambda group: group.get("weight_decay")),
+    "beta1": ("beta1", lambda group: _beta(group, 0)),
+    "beta2": ("beta2", lambda group: _beta(group, 1)),
+    "epsilon": ("epsilon", lambda group: group.get("eps")),
+}
+"""For each hyperparameter the recipe's name, and where an optimizer keeps it in its parameter groups."""
+
+
+def unused(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
+    """What this run does not use of the recipe because the task brings its own, one text each."""
+    if hp.evaluate_every_steps is not None and task.evaluation is None:
+        yield f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the task has nothing to evaluate on"
+    if hooks.clips and hp.gradient_clip_norm is not None:
+        yield (
+            f"the module clips its gradients itself: recipe.gradientClipNorm {hp.gradient_clip_norm:g} is what its "
+            "configure_gradient_clipping gets as gradient_clip_val, and nothing else is clipped"
+        )
+    if task.optimizer is None:
+        return
+    if hooks.own_schedule:
+        yield from unused_schedule(hp)
+    yield from unused_by(optimizer, hp)
+
+
+def unused_schedule(hp: Hyperparameters) -> Iterator[str]:
+    """What a task that schedules the rate itself does not use."""
+    if hp.warmup_steps or hp.schedule.name != "Constant":
+        yield (
+            f"the task schedules the learning rate itself; the recipe's {hp.warmup_steps} steps of warm-up and its "
+            f"schedule {hp.schedule.name} are not used"
+        )
+
+
+def unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
+    """What an optimizer that the task built does not use.
+
+    A value counts as used once one parameter group has it: the other groups' are deliberate multiples of it.
+    """
+    yield from _unused_rate(optimizer, hp)
+    given = {name: getattr(hp, name) for name in _GROUP_KEYS if name not in hp.silent}
+    groups = optimizer.param_groups
+    missing = [
+        name
+        for name, value in given.items()
+        if not any(_equal(found, value) for found in map(_GROUP_KEYS[name][1], groups))
+    ]
+    kind = type(optimizer).__name__
+    if missing:
+        named = ", ".join(f"{_GROUP_KEYS[name][0]} {given[name]:g}" for name in missing)
+        yield (
+            f"the recipe's {named} {'is' if len(missing) == 1 else 'are'} not used: no parameter group of the task's "
+            f"{kind} has it. Take {', '.join(f'`{name}`' for name in missing)} as parameters of the entrypoint, or "
+            "leave them out of the recipe"
+        )
+    if _is_another(optimizer, hp.optimizer.lower()):
+        yield (
+            f"the recipe's optimizer is {hp.optimizer} and the task built {kind}: the learning rate was scaled by the "
+            f"rule for {hp.optimizer}. Name {kind.lower()} in recipe.optimizer"
+        )
+
+
+def _is_another(optimizer: Optimizer, named: str) -> bool:
+    """Whether an optimizer is none of those that the recipe's name may mean, as FusedAdamW is an adamw. A name that the
+    trainer does not know has no rule of its own, so nothing was chosen for it."""
+    if named not in BUILDERS:
+        return False
+    kinds = [owner.__name__.lower() for owner in type(optimizer).__mro__]
+    known = next((kind for kind in kinds if kind in BUILDERS), None)
+    return named not in kinds[0] if known is None else known != named
+
+
+def _unused_rate(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
+    groups = optimizer.param_groups
+    # A scheduler with a maximum of its own ignores the optimizer's rate.
+    peaks = [group["max_lr"] for group in groups if "max_lr" in group]
+    built = peaks or [group.get("initial_lr", group.get("lr")) for group in groups]
+    if any(_equal(rate, hp.learning_rate) for rate in built):
+        return
+    rates = sorted({f"{float(rate):.6g}" for rate in built if rate is not None}, key=float)
+    found = f"learning rate {_listed(rates)}" if rates else "no learning rate of its own"
+    what = "the scheduler was built with the maximum" if peaks else "the optimizer was built with"
+    yield (
+        f"{what} {found}; the recipe's scaled rate is {hp.learning_rate:.6g} and is not used: take `learning_rate` (or "
+        "`lr`), or the whole `hp`, as a parameter of the entrypoint and build with that"
+    )
+
+
+def _beta(group: Mapping[str, Any], index: int) -> Any:
+    betas = group.get("betas")
+    return betas[index] if isinstance(betas, tuple | list) and len(betas) > index else None
+
+
+def _equal(found: Any, value: float) -> bool:
+    try:
+        return math.isclose(float(found), value, rel_tol=1e-6)
+    except (TypeError, ValueError):
+        return False
+
+
+def _listed(rates: list[str]) -> str:
+    return rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]} in {len(rates)} groups"

@@ -1,0 +1,345 @@
+"""The update of a step: the optimizer's step and the moving average of the weights, and which of them count.
+
+With recipe.onNotFinite: Skip, a step whose loss or gradients are not finite leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.exchange import Sums, square
+from tpu_trainer.optim.in_place import quickly
+from tpu_trainer.optim.scalars_as_data import SteadyNumbers
+from tpu_trainer.task.hooks import Hooks
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+Place = tuple[Any, ...]
+"""What a tensor belongs to, and where it is there."""
+
+
+class Average:
+    """The exponential moving average of the weights (recipe.emaDecay), on the device, in the step's own program.
+
+    average = decay x average + (1 - decay) x weights after every step; it starts as the weights before the first step.
+    Evaluations use it in place of the weights; buffers, such as batch norm's statistics, stay the model's own. Only
+    trained parameters have one; a parameter that is unfrozen later joins with the values of its first step.
+    Low-precision weights are averaged in float32: in bfloat16 a step's share of 1 - decay would round to nothing.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, backend: Backend) -> None:
+        """`model` is on its device, with its initial weights."""
+        self._parameters = dict(model.named_parameters())
+        self._decay, self._backend = decay, backend
+        self._held: dict[str, Tensor] = {}
+        self.update()
+        # Left pending, the copies would be compiled into the first step.
+        backend.sync()
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The averages by parameter name, on the device."""
+        return self._held
+
+    @property
+    def grows(self) -> bool:
+        """Whether the next update takes in a parameter."""
+        return any(each.requires_grad and name not in self._held for name, each in self._parameters.items())
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After the optimizer's step."""
+        for name, parameter in self._parameters.items():
+            held = self._held.get(name)
+            if held is not None:
+                now = parameter.detach().to(held.dtype)
+                quickly(Tensor.lerp_, (held, now, 1 - self._decay), {})
+            elif parameter.requires_grad:
+                # Not .to(copy=True): on XLA that shares the parameter's buffer, and the next step, which changes the
+                # average in place, would take it from a parameter that it does not change.
+                self._held[name] = parameter.detach().to(_precise(parameter.dtype)).clone()
+
+    @torch.no_grad()
+    def load(self, kept: Mapping[str, Tensor]) -> None:
+        """Restores `tensors` from a checkpoint's, which are on the host, or on the meta device if their
+        values come later."""
+        for name, value in kept.items():
+            here = torch.empty_like(value, device="cpu") if value.is_meta else value
+            self._held[name] = here.to(self._parameters[name].device, copy=True)
+        self._backend.sync()
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """The model's weights are the averages inside the block, at the cost of a copy of the weights."""
+        # Other tensors in the parameters' place, and not other values in theirs: torch_xla would have the values share
+        # a buffer with what they were copied from, and a later program take it from both.
+        own = {name: self._parameters[name].data for name in self._held}
+        try:
+            # A copy: an evaluation may change weights, as embeddings with a `max_norm` do.
+            self._put({name: held.to(own[name].dtype).clone() for name, held in self._held.items()})
+            yield
+        finally:
+            self._put(own)
+
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            self._parameters[name].data = value
+        self._backend.sync()
+
+
+class Update:
+    """The update of every step: all of them count.
+
+    `clip_norm`: gradients are scaled down to this length; None: they are not clipped.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, hooks: Hooks, average: Average | None, clip_norm: float | None, backend: Backend
+    ) -> None:
+        self._optimizer, self._hooks, self._average, self._clip_norm = optimizer, hooks, average, clip_norm
+        self._backend = backend
+        traced = backend.device.type == "xla"
+        self._numbers: AbstractContextManager[Any] = SteadyNumbers() if traced else nullcontext()
+
+    def begins(self) -> None:
+        """Before the step's first forward pass."""
+
+    def passed(self) -> None:
+        """After each of the step's passes, before it is sent off."""
+
+    def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
+        """`parameters`: those that the step trains. `sums`: what the replicas have exchanged."""
+        self._step(parameters, sums)
+
+    def _step(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
+        with user_code("the optimizer's step"):
+            self._hooks.before_update(self._optimizer)
+            if self._clip_norm is not None:
+                clip(parameters, self._norm(parameters, sums), self._clip_norm)
+            with self._numbers:
+                self._hooks.update(self._optimizer)
+        if self._average is not None:
+            self._average.update()
+
+    def _norm(self, parameters: Sequence[nn.Parameter], sums: Sums) -> Tensor:
+        if not self._hooks.changes_gradients:
+            return sums.norm
+        with torch.no_grad():
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            return square(gradients, sums.norm).sqrt()
+
+
+class SkippingUpdate(Update):
+    """Undoes steps that are not finite. All replicas decide alike, because they have the same sums.
+
+    The host must not wait for the device in every step. So on a device that works ahead the step is always made, and
+    the device then chooses between old and new values. The host does wait where there are no old values, in a step that
+    creates state: the optimizer's for a parameter that is trained for the first time, or a new average. And it waits in
+    every step of an optimizer that counts on the host, as torch's Adagrad does.
+
+    What a skipped step leaves unchanged: parameters and their average, the optimizer's state, and the model's buffers,
+    which the forward pass has changed.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        hooks: Hooks,
+        average: Average | None,
+        clip_norm: float | None,
+        backend: Backend,
+        model: nn.Module,
+        aside: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`aside`: a context for work that belongs to no step."""
+        super().__init__(optimizer, hooks, average, clip_norm, backend)
+        self._model, self._aside = model, aside
+        self._begun: dict[Place, Tensor] = {}
+        self._marks: dict[Place, object] = {}
+        self._known: set[nn.Parameter] = set()
+        # Whether the last step has changed what the device cannot undo.
+        self._waits = False
+
+    def begins(self) -> None:
+        buffers = self._buffers()
+        if not buffers or self._backend.device.type != "xla":
+            self._begun = _copies(buffers)
+            return
+        with self._aside():
+            # What hooks have left pending must be computed before it can have a mark.
+            self._backend.sync()
+            self._begun = _copies(buffers)
+            # A program of its own, for the reason that `_parts` gives. It begins once all before it is computed.
+            self._backend.sync()
+        self._marks = self._marks_of(buffers)
+
+    def passed(self) -> None:
+        # Only what no pass has written to keeps its mark. Later a new value might have the mark of the first.
+        now = self._marks_of({place: buffer for place, buffer in self._buffers().items() if place in self._marks})
+        self._marks = {place: mark for place, mark in self._marks.items() if now.get(place) == mark}
+
+    def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
+        trained = [parameter for parameter in parameters if parameter.grad is not None]
+        finite = sums.finite(self._backend)
+        if self._needs_answer(trained):
+            if self._read(finite):
+                _, before = self._parts(trained)
+                self._step(parameters, sums)
+                _, now = self._parts(trained)
+                self._waits = now != before
+                self._known.update(trained)
+            else:
+                self._put_back(*self._written())
+            return
+        with torch.no_grad():
+            for parameter in trained:
+                assert parameter.grad is not None
+                parameter.grad = torch.where(finite, parameter.grad, torch.zeros_like(parameter.grad))
+        changing, rest = self._parts(trained)
+        copies = _copies(changing)
+        self._step(parameters, sums)
+        changed, rest_now = self._parts(trained)
+        self._waits = rest_now != rest
+        buffers, begun = self._written()
+        now, before = buffers | changed, begun | copies
+        if self._waits or _shapes(now) != _shapes(before):
+            # Rare, and most steps are finite.
+            if not self._read(finite):
+                raise self._lasting()
+            return
+        self._put_back(now, {place: torch.where(finite, tensor, before[place]) for place, tensor in now.items()})
+
+    def _needs_answer(self, trained: Sequence[nn.Parameter]) -> bool:
+        """Whether the host must know if the step is finite before it makes it."""
+        if self._backend.device.type == "cpu" or self._waits or not self._known.issuperset(trained):
+            return True
+        return self._average is not None and self._average.grows
+
+    def _read(self, finite: Tensor) -> bool:
+        with self._aside():
+            # Sync everything pending, not only this value, or the passes behind it would run a second time.
+            self._backend.sync()
+            (here,) = self._backend.to_host([finite])
+        return bool(here)
+
+    def _put_back(self, tensors: Mapping[Place, Tensor], values: Mapping[Place, Tensor]) -> None:
+        if _shapes(tensors) != _shapes(values):
+            raise self._lasting()
+        with torch.no_grad():
+            for place, value in values.items():
+                tensors[place].copy_(value)
+
+    def _lasting(self) -> UserCodeError:
+        return UserCodeError(
+            "recipe.onNotFinite: Skip cannot undo a step that is not finite: it has changed which tensors the model's "
+            f"buffers or the state of {type(self._optimizer).__name__} consist of; use Stop or Warn"
+        )
+
+    def _buffers(self) -> dict[Place, Tensor]:
+        # By name: a forward pass may put another tensor in a buffer's place.
+        return {("buffer", name): buffer for name, buffer in self._model.named_buffers()}
+
+    def _written(self) -> tuple[dict[Place, Tensor], dict[Place, Tensor]]:
+        """Returns the buffers that the step has written to, and what was in them when it began."""
+        self.passed()
+        now, begun = (
+            {place: tensor for place, tensor in tensors.items() if place not in self._marks}
+            for tensors in (self._buffers(), self._begun)
+        )
+        self._begun, self._marks = {}, {}
+        return now, begun
+
+    def _marks_of(self, tensors: Mapping[Place, Tensor]) -> dict[Place, object]:
+        return dict(zip(tensors, self._backend.marks(list(tensors.values())), strict=True))
+
+    def _parts(self, trained: Sequence[nn.Parameter]) -> tuple[dict[Place, Tensor], dict[Place, Any]]:
+        """Returns what a step changes on the device, by place, and what the device cannot undo if a step changes it:
+        the optimizer's numbers on the host, in its state and its groups, and the state of parameters without a
+        gradient, by torch's count of the writes to it.
+
+        To choose between old and new values also of what a step leaves alone would make programs that differ only in
+        which of two tensors of one shape they read where, and torch_xla 2.9 takes one such program for the other.
+        """
+        groups = self._optimizer.param_groups
+        resting = {id(parameter) for group in groups for parameter in group["params"]}
+        resting.difference_update(map(id, trained))
+        changed: dict[Place, Tensor] = {("parameter", id(parameter)): parameter for parameter in trained}
+        if self._average is not None:
+            changed |= {("average", name): tensor for name, tensor in self._average.tensors.items()}
+        # The rate is the trainer's to set.
+        options = [{key: value for key, value in group.items() if key not in ("params", "lr")} for group in groups]
+        rest: dict[Place, Any] = {}
+        for place, value in (*self._state(), *_leaves(options)):
+            if isinstance(value, int | float):
+                rest[place] = value
+            elif isinstance(value, Tensor) and value.device.type != self._backend.device.type:
+                rest[place] = value.item() if value.numel() == 1 else value._version
+            elif isinstance(value, Tensor) and place[0] in resting:
+                rest[place] = value._version
+            elif isinstance(value, Tensor):
+                changed[place] = value
+        return changed, rest
+
+    def _state(self) -> Iterator[tuple[Place, Any]]:
+        # By its owner and not by its order, which changes: a divided optimizer moves what it has updated to the end.
+        for owner, state in self._optimizer.state.items():
+            yield from _leaves(state, (id(owner),))
+
+
+@torch.no_grad()
+def clip(parameters: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None:
+    """Scales the exchanged gradients, whose length together is `norm`, so that they are no longer than `limit`.
+
+    As torch.nn.utils.clip_grad_norm_ does, but by a length that the exchange has measured already, as a rule, and
+    without a read of the device. A length that is not finite makes all gradients so.
+    """
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            quickly(Tensor.mul_, (parameter.grad, factor.to(parameter.grad.dtype)), {})
+
+
+def count_on_device(optimizer: Optimizer, device: torch.device) -> None:
+    """Makes torch's own optimizers keep their step counts on the device, where a skipped step can be undone."""
+    if device.type not in ("xla", "cuda", "xpu", "tpu"):
+        return
+    for options in (optimizer.defaults, *optimizer.param_groups):
+        if "capturable" in options:
+            options["capturable"] = True
+
+
+def _copies(tensors: Mapping[Place, Tensor]) -> dict[Place, Tensor]:
+    return {place: tensor.detach().clone() for place, tensor in tensors.items()}
+
+
+def _shapes(tensors: Mapping[Place, Tensor]) -> dict[Place, torch.Size]:
+    return {place: tensor.shape for place, tensor in tensors.items()}
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested mappings, lists and tuples."""
+    return (leaf for _, leaf in _leaves(value) if isinstance(leaf, Tensor))
+
+
+def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Yields all that nested mappings, lists and tuples hold, each with the keys that lead to it."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _leaves(each, (*place, key))
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _leaves(each, (*place, number))
+    else:
+        yield place, value
+
+
+def _precise(kind: torch.dtype) -> torch.dtype:
+    return torch.float32 if kind in (torch.bfloat16, torch.float16) else kind

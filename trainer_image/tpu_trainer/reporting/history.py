@@ -1,0 +1,364 @@
+"""What a run has measured of itself so far, in constant memory, and the file that carries it to the next attempt.
+
+The file is `history-v1.schema.json` in writing; `tpujob report` makes the report page from it. It is evidence for
+people, not state of the training: a file that cannot be read is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from tpu_trainer.contract.clock import Phase
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.spec import RunSpec
+from tpu_trainer.task.logbook import Curve
+
+SCHEMA = "history/v1"
+
+LIMIT = 2000
+"""Points of a curve at most; even, so that all of them pair up. A page cannot show more of them side by side."""
+
+LOGGED_LIMIT = 500
+"""The same for a curve of what the task logs, of which there may be many, and for the learning rate; even, too."""
+
+LOGGED_CURVES = 128
+"""Names of what the task logs that are kept, over all attempts."""
+
+KINDS_OF_FINDINGS = 100
+"""Checks whose findings are kept; of each check the number, the first step and the last message."""
+
+_RATES = ("examples_per_second", "mfu", "noise_scale")
+
+P = TypeVar("P", bound="Loss | Stretch | Evaluation | Rate")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The steps since the last sample. step: steps done; losses: one per step, the newest last, never empty.
+
+    seconds: wall time since the last sample; `split` divides it by phase. examples_per_second is over the steps that
+    compiled nothing. mfu: 0..1. noise_scale: in examples. None while a number is unknown. gradient_norms: one per step.
+    learning_rate: of the last step; learning_rates: of all steps whose rate is known.
+    """
+
+    step: int
+    losses: tuple[float, ...]
+    learning_rate: float
+    seconds: float
+    split: Mapping[Phase, float]
+    examples_per_second: float | None = None
+    mfu: float | None = None
+    noise_scale: float | None = None
+    gradient_norms: tuple[float, ...] = ()
+    learning_rates: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The losses of `count` steps up to and including `step`; `broken` of them were NaN or infinite.
+
+    mean, low and high are over the finite ones, None if there are none.
+    """
+
+    step: int
+    count: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    broken: int
+
+    @staticmethod
+    def of(step: int, loss: float) -> Loss:
+        if math.isfinite(loss):
+            return Loss(step, 1, loss, loss, loss, 0)
+        return Loss(step, 1, None, None, None, 1)
+
+    def then(self, later: Loss) -> Loss:
+        count, broken = self.count + later.count, self.broken + later.broken
+        if self.mean is None or self.low is None or self.high is None:
+            return replace(later, count=count, broken=broken)
+        if later.mean is None or later.low is None or later.high is None:
+            return replace(self, step=later.step, count=count, broken=broken)
+        # By way of the difference, so that two equal means merge into exactly that mean.
+        mean = self.mean + (later.mean - self.mean) * ((later.count - later.broken) / (count - broken))
+        return Loss(later.step, count, mean, min(self.low, later.low), max(self.high, later.high), broken)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate.
+
+    gradient_norm: the mean of their gradients' lengths before clipping, over the finite ones; None without any.
+    """
+
+    step: int
+    steps: int
+    seconds: float
+    split: Mapping[Phase, float]
+    learning_rate: float
+    gradient_norm: float | None = None
+
+    def then(self, later: Stretch) -> Stretch:
+        lengths = [(each.gradient_norm, each.steps) for each in (self, later) if each.gradient_norm is not None]
+        return Stretch(
+            step=later.step,
+            steps=self.steps + later.steps,
+            seconds=self.seconds + later.seconds,
+            split={phase: self.split.get(phase, 0.0) + later.split.get(phase, 0.0) for phase in Phase},
+            learning_rate=later.learning_rate,
+            gradient_norm=_mean(lengths),
+        )
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The learning rate of step `step`. Merging keeps the earlier one, so that the curve begins with step 1; the last
+    stretch has the last rate."""
+
+    step: int
+    rate: float
+
+    def then(self, later: Rate) -> Rate:
+        return self
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The metrics after `step` steps. Merging keeps the later one: a mean of the two was never measured."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+    def then(self, later: Evaluation) -> Evaluation:
+        return later
+
+
+@dataclass(frozen=True)
+class Warned:
+    """What one check found: `times` findings at steps first..last, and the last message."""
+
+    check: str
+    first: int
+    last: int
+    times: int
+    message: str
+
+
+@dataclass(frozen=True)
+class FirstLoss:
+    """`seconds`: from the start of the reporting process until it had read the loss of its first step; `compiling`: the
+    part of them that `compilations` programs took."""
+
+    seconds: float
+    compilations: int
+    compiling: float
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One gang of the run: it started after `first` steps and had done `last` when this was written.
+
+    `split`: seconds per phase of the reporting replica. `outcome`: the exit code's name, None while it runs; an
+    earlier attempt without one ended without a message. `first_loss`: when its first loss was read.
+    """
+
+    number: int
+    first: int
+    last: int
+    split: Mapping[Phase, float]
+    outcome: str | None = None
+    first_loss: FirstLoss | None = None
+
+
+class Series(Generic[P]):
+    """A curve of any length in at most `limit` points: neighbours are merged as it grows.
+
+    Each point stands for `stride` additions, the last one for up to that many, so that early and late parts of a run
+    are equally fine.
+    """
+
+    def __init__(
+        self, merge: Callable[[P, P], P], points: Sequence[P] = (), stride: int = 1, limit: int | None = None
+    ) -> None:
+        """`merge` makes one point of an earlier and a later one. `points`, `stride`: a series to continue. `limit`:
+        LIMIT, unless it says otherwise."""
+        self._merge, self._limit = merge, LIMIT if limit is None else limit
+        self._points = list(points)
+        self.stride = stride
+        self._room = 0
+
+    @property
+    def points(self) -> tuple[P, ...]:
+        return tuple(self._points)
+
+    def forget_after(self, step: int) -> None:
+        """A merged point across `step` goes, too."""
+        self._points = [point for point in self._points if point.step <= step]
+        self._room = 0
+
+    def add(self, point: P) -> None:
+        if self._room:
+            self._points[-1] = self._merge(self._points[-1], point)
+            self._room -= 1
+            return
+        if len(self._points) >= self._limit:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [self._merge(earlier, later) for earlier, later in pairs]
+            self.stride *= 2
+        self._points.append(point)
+        self._room = self.stride - 1
+
+
+class History:
+    """Collects what happens; `before` is what earlier attempts of the same run recorded, as `recorded` returns it."""
+
+    def __init__(self, before: Mapping[str, Any] | None = None) -> None:
+        before = before or {"strides": (1, 1, 1)}
+        losses, stretches, evaluations = (int(stride) for stride in before["strides"])
+        self._losses = Series(Loss.then, [Loss(**row) for row in before.get("losses", ())], losses)
+        self._stretches = Series(Stretch.then, [Stretch(**row) for row in before.get("stretches", ())], stretches)
+        earlier = [Evaluation(**row) for row in before.get("evaluations", ())]
+        self._evaluations = Series(Evaluation.then, earlier, evaluations)
+        rates = before.get("rates", {"points": (), "stride": 1})
+        self._learning_rates = Series(
+            Rate.then, [Rate(**row) for row in rates["points"]], int(rates["stride"]), LOGGED_LIMIT
+        )
+        self._warnings = {row["check"]: Warned(**row) for row in before.get("warnings", ())}
+        self._attempts = [_attempt(row) for row in before.get("attempts", ())]
+        self._rates: dict[str, float] = {name: before[name] for name in _RATES if name in before}
+        # The losses' points do: the values of many steps, some of them not finite.
+        self._logged = {
+            str(kept["name"]): Series(
+                Loss.then, [Loss(**row) for row in kept["points"]], int(kept["stride"]), LOGGED_LIMIT
+            )
+            for kept in before.get("logged", ())
+        }
+
+    @property
+    def last_step(self) -> int:
+        """Of the attempts before this one; 0 if there are none."""
+        return self._attempts[-1].last if self._attempts else 0
+
+    def forget_after(self, step: int) -> None:
+        """Drops the steps after `step`, which a resumed run makes again; warnings and attempts stay."""
+        for series in (self._losses, self._stretches, self._evaluations, self._learning_rates):
+            series.forget_after(step)
+        for curve in self._logged.values():
+            curve.forget_after(step)
+
+    def sample(self, sample: Sample) -> None:
+        first = sample.step - len(sample.losses) + 1
+        for step, loss in enumerate(sample.losses, first):
+            self._losses.add(Loss.of(step, loss))
+        for step, rate in sorted(sample.learning_rates.items()):
+            if math.isfinite(rate):
+                self._learning_rates.add(Rate(step, rate))
+        split = {phase: sample.split.get(phase, 0.0) for phase in Phase}
+        norm = _mean([(norm, 1) for norm in sample.gradient_norms if math.isfinite(norm)])
+        steps = len(sample.losses)
+        self._stretches.add(Stretch(sample.step, steps, sample.seconds, split, sample.learning_rate, norm))
+        newest = {name: getattr(sample, name) for name in _RATES}
+        self._rates |= {name: value for name, value in newest.items() if value is not None}
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        if metrics:
+            self._evaluations.add(Evaluation(step, dict(metrics)))
+
+    def logged(self, curves: Sequence[Curve]) -> None:
+        for curve in curves:
+            if curve.name not in self._logged:
+                if len(self._logged) >= LOGGED_CURVES:
+                    continue
+                self._logged[curve.name] = Series(Loss.then, limit=LOGGED_LIMIT)
+            for step, value in curve.points:
+                self._logged[curve.name].add(Loss.of(step, value))
+
+    def finding(self, finding: Finding) -> None:
+        before = self._warnings.get(finding.check)
+        if before is None and len(self._warnings) >= KINDS_OF_FINDINGS:
+            return
+        first, times = (finding.step, 0) if before is None else (before.first, before.times)
+        warned = Warned(finding.check, first, finding.step, times + 1, finding.message)
+        self._warnings[finding.check] = warned
+
+    def recorded(self, attempt: Attempt) -> dict[str, Any]:
+        """Everything up to now, with the present attempt as it stands: `recorded` of the file's schema, in dataclasses.
+
+        `strides`: how many additions a point of losses, stretches and evaluations stands for.
+        """
+        return {
+            "losses": self._losses.points,
+            "stretches": self._stretches.points,
+            "evaluations": self._evaluations.points,
+            "rates": {"stride": self._learning_rates.stride, "points": self._learning_rates.points},
+            "logged": tuple(
+                {"name": name, "stride": series.stride, "points": series.points}
+                for name, series in self._logged.items()
+            ),
+            "warnings": tuple(self._warnings.values()),
+            "attempts": (*self._attempts, attempt),
+            "strides": (self._losses.stride, self._stretches.stride, self._evaluations.stride),
+            **self._rates,
+        }
+
+
+def _attempt(row: Mapping[str, Any]) -> Attempt:
+    first = row.get("first_loss")
+    return Attempt(**{**row, "first_loss": FirstLoss(**first) if first else None})
+
+
+def _mean(weighted: Sequence[tuple[float, int]]) -> float | None:
+    """The mean of values by their weights; None without any."""
+    weights = sum(weight for _, weight in weighted)
+    return sum(value * (weight / weights) for value, weight in weighted) if weights else None
+
+
+def dump_history(
+    recorded: Mapping[str, Any],
+    spec: RunSpec,
+    outcome: Outcome | None,
+    environment: Mapping[str, str],
+    written: datetime,
+) -> bytes:
+    """The history file. `outcome`: None during the run; `environment`: names to versions of what the run used.
+
+    Metrics that are not finite are written as Python's NaN and Infinity.
+    """
+    document = {
+        "schema": SCHEMA,
+        "uid": spec.job.uid,
+        "runSpec": spec.document,
+        "written": written.isoformat(),
+        "outcome": {"code": outcome.code.name, "message": outcome.message} if outcome else None,
+        "environment": environment,
+        "recorded": recorded,
+    }
+    return json.dumps(document, default=asdict).encode()
+
+
+def load_history(document: bytes, uid: str) -> History | None:
+    """Continues what `dump_history` wrote for the job with this uid; None for anything else."""
+    try:
+        found = json.loads(document)
+        if (found["schema"], found["uid"]) == (SCHEMA, uid):
+            return History(found["recorded"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def newest_attempt(document: bytes, uid: str) -> int:
+    """The attempt that wrote a history of the job with this uid; 0 for anything else."""
+    try:
+        found = json.loads(document)
+        if (found["schema"], found["uid"]) == (SCHEMA, uid):
+            return int(found["recorded"]["attempts"][-1]["number"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        pass
+    return 0

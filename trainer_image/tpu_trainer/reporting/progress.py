@@ -1,0 +1,132 @@
+"""What the run says while it runs: plain lines on stdout, and JSON lines in a file for the program that started it.
+
+One replica of host 0 reports; all others hold a silent Progress, which only remembers the step. `reporting` reads the
+latest values from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from tpu_trainer.checkpoint.best import Best
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.outcome import finite
+from tpu_trainer.contract.protocol import MOST_WARNINGS
+from tpu_trainer.reporting.history import Sample
+from tpu_trainer.task.logbook import Curve
+
+MOST_SHOWN = 4
+"""Logged values in a line of the log."""
+
+Phase = Literal["starting", "training", "evaluating", "done"]
+
+
+class Progress:
+    """Prints and appends to `file`, if there is one, unless `silent`. `step` is the last step reported.
+
+    `checkpoint_step`: the newest step that is safe in a checkpoint. `last`: the last sample. `metrics`: of the last
+    evaluation. `means`: the last values of what the task has logged. `warnings`: the first MOST_WARNINGS findings.
+    `best`: the checkpoint with the best evaluation.
+    """
+
+    def __init__(self, total_steps: int, file: Path | None, silent: bool) -> None:
+        self.step: int | None = None
+        self.checkpoint_step: int | None = None
+        self._total = total_steps
+        self._file = None if silent else file
+        self._silent = silent
+        self.last: Sample | None = None
+        self.metrics: Mapping[str, float] = {}
+        self.means: dict[str, float] = {}
+        self._shown: dict[str, float] = {}
+        self.warnings: tuple[str, ...] = ()
+        self.best: Best | None = None
+
+    def starting(self, line: str) -> None:
+        self.say(line)
+        self._append("starting")
+
+    def resumed(self, step: int, line: str) -> None:
+        self.step = self.checkpoint_step = step
+        self.say(line)
+        self._append("starting")
+
+    def sample(self, sample: Sample) -> None:
+        self.step, self.last = sample.step, sample
+        rate = sample.examples_per_second
+        means = "".join(f", {name} {value:.6g}" for name, value in list(self._shown.items())[:MOST_SHOWN])
+        speed = "" if rate is None else f", {rate:.1f} examples/s"
+        self.say(f"step {sample.step}/{self._total}: loss {sample.losses[-1]:.6g}{means}{speed}")
+        self._append("training", losses=[finite(loss) for loss in sample.losses])
+
+    def logged(self, curves: Sequence[Curve]) -> None:
+        """What the task has logged; the next sample's line shows it."""
+        for curve in curves:
+            _, value = curve.points[-1]
+            self.means[curve.name] = value
+            if curve.shown:
+                self._shown[curve.name] = value
+
+    def finding(self, finding: Finding) -> None:
+        """A warning, which every later record repeats."""
+        if len(self.warnings) < MOST_WARNINGS:
+            self.warnings = (*self.warnings, finding.message)
+        if not self._silent:
+            print(f"warning: {finding.check}: {finding.message}", file=sys.stderr, flush=True)
+
+    def evaluating(self, examples: int) -> None:
+        """Says nothing without examples to evaluate on."""
+        if examples:
+            self.say(f"evaluating on {examples} examples")
+            self._append("evaluating")
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics after `step` steps; says nothing if the task has none."""
+        if metrics:
+            self.metrics = metrics
+            values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+            self.say(f"step {step}/{self._total}: {values}")
+            # The step last: a metric of that name must not take its place.
+            record = {name: finite(value) for name, value in metrics.items()} | {"step": step}
+            self._append("evaluating", evaluation=record)
+
+    def stopped(self, checkpoint_step: int | None) -> None:
+        """The run ended early; the line for people is the outcome itself, which `entry` prints on every host."""
+        self.checkpoint_step = checkpoint_step
+        self._append("training")
+
+    def committed(self, checkpoint_step: int | None) -> None:
+        """The newest checkpoint at the end of the run, however it ends; said if it is newer than the last report's."""
+        if checkpoint_step != self.checkpoint_step:
+            self.stopped(checkpoint_step)
+
+    def done(self, checkpoint_step: int | None) -> None:
+        self.checkpoint_step = checkpoint_step
+        self._append("done")
+
+    def say(self, line: str) -> None:
+        if not self._silent:
+            print(line, flush=True)
+
+    def _append(self, phase: Phase, **more: object) -> None:
+        if self._file is None:
+            return
+        last = self.last
+        record = {
+            "phase": phase,
+            "step": self.step or 0,
+            "totalSteps": self._total,
+            "loss": finite(last.losses[-1]) if last else None,
+            "losses": [],
+            "examplesPerSecond": last.examples_per_second if last else None,
+            "checkpointStep": self.checkpoint_step,
+            "warnings": self.warnings,
+            **more,
+        }
+        # Opened per line: reports are seconds apart, and a closed file is a flushed one.
+        with self._file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(record, allow_nan=False) + "\n")

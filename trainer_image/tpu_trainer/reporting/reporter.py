@@ -1,0 +1,223 @@
+"""Writes the history and the event files of a run, every few minutes and at its end.
+
+Files are written by a thread of their own, on one replica: no step waits for a slow bucket, and no failure of a bucket
+ends a run.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from tpu_trainer.contract.clock import Clock
+from tpu_trainer.contract.errors import TrainerError
+from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.spec import RunSpec
+from tpu_trainer.reporting.history import (
+    Attempt,
+    FirstLoss,
+    History,
+    Sample,
+    dump_history,
+    load_history,
+    newest_attempt,
+)
+from tpu_trainer.reporting.tensorboard import Events
+from tpu_trainer.storage.store import MissingError, Store, open_store
+from tpu_trainer.task.logbook import Curve
+
+HISTORY = "history.json"
+
+EVERY_SECONDS = 180.0
+"""Between two versions of the files during the run."""
+
+LAST_SECONDS = 10.0
+"""How long the end waits for the last version: a third of the grace period that Kubernetes gives a pod by default."""
+
+PACKAGES = (
+    "torch",
+    "torch_xla",
+    "libtpu",
+    "numpy",
+    "torchvision",
+    "pytorch-lightning",
+    "lightning",
+    "torchmetrics",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "scikit-learn",
+)
+"""Packages whose version changes what a training computes, or how fast."""
+
+
+class Reporter:
+    """Does nothing without a store. One thread calls it, in the order in which things happen."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        store: Store | None,
+        clock: Clock,
+        environment: Mapping[str, str],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._spec, self._store, self._clock, self._environment, self._now = spec, store, clock, environment, now
+        self._silenced = False
+        self._written = now()
+        self._writing: threading.Thread | None = None
+        self._history = self._read_before() if store else History()
+        self._first = self._step = self._history.last_step
+        self._first_loss: FirstLoss | None = None
+        self._events = Events(spec.job.attempt) if store and spec.report.tensor_board else None
+
+    def began(self, step: int) -> None:
+        """The training starts, or continues, after `step` steps. Later steps of earlier attempts are forgotten."""
+        self._history.forget_after(step)
+        self._first = self._step = step
+
+    def first_loss(self, found: FirstLoss) -> None:
+        self._first_loss = found
+
+    def sample(self, sample: Sample) -> None:
+        if not self._store:
+            return
+        self._step = sample.step
+        self._history.sample(sample)
+        if self._events:
+            self._events.sample(sample)
+        if self._now() - self._written >= EVERY_SECONDS:
+            self._begin_writing(None)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        if not self._store:
+            return
+        self._step = max(self._step, step)
+        self._history.evaluated(step, metrics)
+        if self._events:
+            self._events.evaluated(step, metrics)
+
+    def logged(self, curves: Sequence[Curve]) -> None:
+        if not self._store:
+            return
+        self._history.logged(curves)
+        if self._events:
+            self._events.logged(curves)
+
+    @property
+    def without_events(self) -> str | None:
+        """Why there is no event file; None if there is one."""
+        if not self._store:
+            return "no place for the report is named (spec.report.uri)"
+        return None if self._events else "spec.report.tensorBoard is not true"
+
+    def summary(self, step: int, summary: Any) -> bool:
+        """Adds a Summary of TensorBoard's to the event file; returns whether it had room for it."""
+        return self._events is not None and self._events.summary(step, summary)
+
+    def finding(self, finding: Finding) -> None:
+        self._history.finding(finding)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Writes the last version; returns when it is written or LAST_SECONDS have passed."""
+        if not self._store:
+            return
+        self._step = self._step if outcome.step is None else max(self._step, outcome.step)
+        until = time.monotonic() + LAST_SECONDS
+        self._wait(until)
+        self._begin_writing(outcome)
+        self._wait(until)
+        if self._writing and self._writing.is_alive():
+            self._say(f"not written within {LAST_SECONDS:.0f} s")
+
+    def _begin_writing(self, outcome: Outcome | None) -> None:
+        """Starts writing what there is now, unless an earlier version is still being written."""
+        if self._writing and self._writing.is_alive():
+            return
+        self._written = self._now()
+        name = outcome.code.name if outcome else None
+        split = self._clock.seconds()
+        attempt = Attempt(self._spec.job.attempt, self._first, self._step, split, name, self._first_loss)
+        recorded = self._history.recorded(attempt)
+        events = {self._events.name: self._events.content()} if self._events else {}
+        self._writing = threading.Thread(target=self._write, args=(recorded, events, outcome), daemon=True)
+        self._writing.start()
+
+    def _wait(self, until: float) -> None:
+        if self._writing:
+            self._writing.join(max(0.0, until - time.monotonic()))
+
+    def _write(self, recorded: Mapping[str, Any], events: Mapping[str, bytes], outcome: Outcome | None) -> None:
+        assert self._store
+        try:
+            document = dump_history(recorded, self._spec, outcome, self._environment, datetime.now(UTC))
+            if self._has_successor():
+                self._say("not written: a later attempt of this job writes it now")
+                return
+            self._store.put(HISTORY, document)
+            for name, content in events.items():
+                self._store.put(name, content)
+        except Exception as error:
+            self._say(f"not written: {_reason(error)}")
+
+    def _has_successor(self) -> bool:
+        """Whether a later attempt has written already: then this gang was cut off and still trains beside it."""
+        assert self._store
+        try:
+            return newest_attempt(self._store.read(HISTORY), self._spec.job.uid) > self._spec.job.attempt
+        except Exception:
+            # It is missing, or the write will fail and say why.
+            return False
+
+    def _read_before(self) -> History:
+        assert self._store
+        try:
+            return load_history(self._store.read(HISTORY), self._spec.job.uid) or History()
+        except MissingError:
+            return History()
+        except Exception as error:
+            self._say(f"earlier attempts are missing from it: {_reason(error)}")
+            return History()
+
+    def _say(self, trouble: str) -> None:
+        """Once: a bucket that refuses writes would fill the log."""
+        if not self._silenced:
+            self._silenced = True
+            print(f"report: {trouble}; the training is not affected", file=sys.stderr, flush=True)
+
+
+def open_reporter(spec: RunSpec, directory: Path | None, clock: Clock, device: str, reports: bool) -> Reporter:
+    """`directory`: where the files go if the run spec names no place. `reports`: this is the reporting replica.
+
+    Raises:
+        BadSpecError: report.uri is not a valid place.
+    """
+    place = spec.report.uri or (str(directory.absolute()) if directory else None)
+    store = open_store(place, "report.uri") if place and reports else None
+    return Reporter(spec, store, clock, _environment(device))
+
+
+def _environment(device: str) -> dict[str, str]:
+    """What the run stands on, by name. `device`: what the model is on, as torch names it."""
+    machine = f"{platform.machine()}, {platform.system()} {platform.release()}"
+    found = {"Device": device, "Machine": machine, "Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _reason(error: Exception) -> str:
+    """One line. A TrainerError's text says what is wrong; any other error needs its type."""
+    text = str(error).strip().partition("\n")[0]
+    return text if isinstance(error, TrainerError) else f"{type(error).__name__}: {text}"

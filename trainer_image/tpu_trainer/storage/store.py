@@ -1,0 +1,247 @@
+"""Where checkpoints lie: named objects below one place, a directory or a path in a bucket (`bucket_store`).
+
+A name has slashes inside, as in "step-00000120-5f0c-1/COMMIT". A directory may be on a disk, on a shared file system,
+or in a bucket mounted with gcsfuse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, StorageError
+
+_BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/(.+)", re.DOTALL)
+
+# What network and FUSE file systems answer if a directory cannot be synced; they write names through by themselves.
+_NO_DIRECTORY_SYNC = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
+
+
+# What file systems without hard links answer, gcsfuse among them.
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK}
+
+
+class MissingError(StorageError):
+    """There is no object of that name."""
+
+
+class Store(Protocol):
+    """Whole objects by name; `uri` is the place, as the run spec names it.
+
+    Every method raises StorageError, with one line for people, if the storage refuses, and StorageDeniedError if it
+    would refuse again.
+    """
+
+    uri: str
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """The objects whose names start with `prefix`, and their sizes in bytes."""
+
+    def read(self, name: str) -> bytes:
+        """Raises MissingError if there is no such object."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Creates or replaces the object, whole or not at all."""
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """`put`, but only if there is no such object: one of several writers gets True.
+
+        In a directory without hard links a crash may leave a part of it.
+        """
+
+    def delete(self, name: str) -> None:
+        """Deletes the object, if there is one."""
+
+
+def open_store(uri: str, setting: str = "checkpoint.uri") -> Store:
+    """The store at `uri`, without any access to it yet. `setting`: the field of the run spec that holds it.
+
+    Raises:
+        BadSpecError: it is neither an absolute path nor gs://bucket/path.
+    """
+    in_bucket = _BUCKET.fullmatch(uri.rstrip("/"))
+    if in_bucket:
+        # Imported here: a run without a bucket should neither need the cloud's client nor wait for its import.
+        from tpu_trainer.storage.bucket_store import BucketStore
+
+        return BucketStore(*in_bucket.groups())
+    if uri.startswith("/"):
+        return DirectoryStore(Path(uri))
+    raise BadSpecError(f'{setting}: "gs://bucket/path" or the absolute path of a directory, got {uri!r}')
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why the storage refuses, in one line; `lasting`: it will refuse again until somebody fixes it."""
+
+    reason: str
+    lasting: bool = False
+
+
+def refused(uri: str, doing: str, trouble: Trouble) -> StorageError:
+    """The error for `trouble`; `doing` is "write NAME" or the like."""
+    kind = StorageDeniedError if trouble.lasting else StorageError
+    return kind(f"{uri}: cannot {doing}: {trouble.reason}")
+
+
+class DirectoryStore:
+    """Objects are files below `root`, which is created with the first of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.uri = str(root)
+        self._root = root
+
+    def list(self, prefix: str) -> dict[str, int]:
+        # Only the folders asked for: the directory may hold a data set beside the checkpoints.
+        top, _, _ = prefix.partition("/")
+        with self._doing("list the directory"):
+            try:
+                found = [path for path in self._root.iterdir() if path.name.startswith(top)]
+            except FileNotFoundError:
+                return {}
+            files = [file for path in found for file in _files_below(path)]
+            names = {file.relative_to(self._root).as_posix(): file for file in files}
+            sizes = {name: _size(file) for name, file in names.items() if name.startswith(prefix)}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    def read(self, name: str) -> bytes:
+        with self._doing(f"read {name}"):
+            try:
+                return (self._root / name).read_bytes()
+            except FileNotFoundError as error:
+                raise MissingError(f"{self.uri}: {name} is not there") from error
+
+    def put(self, name: str, data: bytes) -> None:
+        target = self._root / name
+        part = target.with_name(f"{target.name}.part")
+        with self._doing(f"write {name}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with _leaving_nothing(part):
+                _write(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), data)
+                part.replace(target)
+            self._sync_directories(target)
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        target = self._root / name
+        with self._doing(f"write {name}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                _create_whole(target, data)
+            except FileExistsError:
+                return False
+            self._sync_directories(target)
+        return True
+
+    def delete(self, name: str) -> None:
+        target = self._root / name
+        with self._doing(f"delete {name}"):
+            target.unlink(missing_ok=True)
+            # Folders go with their last file.
+            with contextlib.suppress(OSError):
+                for folder in Path(name).parents[:-1]:
+                    (self._root / folder).rmdir()
+
+    def _sync_directories(self, target: Path) -> None:
+        """Makes the names durable as well: of the file, and of directories that may be new."""
+        for directory in (target.parent, self._root, self._root.parent):
+            try:
+                handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+            except OSError as error:
+                if error.errno not in _NO_DIRECTORY_SYNC:
+                    raise
+
+    @contextmanager
+    def _doing(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise refused(self.uri, doing, _trouble(error)) from error
+
+
+def _trouble(error: OSError) -> Trouble:
+    said = error.strerror or type(error).__name__
+    if error.errno == errno.EROFS:
+        return Trouble(f"{said}: mount the volume for writing", lasting=True)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        where = f" ({error.filename})" if error.filename else ""
+        return Trouble(
+            f"{said}{where}: the worker runs as user {os.geteuid()} of group {os.getegid()}, which must be allowed to "
+            "read and write there",
+            lasting=True,
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Trouble(f"{said}: make room there, or keep fewer checkpoints (checkpoint.keep)")
+    return Trouble(said)
+
+
+def _create_whole(target: Path, data: bytes) -> None:
+    """Creates the file, whole or not at all. Raises FileExistsError: there is such a file."""
+    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        _create(part, data)
+        os.link(part, target)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        # gcsfuse shows a file once it is closed; elsewhere a crash may leave a part of it.
+        _create(target, data)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _create(path: Path, data: bytes) -> None:
+    """Creates and writes the file. Raises FileExistsError: there is such a file."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    with _leaving_nothing(path):
+        _write(handle, data)
+
+
+def _write(handle: int, data: bytes) -> None:
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _leaving_nothing(path: Path) -> Iterator[None]:
+    """Deletes the file if the block fails: on a full disk it would block the next attempt."""
+    try:
+        yield
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _files_below(path: Path) -> Iterator[Path]:
+    """The files below a directory, or the file itself, except those that another process deletes meanwhile."""
+    if not path.is_dir():
+        yield path
+        return
+
+    def failed(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    for directory, _, files in os.walk(path, onerror=failed):
+        yield from (Path(directory, file) for file in files)
+
+
+def _size(file: Path) -> int | None:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return None

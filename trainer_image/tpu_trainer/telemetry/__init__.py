@@ -1,1 +1,0 @@
-"""What a run measures of itself, and where that goes: the history file and TensorBoard event files."""

@@ -1,0 +1,109 @@
+"""One replica's process, from its backend to its outcome: the host's own process, or one per device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import NoReturn
+
+from tpu_trainer.contract.clock import Clock, Phase, process_seconds
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.errors import PeerLostError
+from tpu_trainer.contract.outcome import Outcome, outcome_of
+from tpu_trainer.contract.spec import RunSpec
+from tpu_trainer.contract.stop import SharedStop, StopFlag, StopSignal
+from tpu_trainer.doctor.hang import Pace, watchdog
+from tpu_trainer.gang.backends import Backend, open_backend
+from tpu_trainer.lightning import NeedsTrainerError
+from tpu_trainer.loop.context import RunContext
+from tpu_trainer.loop.training import run_own_loop
+from tpu_trainer.reporting.heartbeat import open_heartbeat
+from tpu_trainer.reporting.progress import Progress
+from tpu_trainer.reporting.report import present_report
+from tpu_trainer.reporting.reporter import open_reporter
+from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.reporting.rung import RungNumbers
+from tpu_trainer.task.board import Board, open_board
+
+
+def run_replica(
+    spec: RunSpec,
+    environment: WorkerEnvironment,
+    stop: StopSignal | SharedStop,
+    die: Callable[[Outcome], NoReturn],
+    *,
+    meet: Callable[[RunSpec, WorkerEnvironment, StopFlag], Backend] | None = None,
+    run: Callable[[RunContext], Outcome] | None = None,
+) -> Outcome:
+    """Trains and evaluates; every failure becomes an outcome, never an exception.
+
+    `die` ends the process with an outcome when the run hangs, so that this call cannot return. `meet`: how the replicas
+    meet, by default `open_backend`; `run`: what they do then, by default the training.
+    """
+    clock, pace = Clock(before=process_seconds() or 0.0), Pace()
+    # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
+    aloud = environment.host_index == 0 and environment.local_rank == 0
+    progress = Progress(spec.last_step, environment.progress_file, silent=not aloud)
+    heartbeat = open_heartbeat(
+        environment.progress_service if aloud else None, lambda: present_report(spec, clock, pace, progress)
+    )
+    # Replaced below: a report names the device.
+    rung = None if spec.end_after_steps is None else RungNumbers()
+    telling = Telling(progress, open_reporter(spec, None, clock, "", reports=False), heartbeat, aloud, rung)
+
+    def hung(outcome: Outcome) -> None:
+        telling.ended(outcome)
+        die(outcome)
+
+    with watchdog(clock, pace, hung, stop.arrived, environment.hang_seconds):
+        try:
+            backend = (meet or open_backend)(spec, environment, stop)
+            if isinstance(stop, StopSignal):
+                # Again: the device's runtime may have replaced our handler.
+                stop.install()
+            reporter = open_reporter(spec, environment.report_directory, clock, str(backend.device), reports=aloud)
+            telling = replace(telling, reporter=reporter)
+            with open_board(_board(telling, pace, backend)):
+                outcome = (run or _run)(RunContext(spec, environment, stop, backend, clock, pace, telling))
+            # Wait for all: the first to leave would cut the connection of those still in the last collective, or
+            # waiting for the last checkpoint. Whatever has become of them, this replica's part is done.
+            with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
+                backend.barrier()
+                backend.close()
+        except Exception as error:
+            outcome = outcome_of(error, telling.progress.step if pace.last is None else pace.last)
+        telling.ended(outcome)
+    return outcome
+
+
+def _run(context: RunContext) -> Outcome:
+    """Under the trainer's own loop, or under Lightning's Trainer for what only that does."""
+    spec = context.spec
+    steps = spec.train_steps if spec.end_after_steps is None else f"{spec.last_step} of {spec.train_steps}"
+    context.telling.progress.starting(
+        f"{spec.job.namespace}/{spec.job.name} attempt {spec.job.attempt}, {spec.backend} on {spec.hardware}: "
+        f"replicas {spec.slice.replicas}, hosts {spec.slice.hosts}, processes {context.backend.world}; "
+        f"global batch {spec.batch.total}, steps {steps}"
+    )
+    try:
+        return run_own_loop(context)
+    except NeedsTrainerError as found:
+        why = found.why
+    # Imported once needed: few runs are under Lightning's Trainer.
+    from tpu_trainer.lightning_trainer import OwnTrainer
+
+    return OwnTrainer(context).whole(why)
+
+
+def _board(telling: Telling, pace: Pace, backend: Backend) -> Board:
+    """Where the task's writers write."""
+    return Board(
+        writes=telling.aloud,
+        last_step=lambda: pace.last or 0,
+        logged=telling.logged,
+        summary=telling.reporter.summary,
+        missing=telling.reporter.without_events,
+        say=telling.progress.say,
+        together=backend.reads_together,
+    )
