@@ -26,11 +26,11 @@ LightningDataModule, or a [`LightningRun`](#lightningrun). Its parameters are
 
 _SECTIONS = {
     "`from tpu_trainer import ...`": (
-        ("task.py", "Task"),
-        ("task.py", "Hyperparameters"),
-        ("hooks.py", "Hooks"),
-        ("logbook.py", "log"),
-        ("board.py", "SummaryWriter"),
+        ("task/task.py", "Task"),
+        ("task/task.py", "Hyperparameters"),
+        ("task/hooks.py", "Hooks"),
+        ("task/logbook.py", "log"),
+        ("task/board.py", "SummaryWriter"),
         ("lightning/needs.py", "LightningRun"),
     ),
     "`from tpu_trainer.callbacks import ...`": (
@@ -38,14 +38,14 @@ _SECTIONS = {
         ("callbacks/session.py", "Session"),
     ),
     "Types in their signatures": (
-        ("task.py", "ShardedStream"),
-        ("task.py", "Evaluator"),
-        ("spec.py", "ScheduleSpec"),
-        ("task.py", "Batch"),
-        ("task.py", "Metrics"),
-        ("task.py", "Collate"),
-        ("task.py", "Orders"),
-        ("task.py", "Scheduler"),
+        ("task/task.py", "ShardedStream"),
+        ("task/task.py", "Evaluator"),
+        ("contract/spec.py", "ScheduleSpec"),
+        ("task/task.py", "Batch"),
+        ("task/task.py", "Metrics"),
+        ("task/task.py", "Collate"),
+        ("task/task.py", "Orders"),
+        ("task/task.py", "Scheduler"),
         ("callbacks/stop.py", "Agree"),
     ),
 }

@@ -26,7 +26,7 @@ _BY_NAME = {layer.name: layer for layer in LAYERS}
 _CHEAPEST_FIRST = {layer.name: index for index, layer in enumerate(LAYERS)}
 # The layers that wait for a cluster start first, so that other workers compute while they wait; the modules of the last
 # ones are short, so that all workers end together.
-_LONGEST = ["e2e", "controlplane", "aot", "trainer", "chart", "local", "planner"]
+_LONGEST = ["e2e", "controlplane", "aot", "trainer", "chart", "cluster", "local", "planner"]
 _LONGEST_FIRST = {name: index for index, name in enumerate(_LONGEST)}
 
 # A run starts hundreds of processes that import this project. They find it compiled, whatever the shell has asked for.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import packages
+from tests.cluster import cluster, packages
 
 
 def _nothing() -> str | None:
@@ -51,7 +51,7 @@ def _control_plane() -> str | None:
 
 
 def _real_nodes() -> str | None:
-    own_nodes = None if os.environ.get("TEST_KUBECONFIG") else packages.missing()
+    own_nodes = None if os.environ.get(cluster.KUBECONFIG_SETTING) else packages.missing()
     return _torch_xla() or _control_plane() or own_nodes
 
 
@@ -73,6 +73,7 @@ LAYERS = (
     Layer("trainer", "equal trajectories over hosts and backends", _torch_xla),
     Layer("stacks", "the trainer on torch_xla and on TorchTPU's torch means the same", _both_stacks),
     Layer("aot", "what the TPU's compiler makes of a step", _tpu_compiler),
+    Layer("cluster", "the test clusters themselves", _control_plane, has_cluster=True),
     Layer("controlplane", "a real API server, controllers and scheduler", _control_plane, has_cluster=True),
     Layer("chart", "the chart, as helm renders it and an API server takes it", _control_plane, has_cluster=True),
     Layer("e2e", "training on real nodes, installed with the chart", _real_nodes, has_cluster=True),

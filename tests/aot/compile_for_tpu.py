@@ -1,8 +1,8 @@
 """Compiles steps in one process, which spares them the start of a Python with jax and libtpu each.
 
 `python -m tests.aot.compile_for_tpu` reads requests, one a line: an effort from -1 (least) to 0 (the compiler's own),
-and a directory that `traced_step` has written. It writes into each what `tpu_trainer.checks.compile.compiling` would, and
-answers with a line: the traceback's last, or nothing.
+and a directory that `traced_step` has written. It writes into each what
+`tpu_trainer.checks.compile.compiling` would, and answers with a line: the traceback's last, or nothing.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def test_the_pod_makes_its_steps_and_then_compiles_for_the_slice_and_the_alterna
         "TPUJOB_COMPILE_SECONDS": str(DEADLINE),
         "TPUJOB_TERMINATION_LOG": str(words),
     }
-    command = [sys.executable, "-m", "tpu_trainer.checks.entry.check"]
+    command = [sys.executable, "-m", "tpu_trainer", "entry-check"]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(words.read_text())

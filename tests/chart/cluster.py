@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.chart.helm import FULL_NAME, NAMESPACE, RELEASE, REPOSITORY, Helm, Object, container
 from tests.cluster.api import answers_ok
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.deadlines import deadline
 from tests.cluster.ports import LOOPBACK, free_port
 
 DEFINITION = "crd/tputrainingjobs.tpu-operator.dev"
@@ -73,7 +74,7 @@ class Operator:
         return answers_ok(f"http://{LOOPBACK}:{self.health_port}/healthz")
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=deadline(60)) as answer:
             return str(answer.read(), "utf-8")
 
 

@@ -1,6 +1,7 @@
 """helm, and a real control plane for what only an API server can decide: one of each for the session."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.chart.helm import NAMESPACE, Helm
 from tests.chart.switches import NAMESPACES, OTHER
 from tests.cluster import binaries
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.shared import Shared
 
 
 @pytest.fixture(scope="package")
@@ -17,16 +19,21 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 
 @pytest.fixture(scope="package")
-def control_plane() -> Iterator[ControlPlane]:
+def shared() -> Iterator[Shared[ControlPlane]]:
+    with Shared(ControlPlane) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def control_plane(shared: Shared[ControlPlane]) -> ControlPlane:
     """Has no nodes: these tests ask what is accepted and granted, not what runs."""
-    with ControlPlane() as cluster:
-        yield cluster
+    return shared.healthy()
 
 
-@pytest.fixture(scope="package")
-def namespaces(control_plane: ControlPlane) -> None:
+@pytest.fixture(scope="module")
+def namespaces(control_plane: ControlPlane, shared: Shared[ControlPlane]) -> None:
     for namespace in (NAMESPACE, OTHER, *NAMESPACES):
-        control_plane.kubectl("create", "namespace", namespace)
+        shared.once(f"namespace {namespace}", partial(control_plane.kubectl, "create", "namespace", namespace))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{FULL_NAME}"
 JOB = "tputrainingjob.tpu-operator.dev/digits"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def monitoring(control_plane: ControlPlane) -> None:
     """The kinds of the Prometheus Operator and Google's, by name only: their own validation is not available here."""
     group, version = MONITORING[0].split("/")
@@ -71,7 +71,7 @@ def test_an_upgrade_changes_the_given_values_and_the_definition_and_keeps_the_au
     cluster.kubectl("patch", DEFINITION, "--type=json", "--patch", '[{"op":"remove","path":"/spec/names/shortNames"}]')
     cluster.helm("upgrade", str(CHART), "--force-conflicts", values={"logLevel": "DEBUG"})
     assert "--log-level=DEBUG" in cluster.deployed_arguments()
-    assert "ttj" in cluster.kubectl("get", DEFINITION, "--output=jsonpath={.spec.names.shortNames}")
+    assert "tpujob" in cluster.kubectl("get", DEFINITION, "--output=jsonpath={.spec.names.shortNames}")
     assert authority() == FILLED
 
 

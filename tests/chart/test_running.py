@@ -13,6 +13,7 @@ from tests.chart.cluster import Cluster, Operator, apply_job, start_operator
 from tests.chart.helm import CHART, FULL_NAME, NAMESPACE, Helm
 from tests.chart.switches import NAMESPACES, OTHER
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.deadlines import deadline
 from tests.cluster.ports import LOOPBACK
 from tests.cluster.processes import wait_until
 from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
@@ -76,7 +77,7 @@ def test_workers_can_verify_it(running: Running) -> None:
     authority = b64decode(json.loads(secret)["data"][CA_CERTIFICATE_KEY]).decode()
     trust = ssl.create_default_context(cadata=authority)
     with (
-        socket.create_connection((LOOPBACK, running.operator.progress_port), timeout=60) as connection,
+        socket.create_connection((LOOPBACK, running.operator.progress_port), timeout=deadline(60)) as connection,
         trust.wrap_socket(connection, server_hostname=f"{FULL_NAME}.{NAMESPACE}.svc") as verified,
     ):
         assert verified.version() in ("TLSv1.2", "TLSv1.3")

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.cluster.deadlines import deadline
+
 TIMEOUT_SECONDS = 30.0
 
 JSON = "application/json"
@@ -85,7 +87,7 @@ class ApiClient:
 
         Leaving the block ends the iteration in the thread that reads; some thread must be reading.
         """
-        connection = self._connect(timeout=None)
+        connection = self._connect(waits=True)
         try:
             connection.request("GET", f"{path}?watch=1", headers=self._headers)
             response = connection.getresponse()
@@ -136,7 +138,9 @@ class ApiClient:
             connection.close()
         return None
 
-    def _connect(self, timeout: float | None = TIMEOUT_SECONDS) -> http.client.HTTPSConnection:
+    def _connect(self, *, waits: bool = False) -> http.client.HTTPSConnection:
+        """`waits`: without a limit for the answer."""
+        timeout = None if waits else deadline(TIMEOUT_SECONDS)
         return http.client.HTTPSConnection(self._address, context=self._tls, timeout=timeout)
 
 
@@ -145,10 +149,10 @@ def answers_ok(url: str, ca_file: Path | None = None) -> bool:
     parts = urlsplit(url)
     connection: http.client.HTTPConnection
     if ca_file is None:
-        connection = http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_SECONDS)
+        connection = http.client.HTTPConnection(parts.netloc, timeout=deadline(TIMEOUT_SECONDS))
     else:
         tls = ssl.create_default_context(cafile=str(ca_file))
-        connection = http.client.HTTPSConnection(parts.netloc, context=tls, timeout=TIMEOUT_SECONDS)
+        connection = http.client.HTTPSConnection(parts.netloc, context=tls, timeout=deadline(TIMEOUT_SECONDS))
     try:
         connection.request("GET", parts.path)
         return connection.getresponse().status == http.client.OK

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cluster.deadlines import deadline
+
 REMOVE_SECONDS = 10.0
 POLL_SECONDS = 0.05
 _COUNTS_AS = 6
@@ -66,10 +68,10 @@ def limit_memory(group: str, most_bytes: int, pid: int) -> None:
 
 def remove(group: str) -> None:
     """Removes the group and its subgroups once killed processes have left them. Raises CgroupsInUse."""
-    deadline = time.monotonic() + REMOVE_SECONDS
+    started = time.monotonic()
     for hierarchy in _mounted():
         while not _removed(hierarchy.root / group):
-            if time.monotonic() > deadline:
+            if time.monotonic() - started > deadline(REMOVE_SECONDS):
                 raise CgroupsInUse(f"processes {_processes(hierarchy.root / group)} are still in {group}")
             time.sleep(POLL_SECONDS)
 

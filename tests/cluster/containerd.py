@@ -40,6 +40,13 @@ root = "{data}"
 """
 
 
+def bind_mounts(shared: tuple[Path, ...]) -> list[dict[str, object]]:
+    """Entries of an OCI runtime specification that show a container these folders, read-only."""
+    return [
+        {"destination": str(path), "source": str(path), "type": "bind", "options": ["rbind", "ro"]} for path in shared
+    ]
+
+
 class ImportRefused(Exception):
     """containerd refused an image archive; the message holds its output."""
 
@@ -79,10 +86,7 @@ class Containerd:
         """containerd's own default for a container, plus the shared folders."""
         command = (str(packages.find("ctr")), "oci", "spec")
         spec = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        spec["mounts"] += [
-            {"destination": str(path), "source": str(path), "type": "bind", "options": ["rbind", "ro"]}
-            for path in shared
-        ]
+        spec["mounts"] += bind_mounts(shared)
         path = self._directory / "base-spec.json"
         path.write_text(json.dumps(spec))
         return path

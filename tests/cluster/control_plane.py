@@ -15,7 +15,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Self
 
-from tests.cluster import binaries, directories, packages, pki
+from tests.cluster import binaries, directories, health, packages, pki
 from tests.cluster.api import ApiClient, ApiError, Object, answers_ok
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import Child, Children, wait_until
@@ -32,6 +32,8 @@ TOKEN_SECONDS = 24 * 3600
 ESTABLISHED_SECONDS = 60.0
 
 CONTROLLER_MANAGER, SCHEDULER = "kube-controller-manager", "kube-scheduler"
+# Children without which no test can pass, where they have been started.
+ESSENTIAL = {"etcd", "kube-apiserver", CONTROLLER_MANAGER, SCHEDULER, "kwok", "coredns"}
 
 API_SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 
@@ -80,6 +82,7 @@ class ControlPlane:
         self.api: ApiClient
         self._connections = ExitStack()
         self._etcd: str
+        self._healthz: list[str] = []
         self._programs: dict[str, Path]
         self._tokens: dict[str, str]
         self._keys: pki.Keys
@@ -109,6 +112,16 @@ class ControlPlane:
         self.children.stop_all(grace=STOP_GRACE_SECONDS)
         self._connections.close()
         directories.remove_cluster_directory(self.directory)
+
+    def problem(self) -> str | None:
+        """Why no test should run here, if so."""
+        if ended := ESSENTIAL & self.children.ended():
+            return f"{', '.join(sorted(ended))} ended"
+        return health.lasting(self._unready) or health.left_over_namespace(self.api)
+
+    def _unready(self) -> str | None:
+        urls = (f"{self.server}/readyz", *self._healthz)
+        return next((f"{url} does not answer" for url in urls if not answers_ok(url, self.ca_file)), None)
 
     def restart_apiserver(self) -> None:
         """Stops the API server and starts it again on the same port; returns when it is ready."""
@@ -207,6 +220,7 @@ class ControlPlane:
             self._start_client(SCHEDULER),
         )
         for child, healthz in clients:
+            self._healthz.append(healthz)
             child.wait_ready(partial(answers_ok, healthz, self.ca_file), timeout=START_SECONDS)
         wait_until(
             self._default_service_account_exists,

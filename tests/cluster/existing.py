@@ -1,7 +1,6 @@
 """An existing cluster, from kind for example, for the end-to-end tests: `TEST_KUBECONFIG=path make test`.
 
-The variable is not KUBECONFIG, because the tests install, label and delete, and must not do so in whatever cluster a
-shell happens to point at. It offers what `nodes.RealCluster` does, except what only the owner of the nodes can do.
+It offers what `cluster.Cluster` lists, except what only the owner of the nodes can do.
 """
 
 import json
@@ -10,13 +9,13 @@ import subprocess
 from base64 import b64decode
 from pathlib import Path
 
-from tests.cluster import binaries
+from tests.cluster import binaries, health
 from tests.cluster.api import ApiClient
 from tests.cluster.control_plane import KubectlError
+from tests.cluster.node import READY_SECONDS
 from tests.cluster.nodes import run_helm
+from tests.cluster.processes import wait_until
 from tests.cluster.tpu_node import TpuHost, mark_tpu_host, unmark_tpu_host
-
-SETTING = "TEST_KUBECONFIG"
 
 # The tests' own calls need a bearer token; kubeconfigs hold certificates as often.
 _ACCOUNT = "tpu-training-operator-tests"
@@ -32,6 +31,7 @@ class ExistingCluster:
         self.directory = directory
         self._kubectl = binaries.ensure("kubectl")["kubectl"]
         self.nodes: tuple[str, ...] = ()
+        self._tpu_hosts: dict[str, TpuHost] = {}
         self.api: ApiClient
 
     def __enter__(self) -> "ExistingCluster":
@@ -56,6 +56,16 @@ class ExistingCluster:
         self.kubectl("delete", "clusterrolebinding", _ACCOUNT)
         self.kubectl("delete", "serviceaccount", _ACCOUNT, "--namespace=kube-system")
 
+    def problem(self) -> str | None:
+        """None: these tests could not mend it, because it is somebody else's."""
+        return None
+
+    def wait_schedulable(self) -> None:
+        """See RealCluster."""
+        wait_until(
+            lambda: health.unready_node(self.api, self.nodes) is None, timeout=READY_SECONDS, what="all nodes are Ready"
+        )
+
     def kubectl(
         self,
         *args: str,
@@ -76,10 +86,12 @@ class ExistingCluster:
 
     def make_tpu_node(self, name: str, accelerator: str, topology: str, chips: int, pool: str) -> None:
         """See RealCluster."""
-        mark_tpu_host(self.api, TpuHost(name, accelerator, topology, chips, pool))
+        self._tpu_hosts[name] = TpuHost(name, accelerator, topology, chips, pool)
+        mark_tpu_host(self.api, self._tpu_hosts[name])
 
     def make_plain_node(self, name: str) -> None:
         """See RealCluster."""
+        del self._tpu_hosts[name]
         unmark_tpu_host(self.api, name)
 
     def _ca_file(self, server: dict[str, str]) -> Path:

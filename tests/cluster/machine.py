@@ -72,6 +72,13 @@ class Machine:
         self._programs.remove(name)
         self._children.stop(name, grace=grace)
 
+    @property
+    def problem(self) -> str | None:
+        if self._first is None:
+            return f"{self.name} does not run"
+        ended = {self.name, *self._programs} & self._children.ended()
+        return f"{', '.join(sorted(ended))} ended" if ended else None
+
     def kill(self) -> None:
         """Returns when no process of the machine is left. Does nothing if it never started."""
         if self._first is None:

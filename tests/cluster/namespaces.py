@@ -7,14 +7,18 @@ from tests.cluster.api import ApiClient, ApiError
 from tests.cluster.processes import wait_until
 
 READY_SECONDS = 30
+PREFIX = "test-"
+in_use: set[str] = set()
+"""The namespaces of the tests and stories that run now."""
 
 
 @contextmanager
 def fresh_namespace(api: ApiClient, labels: Mapping[str, str] | None = None) -> Iterator[str]:
     """A namespace that is ready for pods. Its deletion is not awaited; its name is not reused."""
-    metadata = {"generateName": "test-", "labels": dict(labels or {})}
+    metadata = {"generateName": PREFIX, "labels": dict(labels or {})}
     created = api.call("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     name: str = created["metadata"]["name"]
+    in_use.add(name)
 
     def pods_are_admitted() -> bool:
         try:
@@ -29,4 +33,5 @@ def fresh_namespace(api: ApiClient, labels: Mapping[str, str] | None = None) -> 
         wait_until(pods_are_admitted, timeout=READY_SECONDS, what=f"namespace {name} has its default service account")
         yield name
     finally:
+        in_use.discard(name)
         api.call("DELETE", f"/api/v1/namespaces/{name}")

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from tests.cluster import binaries, cgroups, directories, dns, network, oci, packages
-from tests.cluster.api import ApiClient, ApiError, Object
+from tests.cluster import binaries, cgroups, directories, dns, health, network, oci, packages
+from tests.cluster.api import ApiClient
 from tests.cluster.control_plane import START_SECONDS, ControlPlane
 from tests.cluster.kubelet import NodeSettings
 from tests.cluster.network import Network
-from tests.cluster.node import RealNode
+from tests.cluster.node import READY_SECONDS, RealNode
+from tests.cluster.processes import wait_until
 from tests.cluster.tpu_node import TpuHost, mark_tpu_host, unmark_tpu_host
 
 SANDBOX_IMAGE = "tpu-operator.dev/pause:1"
@@ -104,8 +105,25 @@ class RealCluster:
             raise
 
     def stop(self) -> None:
-        self._kill_machines()
+        for node in self._by_name.values():
+            node.machine.kill()
         self.control_plane.stop()
+
+    def problem(self) -> str | None:
+        """Why no test should run here, if so."""
+        if self._tpu_hosts:
+            return f"{', '.join(self._tpu_hosts)} still poses as a TPU host"
+        ended = (node.machine.problem for node in self._by_name.values())
+        return self.control_plane.problem() or next(filter(None, ended), None) or health.lasting(self._unready)
+
+    def wait_schedulable(self) -> None:
+        """Returns when every node takes pods. Raises TimeoutError."""
+        wait_until(
+            lambda: health.unready_node(self.api, self.nodes) is None, timeout=READY_SECONDS, what="all nodes are Ready"
+        )
+
+    def _unready(self) -> str | None:
+        return health.unready_node(self.api, self.nodes) or health.unavailable_deployment(self.api)
 
     def load_image(self, archive: Path) -> None:
         """Imports an archive into every node. Pods that use it need imagePullPolicy: Never."""
@@ -136,7 +154,7 @@ class RealCluster:
 
     def start_kubelet(self, name: str) -> None:
         """Returns when the node is Ready again."""
-        last = self._heartbeat(name)
+        last = health.heartbeat(self.api, name)
         self._by_name[name].start_kubelet()
         self._wait_until_back(name, last)
 
@@ -146,11 +164,15 @@ class RealCluster:
 
     def start_host(self, name: str) -> None:
         """Starts a killed host, which still has its images but no running pods. Returns when it is Ready."""
-        last = self._heartbeat(name)
+        last = health.heartbeat(self.api, name)
         node = self._by_name[name]
         node.wait_for_containerd(node.start_machine())
         node.start_kubernetes()
         self._wait_until_back(name, last)
+
+    def restart_apiserver(self) -> None:
+        """Returns when it is ready."""
+        self.control_plane.restart_apiserver()
 
     def _start_control_plane(self, directory: Path, address: str) -> None:
         nodes = {_user(name): "system:nodes" for name in self.nodes}
@@ -176,7 +198,7 @@ class RealCluster:
             node.containerd.load(archive)
         coredns.wait_ready(lambda: dns.answers(address), timeout=START_SECONDS)
         for name, node in self._by_name.items():
-            node.wait_ready(partial(self._is_ready, name))
+            node.wait_ready(partial(health.is_ready, self.api, name))
 
     def _node(self, nodes_network: Network, index: int, programs: dict[str, Path]) -> RealNode:
         cluster, name = self.control_plane, self.nodes[index]
@@ -200,28 +222,10 @@ class RealCluster:
 
     def _wait_until_back(self, name: str, last: str) -> None:
         """`last`: the old kubelet's last heartbeat, which may still say Ready."""
-        self._by_name[name].wait_ready(lambda: self._is_ready(name) and self._heartbeat(name) != last)
+        api = self.api
+        self._by_name[name].wait_ready(lambda: health.is_ready(api, name) and health.heartbeat(api, name) != last)
         if name in self._tpu_hosts:
             mark_tpu_host(self.api, self._tpu_hosts[name])
-
-    def _is_ready(self, name: str) -> bool:
-        """Ready, and the controller manager has removed its taints for a lost or new node."""
-        try:
-            node = self.api.call("GET", f"/api/v1/nodes/{name}")
-        except ApiError:
-            return False
-        taints = {taint["key"] for taint in node["spec"].get("taints", [])}
-        tainted = any(key.startswith("node.kubernetes.io/") for key in taints)
-        return not tainted and _ready_condition(node).get("status") == "True"
-
-    def _heartbeat(self, name: str) -> str:
-        """When the node's kubelet last reported, to the second."""
-        ready = _ready_condition(self.api.call("GET", f"/api/v1/nodes/{name}"))
-        return str(ready["lastHeartbeatTime"])
-
-    def _kill_machines(self) -> None:
-        for node in self._by_name.values():
-            node.machine.kill()
 
 
 def run_helm(kubeconfig: Path, home: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -237,9 +241,3 @@ def run_helm(kubeconfig: Path, home: Path, *args: str) -> subprocess.CompletedPr
 def _user(node: str) -> str:
     """The identity that the node authorizer accepts as the kubelet of `node`."""
     return f"system:node:{node}"
-
-
-def _ready_condition(node: Object) -> Object:
-    """Empty for a node that has not reported yet."""
-    conditions = node["status"].get("conditions", [])
-    return next((condition for condition in conditions if condition["type"] == "Ready"), {})

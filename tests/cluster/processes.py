@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cluster.deadlines import deadline
+
 LOG_TAIL_LINES = 30
 POLL_SECONDS = 0.05
 
@@ -105,11 +107,14 @@ def start_ticks(pid: int) -> int | None:
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float, what: str) -> None:
-    """Polls `condition` until it holds. Raises TimeoutError, naming `what`, after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
+    """Polls `condition` until it holds. Raises TimeoutError, naming `what`, after `timeout` seconds, or later under
+    load (see `deadline`)."""
+    started = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not so after {timeout:g} s: {what}")
+        # The load is looked at when the time is over: what slows a wait down may begin after the wait does.
+        waited = time.monotonic() - started
+        if waited > timeout and waited > deadline(timeout):
+            raise TimeoutError(f"not so after {waited:.3g} s: {what}")
         time.sleep(POLL_SECONDS)
 
 
@@ -129,11 +134,15 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def wait_ready(self, ready: Callable[[], bool], *, timeout: float) -> None:
         """Polls `ready`. Raises ProcessError when the child ends first or `timeout` seconds pass."""
 
         def ready_or_ended() -> bool:
-            return self._process.poll() is not None or ready()
+            return self.has_ended or ready()
 
         try:
             wait_until(ready_or_ended, timeout=timeout, what=f"{self.name} is ready")
@@ -150,7 +159,7 @@ class Child:
         """SIGTERM, and SIGKILL when the child has not ended after `grace` seconds."""
         self._process.terminate()
         try:
-            self._process.wait(grace)
+            self._process.wait(deadline(grace))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -199,6 +208,10 @@ class Children:
         program, *flags = self._running[name].argv
         self.stop(name, grace=grace)
         self.start(name, Path(program), *flags)
+
+    def ended(self) -> set[str]:
+        """The children that have ended though nobody has stopped them."""
+        return {name for name, child in self._running.items() if child.has_ended}
 
     def stop_all(self, *, grace: float) -> None:
         """Stops the newest first: later children depend on earlier ones."""

@@ -41,7 +41,6 @@ def build(into: Path) -> list[Image]:
 
 
 def load(cluster: RealCluster, images: Iterable[Image]) -> None:
-    """Into a cluster whose nodes share SHARED; removes the archives."""
+    """Into a cluster whose nodes share SHARED."""
     for image in images:
         cluster.load_image(image.archive)
-        image.archive.unlink()

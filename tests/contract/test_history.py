@@ -23,7 +23,7 @@ from tpu_training_operator.html_report.formatting import duration
 from tpu_training_operator.html_report.history import HISTORY, parse_history
 from tpu_training_operator.html_report.page import PHASES, render
 
-SCHEMA = json.loads(files("tpu_trainer").joinpath("history-v1.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads(files("tpu_trainer.contract").joinpath("history-v1.schema.json").read_text(encoding="utf-8"))
 WRITTEN = datetime(2026, 11, 21, 16, 0, tzinfo=UTC)
 
 

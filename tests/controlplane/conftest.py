@@ -9,16 +9,23 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kwok import start_kwok
 from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.shared import Shared
 from tests.controlplane import scale
 from tests.controlplane.operator_process import OperatorProcess, serving_everywhere
 
 
 @pytest.fixture(scope="package")
-def control_plane() -> Iterator[ControlPlane]:
+def shared() -> Iterator[Shared[ControlPlane]]:
+    with Shared(ControlPlane) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def control_plane(shared: Shared[ControlPlane]) -> ControlPlane:
     """A control plane with kwok."""
-    with ControlPlane() as cluster:
-        start_kwok(cluster)
-        yield cluster
+    cluster = shared.healthy()
+    shared.once("kwok", lambda: start_kwok(cluster))
+    return cluster
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -35,11 +42,15 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(scope="package")
-def job_definition(control_plane: ControlPlane) -> None:
+@pytest.fixture(scope="module")
+def job_definition(control_plane: ControlPlane, shared: Shared[ControlPlane]) -> None:
     """The TPUTrainingJob is served."""
-    control_plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds" / "tputrainingjobs.yaml"))
-    control_plane.wait_established("tputrainingjobs.tpu-operator.dev")
+
+    def install() -> None:
+        control_plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds" / "tputrainingjobs.yaml"))
+        control_plane.wait_established("tputrainingjobs.tpu-operator.dev")
+
+    shared.once("the definition of the jobs", install)
 
 
 @pytest.fixture(scope="module")

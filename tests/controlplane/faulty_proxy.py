@@ -24,6 +24,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.deadlines import deadline
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
 from tests.controlplane.faults import Answer, Call, Entry, Fault, Hold, Reset, Say, Silence
@@ -85,7 +86,7 @@ class FaultyProxy:
     def __exit__(self, *_: object) -> None:
         self._do(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_STOP_SECONDS)
+        self._thread.join(deadline(_STOP_SECONDS))
         self._loop.close()
 
     @contextmanager
@@ -137,7 +138,7 @@ class FaultyProxy:
         wait_until(lambda: len(self.journal) >= until, timeout=_WAIT_SECONDS, what=f"{number} further requests")
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(_STOP_SECONDS)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(deadline(_STOP_SECONDS))
 
     async def _start(self) -> None:
         # No limits on time or size: the tests are about the operator's own limits.

@@ -11,6 +11,7 @@ import yaml
 
 from tests.cluster.api import answers_ok
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.deadlines import deadline
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.ports import LOOPBACK, free_port
 
@@ -70,7 +71,7 @@ class OperatorProcess:
         self._cluster.children.stop(self._name, grace=5)
 
     def health(self) -> str:
-        with urllib.request.urlopen(self._health, timeout=10) as answer:
+        with urllib.request.urlopen(self._health, timeout=deadline(10)) as answer:
             return str(answer.read().decode())
 
     def log(self) -> str:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.deadlines import deadline
 from tests.cluster.kwok import add_cpu_nodes, remove_nodes
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.processes import wait_until
@@ -104,7 +105,7 @@ class Watch:
         wait_until(lambda: text in self.output, timeout=60, what=f"tpujob watch prints {text!r}")
 
     def exit_status(self) -> int:
-        status = self._process.wait(timeout=60)
+        status = self._process.wait(timeout=deadline(60))
         self._thread.join()
         return status
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.kwok import SimulatedSlice, add_cpu_nodes, add_tpu_nodes, remove_nodes
 from tests.controlplane.jobs import Namespace, condition, digits
 from tests.controlplane.operator_process import OperatorProcess
@@ -44,15 +45,24 @@ def test_a_job_runs_from_apply_to_succeeded(space: Namespace, operator: Operator
     assert condition(status, "GangReady")["status"] == "True"
     assert condition(status, "Reconciling") == {}
     assert (status["resolved"]["globalBatchSize"], status["resolved"]["trainSteps"]) == (128, 300)
-    space.kubectl("wait", "--for=condition=Ready", "tpujob/digits", "--timeout=10s")
+    space.kubectl("wait", "--for=condition=Ready", "tpujob/digits", kubectl_timeout(10))
 
     finish_all(space)
     status = space.wait_for_state("Succeeded")
     assert status["progress"]["metrics"] == {"loss": "0.01", "accuracy": "0.975"}
     assert status["progress"]["step"] == 300
-    space.kubectl("wait", "--for=condition=Succeeded", "tpujob/digits", "--timeout=10s")
+    space.kubectl("wait", "--for=condition=Succeeded", "tpujob/digits", kubectl_timeout(10))
     columns = space.kubectl("get", "tpujob", "--no-headers").split()
-    assert columns[:6] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300"]
+    assert columns[:7] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300", "100"]
+    found = {
+        selector: space.kubectl("get", "tpujob", "--output=name", f"--field-selector={selector}").strip()
+        for selector in ("status.state=Succeeded", "status.state=Running", "spec.slice.acceleratorType=v5litepod-16")
+    }
+    assert list(found.values()) == [
+        "tputrainingjob.tpu-operator.dev/digits",
+        "",
+        "tputrainingjob.tpu-operator.dev/digits",
+    ]
     reasons = space.kubectl("get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}").split()
     assert {"AttemptStarted", "Succeeded"} <= set(reasons)
 

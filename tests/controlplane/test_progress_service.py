@@ -14,6 +14,7 @@ import yaml
 
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.deadlines import deadline
 from tests.cluster.ports import free_port
 from tests.contract.jobs import job_body
 from tests.contract.objects import owned_by
@@ -264,7 +265,7 @@ async def test_a_pod_of_a_deleted_job_of_the_same_name_is_refused(space: Space) 
 
 
 async def _gone(space: Space, path: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(deadline(60)):
         while True:
             try:
                 space.cluster.api.call("GET", path)

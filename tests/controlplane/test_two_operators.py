@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.deadlines import deadline
 from tests.cluster.kwok import add_cpu_nodes, remove_nodes
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
@@ -129,7 +130,7 @@ def reaches_the_service(space: Namespace, port: int) -> bool:
     trust = ssl.create_default_context(cadata=b64decode(secret["data"][CA_CERTIFICATE_KEY]).decode())
     try:
         with (
-            socket.create_connection((LOOPBACK, port), timeout=10) as connection,
+            socket.create_connection((LOOPBACK, port), timeout=deadline(10)) as connection,
             trust.wrap_socket(connection, server_hostname=f"{NAME}.{space.name}.svc"),
         ):
             return True

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from tests.cluster.api import ApiClient, Object
+from tests.cluster.deadlines import deadline
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class Chronicle:
         self._api = api
         self._moments: list[Moment] = []
         self._gap: str | None = None
+        self._ending = False
         self._news = threading.Condition()
         self._watches = ExitStack()
         self._followers: list[threading.Thread] = []
@@ -81,6 +83,7 @@ class Chronicle:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ending = True
         self._watches.close()
         for follower in self._followers:
             follower.join()
@@ -93,15 +96,21 @@ class Chronicle:
                 else:
                     self._moments.append(Moment(time.monotonic(), event["type"], event["object"]))
                 self._news.notify_all()
+        with self._news:
+            if not self._ending and self._gap is None:
+                self._gap = "it ended, and nobody has asked for that"
+            self._news.notify_all()
 
     def wait(self, find: Callable[["Chronicle"], T | None], *, timeout: float, what: str) -> T:
-        """The first result of `find` that is not None, tried at every event. Raises TimeoutError."""
+        """The first result of `find` that is not None, tried at every event. Raises TimeoutError; see `moments`."""
+        started = time.monotonic()
         with self._news:
-            if self._news.wait_for(lambda: find(self) is not None, timeout):
-                found = find(self)
-                assert found is not None
-                return found
-        raise TimeoutError(f"not so after {timeout:g} s: {what}; {self.summary()}")
+            while (found := find(self)) is None:
+                waited = time.monotonic() - started
+                if waited > timeout and waited > deadline(timeout):
+                    raise TimeoutError(f"not so after {waited:.3g} s: {what}; {self.summary()}")
+                self._news.wait(max(1.0, timeout - waited))
+        return found
 
     def moments(self) -> list[Moment]:
         """Raises RuntimeError if the API server ended a watch, so that something may be missing."""

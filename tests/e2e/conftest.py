@@ -1,20 +1,22 @@
 """A real cluster for the tests of this folder: one of two nodes for the session, a namespace for each test."""
 
+import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import existing as existing_cluster
 from tests.cluster import project_images
 from tests.cluster.api import Object
-from tests.cluster.existing import ExistingCluster
+from tests.cluster.cluster import KUBECONFIG_SETTING, Cluster, chosen
 from tests.cluster.images import Image, base_image
 from tests.cluster.namespaces import fresh_namespace
-from tests.cluster.nodes import RealCluster
 from tests.cluster.object_storage import ObjectStorage
+from tests.cluster.shared import Shared
 from tests.conftest import MEASURED
 from tests.e2e.chronicle import Recoveries
 from tests.e2e.readme import cluster_commands
@@ -37,15 +39,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="package")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster | ExistingCluster]:
-    """Two real nodes, node-0 and node-1, with DNS and Services; or the cluster in TEST_KUBECONFIG."""
-    existing = os.environ.get(existing_cluster.SETTING)
-    if existing:
-        with ExistingCluster(Path(existing), tmp_path_factory.mktemp("existing")) as found:
-            yield found
-    else:
-        with RealCluster(nodes=2, shared=project_images.SHARED) as real:
-            yield real
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Cluster]]:
+    with Shared(lambda: chosen(2, project_images.SHARED, tmp_path_factory.mktemp("cluster"))) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def cluster(shared: Shared[Cluster]) -> Cluster:
+    """Two real nodes with DNS and Services, or whatever the environment chooses (see `tests/cluster/cluster.py`)."""
+    return shared.healthy()
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -53,41 +55,51 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """The images of README's commands, if a test wants them: built while the tests run that want none."""
     wanted = any("quick_start" in getattr(item, "fixturenames", ()) for item in request.session.items)
     with ThreadPoolExecutor(1, thread_name_prefix="images") as beside:
-        if wanted and existing_cluster.SETTING not in os.environ:
-            yield beside.submit(project_images.build, tmp_path_factory.mktemp("images"))
+        if wanted and KUBECONFIG_SETTING not in os.environ:
+            folder = tmp_path_factory.mktemp("images")
+            yield beside.submit(project_images.build, folder)
+            shutil.rmtree(folder)
         else:
             yield Future()
 
 
-@pytest.fixture(scope="package")
-def images(cluster: RealCluster, built: Future[list[Image]]) -> None:
+@pytest.fixture(scope="module")
+def images(cluster: Cluster, shared: Shared[Cluster], built: Future[list[Image]]) -> None:
     """Of README's commands. An existing cluster must have them already."""
     if cluster.owns_nodes:
-        project_images.load(cluster, built.result())
+        shared.once("loading images", lambda: project_images.load(cluster, built.result()))
 
 
-@pytest.fixture(scope="package")
-def python_image(cluster: RealCluster) -> Image:
+@pytest.fixture(scope="module")
+def python_image(cluster: Cluster, shared: Shared[Cluster]) -> Image:
     """Debian with Python, in both nodes."""
     image = base_image()
-    cluster.load_image(image.archive)
+    shared.once("loading Python", lambda: cluster.load_image(image.archive))
     return image
 
 
 @pytest.fixture
-def namespace(cluster: RealCluster) -> Iterator[str]:
+def namespace(cluster: Cluster) -> Iterator[str]:
     """At Pod Security level `restricted`."""
     with fresh_namespace(cluster.api, RESTRICTED) as name:
         yield name
 
 
-@pytest.fixture(scope="package")
-def quick_start(cluster: RealCluster, images: None) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def quick_start(cluster: Cluster, shared: Shared[Cluster], images: None) -> dict[str, str]:
+    """What README's commands printed, see `_quick_start`."""
+    return shared.once("README's commands", lambda: _quick_start(cluster))
+
+
+def _quick_start(cluster: Cluster) -> dict[str, str]:
     """Runs README's commands in order; returns what each printed, by its first three words.
 
     "operator", "workers": the operator's pods and the job's afterwards, as kubectl prints them in JSON. A node that a
     later test stops loses its pods.
     """
+    cluster.wait_schedulable()
+    if cluster.owns_nodes:
+        _leave_room_for_three_workers_on_each_node(cluster)
     cluster.kubectl("create", "namespace", OPERATOR_NAMESPACE)
     for namespace in (OPERATOR_NAMESPACE, "default"):
         cluster.kubectl("label", "namespace", namespace, *(f"{key}={value}" for key, value in RESTRICTED.items()))
@@ -101,33 +113,47 @@ def quick_start(cluster: RealCluster, images: None) -> dict[str, str]:
     return printed | {"operator": operator.stdout, "workers": workers.stdout}
 
 
+def _leave_room_for_three_workers_on_each_node(cluster: Cluster) -> None:
+    """So that the four train on both nodes. The scheduler prefers to spread the pods of a Service, but does not when it
+    sees the Service later than the pods, which happens on a busy machine."""
+    found = json.loads(cluster.kubectl("get", "nodes", "-o", "json").stdout)["items"]
+    processors = [item["status"]["allocatable"]["cpu"] for item in found if item["metadata"]["name"] in cluster.nodes]
+    least = min(int(text[:-1]) if text.endswith("m") else 1000 * int(text) for text in processors)
+    usual = {"type": "Container", "defaultRequest": {"cpu": f"{int(least * 0.3)}m"}}
+    limits = {"kind": "LimitRange", "apiVersion": "v1", "metadata": {"name": "spread"}, "spec": {"limits": [usual]}}
+    cluster.kubectl("apply", "--namespace=default", "-f", "-", input=json.dumps(limits))
+
+
 @pytest.fixture
-def space(cluster: RealCluster, quick_start: dict[str, str]) -> Iterator[Space]:
+def space(cluster: Cluster, quick_start: dict[str, str]) -> Iterator[Space]:
     """A restricted namespace in a cluster where the operator runs."""
     with a_space(cluster) as space:
         yield space
 
 
-@pytest.fixture(scope="package")
-def storage(cluster: RealCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStorage]:
+@pytest.fixture(scope="module")
+def storage(cluster: Cluster, shared: Shared[Cluster], tmp_path_factory: pytest.TempPathFactory) -> ObjectStorage:
     """Object storage with BUCKET, at an address that pods can reach."""
     if not cluster.owns_nodes:
         pytest.skip("hurts nodes and what runs on them; this cluster is somebody else's")
-    with ObjectStorage(tmp_path_factory.mktemp("object-storage"), cluster.address) as storage:
-        storage.make_bucket(BUCKET)
-        yield storage
+    directory = tmp_path_factory.mktemp("object-storage")
+    storage = shared.keep("object storage", lambda: ObjectStorage(directory, cluster.address))
+    shared.once("a bucket", lambda: storage.make_bucket(BUCKET))
+    return storage
 
 
-@pytest.fixture(scope="package")
-def stories(cluster: RealCluster, quick_start: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Stories]:
-    """What becomes of the jobs of all modules that have such; they start when the first one is requested."""
-    items = [item for item in request.session.items if item.path.parent == Path(__file__).parent]
+@pytest.fixture(scope="module")
+def stories(
+    cluster: Cluster, shared: Shared[Cluster], quick_start: dict[str, str], request: pytest.FixtureRequest
+) -> Stories:
+    """What becomes of the jobs of this module and all later ones that have such; they start when it is first asked."""
+    own = [item for item in request.session.items if item.path.parent == Path(__file__).parent]
+    items = list(dropwhile(lambda item: item.path != request.path, own))
     wanted = stories_of(items)
     if any({"undisturbed", "undisturbed_losses"} & set(getattr(item, "fixturenames", ())) for item in items):
         wanted["undisturbed"] = Story(_tell_undisturbed, trains=True)
     storage = request.getfixturevalue("storage") if cluster.owns_nodes else None
-    with all_told(wanted, cluster, storage) as told:
-        yield told
+    return shared.keep("stories", lambda: all_told(wanted, cluster, storage))
 
 
 @pytest.fixture
@@ -136,21 +162,21 @@ def alone(stories: Stories) -> None:
     stories.wait()
 
 
-def _tell_undisturbed(cluster: RealCluster, storage: ObjectStorage) -> tuple[Object, Losses]:
+def _tell_undisturbed(cluster: Cluster, storage: ObjectStorage) -> tuple[Object, Losses]:
     with started(cluster, storage) as training:
         status = training.wait_ended()
         assert (status["state"], status["attempt"]) == ("Succeeded", 1), training.chronicle.summary()
         return result(status), training.losses()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def undisturbed(stories: Stories) -> Object:
     """The result of an undisturbed training."""
     found: Object = stories.end_of("undisturbed")[0]
     return found
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def undisturbed_losses(stories: Stories) -> Losses:
     """Of every step of the same training."""
     found: Losses = stories.end_of("undisturbed")[1]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.cluster.api import Object
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
 from tests.cluster.processes import wait_until
 from tests.e2e import containers
 from tests.e2e.space import REPOSITORY
@@ -21,13 +21,13 @@ PROMISED_SECONDS = 2
 BACK_SECONDS = 180.0
 
 
-def operator_pod(cluster: RealCluster) -> Object:
+def operator_pod(cluster: Cluster) -> Object:
     """The operator's pod that is not being deleted."""
     [pod] = _pods(cluster)
     return pod
 
 
-def kill_operator(cluster: RealCluster, after: float) -> None:
+def kill_operator(cluster: Cluster, after: float) -> None:
     """Sends SIGKILL `after` seconds after its process appeared, whether it is serving by then or still starting."""
     pods: list[Object] = []
 
@@ -40,7 +40,7 @@ def kill_operator(cluster: RealCluster, after: float) -> None:
     containers.kill(pods[0])
 
 
-def restarts(cluster: RealCluster) -> int:
+def restarts(cluster: Cluster) -> int:
     """How often the kubelet has restarted its container."""
     [status] = operator_pod(cluster)["status"]["containerStatuses"]
     count: int = status["restartCount"]
@@ -48,7 +48,7 @@ def restarts(cluster: RealCluster) -> int:
 
 
 @contextmanager
-def two_operators(cluster: RealCluster) -> Iterator[None]:
+def two_operators(cluster: Cluster) -> Iterator[None]:
     """The release with `replicas: 2`, within the block."""
     _scale(cluster, 2)
     try:
@@ -58,12 +58,12 @@ def two_operators(cluster: RealCluster) -> Iterator[None]:
         wait_until(lambda: len(_pods(cluster)) == 1, timeout=BACK_SECONDS, what="one operator is left")
 
 
-def _scale(cluster: RealCluster, replicas: int) -> None:
+def _scale(cluster: Cluster, replicas: int) -> None:
     wanted = ("--namespace", NAMESPACE, "--reuse-values", "--set", f"replicas={replicas}", "--wait")
     cluster.helm("upgrade", RELEASE, CHART, *wanted)
 
 
-def kill_leader(cluster: RealCluster, after: float) -> None:
+def kill_leader(cluster: Cluster, after: float) -> None:
     """Sends SIGKILL `after` seconds after an operator began to lead; returns when another process leads."""
     leader: list[str] = []
 
@@ -79,12 +79,12 @@ def kill_leader(cluster: RealCluster, after: float) -> None:
     wait_until(lambda: _holder(cluster) not in ("", leader[0]), timeout=BACK_SECONDS, what="another operator leads")
 
 
-def transitions(cluster: RealCluster) -> int:
+def transitions(cluster: Cluster) -> int:
     """How often another operator has begun to lead."""
     return int(cluster.api.call("GET", LEASE)["spec"].get("leaseTransitions", 0))
 
 
-def _holder(cluster: RealCluster) -> str:
+def _holder(cluster: Cluster) -> str:
     return str((cluster.api.call("GET", LEASE).get("spec") or {}).get("holderIdentity") or "")
 
 
@@ -93,7 +93,7 @@ def _is(pod: Object, identity: str) -> bool:
     return bool(identity.rpartition("-")[0] == pod["metadata"]["name"])
 
 
-def _pods(cluster: RealCluster) -> list[Object]:
+def _pods(cluster: Cluster) -> list[Object]:
     return [pod for pod in cluster.api.call("GET", PODS)["items"] if "deletionTimestamp" not in pod["metadata"]]
 
 

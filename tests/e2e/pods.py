@@ -3,8 +3,8 @@
 from typing import Any
 
 from tests.cluster.api import ApiError, Object
+from tests.cluster.cluster import Cluster
 from tests.cluster.images import Image
-from tests.cluster.nodes import RealCluster
 from tests.cluster.processes import wait_until
 
 PORT = 8080
@@ -66,12 +66,12 @@ def restricted_pod(name: str, image: Image, *, node: str | None = None, **spec: 
     }
 
 
-def create(cluster: RealCluster, namespace: str, pod: Object) -> None:
+def create(cluster: Cluster, namespace: str, pod: Object) -> None:
     """Raises ApiError."""
     cluster.api.call("POST", f"/api/v1/namespaces/{namespace}/pods", pod)
 
 
-def get(cluster: RealCluster, namespace: str, name: str) -> Object | None:
+def get(cluster: Cluster, namespace: str, name: str) -> Object | None:
     """The pod, or None if it does not exist."""
     try:
         return cluster.api.call("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
@@ -87,7 +87,7 @@ def condition(item: Object | None, kind: str) -> Object:
     return next((found for found in conditions if found["type"] == kind), {})
 
 
-def wait_ready(cluster: RealCluster, namespace: str, *names: str) -> None:
+def wait_ready(cluster: Cluster, namespace: str, *names: str) -> None:
     for name in names:
         wait_until(
             lambda name=name: condition(get(cluster, namespace, name), "Ready").get("status") == "True",

@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from tests.cluster.api import Object
+from tests.cluster.cluster import Cluster
+from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.namespaces import fresh_namespace
-from tests.cluster.nodes import RealCluster
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.
 class Space:
     """One namespace."""
 
-    def __init__(self, cluster: RealCluster, name: str) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
         self.name = name
 
@@ -59,11 +60,11 @@ class Space:
         self.kubectl("apply", "-f", "-", input=self.waiting(name, **changes))
 
     def wait_running(self, name: str = "digits") -> None:
-        self.kubectl("wait", "--for=condition=GangReady", f"tpujob/{name}", "--timeout=120s")
+        self.kubectl("wait", "--for=condition=GangReady", f"tpujob/{name}", kubectl_timeout(120))
 
 
 @contextmanager
-def a_space(cluster: RealCluster) -> Iterator[Space]:
+def a_space(cluster: Cluster) -> Iterator[Space]:
     """A new namespace at Pod Security level `restricted`."""
     with fresh_namespace(cluster.api, RESTRICTED) as name:
         space = Space(cluster, name)
@@ -71,7 +72,7 @@ def a_space(cluster: RealCluster) -> Iterator[Space]:
         space.kubectl("delete", "tpujob", "--all", "--wait=false")
 
 
-def status(cluster: RealCluster, name: str = "digits", namespace: str = "default") -> Object:
+def status(cluster: Cluster, name: str = "digits", namespace: str = "default") -> Object:
     """The status of a TPUTrainingJob."""
     found: Object = json.loads(cluster.kubectl("get", "tpujob", name, "-n", namespace, "-o", "json").stdout)
     read: Object = found["status"]

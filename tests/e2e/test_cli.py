@@ -10,7 +10,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
+from tests.cluster.deadlines import deadline
 from tests.cluster.processes import wait_until
 from tests.e2e.space import REPOSITORY, Space
 
@@ -99,7 +100,7 @@ def send(space: Space, pod: str, number: int) -> None:
 
 
 def test_logs_are_followed_over_restarts_of_the_gang_and_of_the_api_server(
-    cluster: RealCluster, alone: None, space: Space, tmp_path: Path
+    cluster: Cluster, alone: None, space: Space, tmp_path: Path
 ) -> None:
     apply_counting(space)
     space.wait_running()
@@ -115,11 +116,11 @@ def test_logs_are_followed_over_restarts_of_the_gang_and_of_the_api_server(
 
         before = max(numbers[-1] for (attempt, _), numbers in logs.numbers().items() if attempt == 2)
         if cluster.owns_nodes:
-            cluster.control_plane.restart_apiserver()
+            cluster.restart_apiserver()
         logs.wait_for_all(attempt=2, more_than=before + 20)
         for host in HOSTS:
             send(space, f"digits-2-0-{host}", 12)
-        assert logs.process.wait(timeout=120) == 0
+        assert logs.process.wait(timeout=deadline(120)) == 0
 
     assert "attempt 2 follows" in logs.told()
     found = logs.numbers()

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
+from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.processes import wait_until
 from tests.e2e.space import Space, a_space, status
@@ -75,7 +76,7 @@ def from_a_secret_over_a_restart(space: Space, directory: Path) -> None:
     told = submit(
         space, directory, job(entrypoint="train:task"), {"train.py": TASK, "parts/model.py": MODEL, "notes.txt": "x"}
     )
-    space.kubectl("wait", "--for=condition=Succeeded", "tpujob/digits", "--timeout=300s")
+    space.kubectl("wait", "--for=condition=Succeeded", "tpujob/digits", kubectl_timeout(300))
     ended = status(space.cluster, namespace=space.name)
     sha256 = ended["resolved"]["codeSha256"]
     assert (ended["attempt"], ended["progress"]["step"]) == (2, 6)
@@ -95,7 +96,7 @@ def from_a_bucket(space: Space, storage: ObjectStorage, directory: Path) -> None
     submit(
         space, directory, body, {"loop.py": OWN_LOOP, "parts/model_name.py": "NAME = 'mine'\n"}, **storage.environment
     )
-    space.kubectl("wait", "--for=condition=Succeeded", "tpujob/digits", "--timeout=300s")
+    space.kubectl("wait", "--for=condition=Succeeded", "tpujob/digits", kubectl_timeout(300))
     code = json.loads(space.kubectl("get", "tpujob", "digits", "-o", "json"))["spec"]["trainer"]["code"]
     folder = f"code-{space.name}/{space.name}/digits"
     assert code["uri"] == f"gs://{BUCKET}/{folder}/code-{code['sha256']}.tar.gz"
@@ -112,7 +113,7 @@ def tampered_with_or_missing(space: Space) -> None:
         body["metadata"]["name"] = name
         space.kubectl("apply", "-f", "-", input=yaml.safe_dump(body))
 
-    space.kubectl("wait", "--for=condition=Failed", "tpujob/tampered", "--timeout=120s")
+    space.kubectl("wait", "--for=condition=Failed", "tpujob/tampered", kubectl_timeout(120))
     failure = status(space.cluster, "tampered", space.name)["lastFailure"]
     assert (failure["class"], failure["attempt"]) == ("UserError", 1)
     assert failure["message"].startswith("trainer.code.sha256: secret://tampered has the sha256")
@@ -123,12 +124,12 @@ def tampered_with_or_missing(space: Space) -> None:
     wait_until(lambda: 'secret "nowhere" not found' in why(), timeout=120, what="the missing Secret is named")
 
 
-def in_secret(cluster: RealCluster, _: ObjectStorage) -> None:
+def in_secret(cluster: Cluster, _: ObjectStorage) -> None:
     with a_space(cluster) as space, tempfile.TemporaryDirectory() as directory:
         from_a_secret_over_a_restart(space, Path(directory))
 
 
-def in_bucket(cluster: RealCluster, storage: ObjectStorage) -> None:
+def in_bucket(cluster: Cluster, storage: ObjectStorage) -> None:
     with a_space(cluster) as space, tempfile.TemporaryDirectory() as directory:
         from_a_bucket(space, storage, Path(directory))
 

@@ -1,7 +1,7 @@
 """The entry check on real nodes stops a job with a typo. What it lets through, `test_ladder` shows."""
 
 from tests.cluster.api import Object
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
 from tests.cluster.object_storage import ObjectStorage
 from tests.e2e.together import Story
 from tests.e2e.training import NAME, Training, started
@@ -19,7 +19,7 @@ def pods(training: Training) -> list[str]:
     return training.kubectl("get", "pods", "--output", "name").split()
 
 
-def a_typo(cluster: RealCluster, storage: ObjectStorage) -> None:
+def a_typo(cluster: Cluster, storage: ObjectStorage) -> None:
     wrong = {"entrypoint": "tests.e2e.paced_digits:taks"}
     with started(cluster, storage, trainer=wrong, **REQUIRED) as training:
         status = training.wait_ended()

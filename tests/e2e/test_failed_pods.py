@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.cluster import Cluster
 from tests.cluster.images import Image
 from tests.cluster.namespaces import fresh_namespace
-from tests.cluster.nodes import RealCluster
 from tests.cluster.processes import wait_until
 from tests.e2e import pods
 from tpu_training_operator.api.status import Failure
@@ -21,7 +21,8 @@ END_SECONDS = 90.0
 PATIENCE = timedelta(minutes=10)
 
 HOST = WorkerId(1, 0, 0)
-NODE, RESTARTED_NODE = "node-0", "node-1"
+# In a case: the node on which all pods run; the second one is restarted.
+NODE = "the first node"
 PORT = 5055
 # A registry that has no image and denies access to one path. The runtime uses no TLS on the node's own loopback.
 REGISTRY = f"""
@@ -82,16 +83,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
 
 
 @pytest.fixture(scope="module")
-def workers(cluster: RealCluster, python_image: Image) -> Iterator[str]:
+def workers(cluster: Cluster, python_image: Image) -> Iterator[str]:
     """A namespace with a pod for every case, and the registry on their node."""
     if not cluster.owns_nodes:
         pytest.skip("about the nodes that the tests start themselves; this cluster is somebody else's")
     with fresh_namespace(cluster.api, {}) as namespace:
-        registry = worker("registry", python_image, python(REGISTRY), {"hostNetwork": True})
+        registry = worker("registry", cluster.nodes[0], python_image, python(REGISTRY), {"hostNetwork": True})
         pods.create(cluster, namespace, registry)
         pods.wait_ready(cluster, namespace, pod_name("registry"))
         for name, (container, spec, _, _) in CASES.items():
-            pods.create(cluster, namespace, worker(name, python_image, container, spec))
+            pods.create(cluster, namespace, worker(name, cluster.nodes[0], python_image, container, spec))
         pods.wait_ready(cluster, namespace, pod_name("evicted"), pod_name("deleted"))
         evict(cluster, namespace, pod_name("evicted"))
         cluster.api.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{pod_name('deleted')}")
@@ -102,8 +103,8 @@ def pod_name(job: str) -> str:
     return HOST.pod_name(job)
 
 
-def worker(job: str, image: Image, container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    """Host 0 of its own gang, on the node. It stops slowly, so that its deletion can be watched."""
+def worker(job: str, node: str, image: Image, container: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """Host 0 of its own gang, on `node`. It stops slowly, so that its deletion can be watched."""
     trainer = {
         "name": "trainer",
         "image": image.name,
@@ -113,29 +114,31 @@ def worker(job: str, image: Image, container: dict[str, Any], spec: dict[str, An
     }
     body = {
         "restartPolicy": "Never",
-        "nodeSelector": {"kubernetes.io/hostname": NODE},
+        "nodeSelector": {"kubernetes.io/hostname": node},
         "terminationGracePeriodSeconds": 10,
         "automountServiceAccountToken": False,
         "containers": [trainer | container],
     }
+    if spec.get("nodeName") == NODE:
+        spec = spec | {"nodeName": node}
     metadata = {"name": pod_name(job), "labels": worker_labels(job, HOST)}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": body | spec}
 
 
-def evict(cluster: RealCluster, namespace: str, name: str) -> None:
+def evict(cluster: Cluster, namespace: str, name: str) -> None:
     metadata = {"name": name, "namespace": namespace}
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
     cluster.api.call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
 
 
-def failure(cluster: RealCluster, namespace: str, job: str) -> Failure | None:
+def failure(cluster: Cluster, namespace: str, job: str) -> Failure | None:
     body = pods.get(cluster, namespace, pod_name(job))
     assert body is not None
     return first_failure([WorkerPod(body)], 1, datetime.now(UTC) + PATIENCE, settle_user_errors=False)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_failed_pod_is_classified_by_what_happened_to_it(cluster: RealCluster, workers: str, name: str) -> None:
+def test_a_failed_pod_is_classified_by_what_happened_to_it(cluster: Cluster, workers: str, name: str) -> None:
     *_, failure_class, reason = CASES[name]
 
     def told() -> bool:
@@ -146,20 +149,21 @@ def test_a_failed_pod_is_classified_by_what_happened_to_it(cluster: RealCluster,
 
 
 def test_a_worker_ended_by_a_restart_of_its_host_counts_as_a_host_failure(
-    cluster: RealCluster, workers: str, python_image: Image
+    cluster: Cluster, workers: str, python_image: Image
 ) -> None:
-    on_it = {"nodeSelector": {"kubernetes.io/hostname": RESTARTED_NODE}}
-    pods.create(cluster, workers, worker("restarted", python_image, {}, on_it))
+    node, restarted = cluster.nodes[:2]
+    on_it = {"nodeSelector": {"kubernetes.io/hostname": restarted}}
+    pods.create(cluster, workers, worker("restarted", node, python_image, {}, on_it))
     pods.wait_ready(cluster, workers, pod_name("restarted"))
-    cluster.kill_host(RESTARTED_NODE)
-    cluster.start_host(RESTARTED_NODE)
+    cluster.kill_host(restarted)
+    cluster.start_host(restarted)
     wait_until(lambda: failure(cluster, workers, "restarted") is not None, timeout=END_SECONDS, what="it has failed")
     found = failure(cluster, workers, "restarted")
     assert found is not None
     assert (found.failure_class, found.reason) == ("Infrastructure", "ContainerStatusUnknown")
 
 
-def test_the_message_of_a_loop_that_raises_is_its_traceback(cluster: RealCluster, workers: str) -> None:
+def test_the_message_of_a_loop_that_raises_is_its_traceback(cluster: Cluster, workers: str) -> None:
     wait_until(lambda: failure(cluster, workers, "raises") is not None, timeout=END_SECONDS, what="it has failed")
     found = failure(cluster, workers, "raises")
     assert found is not None

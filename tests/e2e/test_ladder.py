@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.api import Object
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
 from tests.cluster.object_storage import ObjectStorage
 from tests.e2e.chronicle import Chronicle
 from tests.e2e.paced_digits import ASCENDS
@@ -49,7 +49,7 @@ class Ascent:
     pods: dict[str, str]
 
 
-def ascend(env: dict[str, str], entry: str, cluster: RealCluster, storage: ObjectStorage) -> Ascent:
+def ascend(env: dict[str, str], entry: str, cluster: Cluster, storage: ObjectStorage) -> Ascent:
     with started(cluster, storage, env=env, entryCheck={"mode": entry}, **LADDER) as training:
         status = training.wait_ended()
         pods = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in training.pods()}

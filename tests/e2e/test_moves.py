@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.api import Object
-from tests.cluster.nodes import NODE_GRACE_SECONDS, RealCluster
+from tests.cluster.cluster import Cluster
+from tests.cluster.nodes import NODE_GRACE_SECONDS
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.processes import wait_until
 from tests.e2e import containers, pods
@@ -51,7 +52,7 @@ MOVES: dict[str, Any] = {
 
 
 @pytest.fixture
-def nodes(cluster: RealCluster, quick_start: dict[str, str], alone: None) -> Iterator[tuple[str, str]]:
+def nodes(cluster: Cluster, quick_start: dict[str, str], alone: None) -> Iterator[tuple[str, str]]:
     """One for four workers, and the operator's, for two. The first four go to the first one."""
     if not cluster.owns_nodes:
         pytest.skip("takes nodes away; this cluster is somebody else's")
@@ -67,7 +68,7 @@ def nodes(cluster: RealCluster, quick_start: dict[str, str], alone: None) -> Ite
 
 
 @contextmanager
-def without(cluster: RealCluster, node: str) -> Iterator[None]:
+def without(cluster: Cluster, node: str) -> Iterator[None]:
     """The control plane loses the node within the block; what runs there goes on."""
     cluster.stop_kubelet(node)
     try:
@@ -77,7 +78,7 @@ def without(cluster: RealCluster, node: str) -> Iterator[None]:
 
 
 def test_a_training_whose_node_stops_goes_on_with_half_its_hosts_and_comes_back(
-    cluster: RealCluster,
+    cluster: Cluster,
     storage: ObjectStorage,
     nodes: tuple[str, str],
     undisturbed_losses: Losses,

@@ -2,6 +2,7 @@
 
 import json
 
+from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.processes import wait_until
 from tests.e2e.space import Space
 from tests.e2e.together import Story
@@ -47,7 +48,7 @@ def workers_find_the_hosts_of_their_own_attempt_only(space: Space) -> None:
     wait_until(lambda: resolved(space, 1, by="digits-1-0-0") == first, timeout=SECONDS, what="attempt 1 has names")
 
     space.kubectl("delete", "pod", "digits-1-0-2", "--wait=false")
-    space.kubectl("wait", "--for=jsonpath={.status.attempt}=2", "tpujob/digits", "--timeout=120s")
+    space.kubectl("wait", "--for=jsonpath={.status.attempt}=2", "tpujob/digits", kubectl_timeout(120))
     space.wait_running()
 
     second = addresses(space, 2)

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from tests.cluster.api import Object
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
+from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.processes import wait_until
 from tests.e2e.readme import cluster_commands
 from tests.e2e.space import REPOSITORY, Space, status
@@ -23,16 +24,14 @@ def test_the_operator_runs_restricted(quick_start: dict[str, str]) -> None:
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_helm_test_finds_the_operator_ready_and_leaves_nothing(
-    cluster: RealCluster, quick_start: dict[str, str]
-) -> None:
+def test_helm_test_finds_the_operator_ready_and_leaves_nothing(cluster: Cluster, quick_start: dict[str, str]) -> None:
     assert re.search(r"Phase: +Succeeded", quick_start["helm test tpu-training-operator"])
     for kind in ("pods", "roles", "rolebindings"):
         left = cluster.kubectl(*OPERATOR, "get", kind, "-o", "name").stdout
         assert "tpu-training-operator-test" not in left
 
 
-def test_the_job_in_the_readme_trains_on_both_nodes(cluster: RealCluster, quick_start: dict[str, str]) -> None:
+def test_the_job_in_the_readme_trains_on_both_nodes(cluster: Cluster, quick_start: dict[str, str]) -> None:
     done = status(cluster)
     assert (done["state"], done["attempt"]) == ("Succeeded", 1)
     assert float(done["progress"]["metrics"]["accuracy"]) >= 0.95
@@ -43,14 +42,14 @@ def test_the_job_in_the_readme_trains_on_both_nodes(cluster: RealCluster, quick_
 
 def test_the_columns_and_the_description_say_what_happened(quick_start: dict[str, str]) -> None:
     columns = quick_start["kubectl get tpujob"].splitlines()[1].split()
-    assert columns[:6] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300"]
+    assert columns[:7] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300", "100"]
     described = quick_start["kubectl describe tpujob"]
     for told in ("learningRate: 0.05 x 4 = 0.2 (linear rule", "AttemptStarted", "all 4 workers have finished"):
         assert told in described
 
 
 def test_the_training_has_the_result_that_the_documentation_shows(
-    cluster: RealCluster, quick_start: dict[str, str]
+    cluster: Cluster, quick_start: dict[str, str]
 ) -> None:
     page = (REPOSITORY / "docs" / "kubectl.md").read_text()
     metrics = re.search(r"Metrics:\n +Accuracy: +(\S+)\n +Loss: +(\S+)\n", page)
@@ -102,7 +101,7 @@ def applying_twice_as_gitops_tools_do_changes_nothing(space: Space) -> None:
     job = space.waiting()
     apply = ("apply", "--server-side", "--field-manager=argocd-controller", "-f", "-")
     space.kubectl(*apply, input=job)
-    space.kubectl("wait", "--for=jsonpath={.status.attempt}=1", "tpujob/digits", "--timeout=60s")
+    space.kubectl("wait", "--for=jsonpath={.status.attempt}=1", "tpujob/digits", kubectl_timeout(60))
 
     diff = ("diff", "--server-side", "--field-manager=argocd-controller", "-f", "-")
     assert space.kubectl(*diff, input=job) == ""
@@ -134,7 +133,7 @@ def test_an_upgrade_of_the_operator_does_not_touch_a_training(alone: None, space
     chart = str(REPOSITORY / "build" / "chart")
     values = ("--reset-then-reuse-values", "--set", "logLevel=DEBUG")
     space.cluster.helm("upgrade", "tpu-training-operator", chart, *OPERATOR, *values)
-    space.cluster.kubectl(*OPERATOR, "rollout", "status", "deployment/tpu-training-operator", "--timeout=120s")
+    space.cluster.kubectl(*OPERATOR, "rollout", "status", "deployment/tpu-training-operator", kubectl_timeout(120))
     # Once the new operator has started another job, it has reconciled every job.
     space.apply_waiting("other")
     space.wait_running("other")

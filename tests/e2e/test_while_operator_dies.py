@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.processes import wait_until
 from tests.e2e import containers
@@ -31,7 +31,7 @@ ENV = {LASTING: str(WORKER_KILLS + 1)}
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_operator_that_is_killed_again_and_again_restarts_each_gang_once(
-    cluster: RealCluster,
+    cluster: Cluster,
     alone: None,
     storage: ObjectStorage,
     recoveries: Recoveries,
@@ -75,12 +75,12 @@ def test_an_operator_that_is_killed_again_and_again_restarts_each_gang_once(
     assert status["state"] == "Succeeded"
 
 
-def kill_operator_after(cluster: RealCluster, lives: list[float]) -> None:
+def kill_operator_after(cluster: Cluster, lives: list[float]) -> None:
     for life in lives:
         kill_operator(cluster, after=life)
 
 
-def kill_leader_after(cluster: RealCluster, terms: list[float]) -> None:
+def kill_leader_after(cluster: Cluster, terms: list[float]) -> None:
     for term in terms:
         kill_leader(cluster, after=term)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.api import Object
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.processes import wait_until
 from tests.e2e import containers
@@ -212,7 +212,7 @@ def kept(fault: Fault) -> list[str]:
     return [] if fault.code is None else [f"{NAME}-1-0-{fault.host}"]
 
 
-def hurt(fault: Fault, cluster: RealCluster, storage: ObjectStorage) -> Outcome:
+def hurt(fault: Fault, cluster: Cluster, storage: ObjectStorage) -> Outcome:
     with started(cluster, storage, STEP_SECONDS, fault.env, **fault.spec) as training:
         fault.inflict(training)
         return Outcome.of(training, kept(fault))

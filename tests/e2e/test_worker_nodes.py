@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.api import Object
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
+from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.object_storage import ObjectStorage
 from tests.e2e.chronicle import Recoveries, recovery
 from tests.e2e.operator_pod import operator_pod
@@ -15,7 +16,7 @@ from tests.e2e.training import Training, result, started
 
 
 @pytest.fixture
-def victim(cluster: RealCluster, quick_start: dict[str, str], alone: None) -> str:
+def victim(cluster: Cluster, quick_start: dict[str, str], alone: None) -> str:
     """The node without the operator."""
     if not cluster.owns_nodes:
         pytest.skip("takes nodes away; this cluster is somebody else's")
@@ -23,7 +24,7 @@ def victim(cluster: RealCluster, quick_start: dict[str, str], alone: None) -> st
 
 
 @contextmanager
-def placed(cluster: RealCluster, storage: ObjectStorage, node: str, pace: float, **spec: Any) -> Iterator[Training]:
+def placed(cluster: Cluster, storage: ObjectStorage, node: str, pace: float, **spec: Any) -> Iterator[Training]:
     """A running job, all of it on one node; after that it may use any node."""
     others = [other for other in cluster.nodes if other != node]
     cluster.kubectl("cordon", *others)
@@ -37,14 +38,16 @@ def placed(cluster: RealCluster, storage: ObjectStorage, node: str, pace: float,
 
 
 def test_a_drained_node_costs_no_work_and_nothing_of_the_budget_for_crashes(
-    cluster: RealCluster, storage: ObjectStorage, victim: str, undisturbed: Object, recoveries: Recoveries
+    cluster: Cluster, storage: ObjectStorage, victim: str, undisturbed: Object, recoveries: Recoveries
 ) -> None:
     labels = {"e2e": "drained"}
     with placed(cluster, storage, victim, 0.05, trainer={"podLabels": labels}) as training:
         training.wait_checkpoint()
         try:
             # Their /dev/shm is an emptyDir with nothing worth keeping.
-            cluster.kubectl("drain", victim, "--pod-selector=e2e=drained", "--delete-emptydir-data", "--timeout=60s")
+            cluster.kubectl(
+                "drain", victim, "--pod-selector=e2e=drained", "--delete-emptydir-data", kubectl_timeout(60)
+            )
             saved = training.checkpoint()
             status = training.wait_ended()
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.nodes import RealCluster
+from tests.cluster.cluster import Cluster
 from tests.cluster.object_storage import ObjectStorage
 from tests.e2e.space import Space, a_space
 from tests.stories import Group, Stories, told_together
@@ -22,7 +22,7 @@ OTHERS_AT_ONCE = 4
 class Story:
     """`trains`: whether its workers import torch. `stores`: whether it needs the object storage."""
 
-    tell: Callable[[RealCluster, ObjectStorage], Any]
+    tell: Callable[[Cluster, ObjectStorage], Any]
     trains: bool = False
     stores: bool = True
 
@@ -30,7 +30,7 @@ class Story:
     def of_a_space(cls, told: Callable[[Space], None]) -> "Story":
         """One that needs a namespace only."""
 
-        def tell(cluster: RealCluster, _: ObjectStorage) -> None:
+        def tell(cluster: Cluster, _: ObjectStorage) -> None:
             with a_space(cluster) as space:
                 told(space)
 
@@ -49,7 +49,7 @@ def stories_of(items: list[pytest.Item]) -> dict[str, Story]:
 
 
 @contextmanager
-def all_told(stories: Mapping[str, Story], cluster: RealCluster, storage: ObjectStorage | None) -> Iterator[Stories]:
+def all_told(stories: Mapping[str, Story], cluster: Cluster, storage: ObjectStorage | None) -> Iterator[Stories]:
     """Without a storage those that need one are skipped."""
 
     def tell(story: Story) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from tests.cluster.api import Object
+from tests.cluster.cluster import Cluster
 from tests.cluster.namespaces import fresh_namespace
-from tests.cluster.nodes import RealCluster
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.processes import wait_until
 from tests.e2e import paced_digits
@@ -82,7 +82,7 @@ def _set(fields: Object) -> Object:
 class Training(Space):
     """`chronicle`: everything that the API server reported about it. `started` makes it."""
 
-    def __init__(self, cluster: RealCluster, name: str, storage: ObjectStorage, chronicle: Chronicle) -> None:
+    def __init__(self, cluster: Cluster, name: str, storage: ObjectStorage, chronicle: Chronicle) -> None:
         super().__init__(cluster, name)
         self.chronicle = chronicle
         self._storage = storage
@@ -139,7 +139,7 @@ class Training(Space):
 
 @contextmanager
 def started(
-    cluster: RealCluster,
+    cluster: Cluster,
     storage: ObjectStorage,
     pace: float = 0.0,
     env: dict[str, str] | None = None,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.deadlines import deadline
 from tests.cluster.processes import wait_until
 from tests.contract.jobs import Object, job_body
 
@@ -76,7 +77,7 @@ class Run:
 
     def wait(self) -> int:
         """Waits for the end; returns the exit status."""
-        return self.process.wait(timeout=DEADLINE)
+        return self.process.wait(timeout=deadline(DEADLINE))
 
     def result(self) -> Object:
         result: Object = json.loads((self.out / "result.json").read_text(encoding="utf-8"))

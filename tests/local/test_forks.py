@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.deadlines import deadline
 from tests.cluster.processes import wait_until
 from tests.contract.jobs import job_body
 from tests.local.runs import DEADLINE, Run, Runs
@@ -29,7 +30,7 @@ print("printed by the imports")
 """
 TELLS = """
 import json, os, pathlib, signal, subprocess, sys
-from tpu_trainer.replica import IMPORTER
+from tpu_trainer.worker.replica import IMPORTER
 host = os.environ["TPUJOB_HOST_INDEX"]
 facts = {
     "pid": os.getpid(),
@@ -49,13 +50,16 @@ RESTS = "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()\n"
 
 def stand_in(directory: Path, main: str, imports: str = IMPORTS) -> None:
     """A package that is imported and run in the trainer's place."""
-    (directory / "tpu_trainer" / "backends").mkdir(parents=True)
+    for folder in ("gang/backends", "worker"):
+        (directory / "tpu_trainer" / folder).mkdir(parents=True)
     for name, text in {
         "__init__": "",
-        "replica": imports,
+        "worker/__init__": "",
+        "worker/replica": imports,
         "__main__": main,
-        "backends/__init__": "",
-        "backends/xla": "",
+        "gang/__init__": "",
+        "gang/backends/__init__": "",
+        "gang/backends/xla": "",
     }.items():
         (directory / "tpu_trainer" / f"{name}.py").write_text(text)
 
@@ -94,7 +98,7 @@ async def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def code(process: WorkerProcess | None) -> int:
     assert process is not None
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(deadline(DEADLINE)):
         return await process.wait()
 
 
@@ -179,10 +183,10 @@ async def test_who_waits_for_the_imports_need_not_wait_for_their_end(hosts: Host
     waiting = asyncio.create_task(hosts.fork(1))
     await asyncio.to_thread((tmp_path / "imports").read_bytes)
     hosts.forks.give_up()
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(deadline(DEADLINE)):
         assert await waiting is None
     # What has been forked must be able to stop in order.
-    (tmp_path / "tpu_trainer" / "replica.py").write_text("")
+    (tmp_path / "tpu_trainer" / "worker" / "replica.py").write_text("")
     (tmp_path / "tpu_trainer" / "__main__.py").write_text("import time; time.sleep(0.1)")
     process = await hosts.fork(1)
     hosts.forks.give_up()
@@ -231,7 +235,7 @@ def survivors_of(told: Mapping[str, Any], *names: str) -> Iterator[Callable[[], 
     family = {name: os.pidfd_open(told[name]) for name in names}
 
     def left() -> list[str]:
-        return [name for name, pidfd in family.items() if not select.select([pidfd], [], [], DEADLINE)[0]]
+        return [name for name, pidfd in family.items() if not select.select([pidfd], [], [], deadline(DEADLINE))[0]]
 
     try:
         yield left

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.deadlines import deadline
 from tests.contract.jobs import stored_job
 from tests.contract.objects import delete
 from tests.local.runs import DEADLINE
@@ -55,7 +56,7 @@ async def kubelet(store: Store, tmp_path: Path) -> AsyncIterator[Kubelet]:
 
 
 async def drained(kubelet: Kubelet) -> None:
-    async with asyncio.timeout(DEADLINE):
+    async with asyncio.timeout(deadline(DEADLINE)):
         await kubelet.drain()
 
 

@@ -33,9 +33,7 @@ WAYS = {
     "the check is out of memory while it compiles": partial(
         kubelet.end, code=137, reason="OOMKilled", message=_UNFINISHED
     ),
-    "the check is not in the image": partial(
-        kubelet.end, code=1, message="No module named tpu_trainer.checks.entry.check"
-    ),
+    "the check is not in the image": partial(kubelet.end, code=1, message="No module named tpu_trainer"),
     "the check's pod is deleted": kubelet.delete_by_hand,
     "the check's pod vanishes": kubelet.vanish,
     "the check's image is not found": kubelet.find_no_image,

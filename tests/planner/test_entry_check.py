@@ -99,9 +99,7 @@ EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
 NOTHING_ABOUT_THE_JOB = {
     "out of memory": lambda c: check_ends(c, 137, message="", reason="OOMKilled"),
     "evicted": lambda c: c.pods[POD].update(status=EVICTED),
-    "without the check": lambda c: check_ends(
-        c, 1, message="/usr/bin/python: No module named tpu_trainer.checks.entry.check"
-    ),
+    "without the check": lambda c: check_ends(c, 1, message="/usr/bin/python: No module named tpu_trainer"),
     "too slow": lambda c: (kubelet.start(c, c.pods[POD]), passes(c, 961)),
     "without a node": lambda c: passes(c, 301),
 }

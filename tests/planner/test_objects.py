@@ -572,4 +572,4 @@ def test_code_elsewhere_needs_no_secret() -> None:
 def test_the_trainer_unpacks_the_code_before_a_command_starts() -> None:
     assert container({"spec.trainer.code": CODE})["command"] == ["python", "-m", "tpu_trainer"]
     started = container(OWN_LOOP | {"spec.trainer.code": CODE})["command"]
-    assert started == ["python", "-m", "tpu_trainer.worker.code", "python", "train.py"]
+    assert started == ["python", "-m", "tpu_trainer", "run-command", "python", "train.py"]

@@ -215,7 +215,7 @@ def start_command(tmp_path: Path, code: dict[str, str], *command: str) -> subpro
     named = {"TPUJOB_RUN_SPEC": "run.json", "TPUJOB_CODE_DIRECTORY": "code", "TPUJOB_TERMINATION_LOG": "words"}
     places = {name: str(tmp_path / value) for name, value in named.items()}
     return subprocess.run(
-        [sys.executable, "-m", "tpu_trainer.worker.code", *command],
+        [sys.executable, "-m", "tpu_trainer", "run-command", *command],
         env={**os.environ, "PYTHONPATH": f"{ROOT}/trainer_image", **places},
         capture_output=True,
         text=True,

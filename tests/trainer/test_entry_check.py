@@ -144,7 +144,7 @@ def ended(folder: Path, document: dict[str, Any], **more: str) -> dict[str, Any]
         "TPUJOB_TERMINATION_LOG": str(words),
         **more,
     }
-    command = [sys.executable, "-m", "tpu_trainer.checks.entry.check"]
+    command = [sys.executable, "-m", "tpu_trainer", "entry-check"]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     said: dict[str, Any] = json.loads(words.read_text())

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["Hooks", "Hyperparameters", "LightningRun", "SummaryWriter", "Task", "log"]
 
 _FROM = {
-    "Hooks": "hooks",
-    "Hyperparameters": "task",
+    "Hooks": "task.hooks",
+    "Hyperparameters": "task.task",
     "LightningRun": "lightning.needs",
-    "SummaryWriter": "board",
-    "Task": "task",
-    "log": "logbook",
+    "SummaryWriter": "task.board",
+    "Task": "task.task",
+    "log": "task.logbook",
 }
 
 

@@ -1,15 +1,28 @@
-"""`python -m tpu_trainer`: what a worker pod and a local host run; `compile-check` after it looks at the step only."""
+"""`python -m tpu_trainer`: what a worker pod and a local host run.
+
+With an argument it does something else: `compile-check` compiles the step only, `entry-check` tries the task before the
+job asks for its slice, and `run-command COMMAND...` fetches the job's code and becomes the user's own loop.
+"""
 
 import sys
 
-COMPILE_CHECK = "compile-check"
+COMPILE_CHECK, ENTRY_CHECK, RUN_COMMAND = "compile-check", "entry-check", "run-command"
 
 # Guarded, because the processes per chip import this module again.
 if __name__ == "__main__":
-    if sys.argv[1:2] == [COMPILE_CHECK]:
-        from tpu_trainer.checks.compile import command
+    command = sys.argv[1] if sys.argv[1:] else None
+    if command == COMPILE_CHECK:
+        from tpu_trainer.checks.compile.command import main as compile_check
 
-        sys.exit(command.main(sys.argv[2:]))
+        sys.exit(compile_check(sys.argv[2:]))
+    if command == ENTRY_CHECK:
+        from tpu_trainer.checks.entry.check import main as entry_check
+
+        sys.exit(entry_check())
+    if command == RUN_COMMAND:
+        from tpu_trainer.worker.code import main as run_command
+
+        sys.exit(run_command(sys.argv[2:]))
     from tpu_trainer.worker.entry import main
 
     sys.exit(main())

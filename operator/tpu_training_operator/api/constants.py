@@ -63,14 +63,14 @@ ANNOTATION_PROVISIONING = "autoscaling.x-k8s.io/consume-provisioning-request"
 
 CONTAINER_NAME = "trainer"
 TRAINER_COMMAND = ["python", "-m", "tpu_trainer"]
-CHECK_COMMAND = ["python", "-m", "tpu_trainer.checks.entry.check"]
+CHECK_COMMAND = ["python", "-m", "tpu_trainer", "entry-check"]
 RUN_SPEC_DIRECTORY = "/etc/tpu-training"
 RUN_SPEC_FILE = "run.json"
 # Beside it, for the entry check: the job on another of its slices, for which the step is only compiled.
 COMPILE_SPEC_FILE = "compile-{:03}.json"
 # What starts a command in the unpacked code, where the code is unpacked, and where its archive is if a ConfigMap brings
 # it.
-CODE_COMMAND = ["python", "-m", "tpu_trainer.worker.code"]
+CODE_COMMAND = ["python", "-m", "tpu_trainer", "run-command"]
 CODE_DIRECTORY = "/tpu-training/code"
 CODE_ARCHIVE_DIRECTORY = "/tpu-training/archive"
 CODE_ARCHIVE_KEY = "code.tar.gz"

@@ -7,7 +7,7 @@ from enum import IntEnum, StrEnum
 
 
 class ExitCode(IntEnum):
-    """How the trainer ends without success (`tpu_trainer.contract.protocol.ExitCode`; a contract test compares the two)."""
+    """How the trainer ends without success. A contract test compares it with `tpu_trainer.contract.protocol`."""
 
     USER_ERROR = 1
     NOT_FINITE = 65

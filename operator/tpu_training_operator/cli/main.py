@@ -14,20 +14,23 @@ import click
 
 from tpu_training_operator.cli.common.errors import program_name
 
-# The help texts stand here so that `--help` imports no command, which would take ten times as long. In the order of a
-# job's life.
+# Each command with its room, in the order of a job's life. The help texts stand here so that `--help` imports no
+# command, which would take ten times as long.
 _COMMANDS = {
-    "validate": "Check a job without a cluster.",
-    "plan": "Show the slice, the scaled recipe and the objects of a job.",
-    "compile-check": "Compile a job's step for its slice without a TPU: whether it fits, and its speed at best.",
-    "run": "Train a job on this machine, without a cluster.",
-    "submit": "Create a job on a cluster, with a folder of code if you like.",
-    "status": "Show what a job does and why; without NAME, list the jobs.",
-    "watch": "Follow a job until it ends: hosts, steps, speed, failures.",
-    "logs": "Print the logs of a job's workers; by default of host 0, which reports the progress.",
-    "report": "Write the report page of a job; PLACE is its spec.report.uri, or a directory.",
-    "topologies": "List the TPU slices that a job can run on.",
-    "crd": "Print the CustomResourceDefinition.",
+    "validate": ("plan", "Check a job without a cluster."),
+    "plan": ("plan", "Show the slice, the scaled recipe and the objects of a job."),
+    "compile-check": (
+        "compile",
+        "Compile a job's step for its slice without a TPU: whether it fits, and its speed at best.",
+    ),
+    "run": ("run", "Train a job on this machine, without a cluster."),
+    "submit": ("run", "Create a job on a cluster, with a folder of code if you like."),
+    "status": ("watch", "Show what a job does and why; without NAME, list the jobs."),
+    "watch": ("watch", "Follow a job until it ends: hosts, steps, speed, failures."),
+    "logs": ("watch", "Print the logs of a job's workers; by default of host 0, which reports the progress."),
+    "report": ("run", "Write the report page of a job; PLACE is its spec.report.uri, or a directory."),
+    "topologies": ("plan", "List the TPU slices that a job can run on."),
+    "crd": ("plan", "Print the CustomResourceDefinition."),
 }
 _BAD_INPUT = 2
 _INTERRUPTED = 130
@@ -42,8 +45,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        name = cmd_name.replace("-", "_")
-        module = importlib.import_module(f"tpu_training_operator.cli.{name}")
+        room, name = _COMMANDS[cmd_name][0], cmd_name.replace("-", "_")
+        module = importlib.import_module(f"tpu_training_operator.cli.{room}.{name}")
         command: click.Command = getattr(module, name)
         return command
 
@@ -57,7 +60,7 @@ class _Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([*_COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

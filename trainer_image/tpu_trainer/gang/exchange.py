@@ -20,7 +20,6 @@ from tpu_trainer.gang.backends.base import as_complex, as_real
 
 if TYPE_CHECKING:
     from tpu_trainer.gang.backends.base import Backend
-    from tpu_trainer.task.logbook import Row
 
 LOSS, WEIGHT, STOP, SAVE, SQUARE = range(5)
 """Places of the signals. LOSS, WEIGHT: see `Loss`. STOP, SAVE: above 0 if a replica asks to end the run or to save a
@@ -87,6 +86,15 @@ class Loss:
 
     def detached(self) -> Loss:
         return Loss(self.total.detach(), None if self.weight is None else self.weight.detach())
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a replica has logged, as it brings it to a step's exchange. values: on the device, shape [1 + 2k]: above 0
+    if it has new names, then sum and weight of each of `names`, then zeros up to the table's size."""
+
+    names: tuple[str, ...]
+    values: Tensor
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError
+from tpu_trainer.gang.exchange import Row
 
 if TYPE_CHECKING:
     from tpu_trainer.gang.backends.base import Backend
@@ -48,15 +49,6 @@ class Style:
     step: bool = True
     epoch: bool = False
     shown: bool = True
-
-
-@dataclass(frozen=True)
-class Row:
-    """What a replica brings to a step's exchange. values: on the device, shape [1 + 2k]: above 0 if it has new names,
-    then sum and weight of each of `names`, then zeros: k is a multiple of _ROOM."""
-
-    names: tuple[str, ...]
-    values: Tensor
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ The operator never opens the archive; each host does, before any of the user's c
 image's working directory: a module outside the folder is found only if it is installed or in PYTHONPATH. So a job that
 finds its modules in `tpujob run --code` finds the same ones in the cluster.
 
-The user's own loop starts as `python -m tpu_trainer.worker.code COMMAND...`, which becomes that command.
+The user's own loop starts as `python -m tpu_trainer run-command COMMAND...`, which becomes that command.
 """
 
 from __future__ import annotations
@@ -170,15 +170,12 @@ def run_command(command: Sequence[str]) -> NoReturn:
         raise UserCodeError(f"trainer.command: {command[0]} cannot be started: {error.strerror}") from None
 
 
-def main() -> int:
+def main(command: Sequence[str]) -> int:
+    """Becomes `command`; returns the exit code if it cannot, and leaves a termination message."""
     try:
-        run_command(sys.argv[1:])
+        run_command(command)
     except Exception as error:
         outcome = outcome_of(error)
     print(f"{outcome.code.name}: {outcome.message}", file=sys.stderr, flush=True)
     leave_words(outcome, first=True)
     return outcome.code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

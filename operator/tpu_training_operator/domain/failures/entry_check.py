@@ -35,7 +35,7 @@ _REASONS = frozenset(
     ("InvalidImageName", "ImageNotFound", "CannotStart", "RootImage", "CreateContainerConfigError", "ExitedEarly")
 )
 _OTHER_PROCESSOR = re.compile(r"no match for platform|exec format error")
-_OLD_IMAGE = re.compile(r"No module named '?tpu_trainer")
+_NO_TRAINER = re.compile(r"No module named '?tpu_trainer")
 
 
 class Finding(Enum):
@@ -111,6 +111,6 @@ def _is_users(failure: Failure, pod: EntryCheckPod) -> bool:
 def _remedy(failure: Failure) -> str:
     if failure.failure_class is FailureClass.OUT_OF_MEMORY:
         return "; spec.entryCheck.resources gives it more memory"
-    if _OLD_IMAGE.search(failure.message):
-        return "; the trainer in the image is older than the entry check"
+    if _NO_TRAINER.search(failure.message):
+        return "; the image has no tpu_trainer that its Python finds"
     return ""

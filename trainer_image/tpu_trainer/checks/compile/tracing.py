@@ -6,8 +6,8 @@ lives on gets a value of the same shape, as if the step had been made. The first
 operation; the second is the one that repeats, because only then is the optimizer's state an input; the third must be
 the same program. If it is not, two more steps are watched, to find where they part.
 
-`python -m tpu_trainer.checks.compile.tracing DIRECTORY` reads DIRECTORY/request.json and writes DIRECTORY/traced.json and
-the programs beside it.
+`python -m tpu_trainer.checks.compile.tracing DIRECTORY` reads DIRECTORY/request.json and writes
+DIRECTORY/traced.json and the programs beside it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""`python -m tpu_trainer.checks.entry.check`: the entry check. Imports the entrypoint, builds the task with the numbers of the slice
-and makes two steps on a CPU, before anything waits for a slice.
+"""`python -m tpu_trainer entry-check` imports the entrypoint, builds the task with the numbers of the slice and makes
+two steps on a CPU, before anything waits for a slice.
 
 It is replica 0 of the slice: hyperparameters, batch and data are those that this replica gets there. What only the
 slice can show is not checked: its collectives, its speed. Nothing is written anywhere. Afterwards, if the operator asks
-for it, the step is compiled for the slice (`preflight.pod`).
+for it, the step is compiled for the slice (`checks.compile.pod`).
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -65,7 +64,3 @@ def on_cpu(spec: RunSpec) -> RunSpec:
     torch = TorchSpec("cpu", "gloo", 1)
     alone = replace(spec, hardware="CPU", backend=backend, torch=torch, sharding="Replicated")
     return replace(alone, checkpoint=None, report=ReportSpec())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

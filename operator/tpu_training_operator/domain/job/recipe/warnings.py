@@ -18,7 +18,8 @@ from tpu_training_operator.domain.job.recipe.torchrun import torchrun_warnings
 from tpu_training_operator.domain.job.topology import SliceLayout
 
 _OF_ADAM = frozenset({"weight_decay", "beta1", "beta2", "epsilon"})
-# The optimizers that the trainer builds (`tpu_trainer.optim.optimizers`) and what each takes; a contract test compares them.
+# The optimizers that the trainer builds, and what each takes; a contract test compares them with
+# `tpu_trainer.optim.optimizers`.
 BUILT: Mapping[str, frozenset[str]] = {
     "adafactor": frozenset({"weight_decay"}),
     "adam": _OF_ADAM,

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import directories
+from tests.cluster.deadlines import deadline
 from tests.cluster.processes import Child, Children, ProcessError, ProcessRecord, start_ticks, wait_until
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 SHELL = Path("/bin/sh")
 SLEEP = shutil.which("sleep") or "sleep"
 # Says "up", then waits for SIGTERM and says so.
@@ -38,7 +39,7 @@ def ended(pid_fd: int, *, seconds: float) -> bool:
     """Whether the process behind a pidfd ends within `seconds`."""
     poll = select.poll()
     poll.register(pid_fd, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
+    return bool(poll.poll(deadline(seconds) * 1000))
 
 
 def test_a_child_dies_when_its_starter_is_killed(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ class TestSweep:
         assert ticks is not None
         ProcessRecord(sleeper.pid, ticks, (SLEEP, "600")).write(left_over / "etcd.pid")
         directories.create_cluster_directory()
-        assert sleeper.wait(timeout=10) == -signal.SIGKILL
+        assert sleeper.wait(timeout=deadline(10)) == -signal.SIGKILL
         assert not left_over.exists()
 
     @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Programs are built once per version, completely or not at all. A fake `go` records its arguments."""
+"""Programs are built once per version, completely or not at all. A fake `go` counts them."""
 
 import re
 import threading
@@ -51,11 +51,14 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGo:
     return FakeGo(folder)
 
 
-def test_a_program_is_built_once(go: FakeGo) -> None:
+def test_a_program_is_built_once_for_each_go_and_announced(go: FakeGo, capfd: pytest.CaptureFixture[str]) -> None:
     first = binaries.ensure("etcd")
+    assert re.search(r"building etcd v\S+ \(about 25 s, once\)", capfd.readouterr().err)
     assert binaries.ensure("etcd") == first
     assert first["etcd"].read_text() == "program\n"
     assert go.builds == 1
+    go.version.write_text("go version go1.99.2 linux/amd64\n")
+    assert binaries.ensure("etcd")["etcd"].parent != first["etcd"].parent
 
 
 def test_two_runs_at_once_build_once(go: FakeGo, capfd: pytest.CaptureFixture[str]) -> None:
@@ -91,17 +94,6 @@ def test_what_a_killed_build_left_is_removed_and_not_used(go: FakeGo) -> None:
     assert binaries.ensure("etcd")["etcd"].exists()
     assert go.builds == 2
     assert not unfinished.exists()
-
-
-def test_another_go_builds_into_another_folder(go: FakeGo) -> None:
-    first = binaries.ensure("etcd")["etcd"]
-    go.version.write_text("go version go1.99.2 linux/amd64\n")
-    assert binaries.ensure("etcd")["etcd"].parent != first.parent
-
-
-def test_a_build_is_announced(go: FakeGo, capfd: pytest.CaptureFixture[str]) -> None:
-    binaries.ensure("kube-scheduler")
-    assert re.search(r"building kube-scheduler v\S+ \(about 5 s, once\)", capfd.readouterr().err)
 
 
 def test_without_go_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""The option `--code`: packs a folder and puts it where the workers find it."""

@@ -1,0 +1,1 @@
+"""What the commands share: the job file, the cluster, text for terminals."""

@@ -1,0 +1,1 @@
+"""What is checked before a job asks for its slice."""

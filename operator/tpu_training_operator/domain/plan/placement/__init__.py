@@ -1,0 +1,1 @@
+"""Which of its slices a job runs on, and when it moves."""

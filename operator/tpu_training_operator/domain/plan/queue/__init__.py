@@ -1,0 +1,1 @@
+"""A job whose chips Kueue admits."""

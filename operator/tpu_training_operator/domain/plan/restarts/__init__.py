@@ -1,0 +1,1 @@
+"""What follows a failure, and how a gang waits to start."""

@@ -1,0 +1,1 @@
+"""How a gang stops without a failure."""

@@ -1,0 +1,129 @@
+"""A cluster that a test breaks fails that test's file and no other."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import packages
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.namespaces import fresh_namespace
+from tests.cluster.nodes import RealCluster
+from tests.cluster.processes import ProcessRecord, wait_until
+from tests.cluster.shared import REBUILT, Shared
+
+REPOSITORY = Path(__file__).parents[3]
+CONFTEST = """
+import pytest
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.shared import Shared
+
+@pytest.fixture(scope="package")
+def shared():
+    with Shared(ControlPlane) as shared:
+        yield shared
+
+@pytest.fixture(scope="module")
+def cluster(shared):
+    return shared.healthy()
+
+@pytest.fixture(scope="module")
+def config_map(cluster, shared):
+    shared.once("a config map", lambda: cluster.kubectl("create", "configmap", "installed"))
+"""
+BREAKS = """
+from tests.cluster.processes import ProcessRecord
+
+def test_breaks_it(cluster, config_map):
+    ProcessRecord.read(cluster.directory / "etcd.pid").kill()
+    cluster.kubectl("get", "configmap", "installed", "--request-timeout=1s")
+"""
+USES = """
+def test_uses_it(cluster, config_map):
+    cluster.kubectl("get", "configmap", "installed")
+"""
+
+
+def kill(directory: Path, name: str) -> None:
+    record = ProcessRecord.read(directory / f"{name}.pid")
+    assert record is not None
+    record.kill()
+
+
+def test_the_next_file_gets_a_new_cluster_with_everything_installed(tmp_path: Path) -> None:
+    for name, text in (("conftest.py", CONFTEST), ("test_a.py", BREAKS), ("test_b.py", USES), ("test_c.py", USES)):
+        (tmp_path / name).write_text(text)
+    settings = (f"--rootdir={tmp_path}", f"--override-ini=pythonpath={REPOSITORY}", "--import-mode=importlib")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *settings, str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert "1 failed, 2 passed" in done.stdout, done.stdout
+    assert done.stdout.count(f"{REBUILT}: etcd ended") == 1
+
+
+class Breakable:
+    """Starts at the given try, and then has the given problem."""
+
+    def __init__(self, log: list[str], failures: list[str]) -> None:
+        self.trouble: str | None = None
+        self._log = log
+        self._failures = failures
+
+    def start(self) -> None:
+        if self._failures:
+            raise TimeoutError(self._failures.pop())
+        self._log.append("started")
+
+    def stop(self) -> None:
+        self._log.append("stopped")
+
+    def problem(self) -> str | None:
+        return self.trouble
+
+
+def test_a_slow_start_is_tried_again() -> None:
+    log: list[str] = []
+    failures = ["node-1 is not ready"]
+    with Shared(lambda: Breakable(log, failures)) as shared:
+        with pytest.warns(RuntimeWarning, match=f"{REBUILT}: it did not start: node-1 is not ready"):
+            shared.healthy()
+        assert shared.healthy() is shared.healthy()
+    assert log == ["started", "stopped"]
+
+
+def test_what_failed_half_way_is_not_continued_but_begun_again() -> None:
+    log: list[str] = []
+
+    def install() -> str:
+        raise TimeoutError("helm was slow")
+
+    with Shared(lambda: Breakable(log, [])) as shared:
+        shared.healthy()
+        with pytest.raises(TimeoutError):
+            shared.once("the operator", install)
+        with pytest.warns(RuntimeWarning, match=f"{REBUILT}: the operator failed: helm was slow"):
+            shared.healthy()
+        assert shared.once("the operator", lambda: "installed") == "installed"
+    assert log[:3] == ["started", "stopped", "started"]
+
+
+def test_namespaces_left_over_are_a_problem_and_those_in_use_are_none(control_plane: ControlPlane) -> None:
+    with fresh_namespace(control_plane.api):
+        assert control_plane.problem() is None
+    control_plane.kubectl("create", "namespace", "test-forgotten")
+    assert control_plane.problem() == "namespace test-forgotten is left over"
+    control_plane.kubectl("delete", "namespace", "test-forgotten", "--wait=false")
+    assert control_plane.problem() is None
+
+
+@pytest.mark.skipif(packages.missing() is not None, reason=packages.missing() or "")
+def test_whatever_of_a_node_ends_is_noticed_and_replaced() -> None:
+    with Shared(lambda: RealCluster(nodes=1)) as shared:
+        broken = shared.healthy()
+        for victim in ("kubelet-node-0", "containerd-node-0"):
+            kill(broken.directory, victim)
+            wait_until(lambda: victim in (broken.problem() or ""), timeout=10, what=f"{victim} is missed")  # noqa: B023
+        with pytest.warns(RuntimeWarning, match=f"{REBUILT}: containerd-node-0, kubelet-node-0 ended"):
+            cluster = shared.healthy()
+        assert not broken.directory.exists()
+        assert cluster.problem() is None

@@ -1,0 +1,1 @@
+"""Which process trains on which example, and in what order."""

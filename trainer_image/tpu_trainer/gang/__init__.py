@@ -1,0 +1,1 @@
+"""The replicas of a job as one: backends, and the one exchange of a step."""

@@ -1,0 +1,1 @@
+"""From averaged gradients to new parameters: optimizer, schedule, precision, sharding."""

@@ -1,0 +1,1 @@
+"""What the user brings: the task, its hooks, and what it logs."""

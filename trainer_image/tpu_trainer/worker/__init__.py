@@ -1,0 +1,1 @@
+"""The worker's processes: one per host, and one per replica."""
