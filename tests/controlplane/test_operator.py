@@ -178,7 +178,7 @@ def test_a_lost_worker_restarts_the_whole_gang_once(space: Namespace, operator: 
     space.wait_for_state("Succeeded")
 
 
-def climb(space: Namespace, attempt: int, hosts: int, **measured: object) -> None:
+def finish_rung(space: Namespace, attempt: int, hosts: int, **measured: object) -> None:
     """All workers of the rung end well, once it runs."""
 
     def runs() -> bool:
@@ -197,10 +197,10 @@ def test_a_ladder_ends_at_the_rung_whose_gate_fails_and_leaves_nothing(
 ) -> None:
     rungs = [{"slice": {"acceleratorType": f"v5litepod-{chips}", "hardware": "CPU"}, "steps": 20} for chips in (4, 8)]
     space.apply(digits(ladder={"rungs": rungs}))
-    climb(space, attempt=1, hosts=1)
+    finish_rung(space, attempt=1, hosts=1)
     operator.kill()
     operator.start()
-    climb(space, attempt=2, hosts=2, lastLoss=2.5)
+    finish_rung(space, attempt=2, hosts=2, lastLoss=2.5)
 
     status = space.wait_for_state("Failed")
     assert condition(status, "Failed")["reason"] == "GateFailed"

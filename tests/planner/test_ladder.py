@@ -172,7 +172,7 @@ def test_a_rung_that_ends_while_the_job_is_suspended_has_passed() -> None:
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
 
 
-def test_a_lost_status_climbs_again_from_the_first_rung() -> None:
+def test_a_lost_status_starts_again_at_the_first_rung() -> None:
     cluster = given_a_ladder()
     starts(cluster)
     ends(cluster, trained())
