@@ -207,6 +207,22 @@ def test_a_suspended_job_ends_its_copy_and_a_resumed_one_queues_again() -> None:
     assert (cluster.status.state, reason(cluster.status, ConditionType.SUSPENDED)[0]) == (State.QUEUED, "False")
 
 
+def test_a_job_whose_workers_have_changed_while_it_was_suspended_asks_for_other_quota() -> None:
+    cluster = given_a_job_that_runs_elsewhere()
+    before = kueue.seen(cluster).uid
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    kueue.works(cluster)
+    passes(cluster, 3)
+    cluster.edit_trainer(resources={"limits": {"memory": "9Gi"}})
+    cluster.edit_run_policy(suspend=False)
+    passes(cluster, 3)
+    after = kueue.seen(cluster)
+    assert (after.uid != before, after.is_active) == (True, True)
+    (pod_set,) = after.raw["spec"]["podSets"]
+    assert pod_set["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "9Gi"
+
+
 def test_a_job_that_cannot_start_anywhere_is_told_before_it_is_sent() -> None:
     cluster = given_a_managed_job({"spec.slice": {"acceleratorType": "v5litepod-17"}})
     assert (cluster.status.state, cluster.others) == (State.INVALID, {})

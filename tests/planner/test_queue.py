@@ -240,6 +240,27 @@ def test_a_suspended_job_leaves_the_queue_and_a_resumed_one_returns() -> None:
     assert (cluster.status.state, cluster.status.attempt) == (State.RUNNING, 2)
 
 
+def test_a_job_whose_workers_have_changed_while_it_was_suspended_asks_for_other_quota() -> None:
+    cluster = given_a_running_job()
+    before = kueue.seen(cluster)
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    all_passes(cluster, 2)
+    kueue.works(cluster)
+    cluster.edit_trainer(resources={"limits": {"memory": "9Gi"}}, tolerations=[{"key": "team", "operator": "Exists"}])
+    cluster.edit_run_policy(suspend=False)
+    all_passes(cluster, 2)
+    after = kueue.seen(cluster)
+    assert (after.name, after.uid != before.uid, after.is_active) == (before.name, True, True)
+    (pod_set,) = after.raw["spec"]["podSets"]
+    assert pod_set["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "9Gi"
+    assert cluster.status.state is State.QUEUED
+    kueue.admit(cluster)
+    all_passes(cluster)
+    assert (cluster.status.state, cluster.status.attempt) == (State.RUNNING, 2)
+
+
 def test_a_job_suspended_from_the_start_has_no_workload_and_holds_no_quota() -> None:
     cluster = given_a_queued_job({"spec.runPolicy": {"suspend": True}})
     all_passes(cluster)

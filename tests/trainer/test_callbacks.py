@@ -30,8 +30,7 @@ from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.run import REPORT_EVERY, Losses, place_on_host
 from tpu_trainer.callbacks.stop import MOST_AHEAD, Agreement, steps_ahead
 from tpu_trainer.contract.errors import BadSpecError, NotFiniteError
-from tpu_trainer.contract.last_words import leave_words
-from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.outcome import Outcome, write_last_words
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.reporting import heartbeat
 
@@ -502,14 +501,14 @@ def test_of_a_hosts_processes_the_one_that_says_most_has_the_last_word(
     outcomes: list[ExitCode], kept: int, tmp_path: Path
 ) -> None:
     for place, code in enumerate(outcomes):
-        leave_words(Outcome(code, f"process {place}"), first=place == 0, path=str(tmp_path / "words"))
+        write_last_words(Outcome(code, f"process {place}"), first=place == 0, path=str(tmp_path / "words"))
     assert words(tmp_path)["message"] == f"process {kept}"
 
 
 def test_the_result_is_the_first_processs_whichever_ends_last(tmp_path: Path) -> None:
     for place in (1, 0, 2):
         outcome = Outcome(ExitCode.Succeeded, f"process {place}", metrics={"loss": place})
-        leave_words(outcome, first=place == 0, path=str(tmp_path / "words"))
+        write_last_words(outcome, first=place == 0, path=str(tmp_path / "words"))
     assert words(tmp_path)["metrics"] == {"loss": 0}
 
 

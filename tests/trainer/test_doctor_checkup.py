@@ -14,14 +14,11 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore
 
 from tests.trainer.gang import run_spec
-from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
 from tpu_trainer.contract.errors import DivergedError
-from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.findings import Finding, NumericalHealth
 from tpu_trainer.contract.spec import parse_run_spec
-from tpu_trainer.doctor.counts import WARM_UP_STEPS
 from tpu_trainer.doctor.doctor import Doctor
-from tpu_trainer.doctor.finite import Health
-from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.gang.backends.base import Counters
 
 
@@ -63,8 +60,8 @@ class Replica:
             self.told.append,
             model=self.model,
             host=rank,
-            pace=Pace(lambda: self.time),
-            health=Health(),
+            pace=StepPace(lambda: self.time),
+            health=NumericalHealth(),
         )
 
     def quiet(self) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from tests.cluster.processes import wait_until
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.gang.backends import gate
 from tpu_trainer.gang.backends.gate import StrangerError, Tunnel, key_of
-from tpu_trainer.gang.backends.rendezvous import Kept, Seat, meet, serve
+from tpu_trainer.gang.backends.rendezvous import Seat, ServedStore, meet, serve
 
 GANG = "3f0c9d4e-uid/1"
 DEADLINE = 30.0
@@ -29,12 +29,12 @@ def environment(index: int = 0, of: int = 2, port: int = 0) -> WorkerEnvironment
 
 
 @pytest.fixture
-def kept() -> Kept:
+def kept() -> ServedStore:
     return serve(environment(), GANG, count=2)
 
 
 @pytest.fixture
-def tunnels(kept: Kept) -> Iterator[Callable[[str], Tunnel]]:
+def tunnels(kept: ServedStore) -> Iterator[Callable[[str], Tunnel]]:
     """Makes tunnels that know the key of a gang."""
     made: list[Tunnel] = []
 
@@ -52,7 +52,7 @@ def client(tunnel: Tunnel) -> TCPStore:
     return TCPStore("127.0.0.1", tunnel.port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
-def stranger(kept: Kept) -> socket.socket:
+def stranger(kept: ServedStore) -> socket.socket:
     return socket.create_connection(("127.0.0.1", kept.port), timeout=DEADLINE)
 
 
@@ -66,7 +66,7 @@ def is_cut_off(connection: socket.socket) -> bool:
 
 
 def test_a_peer_with_the_key_uses_the_store_as_if_there_were_no_gate(
-    kept: Kept, tunnels: Callable[[str], Tunnel]
+    kept: ServedStore, tunnels: Callable[[str], Tunnel]
 ) -> None:
     first, second = client(tunnels(GANG)), client(tunnels(GANG))
     large = b"\0\xff" * (1 << 20)
@@ -96,7 +96,7 @@ def test_a_server_that_is_not_a_gate_is_not_trusted(snapshot: SnapshotAssertion)
         tunnel.close()
 
 
-def test_a_stranger_is_cut_off_and_nothing_it_sends_is_kept(kept: Kept) -> None:
+def test_a_stranger_is_cut_off_and_nothing_it_sends_is_kept(kept: ServedStore) -> None:
     sent = 0
     for _ in range(60):
         with stranger(kept) as connection:
@@ -109,7 +109,7 @@ def test_a_stranger_is_cut_off_and_nothing_it_sends_is_kept(kept: Kept) -> None:
     assert kept.store.num_keys() <= 1
 
 
-def test_a_store_client_without_the_key_is_cut_off(kept: Kept) -> None:
+def test_a_store_client_without_the_key_is_cut_off(kept: ServedStore) -> None:
     with stranger(kept) as connection:
         # What TCPStore's client begins with.
         connection.sendall(bytes.fromhex("3c85f7ce") + bytes(60))
@@ -117,7 +117,7 @@ def test_a_store_client_without_the_key_is_cut_off(kept: Kept) -> None:
 
 
 def test_silent_strangers_do_not_keep_the_gang_out(
-    kept: Kept, tunnels: Callable[[str], Tunnel], monkeypatch: pytest.MonkeyPatch
+    kept: ServedStore, tunnels: Callable[[str], Tunnel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "MOST_WAITING", 8)
     strangers = [stranger(kept) for _ in range(40)]
@@ -127,7 +127,7 @@ def test_silent_strangers_do_not_keep_the_gang_out(
         connection.close()
 
 
-def test_a_slow_stranger_is_cut_off(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_stranger_is_cut_off(kept: ServedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "PROOF_SECONDS", 0.2)
     with stranger(kept) as connection:
         connection.sendall(b"x")

@@ -29,7 +29,7 @@ from tests.trainer import in_process, whole_runs
 from tests.trainer.test_lightning_trainer import spec
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.task.horizon import Scheduled, differences
+from tpu_trainer.task.horizon import SteppedScheduler, find_differences
 from tpu_trainer.task.task import Hyperparameters, Task
 
 # Schedulers are only built here, not stepped.
@@ -79,13 +79,15 @@ def optimizer() -> SGD:
 @pytest.mark.parametrize("made", range(len(SAID)))
 def test_a_scheduler_is_compared_with_a_run_of_60_steps(made: int) -> None:
     build, expected = SAID[made]
-    found = list(differences([Scheduled(build(optimizer()), "step")], 60, None))
+    found = list(find_differences([SteppedScheduler(build(optimizer()), "step")], 60, None))
     assert [text.startswith(start) for text, start in zip(found, expected, strict=True)] == [True] * len(expected)
 
 
 def test_epochs_and_every_other_step_are_counted_as_such() -> None:
     def said(frequency: int, interval: str, epochs: int | None) -> list[str]:
-        return list(differences([Scheduled(CosineAnnealingLR(optimizer(), 10), interval, frequency)], 20, epochs))
+        return list(
+            find_differences([SteppedScheduler(CosineAnnealingLR(optimizer(), 10), interval, frequency)], 20, epochs)
+        )
 
     assert not said(1, "epoch", 10)
     assert not said(2, "step", 3)
@@ -102,7 +104,7 @@ def test_what_would_end_the_run_in_its_middle_is_refused(inside: bool, snapshot:
     cycle: Any = OneCycleLR(o, 1.0, total_steps=21)
     cycle = SequentialLR(o, [ConstantLR(o), cycle], [5]) if inside else cycle
     with pytest.raises(UserCodeError) as caught:
-        list(differences([Scheduled(cycle, "step")], 60, None))
+        list(find_differences([SteppedScheduler(cycle, "step")], 60, None))
     assert "21 steps" in str(caught.value)
     assert str(caught.value) == snapshot
 

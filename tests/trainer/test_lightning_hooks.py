@@ -21,7 +21,7 @@ from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.data.loading import Share
 from tpu_trainer.lightning import adopt
 from tpu_trainer.loop.entrypoint import Loaded
-from tpu_trainer.optim.optimizers import unused
+from tpu_trainer.optim.optimizers import find_unused_settings
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Hyperparameters, Task
 
@@ -173,7 +173,7 @@ def test_a_module_that_clips_gets_the_recipes_norm_and_the_trainer_says_so_and_l
     made = Run(module, gradientClipNorm="0.25").begin().steps(1)
     assert module.layer.weight.item() == pytest.approx(0.75, abs=1e-5)
     assert made.hooks.clips
-    (said,) = (text for text in unused(made.task, made.hooks, made.optimizer, made.hp) if "clip" in text)
+    (said,) = (text for text in find_unused_settings(made.task, made.hooks, made.optimizer, made.hp) if "clip" in text)
     assert "recipe.gradientClipNorm 0.25" in said
 
 

@@ -17,7 +17,7 @@ from tpu_trainer import Task, log
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task import logbook
-from tpu_trainer.task.logbook import MOST_NAMES, Curve, Logbook, Style, note
+from tpu_trainer.task.logbook import MOST_NAMES, Logbook, LoggedCurve, Style, note
 
 Call = Callable[[int, int], None]
 """Takes the rank and the pass, counted from 0; logs."""
@@ -147,10 +147,12 @@ def test_what_an_evaluation_logs_is_left_out() -> None:
     assert set(run(made, trainSteps=3).outcome.metrics) == {"loss", "size"}
 
 
-def curves(world: int, steps: int, call: Callable[[int, int], None], ends: tuple[int, ...] = ()) -> list[list[Curve]]:
+def curves(
+    world: int, steps: int, call: Callable[[int, int], None], ends: tuple[int, ...] = ()
+) -> list[list[LoggedCurve]]:
     """What every replica reads of `steps` steps, epochs ending with `ends`."""
 
-    def replica(backend: ThreadBackend) -> list[Curve]:
+    def replica(backend: ThreadBackend) -> list[LoggedCurve]:
         book = Logbook(backend)
         with book.open():
             for step in range(1, steps + 1):

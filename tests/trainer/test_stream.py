@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from tests.trainer import tasks
 from tpu_trainer import Task
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.data.loading import Order, Position, Share, has_length, repeated, stream_batches
+from tpu_trainer.data.loading import Order, Position, Share, describe_repeat, has_length, stream_batches
 
 
 class Numbers(IterableDataset[int]):
@@ -130,12 +130,12 @@ def test_a_dataset_without_a_state_begins_its_epoch_again_and_says_so(
     start = Position(epoch=2, offset=8, dataset=state)
     continued = seen(dataset, Order(4, 0, Share(0, 1), start=start), 2)
     assert [rows for rows, _ in continued] == [[2000, 2001, 2002, 2003], [2004, 2005, 2006, 2007]]
-    assert repeated(dataset, start) == snapshot
+    assert describe_repeat(dataset, start) == snapshot
 
 
 def test_a_stream_that_continues_exactly_is_no_finding() -> None:
-    assert repeated(StatefulNumbers(20), Position(2, 8, {"taken": 8})) is None
-    assert repeated(Numbers(20), Position(2, 0)) is None
+    assert describe_repeat(StatefulNumbers(20), Position(2, 8, {"taken": 8})) is None
+    assert describe_repeat(Numbers(20), Position(2, 0)) is None
 
 
 def test_a_stream_shorter_than_one_global_batch_is_an_error(snapshot: SnapshotAssertion) -> None:

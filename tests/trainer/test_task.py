@@ -20,7 +20,7 @@ from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.data.loading import Order, Share, train_batches
 from tpu_trainer.loop.entrypoint import load_task
 from tpu_trainer.optim.device_optimizers import Adafactor, Lion
-from tpu_trainer.optim.optimizers import build_optimizer, unused, unused_by
+from tpu_trainer.optim.optimizers import build_optimizer, find_unused_by, find_unused_settings
 from tpu_trainer.task.hooks import Hooks
 
 
@@ -187,7 +187,7 @@ def _groups(*rates: float, **group: Any) -> torch.optim.Optimizer:
 )
 def test_a_recipe_rate_that_no_group_has_is_reported(optimizer: torch.optim.Optimizer, said: str | None) -> None:
     hp = dataclasses.replace(recipe(name="sgd"), learning_rate=0.8)
-    texts = list(unused_by(optimizer, hp))
+    texts = list(find_unused_by(optimizer, hp))
     assert len(texts) == (said is not None)
     assert all(text.startswith(said or "") for text in texts)
 
@@ -209,7 +209,7 @@ def test_values_that_a_tasks_own_optimizer_ignores_are_reported(
 ) -> None:
     hp = recipe(name="adamw", **given)
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1, **built)
-    texts = list(unused_by(optimizer, hp))
+    texts = list(find_unused_by(optimizer, hp))
     assert len(texts) == (said is not None)
     assert all(text.startswith(said or "") for text in texts)
 
@@ -232,7 +232,7 @@ def test_values_that_a_tasks_own_optimizer_ignores_are_reported(
 def test_a_rate_scaled_for_another_optimizer_is_reported(base: Any, name: str, named: str, another: bool) -> None:
     built = type(name, (base,), {}) if base.__name__ != name else base
     defaults = {"defaults": {"lr": 0.1}} if base is torch.optim.Optimizer else {"lr": 0.1}
-    texts = list(unused_by(built([torch.nn.Parameter(torch.zeros(1))], **defaults), recipe(name=named)))
+    texts = list(find_unused_by(built([torch.nn.Parameter(torch.zeros(1))], **defaults), recipe(name=named)))
     assert [text.partition(":")[0] for text in texts] == [
         f"the recipe's optimizer is {named} and the task built {name}"
     ] * another
@@ -245,14 +245,14 @@ class _OwnSchedule(Hooks):
 def test_a_schedule_that_the_task_replaces_is_reported() -> None:
     hp = recipe(name="sgd")
     task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: torch.optim.SGD(p, lr=hp.learning_rate))
-    (said,) = unused(task, _OwnSchedule(), build_optimizer(task, hp), hp)
+    (said,) = find_unused_settings(task, _OwnSchedule(), build_optimizer(task, hp), hp)
     assert said.startswith("the task schedules the")
     assert "5 steps" in said
-    assert list(unused(task, Hooks(), build_optimizer(task, hp), hp)) == []
+    assert list(find_unused_settings(task, Hooks(), build_optimizer(task, hp), hp)) == []
 
 
 def test_an_evaluation_interval_without_evaluation_is_reported(snapshot: SnapshotAssertion) -> None:
     hp = hyperparameters(evaluateEverySteps=5)
     task = tasks.small(hp)
-    (said,) = unused(task, Hooks(), build_optimizer(task, hp), hp)
+    (said,) = find_unused_settings(task, Hooks(), build_optimizer(task, hp), hp)
     assert said == snapshot

@@ -23,7 +23,7 @@ from tpu_trainer.contract.spec import RunSpec, parse_run_spec
 from tpu_trainer.reporting import reporter as module
 from tpu_trainer.reporting.history import FirstLoss, Sample
 from tpu_trainer.reporting.reporter import EVERY_SECONDS, HISTORY, Reporter, open_reporter
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 DONE = Outcome(ExitCode.Succeeded, "trained 20 steps", 20)
 
@@ -70,7 +70,7 @@ def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> N
         reporter.first_loss(FirstLoss(40.0 / attempt, 2, 12.5))
         for step in range(start + 10, end + 10, 10):
             reporter.sample(sample(step))
-            reporter.logged([Curve("accuracy", ((step, attempt),))])
+            reporter.logged([LoggedCurve("accuracy", ((step, attempt),))])
         reporter.ended(Outcome(code, "ended", end))
 
     history = recorded_in(tmp_path)
@@ -249,7 +249,7 @@ def test_event_files_hold_every_loss_and_the_rates_of_every_sample(tmp_path: Pat
     reporter = open_reporter(spec_of(tensorBoard=True), tmp_path, Clock(), "cpu", reports=True)
     reporter.began(0)
     reporter.sample(replace(sample(2, count=2), gradient_norms=(3.0, 4.0)))
-    reporter.logged([Curve("accuracy", ((1, 0.25), (2, 0.5)))])
+    reporter.logged([LoggedCurve("accuracy", ((1, 0.25), (2, 0.5)))])
     reporter.evaluated(2, {"accuracy": 0.875})
     reporter.ended(DONE)
 
