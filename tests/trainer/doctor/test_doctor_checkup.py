@@ -13,13 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import TCPStore
 
-<<<<<<< HEAD:tests/trainer/doctor/test_doctor_checkup.py
-from tests.trainer.gang_processes import run_spec
-from tpu_trainer.contract.clock import Clock, Phase
-=======
 from tests.trainer.gang_processes import run_spec
 from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
->>>>>>> main:tests/trainer/doctor/test_doctor_checkup.py
 from tpu_trainer.contract.errors import DivergedError
 from tpu_trainer.contract.findings import Finding, NumericalHealth
 from tpu_trainer.contract.spec import parse_run_spec

@@ -12,15 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-<<<<<<< HEAD:tests/trainer/doctor/test_doctor_decisions.py
-from tests.trainer.gang_processes import ROOT
-from tpu_trainer.contract.clock import Phase
-from tpu_trainer.contract.findings import Check, Finding, Voice
-=======
 from tests.trainer.gang_processes import ROOT
 from tpu_trainer.contract.clock import Phase, StepPace
 from tpu_trainer.contract.findings import Check, Finding, FindingReporter
->>>>>>> main:tests/trainer/doctor/test_doctor_decisions.py
 from tpu_trainer.doctor import hang
 from tpu_trainer.doctor.agreement import find_odd_ranks, replicas
 from tpu_trainer.doctor.counts import difference, shapes_of
