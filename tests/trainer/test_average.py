@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from tpu_trainer.gang.backends.group import Group
+from tpu_trainer.gang.backends.group import ProcessGroup
 from tpu_trainer.gang.backends.torch_dist import TorchDistributed
 from tpu_trainer.optim.update import Average
 
-HERE = TorchDistributed(Group(0, 1), torch.device("cpu"))
+HERE = TorchDistributed(ProcessGroup(0, 1), torch.device("cpu"))
 
 
 def test_the_weights_return_after_an_evaluation_that_failed() -> None:

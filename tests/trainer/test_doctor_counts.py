@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tpu_trainer.contract.findings import Finding, Voice
-from tpu_trainer.doctor.counts import WARM_UP_STEPS, WINDOW_STEPS, StepCounts, minus
+from tpu_trainer.contract.clock import WARM_UP_STEPS
+from tpu_trainer.contract.findings import Finding, FindingReporter
+from tpu_trainer.doctor.counts import WINDOW_STEPS, StepCounts, minus
 from tpu_trainer.gang.backends.base import Counters
 
 
@@ -24,7 +25,7 @@ class Device:
     def __init__(self) -> None:
         self.now = Counters()
         self.told: list[Finding] = []
-        self.counts = StepCounts(self, Voice(self.told.append), executions=1)
+        self.counts = StepCounts(self, FindingReporter(self.told.append), executions=1)
         self._step = 0
         self._quiet = False
 
@@ -123,7 +124,7 @@ def test_a_recompilation_with_other_shapes_names_step_and_shapes() -> None:
     (finding,) = device.told
     assert finding.step == WARM_UP_STEPS + 6
     assert finding.message.startswith(f"step {WARM_UP_STEPS + 6} compiled a new program, 2.5 s")
-    assert "batch is [9] float32, in the first step it was [8] float32" in finding.message
+    assert "first step it was [8] float32" in finding.message
 
 
 def test_a_recompilation_with_the_same_shapes_points_at_the_program() -> None:

@@ -10,15 +10,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.gang import ROOT
-from tpu_trainer.contract.clock import Phase
-from tpu_trainer.contract.findings import Check, Finding, Voice
+from tpu_trainer.contract.clock import Phase, StepPace
+from tpu_trainer.contract.findings import Check, Finding, FindingReporter
 from tpu_trainer.doctor import hang
-from tpu_trainer.doctor.agreement import odd_ones, replicas
+from tpu_trainer.doctor.agreement import find_odd_ranks, replicas
 from tpu_trainer.doctor.counts import difference, shapes_of
-from tpu_trainer.doctor.hang import Pace
-from tpu_trainer.doctor.stragglers import SHORTEST_SECONDS, Straggler, Vitals, Waiting, input_share, straggler
+from tpu_trainer.doctor.stragglers import (
+    SHORTEST_SECONDS,
+    SlowHost,
+    SlowHostDetector,
+    Vitals,
+    find_slow_host,
+    input_share,
+)
 
 
 class Pair(NamedTuple):
@@ -41,11 +48,13 @@ def test_shapes_name_every_tensor_of_a_batch_by_its_place(batch: Any, shapes: di
     assert shapes_of(batch) == shapes
 
 
-def test_a_difference_of_shapes_names_the_place_and_both_shapes() -> None:
+def test_a_difference_of_shapes_names_the_place_and_both_shapes(snapshot: SnapshotAssertion) -> None:
     first, now = shapes_of([torch.zeros(8, 64), torch.zeros(8)]), shapes_of([torch.zeros(8, 57), torch.zeros(8)])
-    assert difference(first, now) == "batch[0] is [8, 57] float32, in the first step it was [8, 64] float32"
+    assert "57" in difference(first, now)
+    assert "64" in difference(first, now)
+    assert difference(first, now) == snapshot
     assert difference(first, first) is None
-    assert difference({"batch[0]": "[8] int64"}, {}) == "batch[0] is missing, in the first step it was [8] int64"
+    assert difference({"batch[0]": "[8] int64"}, {}) == snapshot
 
 
 @pytest.mark.parametrize(
@@ -61,12 +70,12 @@ def test_a_difference_of_shapes_names_the_place_and_both_shapes() -> None:
     ],
 )
 def test_the_odd_ones_are_outside_the_largest_group(values: str, odd: tuple[list[int], list[int]] | None) -> None:
-    assert odd_ones(values) == odd
+    assert find_odd_ranks(values) == odd
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12))
 def test_the_odd_ones_and_the_others_are_all_the_replicas(values: list[str]) -> None:
-    if (parties := odd_ones(values)) is None:
+    if (parties := find_odd_ranks(values)) is None:
         assert len(set(values)) == 1
     else:
         odd, others = parties
@@ -88,7 +97,7 @@ def test_the_manual_has_a_row_for_every_check() -> None:
 
 def test_a_cause_is_told_again_only_when_it_is_ten_times_worse() -> None:
     told: list[Finding] = []
-    voice = Voice(told.append)
+    voice = FindingReporter(told.append)
     for step, severity in enumerate([1.0, 2.0, 9.9, 10.0, 50.0, 100.0]):
         voice.say(Check.INPUT_BOUND, step, "slow", severity=severity)
     assert [finding.step for finding in told] == [0, 3, 5]
@@ -96,7 +105,7 @@ def test_a_cause_is_told_again_only_when_it_is_ten_times_worse() -> None:
 
 def test_every_check_and_every_cause_is_told_separately() -> None:
     told: list[Finding] = []
-    voice = Voice(told.append)
+    voice = FindingReporter(told.append)
     one, other = Check.PADDING, Check.CPU_FALLBACK
     for check, cause in [(one, None), (one, 1), (one, 2), (other, 1), (one, 1)]:
         voice.say(check, 0, "text", cause=cause)
@@ -111,20 +120,20 @@ def hosts(*work: float, waiting: float = 0.0, total: float = 10.0) -> list[Vital
     ("vitals", "found"),
     [
         (hosts(4.0, 4.1, 3.9, 4.0), None),
-        (hosts(4.0, 4.0, 8.0, 4.0), Straggler(2, 2.0, 0.4, input_bound=False)),
-        (hosts(9.0, 3.0), Straggler(0, 3.0, 0.6, input_bound=False)),
+        (hosts(4.0, 4.0, 8.0, 4.0), SlowHost(2, 2.0, 0.4, input_bound=False)),
+        (hosts(9.0, 3.0), SlowHost(0, 3.0, 0.6, input_bound=False)),
         (hosts(4.0, 4.0, 5.9, 4.0), None),  # less than half as long again
         (hosts(0.1, 0.1, 0.5, 0.1), None),  # five times as long, and less than 5 % of the step
         (hosts(9.0), None),
-        ([*hosts(9.0, 3.0), Vitals(0, 0.0, 9.0, 10.0, 0)], Straggler(0, 3.0, 0.6, input_bound=False)),
+        ([*hosts(9.0, 3.0), Vitals(0, 0.0, 9.0, 10.0, 0)], SlowHost(0, 3.0, 0.6, input_bound=False)),
         ([Vitals(0, 0.0, 1.0, 10.0, 0), Vitals(0, 0.0, 9.0, 10.0, 0)], None),  # two processes of one host
-        (hosts(4.0, 9.0, waiting=5.0), Straggler(1, 2.25, 0.5, input_bound=True)),
+        (hosts(4.0, 9.0, waiting=5.0), SlowHost(1, 2.25, 0.5, input_bound=True)),
     ],
 )
 def test_a_straggler_is_much_slower_than_the_others_and_costs_them_time(
-    vitals: list[Vitals], found: Straggler | None
+    vitals: list[Vitals], found: SlowHost | None
 ) -> None:
-    assert straggler(vitals) == found
+    assert find_slow_host(vitals) == found
 
 
 def test_the_gangs_input_share_is_of_the_host_that_waits_longest() -> None:
@@ -132,7 +141,7 @@ def test_the_gangs_input_share_is_of_the_host_that_waits_longest() -> None:
 
 
 def test_an_interval_shorter_than_two_seconds_is_not_judged() -> None:
-    waiting = Waiting(Voice(lambda finding: None))
+    waiting = SlowHostDetector(FindingReporter(lambda finding: None))
     assert not waiting.judge(1, hosts(0.1, total=SHORTEST_SECONDS - 0.1))
     assert waiting.judge(1, hosts(0.1, total=SHORTEST_SECONDS))
 
@@ -147,9 +156,9 @@ def test_vitals_survive_the_float32_row_they_travel_in(
     assert Vitals.of(torch.tensor(vitals.row(), dtype=torch.float32).tolist()) == vitals
 
 
-def pace_of(durations: Sequence[float]) -> Pace:
+def pace_of(durations: Sequence[float]) -> StepPace:
     times = iter([0.0, *(sum(durations[: count + 1]) for count in range(len(durations)))])
-    pace = Pace(lambda: next(times))
+    pace = StepPace(lambda: next(times))
     for step in range(1, len(durations) + 1):
         pace.step_done(step)
     return pace

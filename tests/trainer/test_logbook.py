@@ -17,7 +17,7 @@ from tpu_trainer import Task, log
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task import logbook
-from tpu_trainer.task.logbook import MOST_NAMES, Curve, Logbook, Style, note
+from tpu_trainer.task.logbook import MOST_NAMES, Logbook, LoggedCurve, Style, note
 
 Call = Callable[[int, int], None]
 """Takes the rank and the pass, counted from 0; logs."""
@@ -120,7 +120,7 @@ def test_names_do_no_harm_in_a_terminal() -> None:
         ("x", "0.5", "got a str"),
         ("x", None, "got a NoneType"),
         ("x", torch.tensor(1j), "a single number"),
-        ("", 1.0, "a name must be text of 1 to 128 characters"),
+        ("", 1.0, "name must be text of 1 to 128"),
         ("x" * 129, 1.0, "got 129 characters"),
         (7, 1.0, "got a int"),
         ("loss", 1.0, "is the training loss"),
@@ -147,10 +147,12 @@ def test_what_an_evaluation_logs_is_left_out() -> None:
     assert set(run(made, trainSteps=3).outcome.metrics) == {"loss", "size"}
 
 
-def curves(world: int, steps: int, call: Callable[[int, int], None], ends: tuple[int, ...] = ()) -> list[list[Curve]]:
+def curves(
+    world: int, steps: int, call: Callable[[int, int], None], ends: tuple[int, ...] = ()
+) -> list[list[LoggedCurve]]:
     """What every replica reads of `steps` steps, epochs ending with `ends`."""
 
-    def replica(backend: ThreadBackend) -> list[Curve]:
+    def replica(backend: ThreadBackend) -> list[LoggedCurve]:
         book = Logbook(backend)
         with book.open():
             for step in range(1, steps + 1):
@@ -211,4 +213,4 @@ def test_on_a_chip_a_value_that_one_replica_alone_logs_is_refused(monkeypatch: p
 
     _, error = in_threads(2, replica, keep=UserCodeError)
     assert isinstance(error, UserCodeError)
-    assert str(error).startswith("process 1 logs values of x in this step, and not all others do")
+    assert str(error).startswith("process 1 logs values of x in")

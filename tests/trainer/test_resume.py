@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.trainer.gang import run_spec
 from tpu_trainer.checkpoint.resume import Leg, Start, continued_start, document, fresh_start
+from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.data.loading import Position
-from tpu_trainer.doctor.finite import Health
 from tpu_trainer.optim.schedule import Ramp
 from tpu_trainer.task.task import Hyperparameters
 
@@ -26,7 +26,9 @@ def recipe(batch: int, steps: int, rate: float = 0.1, warmup: int = 0) -> Hyperp
 
 def through_a_checkpoint(start: Start, step: int, rate: float, hp: Hyperparameters) -> dict[str, object]:
     """As JSON gives it back."""
-    kept: dict[str, object] = json.loads(json.dumps(document(start, step, Position(3, 64), rate, hp, Health())))
+    kept: dict[str, object] = json.loads(
+        json.dumps(document(start, step, Position(3, 64), rate, hp, NumericalHealth()))
+    )
     return kept
 
 

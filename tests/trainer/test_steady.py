@@ -15,14 +15,14 @@ from tests.trainer import tasks
 from tests.trainer.gang import Launcher, start_replicas
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.optim.scalars_as_data import SteadyNumbers
+from tpu_trainer.optim.scalars_as_data import ScalarsAsData
 
 
 class Given:
     """The numbers that operations get in place of those that a step asks for."""
 
     def __init__(self) -> None:
-        self._numbers = SteadyNumbers()
+        self._numbers = ScalarsAsData()
 
     def step(self, *asked: float) -> list[float]:
         zero = torch.zeros(())
@@ -61,20 +61,20 @@ def test_numbers_give_way_where_they_would_change_the_program(
 
 def test_equal_numbers_of_different_operations_are_two_from_the_start() -> None:
     x = torch.ones(())
-    with SteadyNumbers():
+    with ScalarsAsData():
         assert float(x * 0.7) != float(x.add(torch.ones(()), alpha=0.7) - 1)
 
 
 @pytest.mark.parametrize("value", [2, True, None, "0.5"])
 def test_what_is_no_fraction_is_left_alone(value: Any) -> None:
-    numbers = SteadyNumbers()
+    numbers = ScalarsAsData()
     with numbers:
         assert numbers._steady("mul", 1, value) is value
 
 
 def test_other_types_and_comparisons_are_left_alone() -> None:
     exact = torch.ones((), dtype=torch.float64)
-    with SteadyNumbers():
+    with ScalarsAsData():
         assert float(exact * 0.7) == 0.7
         assert bool((torch.ones(()) * 1 == 1.0).all())
 

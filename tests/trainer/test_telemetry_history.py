@@ -27,7 +27,7 @@ from tpu_trainer.reporting.history import (
     dump_history,
     load_history,
 )
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 ATTEMPT = AttemptRecord(1, 0, 0, {})
 
@@ -182,13 +182,13 @@ def test_findings_of_ever_new_checks_do_not_fill_the_memory() -> None:
 def test_values_of_ever_new_names_do_not_fill_the_memory() -> None:
     history = RunHistory()
     for number in range(2 * LOGGED_CURVES):
-        history.add_curves([Curve(f"x{number}", ((1, 0.5),))])
+        history.add_curves([LoggedCurve(f"x{number}", ((1, 0.5),))])
     assert len(of(history).logged) == LOGGED_CURVES
 
 
 def told(history: RunHistory) -> RunHistory:
     history.add_evaluation(20, {"accuracy": 0.5})
-    history.add_curves([Curve("margin", ((10, 0.5), (20, math.nan), (30, 0.25)))])
+    history.add_curves([LoggedCurve("margin", ((10, 0.5), (20, math.nan), (30, 0.25)))])
     history.add_finding(Finding("InputBound", 20, "waits"))
     return history
 

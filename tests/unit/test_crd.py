@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tpu_training_operator.api.crd import custom_resource_definition
-from tpu_training_operator.api.job import Spec, TPUTrainingJob
+from tpu_training_operator.api.job import IMMUTABLE, MUTABLE_AT_REST, Spec, TPUTrainingJob
 from tpu_training_operator.api.model import ApiModel, Rule
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.slice import Slice, SliceRef
@@ -198,3 +198,11 @@ def _models(base: type[ApiModel]) -> Iterator[type[ApiModel]]:
 def test_a_negative_attempt_counts_as_zero() -> None:
     assert SCHEMA["properties"]["status"]["properties"]["attempt"]["minimum"] == 0
     assert Status.read({"attempt": -(10**9)}).attempt == 0
+
+
+def test_the_documentation_names_every_field_that_cannot_change_freely() -> None:
+    page = (ROOT / "docs" / "kubectl.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (at any time|while the job is suspended|never) \| (.*) \|$", page, re.MULTILINE))
+    for fields, row in ((IMMUTABLE, rows["never"]), (MUTABLE_AT_REST, rows["while the job is suspended"])):
+        named = set(re.findall(r"`([^`]+)`", row))
+        assert [name for name in fields if not {name, name.removeprefix("slice.")} & named] == []

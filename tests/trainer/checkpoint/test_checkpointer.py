@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.checkpoint.runs import author, latest, snapshot
 from tests.trainer.checkpoint.stores import PATIENCE, Intercepted, MemoryStore
@@ -16,8 +17,8 @@ from tpu_trainer.checkpoint.catalogue import CheckpointTarget, prepare
 from tpu_trainer.checkpoint.checkpointer import CheckpointCost, Checkpointer, CheckpointSchedule, NoCheckpoints
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.data.loading import Position
-from tpu_trainer.doctor.finite import Health
 from tpu_trainer.storage.store import ObjectStore
 
 HERE = Position()
@@ -54,14 +55,14 @@ class Run:
         target = CheckpointTarget(store, author(), keep)
         self.checkpoints = Checkpointer(target, due, self._take, self.said.append, now=now)
 
-    def _take(self, step: int, position: Position, health: Health, alone: bool) -> Snapshot:
+    def _take(self, step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
         self.taken.append(step)
         return snapshot(step)
 
     def train(self, *steps: int) -> None:
         for step in steps:
             if self.checkpoints.overdue() or self.checkpoints.due(step):
-                self.checkpoints.save(step, HERE, Health())
+                self.checkpoints.save(step, HERE, NumericalHealth())
 
 
 class Gate:
@@ -131,10 +132,12 @@ def test_a_snapshot_is_taken_only_after_the_one_before_is_written(gate: Gate) ->
     assert run.checkpoints.finish()
     assert run.taken == [2, 4]
     (said,) = run.said
-    assert said.startswith("step 4: training stood still for 5.0 s until the checkpoint of step 2 was written")
+    assert said.startswith("step 4: training stood still")
+    assert "5.0 s" in said
+    assert "checkpoint of step 2" in said
 
 
-def test_a_failed_write_is_reported_and_the_next_one_is_attempted() -> None:
+def test_a_failed_write_is_reported_and_the_next_one_is_attempted(snapshot: SnapshotAssertion) -> None:
     store = MemoryStore()
     failing = iter([StorageError("memory: cannot write model.safetensors: No space left on device")])
 
@@ -145,27 +148,26 @@ def test_a_failed_write_is_reported_and_the_next_one_is_attempted() -> None:
     run = Run(Intercepted(store, fail_once), CheckpointSchedule(2, None, 99))
     run.train(2)
     assert not run.checkpoints.finish()
-    assert run.said == [
-        "the checkpoint of step 2 was not written, there is none: memory: cannot write model.safetensors: No space "
-        "left on device"
-    ]
+    assert "checkpoint of step 2" in str(run.said)
+    assert run.said == snapshot
     run.train(3, 4)
     assert run.checkpoints.finish()
     assert run.checkpoints.last_step == steps_in(store) == 4
     assert len(run.said) == 1
 
 
-def test_any_other_error_is_reported_with_its_type_and_fails_nothing() -> None:
+def test_any_other_error_is_reported_with_its_type_and_fails_nothing(snapshot: SnapshotAssertion) -> None:
     def fail(operation: str) -> None:
         raise MemoryError("of the\nhost")
 
     run = Run(Intercepted(MemoryStore(), fail), CheckpointSchedule(2, None, 99))
     run.train(2)
     assert not run.checkpoints.finish()
-    assert run.said == ["the checkpoint of step 2 was not written, there is none: MemoryError: of the"]
+    assert "checkpoint of step 2" in str(run.said)
+    assert run.said == snapshot
 
 
-def test_old_ones_that_cannot_be_deleted_are_reported_but_the_checkpoint_counts() -> None:
+def test_old_ones_that_cannot_be_deleted_are_reported_but_the_checkpoint_counts(snapshot: SnapshotAssertion) -> None:
     store = MemoryStore()
 
     def forbid(operation: str) -> None:
@@ -176,23 +178,22 @@ def test_old_ones_that_cannot_be_deleted_are_reported_but_the_checkpoint_counts(
     run.train(2)
     assert run.checkpoints.finish()
     assert run.checkpoints.last_step == steps_in(store) == 2
-    assert run.said == [
-        "after the checkpoint of step 2 old ones were not deleted: memory: cannot list the bucket: permission denied"
-    ]
+    assert "checkpoint of step 2" in str(run.said)
+    assert run.said == snapshot
 
 
 def test_a_stop_between_checkpoints_writes_one_and_waits_for_it() -> None:
     store = MemoryStore()
     run = Run(store, CheckpointSchedule(10, None, 99))
     run.train(10, 11, 12, 13)
-    assert run.checkpoints.save_now(13, HERE, Health()) == 13
+    assert run.checkpoints.save_now(13, HERE, NumericalHealth()) == 13
     assert steps_in(store) == 13
 
 
 def test_a_stop_at_a_step_that_was_due_writes_it_once() -> None:
     run = Run(MemoryStore(), CheckpointSchedule(10, None, 99))
     run.train(10)
-    assert run.checkpoints.save_now(10, HERE, Health()) == 10
+    assert run.checkpoints.save_now(10, HERE, NumericalHealth()) == 10
     assert run.taken == [10]
 
 
@@ -206,11 +207,11 @@ def test_a_stop_repeats_a_write_that_failed() -> None:
 
     run = Run(Intercepted(store, fail_once), CheckpointSchedule(10, None, 99))
     run.train(10)
-    assert run.checkpoints.save_now(10, HERE, Health()) == 10
+    assert run.checkpoints.save_now(10, HERE, NumericalHealth()) == 10
     assert steps_in(store) == 10
 
 
-def test_a_stop_whose_checkpoint_cannot_be_written_returns_none() -> None:
+def test_a_stop_whose_checkpoint_cannot_be_written_returns_none(snapshot: SnapshotAssertion) -> None:
     store = MemoryStore()
     refusing = threading.Event()
 
@@ -222,13 +223,17 @@ def test_a_stop_whose_checkpoint_cannot_be_written_returns_none() -> None:
     run.train(10)
     assert run.checkpoints.finish()
     refusing.set()
-    assert run.checkpoints.save_now(13, HERE, Health()) is None
+    assert run.checkpoints.save_now(13, HERE, NumericalHealth()) is None
     assert run.checkpoints.last_step == steps_in(store) == 10
-    assert run.said == ["the checkpoint of step 13 was not written, the newest is of step 10: memory: no connection"]
+    assert "checkpoint of step 13" in str(run.said)
+    assert "step 10" in str(run.said)
+    assert run.said == snapshot
 
 
 @pytest.mark.parametrize("repeated", [True, False])
-def test_a_last_checkpoint_that_cannot_be_written_a_second_time_does_not_count(repeated: bool) -> None:
+def test_a_last_checkpoint_that_cannot_be_written_a_second_time_does_not_count(
+    repeated: bool, snapshot: SnapshotAssertion
+) -> None:
     store, refusing = MemoryStore(), threading.Event()
 
     def fail(operation: str) -> None:
@@ -244,10 +249,12 @@ def test_a_last_checkpoint_that_cannot_be_written_a_second_time_does_not_count(r
     run.train(20)
     assert not run.checkpoints.finish()
     assert run.checkpoints.last_step == steps_in(store) == 10
-    assert run.said == ["the checkpoint of step 20 was not written, the newest is of step 10: memory: no connection"]
+    assert "checkpoint of step 20" in str(run.said)
+    assert "step 10" in str(run.said)
+    assert run.said == snapshot
     if repeated:
         refusing.clear()
-    assert run.checkpoints.save_now(20, HERE, Health()) == (20 if repeated else None)
+    assert run.checkpoints.save_now(20, HERE, NumericalHealth()) == (20 if repeated else None)
     assert run.checkpoints.last_step == steps_in(store) == (20 if repeated else 10)
 
 
@@ -258,7 +265,7 @@ def test_a_run_that_continues_counts_the_checkpoint_it_came_from() -> None:
     )
     assert checkpoints.finish()
     assert checkpoints.last_step == 40
-    assert checkpoints.save_now(40, HERE, Health()) == 40
+    assert checkpoints.save_now(40, HERE, NumericalHealth()) == 40
 
 
 def test_minutes_count_from_the_last_snapshot() -> None:
@@ -284,8 +291,8 @@ def test_a_replica_that_does_not_write_knows_when_the_writer_does() -> None:
     assert [step for step in range(100) if silent.due(step)] == [*range(0, 100, 10), 99]
     assert not NoCheckpoints().due(99)
     assert not silent.overdue()
-    silent.save(10, HERE, Health())
-    assert (silent.save_now(10, HERE, Health()), silent.finish(), silent.last_step, silent.cost) == (
+    silent.save(10, HERE, NumericalHealth())
+    assert (silent.save_now(10, HERE, NumericalHealth()), silent.finish(), silent.last_step, silent.cost) == (
         None,
         True,
         None,
@@ -308,5 +315,5 @@ def test_wherever_a_run_is_stopped_the_newest_checkpoint_has_that_step(dues: set
     store = MemoryStore()
     run = Run(store, CheckpointSchedule(max(dues, default=99), None, 99), keep)
     run.train(*range(1, stop + 1))
-    assert run.checkpoints.save_now(stop, HERE, Health()) == steps_in(store) == stop
+    assert run.checkpoints.save_now(stop, HERE, NumericalHealth()) == steps_in(store) == stop
     assert len({name.partition("/")[0] for name in store.objects}) <= keep

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
     from torch.optim import Optimizer
 
-    from tpu_trainer.optim.sharding import Sharding
+    from tpu_trainer.optim.sharding import OptimizerSharding
 
 SMALL = 64
 """Elements of a tensor whose values are told with its name. Step counts are among them: an optimizer may look at their
@@ -84,7 +84,7 @@ def give_model(found: LoadedCheckpoint, model: nn.Module, backend: Backend) -> N
 
 
 def give_optimizer(
-    found: LoadedCheckpoint, optimizer: Optimizer, backend: Backend, sharding: Sharding | None = None
+    found: LoadedCheckpoint, optimizer: Optimizer, backend: Backend, sharding: OptimizerSharding | None = None
 ) -> None:
     """Gives the optimizer, whose parameters are on the device, the checkpoint's state, or its part. A collective.
 
@@ -126,7 +126,7 @@ def _fetched(found: LoadedCheckpoint, file: str, backend: Backend) -> LoadedChec
     return replace(found, snapshot=replace(found.snapshot, tensors={**found.snapshot.tensors, file: tensors}))
 
 
-def _divided(found: LoadedCheckpoint, backend: Backend, sharding: Sharding) -> LoadedCheckpoint:
+def _divided(found: LoadedCheckpoint, backend: Backend, sharding: OptimizerSharding) -> LoadedCheckpoint:
     """With this replica's parts of the optimizer's state, in host memory; never more of the whole than one group."""
     parts: dict[str, Tensor] = {}
     kept = found.snapshot.tensors["optimizer"]

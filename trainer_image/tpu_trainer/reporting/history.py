@@ -17,7 +17,7 @@ from tpu_trainer.contract.clock import Phase
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.spec import RunSpec
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 SCHEMA = "history/v1"
 
@@ -272,7 +272,7 @@ class RunHistory:
         if metrics:
             self._evaluations.add(EvaluationPoint(step, dict(metrics)))
 
-    def add_curves(self, curves: Sequence[Curve]) -> None:
+    def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         for curve in curves:
             if curve.name not in self._logged:
                 if len(self._logged) >= LOGGED_CURVES:

@@ -32,7 +32,7 @@ from tpu_trainer.reporting.history import (
 )
 from tpu_trainer.reporting.tensorboard import EventFile
 from tpu_trainer.storage.store import MissingError, ObjectStore, open_store
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 HISTORY = "history.json"
 
@@ -105,7 +105,7 @@ class Reporter:
         if self._events:
             self._events.add_evaluation(step, metrics)
 
-    def add_curves(self, curves: Sequence[Curve]) -> None:
+    def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         if not self._store:
             return
         self._history.add_curves(curves)

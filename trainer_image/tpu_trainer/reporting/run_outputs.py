@@ -15,7 +15,7 @@ from tpu_trainer.reporting.history import FirstLossTime, Sample
 from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.reporting.reporter import Reporter
 from tpu_trainer.reporting.rung import RungNumbers
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RunOutputs:
         if self.rung is not None:
             self.rung.add_sample(sample)
 
-    def add_curves(self, curves: Sequence[Curve]) -> None:
+    def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         """Adds what the task has logged since the last call."""
         self.progress.add_curves(curves)
         self.reporter.add_curves(curves)

@@ -22,22 +22,20 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload, manager_of
-from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.objects.actions import (
     Action,
-    Create,
+    DeleteWorkload,
     Event,
     Plan,
     UpdateWorkload,
     WriteWorkloadStatus,
 )
-from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.objects.workload import workload
+from tpu_training_operator.domain.objects.workload import is_for_others
 from tpu_training_operator.domain.plan.common.completion import after_the_end
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.invalid import invalid
 from tpu_training_operator.domain.plan.parse_cache import Readings
-from tpu_training_operator.domain.plan.queue.queueing import asked_anew, shown
+from tpu_training_operator.domain.plan.queue.queueing import asked_anew, asking_for, shown
 from tpu_training_operator.domain.plan.startable import check_options
 
 _LOOK_AGAIN = timedelta(seconds=15)
@@ -58,7 +56,7 @@ def delegated(look: Snapshot, readings: Readings, max_hosts: int = MAX_HOSTS) ->
         return _unqueued(look)
     found = queue.workload
     try:
-        step = _create(look, queue, readings, max_hosts) if found is None else _step(look, queue, found)
+        step = _create(look, queue, readings, max_hosts) if found is None else _step(look, queue, found, readings)
     except InvalidJob as error:
         return invalid(replace(look, status=Status()), error)
     stages: tuple[Sequence[Action], ...] = ((step,),) if step else ()
@@ -105,15 +103,11 @@ def _create(look: Snapshot, queue: Queue, readings: Readings, max_hosts: int) ->
     job = look.observed.job
     options = readings.job(job)
     check_options((*options, *readings.trials(job)), job, max_hosts)
-    if queue.problem or _is_to_be_suspended(look):
-        return None
-    first = options[0]
-    worker = worker_pod(first.job, first.resolution, WorkerId(1, 0, 0))
-    return Create(workload(first.job, first.resolution, queue, worker))
+    return None if queue.problem or _is_to_be_suspended(look) else asking_for(options[0], queue)
 
 
-def _step(look: Snapshot, queue: Queue, found: Workload) -> Action | None:
-    """What Kueue is told next."""
+def _step(look: Snapshot, queue: Queue, found: Workload, readings: Readings) -> Action | None:
+    """What Kueue is told next. Raises InvalidJob."""
     now, suspends = format_time(look.now), _is_to_be_suspended(look)
     if found.is_going or found.is_finished:
         return None
@@ -123,6 +117,8 @@ def _step(look: Snapshot, queue: Queue, found: Workload) -> Action | None:
         has_stopped = not found.is_active or _copy_has_stopped(look, found)
         return WriteWorkloadStatus(found.without_quota(now), frees_quota=True) if has_stopped else None
     if not suspends and not found.is_active and is_true(look.status.conditions, ConditionType.SUSPENDED):
+        if is_for_others(dict(found.raw), asking_for(readings.job(look.observed.job)[0], queue).body):
+            return DeleteWorkload(found.version, found.name, found.uid)
         return UpdateWorkload(found.with_active(True))
     if found.is_admitted:
         told = found.with_pods_ready(is_true(look.status.conditions, ConditionType.GANG_READY), now)
