@@ -176,7 +176,7 @@ def sample(*losses: float) -> Sample:
 def test_the_losses_of_a_rung(losses: list[float], first: float | None, last: float | None, broken: int) -> None:
     numbers = RungNumbers()
     if losses:
-        numbers.sample(sample(*losses))
+        numbers.add_sample(sample(*losses))
     found = numbers.as_json(0, 0)
     assert (found["firstLoss"], found["lastLoss"], found["notFinite"]) == (first, last, broken)
 
@@ -184,7 +184,7 @@ def test_the_losses_of_a_rung(losses: list[float], first: float | None, last: fl
 def test_findings_are_counted_by_kind_and_have_a_bound() -> None:
     numbers = RungNumbers()
     for kind in ("HostSync", "HostSync", *map(str, range(1000))):
-        numbers.finding(Finding(kind, 1, "seen"))
+        numbers.add_finding(Finding(kind, 1, "seen"))
     found = numbers.as_json(0, 0)["findings"]
     assert found["HostSync"] == 2
     assert len(found) == 24

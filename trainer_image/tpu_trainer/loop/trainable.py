@@ -20,7 +20,7 @@ from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.doctor.last_weights import Closing, checksum_of
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.loop.evaluation_policy import Steering
+from tpu_trainer.loop.evaluation_policy import EvaluationPolicy
 from tpu_trainer.optim.schedule import LearningRateSetter
 from tpu_trainer.optim.update import Average
 from tpu_trainer.task.hooks import Hooks
@@ -40,7 +40,7 @@ _PATIENCE = 10
 
 
 @dataclass(frozen=True)
-class Work:
+class PreparedTask:
     """What is trained; the model is on its device and, like the optimizer, has the checkpoint's state if there is one.
 
     skips: a step that is not finite is left out (recipe.onNotFinite). begun_with: where the initial weights come from,
@@ -54,9 +54,9 @@ class Work:
     hp: Hyperparameters
     optimizer: Optimizer
     rates: LearningRateSetter
-    growth: Growth
+    group_changes: ParameterGroupChanges
     start: Start
-    steering: Steering
+    policy: EvaluationPolicy
     noise_scale: bool
     skips: bool
     logbook: Logbook
@@ -151,7 +151,7 @@ class Trainable:
         )
 
 
-class Growth:
+class ParameterGroupChanges:
     """How hooks have changed what is trained since the optimizer was built, which is when this is created."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
