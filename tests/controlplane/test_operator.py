@@ -243,6 +243,12 @@ def test_suspend_and_resume_are_not_charged_and_may_change_the_workers(
     assert [toleration in pod["spec"]["tolerations"] for pod in space.pods()] == [True] * 4
 
 
+def test_a_misspelt_field_of_a_volume_is_named_and_not_dropped(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply(digits(trainer={"volumes": [{"name": "scratch", "emptyDir": {"sizeLimitt": "1Gi"}}]}))
+    stalled = condition(space.wait_for_state("Blocked"), "Stalled")
+    assert '.emptyDir.sizeLimitt"' in stalled["message"]
+
+
 def test_a_service_with_another_owner_is_left_alone_and_named(space: Namespace, operator: OperatorProcess) -> None:
     space.kubectl("create", "service", "clusterip", "digits", "--tcp=80")
     before = space.kubectl("get", "service", "digits", "-o", "jsonpath={.metadata.uid}")

@@ -594,3 +594,11 @@ REFUSED_JOBS: list[Row] = [
 ]
 
 BAD_JOBS: list[Row] = [*UNDECODABLE_JOBS, *REFUSED_JOBS]
+
+# What a list may hold once. The API server names the second.
+DOUBLED: list[tuple[dict[str, Any], str]] = [
+    ({"spec.trainer.env": 2 * [{"name": "A", "value": "b"}]}, "spec.trainer.env"),
+    ({"spec.trainer.imagePullSecrets": 2 * [{"name": "key"}]}, "spec.trainer.imagePullSecrets"),
+    ({"spec.trainer.volumes": 2 * [{"name": "a", "emptyDir": {}}]}, "spec.trainer.volumes"),
+    ({"spec.trainer.volumeMounts": 2 * [{"name": "a", "mountPath": "/a"}]}, "spec.trainer.volumeMounts"),
+]

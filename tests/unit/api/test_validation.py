@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.bad_jobs import BAD_JOBS, IMPOSSIBLE_JOBS
+from tests.unit.bad_jobs import BAD_JOBS, DOUBLED, IMPOSSIBLE_JOBS
 from tests.unit.good_jobs import GOOD_JOBS
 from tests.unit.jobs import ABSENT, job_body
 from tpu_training_operator.api.constants import RESERVED_ENV
@@ -27,6 +27,12 @@ def problems(body: dict[str, Any]) -> list[Problem]:
 def test_a_wrong_field_is_reported_with_what_would_be_right(changes: dict[str, Any], field: str, fragment: str) -> None:
     found = problems(job_body(changes))
     assert any(problem.field == field and fragment in problem.message for problem in found), found
+
+
+@pytest.mark.parametrize(("changes", "field"), DOUBLED)
+def test_what_is_there_twice_is_named(changes: dict[str, Any], field: str) -> None:
+    [problem] = problems(job_body(changes))
+    assert (problem.field, problem.message.endswith(" is there twice")) == (field, True)
 
 
 @pytest.mark.parametrize(("changes", "field", "fragment"), IMPOSSIBLE_JOBS)
