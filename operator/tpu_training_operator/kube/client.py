@@ -185,8 +185,11 @@ class Client:
         return [found async for page in self.pages(selection, keep) for found in page.kept]
 
     async def create(self, body: Object) -> Object:
-        path = resource_of(body).path(body["metadata"].get("namespace"))
-        return await self.request("POST", path, body, {"fieldManager": MANAGER})
+        resource = resource_of(body)
+        # A pod has parts that the job's schema does not know. Otherwise the API server would drop a misspelt field.
+        strict = {"fieldValidation": "Strict"} if resource is PODS else {}
+        path = resource.path(body["metadata"].get("namespace"))
+        return await self.request("POST", path, body, {"fieldManager": MANAGER} | strict)
 
     async def update(self, body: Object) -> Object:
         """Replace the object. Raises Conflict unless metadata.resourceVersion is the current one."""

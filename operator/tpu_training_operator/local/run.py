@@ -125,8 +125,8 @@ async def run_job(
             await kubelet.drain()
             await kubelet.close()
     # Every rung counts its steps from 1.
-    climbed = [stage.attempt for stage in watch.status.stages[:-1] if stage.attempt is not None]
-    attempts = range(max(climbed, default=0) + 1, watch.status.attempt + 1)
+    passed = [rung.attempt for rung in watch.status.rungs[:-1] if rung.attempt is not None]
+    attempts = range(max(passed, default=0) + 1, watch.status.attempt + 1)
     leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in attempts)
     recorded = read_curves(kubelet.pod_directory(leader).progress for leader in leaders)
     return Outcome(

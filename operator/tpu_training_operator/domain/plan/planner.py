@@ -66,7 +66,7 @@ from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
 from tpu_training_operator.domain.plan.common.slice_record import accounted, charged, chosen, is_mistaken, strays
 from tpu_training_operator.domain.plan.delegation import delegated
 from tpu_training_operator.domain.plan.invalid import budget_of, invalid
-from tpu_training_operator.domain.plan.ladder import climb
+from tpu_training_operator.domain.plan.ladder import finish_rung
 from tpu_training_operator.domain.plan.leaving import is_leaving, leave
 from tpu_training_operator.domain.plan.lost_status import may_be_news, unknown_workers
 from tpu_training_operator.domain.plan.parse_cache import Readings
@@ -124,18 +124,18 @@ def plan(
         return ended if ended.deletes_job else _with_usage(ended, look)
     job = _without_entry_check(observed.job) if status.attempt or observed.pods else observed.job
     try:
-        options, trials = readings.job(job), readings.trials(job)
-        observed = observed.within([option.layout for option in (*options, *trials)])
+        options, lower = readings.job(job), readings.lower_rungs(job)
+        observed = observed.within([option.layout for option in (*options, *lower)])
         if status.attempt == 0 and not observed.pods:
-            check_options((*options, *trials), observed.job, max_hosts)
+            check_options((*options, *lower), observed.job, max_hosts)
     except InvalidJob as error:
         return _unusable(Snapshot(observed, status, now), error)
-    rung = rung_of(options, trials, status.stages)
+    rung = rung_of(options, lower, status.rungs)
     option = chosen(rung.options if rung else options, status, observed.pods)
     if rung is not None:
         rung = replace(rung, option=option)
-        options = options if rung.trial else rung.options
-    ctx = Context(observed, status, now, options, option, reporting, trials, rung)
+        options = options if rung.lower_rung else rung.options
+    ctx = Context(observed, status, now, options, option, reporting, lower, rung)
     told = heard(status, observed.report, option.resolution.steps, now, ctx.holding)
     ctx = replace(ctx, status=told)
     if lost := _signs_of_lost_status(ctx):
@@ -206,8 +206,8 @@ def _next(ctx: Context) -> Plan:
     """The cases, in the order in which they are decided."""
     if ctx.attempt > 0 and not ctx.missing and all(map(has_succeeded, ctx.pods)):
         # Even if the job is to be suspended, or is being suspended: nothing is left to suspend.
-        if ctx.resolution.trial is not None:
-            return climb(ctx)
+        if ctx.resolution.lower_rung is not None:
+            return finish_rung(ctx)
         return succeed(ctx, ctx.pods, ctx.goodput_at_end(ctx.now), ctx.resolution.steps)
     if ctx.job.spec.run_policy.suspend:
         checking = (
@@ -266,7 +266,7 @@ def _take_up(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
     if ctx.attempt:
         return _outgrow(ctx, attempt)
     if ctx.rung is not None:
-        # Nobody knows which rung they are on, so the ladder is climbed again.
+        # Nobody knows which rung they are on, so the ladder starts again.
         begun = _begin(replace(ctx, status=replace(ctx.status, attempt=attempt)))
         lost = Event(EventReason.STATUS_LOST, "the status was lost; the ladder begins again", warning=True)
         return replace(begun, events=(lost, *begun.events))
@@ -344,7 +344,7 @@ def _create_missing(ctx: Context) -> Plan:
 def _deletions_of_shared(ctx: Context, attempt: int) -> Iterator[Action]:
     """What that attempt leaves behind. Its names must not lead to addresses that others may have now."""
     yield DeleteConfigMap(config_map_name(ctx.job.name, attempt))
-    of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.trials))
+    of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.lower_rungs))
     for name in max(of_each, key=len):
         yield DeleteEndpointSlice(name)
 
