@@ -11,14 +11,8 @@ from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.kube.cluster import Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound, Unavailable
 from tpu_training_operator.runtime.progress import tokens as module
-from tpu_training_operator.runtime.progress.errors import Refused
-from tpu_training_operator.runtime.progress.tokens import (
-    MOST_QUESTIONS,
-    MOST_QUESTIONS_PER_ADDRESS,
-    NoAnswer,
-    Reviewer,
-    Sender,
-)
+from tpu_training_operator.runtime.progress.errors import NoAnswer, Refused
+from tpu_training_operator.runtime.progress.tokens import MOST_QUESTIONS, MOST_QUESTIONS_PER_ADDRESS, Reviewer, Sender
 
 KEY = JobKey("default", "digits")
 ADDRESS = "10.0.0.1"

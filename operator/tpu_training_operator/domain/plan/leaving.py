@@ -10,10 +10,12 @@ from dataclasses import replace
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, is_true
 from tpu_training_operator.api.status import Activity, State
 from tpu_training_operator.domain.cluster_state.observed import Observed
-from tpu_training_operator.domain.objects.actions import Event, Plan
+from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.common.pod_cleanup import by_force, deletions, next_force
-from tpu_training_operator.domain.plan.queue.queueing import gives_up_quota
+from tpu_training_operator.domain.plan.freshness import Freshness
+from tpu_training_operator.domain.plan.plan import Plan
+from tpu_training_operator.domain.plan.queue.queueing import give_up_quota
 
 _ORPHANS = "orphan"
 
@@ -25,14 +27,15 @@ def is_leaving(observed: Observed) -> bool:
 def leave(look: Snapshot) -> Plan:
     """Stops the workers, then gives the quota back."""
     observed, status, now = look.observed, look.status, look.now
+    needs = Freshness.FRESH_ALL if look.has_finished else Freshness.CACHED
     finalizers = [str(name) for name in observed.job["metadata"].get("finalizers") or ()]
     if _ORPHANS in finalizers:
-        return Plan(stages=by_force(observed.every_pod, now), again=next_force(observed.every_pod, now))
+        return Plan(by_force(observed.every_pod, now, needs), again=next_force(observed.every_pod, now))
     running = [pod for pod in observed.every_pod if not pod.has_ended]
-    stages = (*deletions(running, now), *gives_up_quota(observed))
+    batches = (*deletions(running, now, needs), *give_up_quota(observed))
     again = next_force(running, now)
     if status.completion_time is not None:
-        return Plan(stages, again=again)
+        return Plan(batches, again=again)
     message = "the job is being deleted, and its workers are stopped"
     if observed.is_namespace_going:
         message = "the namespace is being deleted, and the workers of the job are stopped"
@@ -44,4 +47,4 @@ def leave(look: Snapshot) -> Plan:
         status = look.with_condition(status, ConditionType.GANG_READY, False, ready.reason, message)
         goodput = status.goodput and look.charge(status.goodput, now, Activity.SUSPENDED)
         status = replace(status, goodput=goodput)
-    return Plan(stages, look.present(status, ready), events, again)
+    return Plan(batches, look.present(status, ready), events, again)

@@ -17,8 +17,9 @@ from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed
 from tpu_training_operator.domain.cluster_state.ownership import Claim, Object, claim, controller, is_ours
-from tpu_training_operator.domain.objects.actions import Event, Plan
+from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.plan import Plan
 
 # A quota may be raised or a name freed at any time, and nothing tells the operator.
 _LOOK_AGAIN = timedelta(seconds=30)

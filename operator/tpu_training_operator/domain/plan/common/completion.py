@@ -22,15 +22,17 @@ from tpu_training_operator.api.status import (
 )
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.words import number_text
-from tpu_training_operator.domain.cluster_state.observed import Object, Observed, WorkerPod, parse_time
+from tpu_training_operator.domain.cluster_state.observed import Object, WorkerPod, parse_time
 from tpu_training_operator.domain.cluster_state.workload import is_copy, is_in_queue, manager_of, owes_an_end
 from tpu_training_operator.domain.failures.messages import step_reached
-from tpu_training_operator.domain.objects.actions import AT_ONCE, DeleteJob, Event, Plan
+from tpu_training_operator.domain.objects.actions import AT_ONCE, DeleteJob, Event
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import active_seconds
 from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, next_force
 from tpu_training_operator.domain.plan.common.rung_status import with_end
+from tpu_training_operator.domain.plan.freshness import Freshness
+from tpu_training_operator.domain.plan.plan import Batch, Plan, Turn
 
 # A century; a longer time could not be added to a date.
 _LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
@@ -48,7 +50,8 @@ def succeed(look: Snapshot, gang: Sequence[WorkerPod], goodput: Goodput | None, 
     if look.is_suspended:
         status = look.with_condition(status, ConditionType.SUSPENDED, False, ready.reason, message)
     status = look.with_condition(status, ConditionType.SUCCEEDED, True, ready.reason, message)
-    return Plan(status=look.finish(status, ready), events=(Event(EventReason.SUCCEEDED, message),), again=AT_ONCE)
+    event = Event(EventReason.SUCCEEDED, message)
+    return Plan(status=look.finish(status, ready), events=(event,), again=AT_ONCE, turn=Turn.END)
 
 
 def fail(ctx: Snapshot, status: Status, reason: Reason, message: str) -> Plan:
@@ -56,7 +59,7 @@ def fail(ctx: Snapshot, status: Status, reason: Reason, message: str) -> Plan:
     status = with_end(status, None, succeeded=False)
     status = ctx.with_condition(status, ConditionType.FAILED, True, reason, message)
     event = Event(EventReason.FAILED, message, warning=True)
-    return Plan(status=ctx.finish(status, ready), events=(event,), again=AT_ONCE)
+    return Plan(status=ctx.finish(status, ready), events=(event,), again=AT_ONCE, turn=Turn.END)
 
 
 def active_time_left(ctx: Context) -> timedelta | None:
@@ -75,16 +78,27 @@ def exceed_deadline(ctx: Context) -> Plan:
     return fail(ctx, status, Reason.DEADLINE_EXCEEDED, message)
 
 
-def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
-    """Stops what still runs, and deletes the job when its time to live is over."""
-    running = [pod for pod in observed.every_pod if not pod.has_ended]
-    ttl = _time_to_live(observed.job)
-    left = None if ttl is None or status.completion_time is None else parse_time(status.completion_time) + ttl - now
-    if left is not None and left <= AT_ONCE:
-        metadata = observed.job["metadata"]
-        # With the status as it is: the operator cannot write one into a job that is gone.
-        return Plan(stages=((DeleteJob(metadata["name"], metadata["uid"]),),), status=status)
-    return Plan(stages=deletions(running, now)).due_within(left, next_force(running, now))
+def delete_when_due(look: Snapshot) -> Plan | None:
+    """Plans the deletion of a finished job whose time to live is over."""
+    left, metadata = _time_left(look), look.observed.job["metadata"]
+    if left is None or left > AT_ONCE:
+        return None
+    deletion = Batch((DeleteJob(metadata["name"], metadata["uid"]),), Freshness.FRESH_ALL)
+    # With the status as it is: the operator cannot write one into a job that is gone.
+    return Plan(batches=(deletion,), status=look.status)
+
+
+def after_the_end(look: Snapshot) -> Plan:
+    """Stops what still runs of a finished job."""
+    running = [pod for pod in look.observed.every_pod if not pod.has_ended]
+    batches = deletions(running, look.now, Freshness.FRESH_ALL)
+    return Plan(batches).due_within(_time_left(look), next_force(running, look.now))
+
+
+def _time_left(look: Snapshot) -> timedelta | None:
+    """Returns how long the finished job stays; None if nothing limits that."""
+    ttl, end = _time_to_live(look.observed.job), look.status.completion_time
+    return None if ttl is None or end is None else parse_time(end) + ttl - look.now
 
 
 def may_need_a_pass(job: Object, now: datetime) -> bool:

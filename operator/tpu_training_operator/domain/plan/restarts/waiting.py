@@ -20,10 +20,11 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.hosts import Group, group_words, host_of, summary
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes
-from tpu_training_operator.domain.objects.actions import AT_ONCE, LookAtEvents, Plan
+from tpu_training_operator.domain.objects.actions import AT_ONCE, LookAtEvents
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.placement.search import next_move
+from tpu_training_operator.domain.plan.plan import Batch, Plan
 
 _NEW_REASON = timedelta(seconds=10)
 _NEW_COUNTS = timedelta(minutes=1)
@@ -51,7 +52,7 @@ def tell_why(ctx: Context, decided: Plan) -> Plan:
     between = _between_looks(ctx)
     pods = _to_ask_about(ctx)
     if pods and _is_due(notes, ctx, between):
-        return replace(decided, stages=(*decided.stages, (LookAtEvents(pods),)), again=AT_ONCE)
+        return decided.then(Plan((Batch((LookAtEvents(pods),)),), again=AT_ONCE))
     soonest = _since(notes, ctx) + _NEW_REASON - ctx.now
     if AT_ONCE < soonest <= _NEW_REASON:
         # Whatever it is; a gang that starts within seconds never needs the words.
