@@ -1,25 +1,18 @@
-"""The operator process: command line, logs, and kopf as the frame around the controller.
-
-kopf starts and stops the process; it watches nothing and writes nothing. So there are no finalizers and no
-annotations: a job stays deletable and GitOps tools see no drift when the operator is gone.
-"""
+"""The operator process: command line, logs, and what starts and stops when."""
 
 import asyncio
 import contextlib
 import gc
-import itertools
 import json
 import logging
-import os
 import secrets
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -38,11 +31,12 @@ from tpu_training_operator.kube.errors import ApiError, Unavailable
 from tpu_training_operator.kube.throttle import Throttle
 from tpu_training_operator.kube.turns import Turns
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
-from tpu_training_operator.runtime.controller import Controller
+from tpu_training_operator.runtime.controller import Controller, Haste
 from tpu_training_operator.runtime.events import EventSender
-from tpu_training_operator.runtime.health import Health, Unhealthy, beat
+from tpu_training_operator.runtime.health import Health, beat
 from tpu_training_operator.runtime.health_server import serve_health
 from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.job_watch import JobWatch
 from tpu_training_operator.runtime.leader_label import OwnPod
 from tpu_training_operator.runtime.leadership import Election, LeaseName
 from tpu_training_operator.runtime.metrics import Metrics
@@ -54,26 +48,8 @@ from tpu_training_operator.runtime.queue_watching import QueueWatching
 from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
-from tpu_training_operator.runtime.watching import Haste, Watching
+from tpu_training_operator.runtime.watching import Watching
 from tpu_training_operator.version import version
-
-
-@contextlib.contextmanager
-def _hidden(package: str) -> Iterator[None]:
-    """Within the block the package cannot be imported."""
-    if package in sys.modules:
-        yield
-        return
-    sys.modules[package] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[package]
-
-
-with _hidden("kubernetes"):
-    # kopf would load it for the sake of objects that this process does not have, which takes 26 MiB.
-    import kopf
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +59,9 @@ _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 5.0
 # Some megabytes of garbage at most.
 _OBJECTS_BETWEEN_COLLECTIONS = 20_000
-# Longer than any operator lives: a login ends with the first 401.
-_LONGEST_LOGIN = timedelta(days=3650)
-# Pauses of kopf's requests after errors: at its start it asks which kinds there are. They never end: a process that
-# gave up would start again and know no better.
-_BACKOFF_SECONDS = (1, 2, 4, *itertools.repeat(8, 10_000))
+
+
+_Work = Callable[[contextlib.AsyncExitStack], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -116,42 +90,47 @@ class Operator:
     def __init__(self, credentials: Credentials, options: Options) -> None:
         self._credentials = credentials
         self._options = options
-        self._resources = contextlib.AsyncExitStack()
         self._controller: Controller | None = None
         self._health: Health | None = None
-        self._turns: asyncio.Task[None] | None = None
-        self._has_logged_in = False
-        self.failure: OSError | None = None
+        self._stop = asyncio.Event()
 
-    def registry(self) -> kopf.OperatorRegistry:
-        registry = kopf.OperatorRegistry()
-        kopf.on.startup(registry=registry)(self._start)
-        kopf.on.cleanup(registry=registry)(self._stop)
-        kopf.on.login(registry=registry)(self._login)
-        return registry
-
-    async def _start(self, **_: Any) -> None:
-        try:
-            await self._begin()
-        except OSError as error:
-            # A port that is taken stays taken. The kubelet starts the container again.
-            self.failure = error
-            await self._resources.aclose()
-            raise kopf.PermanentError(str(error)) from None
-
-    async def _begin(self) -> None:
+    async def run(self) -> None:
+        """Runs until a signal comes, or this process no longer leads. Raises OSError if a port is taken."""
+        self._claim_signals()
         metrics = Metrics()
-        await self._resources.enter_async_context(serve_health(self._options.health_port, self._check))
-        if self._options.metrics_port is not None:
-            await self._resources.enter_async_context(serve_metrics(self._options.metrics_port, metrics))
-        if self._options.lease is None:
-            await self._work(self._resources, metrics)
-        else:
-            self._turns = asyncio.create_task(self._take_turns(self._options.lease, metrics), name="turns")
-            self._resources.push_async_callback(_cancel, self._turns)
+        async with contextlib.AsyncExitStack() as resources:
+            enter = resources.enter_async_context
+            await enter(serve_health(self._options.health_port, self._check))
+            if self._options.metrics_port is not None:
+                await enter(serve_metrics(self._options.metrics_port, metrics))
+            # With connections of its own: news must not wait behind thousands of creations.
+            watcher = await enter(connect(self._credentials, ClientOptions(connections=0)))
+            job_watches = {
+                namespace: JobWatch(watcher, self._credentials, namespace, self._claim_signals)
+                for namespace in self._options.namespaces or (None,)
+            }
+            for job_watch in job_watches.values():
+                _run_until_closed(resources, job_watch.run(), "job watch")
+            work = partial(self._work, watcher, job_watches, metrics)
+            lease = self._options.lease
+            working = _run_until_closed(
+                resources, self._take_turns(lease, work, metrics) if lease else _work_alone(work), "work"
+            )
+            stopping = _run_until_closed(resources, self._stopped(), "stop")
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
 
-    async def _take_turns(self, lease: LeaseName, metrics: Metrics) -> None:
-        """Waits until this process leads, then works. The process ends when that is over."""
+    async def _stopped(self) -> None:
+        await self._stop.wait()
+
+    def _claim_signals(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+
+    async def _take_turns(self, lease: LeaseName, work: _Work, metrics: Metrics) -> None:
+        """Waits until this process leads, then works as long as it does. What the process knows and counts is of its
+        own term, so it ends then, and the next one begins as one that waits."""
         options, identity = self._options, f"{socket.gethostname()}-{secrets.token_hex(4)}"
         # With connections of its own: a renewal must not wait behind thousands of creations.
         async with connect(self._credentials, ClientOptions(connections=2)) as client:
@@ -161,29 +140,26 @@ class Operator:
                 await pod.tell(leads=False)
             await election.win()
             try:
-                await self._work_while_leading(election, pod, metrics)
-            except OSError as error:
-                self.failure = error
+                await self._work_while_leading(election, pod, work, metrics)
             finally:
                 await asyncio.gather(election.release(), _no_longer_leads(pod))
-        # What this process knows and counts is of its own term. The next process begins as one that waits.
-        signal.raise_signal(signal.SIGTERM)
 
-    async def _work_while_leading(self, election: Election, pod: OwnPod | None, metrics: Metrics) -> None:
+    async def _work_while_leading(self, election: Election, pod: OwnPod | None, work: _Work, metrics: Metrics) -> None:
         async with contextlib.AsyncExitStack() as resources:
-            begun = asyncio.create_task(self._begin_to_lead(resources, pod, metrics), name="begin to work")
+            begun = asyncio.create_task(_begin_to_lead(resources, pod, work), name="begin to work")
             try:
                 await election.hold(begun)
             finally:
                 metrics.leads(leads=False)
                 await _cancel(begun)
 
-    async def _begin_to_lead(self, resources: contextlib.AsyncExitStack, pod: OwnPod | None, metrics: Metrics) -> None:
-        await self._work(resources, metrics)
-        if pod:
-            await pod.keep_telling()
-
-    async def _work(self, resources: contextlib.AsyncExitStack, metrics: Metrics) -> None:
+    async def _work(
+        self,
+        watcher: Client,
+        job_watches: Mapping[str | None, JobWatch],
+        metrics: Metrics,
+        resources: contextlib.AsyncExitStack,
+    ) -> None:
         """Reconcile jobs and take reports until `resources` are closed."""
         options, enter = self._options, resources.enter_async_context
         metrics.leads(leads=True)
@@ -195,11 +171,9 @@ class Operator:
         throttle = Throttle(options.qps, options.burst, time.monotonic) if options.qps else None
         client_options = ClientOptions(turns=Turns(throttle), on_answer=answered, keep=_KEPT)
         client = await enter(connect(self._credentials, client_options))
-        # With connections and a rate of their own: news must not wait behind thousands of creations.
-        watcher = await enter(connect(self._credentials, ClientOptions(connections=0)))
         watcher.clock = client.clock
         now = client.clock.now
-        watching = Watching(watcher, options.namespaces, self._hint)
+        watching = Watching(watcher, job_watches, self._hint)
         cluster = CachedCluster(client, watching.served)
         authority = await _load_authority(client, options.service) if options.service else None
         inboxes, reporting = None, None
@@ -237,40 +211,10 @@ class Operator:
             "queues": queue_watching.run(),
         }
         for name, work in runs.items():
-            resources.push_async_callback(_cancel, asyncio.create_task(work, name=name))
+            _run_until_closed(resources, work, name)
         self._health = Health(self._controller, (client, watcher), watching)
 
-    async def _stop(self, **_: Any) -> None:
-        # If the API server is away, kopf may wait forever for an answer that its start still needs.
-        end = threading.Timer(_STOP_SECONDS, _end_at_once)
-        end.daemon = True
-        end.start()
-        await self._resources.aclose()
-
-    async def _login(self, **_: Any) -> kopf.ConnectionInfo:
-        if self._has_logged_in:
-            # kopf logs in again only after its credentials were refused, and ends the process if it is given the same
-            # ones. A new expiration makes them look new; the next login reads a replaced token.
-            log.warning("the API server refused the operator's token; reading it again")
-            await asyncio.sleep(_RETRY_SECONDS)
-        self._has_logged_in = True
-        authorization = await asyncio.to_thread(self._credentials.authorization)
-        scheme, _space, token = (authorization or "").partition(" ")
-        certificate = self._credentials.client_certificate or (None, None)
-        return kopf.ConnectionInfo(
-            server=self._credentials.server,
-            ca_path=self._credentials.ca_file,
-            insecure=not self._credentials.configuration.verify_ssl,
-            scheme=scheme or None,
-            token=token or None,
-            certificate_path=certificate[0],
-            private_key_path=certificate[1],
-            expiration=_now() + _LONGEST_LOGIN,
-        )
-
     def _check(self) -> Mapping[str, float]:
-        if self._turns is not None and self._turns.done():
-            raise Unhealthy("the election has stopped")
         return self._health.check() if self._health else {}
 
     def _hint(self, key: JobKey, job_version: str | None, haste: Haste) -> None:
@@ -296,9 +240,16 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _end_at_once() -> None:
-    log.error("the process did not stop within %g s; ending it now", _STOP_SECONDS)
-    os._exit(1)
+async def _work_alone(work: _Work) -> None:
+    async with contextlib.AsyncExitStack() as resources:
+        await work(resources)
+        await asyncio.Event().wait()
+
+
+async def _begin_to_lead(resources: contextlib.AsyncExitStack, pod: OwnPod | None, work: _Work) -> None:
+    await work(resources)
+    if pod:
+        await pod.keep_telling()
 
 
 async def _no_longer_leads(pod: OwnPod | None) -> None:
@@ -308,21 +259,20 @@ async def _no_longer_leads(pod: OwnPod | None) -> None:
                 await pod.tell(leads=False)
 
 
+def _run_until_closed(
+    resources: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None], name: str
+) -> "asyncio.Task[None]":
+    """Runs `work` as a task, which is cancelled when `resources` are closed."""
+    task = asyncio.create_task(work, name=name)
+    resources.push_async_callback(_cancel, task)
+    return task
+
+
 async def _cancel(task: "asyncio.Task[None]") -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-def _settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False
-    # Watching CRDs and namespaces would need rights to them.
-    settings.scanning.disabled = True
-    settings.networking.request_timeout = 30
-    settings.networking.connect_timeout = 5
-    settings.networking.error_backoffs = _BACKOFF_SECONDS
-    return settings
+    if not task.done():
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 def _configure_logs(level: str, log_format: str) -> None:
@@ -335,8 +285,6 @@ def _configure_logs(level: str, log_format: str) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # kopf logs every step of its start.
-    logging.getLogger("kopf").setLevel(logging.WARNING)
 
 
 def _spare_the_collector() -> None:
@@ -447,20 +395,13 @@ def main(log_level: str, log_format: str, **options: Any) -> None:
         credentials = load_credentials()
     except NoCredentials as error:
         raise click.ClickException(str(error)) from None
-    chosen = Options(**options)
     _spare_the_collector()
-    operator = Operator(credentials, chosen)
     try:
-        kopf.run(
-            registry=operator.registry(),
-            settings=_settings(),
-            # Another kopf operator in the cluster would pause us otherwise.
-            standalone=True,
-            clusterwide=not chosen.namespaces,
-            namespaces=chosen.namespaces,
-        )
-    except Exception:
-        if operator.failure is None:
-            raise
-    if operator.failure is not None:
-        raise click.ClickException(f"the operator cannot start: {operator.failure}")
+        asyncio.run(_run(credentials, Options(**options)))
+    except OSError as error:
+        # A port that is taken stays taken. The kubelet starts the container again.
+        raise click.ClickException(f"the operator cannot start: {error}") from None
+
+
+async def _run(credentials: Credentials, options: Options) -> None:
+    await Operator(credentials, options).run()

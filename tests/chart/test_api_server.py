@@ -71,7 +71,7 @@ def test_an_upgrade_changes_the_given_values_and_the_definition_and_keeps_the_au
     cluster.kubectl("patch", DEFINITION, "--type=json", "--patch", '[{"op":"remove","path":"/spec/names/shortNames"}]')
     cluster.helm("upgrade", str(CHART), "--force-conflicts", values={"logLevel": "DEBUG"})
     assert "--log-level=DEBUG" in cluster.deployed_arguments()
-    assert "ttj" in cluster.kubectl("get", DEFINITION, "--output=jsonpath={.spec.names.shortNames}")
+    assert "tpujob" in cluster.kubectl("get", DEFINITION, "--output=jsonpath={.spec.names.shortNames}")
     assert authority() == FILLED
 
 

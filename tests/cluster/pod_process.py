@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 _AS_IN_A_POD = """\
 import sys
 from pathlib import Path
+sys.modules["kubernetes"] = None  # The operator's image has none.
 from tpu_training_operator.kube import credentials
 credentials._SERVICE_ACCOUNT = Path(sys.argv.pop(1))
 from tpu_training_operator.main import main

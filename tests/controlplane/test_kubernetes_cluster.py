@@ -17,6 +17,7 @@ from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Resource
 from tpu_training_operator.kube.credentials import Credentials, load_credentials
 from tpu_training_operator.kube.errors import Forbidden
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
+from tpu_training_operator.runtime.job_watch import JobWatch
 from tpu_training_operator.runtime.watching import Watching
 
 pytestmark = pytest.mark.usefixtures("job_definition")
@@ -58,14 +59,17 @@ class TestCachedClusterContract(ClusterContract):
     async def cluster(
         self, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
     ) -> AsyncIterator[CachedCluster]:
-        async with connect(credentials_of(control_plane.kubeconfig, monkeypatch)) as client:
-            watching = Watching(client, (), lambda key, version, only_listed: None)
-            task = asyncio.create_task(watching.run())
+        credentials = credentials_of(control_plane.kubeconfig, monkeypatch)
+        async with connect(credentials) as client:
+            jobs = JobWatch(client, credentials, None)
+            watching = Watching(client, {None: jobs}, lambda key, version, haste: None)
+            tasks = [asyncio.create_task(watch.run()) for watch in (jobs, watching)]
             cached = CachedCluster(client, watching.served)
             await cached.list(JOBS, None)
             yield cached
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         # aiohttp closes connections with TLS a moment later.
         await asyncio.sleep(0.1)
 

@@ -53,7 +53,16 @@ def test_a_job_runs_from_apply_to_succeeded(space: Namespace, operator: Operator
     assert status["progress"]["step"] == 300
     space.kubectl("wait", "--for=condition=Succeeded", "tpujob/digits", kubectl_timeout(10))
     columns = space.kubectl("get", "tpujob", "--no-headers").split()
-    assert columns[:6] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300"]
+    assert columns[:7] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300", "100"]
+    found = {
+        selector: space.kubectl("get", "tpujob", "--output=name", f"--field-selector={selector}").strip()
+        for selector in ("status.state=Succeeded", "status.state=Running", "spec.slice.acceleratorType=v5litepod-16")
+    }
+    assert list(found.values()) == [
+        "tputrainingjob.tpu-operator.dev/digits",
+        "",
+        "tputrainingjob.tpu-operator.dev/digits",
+    ]
     reasons = space.kubectl("get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}").split()
     assert {"AttemptStarted", "Succeeded"} <= set(reasons)
 

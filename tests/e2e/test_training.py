@@ -42,7 +42,7 @@ def test_the_job_in_the_readme_trains_on_both_nodes(cluster: Cluster, quick_star
 
 def test_the_columns_and_the_description_say_what_happened(quick_start: dict[str, str]) -> None:
     columns = quick_start["kubectl get tpujob"].splitlines()[1].split()
-    assert columns[:6] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300"]
+    assert columns[:7] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300", "100"]
     described = quick_start["kubectl describe tpujob"]
     for told in ("learningRate: 0.05 x 4 = 0.2 (linear rule", "AttemptStarted", "all 4 workers have finished"):
         assert told in described

@@ -37,7 +37,7 @@ from tpu_training_operator.runtime.cached_cluster import CachedCluster, Served
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
-from tpu_training_operator.runtime.records import keep_job, keep_pod
+from tpu_training_operator.runtime.records import KnownJobs, keep_job, keep_pod
 
 T = TypeVar("T")
 
@@ -203,7 +203,7 @@ class Memory:
 
     def __init__(self, cluster: ModelCluster) -> None:
         self._cluster = cluster
-        self.served = Served(lambda: True, _is_listed)
+        self.served = Served(KnownJobs(), lambda: True, _is_listed)
         self._list(PODS, self.served.pods, keep_pod)
         self._list(JOBS, self.served.jobs, keep_job)
         self._told = {resource: len(journal) for resource, journal in cluster.journals.items()}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import GRACE, ModelCluster
@@ -166,7 +167,9 @@ def test_a_job_that_began_before_its_chips_were_counted_is_reckoned_with_all_of_
 @pytest.mark.parametrize(
     ("then", "state", "shown"), [("Suspend", "Suspended", "Current"), ("Fail", "Failed", "Failed")]
 )
-def test_a_job_that_has_used_up_its_budget_saves_stops_and_only_then_fails(then: str, state: str, shown: str) -> None:
+def test_a_job_that_has_used_up_its_budget_saves_stops_and_only_then_fails(
+    then: str, state: str, shown: str, snapshot: SnapshotAssertion
+) -> None:
     cluster = used_up(then=then)
     decided = one_pass(cluster)
     assert is_true(cluster.status.conditions, ConditionType.SUSPENDED)
@@ -177,7 +180,9 @@ def test_a_job_that_has_used_up_its_budget_saves_stops_and_only_then_fails(then:
     stopped(cluster, after=18)
     assert (cluster.status.state, kstatus(cluster.job), cluster.pods) == (state, shown, {})
     assert is_over(cluster.status), "`tpujob run` would wait forever"
-    assert "1.08 of 1 chip-hour (spec.runPolicy.budget) are used" in ready_message(cluster)
+    assert "1.08 of 1" in ready_message(cluster)
+    assert "spec.runPolicy.budget" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
     assert cluster.status.restarts.total == 0
     passes(cluster, 10**6)
     later = look(cluster)
@@ -192,7 +197,7 @@ def test_the_pass_comes_when_the_budget_ends() -> None:
     assert look(cluster) == Plan(again=timedelta(seconds=45))
 
 
-def test_a_warning_comes_once_at_80_percent() -> None:
+def test_a_warning_comes_once_at_80_percent(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_gang(budget(1), listens=True)
     passes(cluster, 179)
     assert look(cluster).status is None
@@ -201,10 +206,10 @@ def test_a_warning_comes_once_at_80_percent() -> None:
     decided = one_pass(cluster)
     (event,) = decided.events
     assert (event.reason, event.warning) == ("BudgetLow", True)
-    assert event.message == (
-        "0.80 of 1 chip-hour (spec.runPolicy.budget) are used; the rest lasts 45 s, and the job will have used about"
-        " 4.80 when it ends"
-    )
+    assert "0.80 of 1" in event.message
+    assert "spec.runPolicy.budget" in event.message
+    assert "45 s" in event.message
+    assert event.message == snapshot
     assert reason(cluster.status, ConditionType.BUDGET_LOW) == ("True", "BudgetLow")
     passes(cluster, 20)
     assert one_pass(cluster).events == ()
@@ -228,12 +233,14 @@ def test_the_status_says_what_is_used_expected_and_left() -> None:
     }
 
 
-def test_an_operator_that_was_down_for_an_hour_tells_the_overrun_in_numbers() -> None:
+def test_an_operator_that_was_down_for_an_hour_tells_the_overrun_in_numbers(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_gang(budget(1))
     passes(cluster, 3600)
     decided = one_pass(cluster)
     assert [event.reason for event in decided.events] == ["BudgetExceeded"]
-    assert decided.events[0].message.startswith("16.00 of 1 chip-hour (spec.runPolicy.budget) are used; waiting for 4")
+    assert "16.00 of 1" in decided.events[0].message
+    assert "spec.runPolicy.budget" in decided.events[0].message
+    assert decided.events[0].message == snapshot
 
 
 @pytest.mark.parametrize("then", ["Suspend", "Fail"])
@@ -294,14 +301,13 @@ def test_a_job_that_waits_for_nodes_uses_nothing() -> None:
 # How it goes on.
 
 
-def test_a_raised_budget_resumes_the_job() -> None:
+def test_a_raised_budget_resumes_the_job(snapshot: SnapshotAssertion) -> None:
     cluster = stopped(used_up(), after=18)
     cluster.edit_run_policy(budget={"chipHours": 1000})
     decided = one_pass(cluster)
-    assert (decided.events[0].reason, decided.events[0].message) == (
-        "Resumed",
-        "1.08 of 1000 chip-hours (spec.runPolicy.budget) are used",
-    )
+    assert decided.events[0].reason == "Resumed"
+    assert "1.08 of 1000" in decided.events[0].message
+    assert decided.events[0].message == snapshot
     assert (cluster.status.attempt, cluster.status.state) == (2, State.STARTING)
     assert find(cluster.status.conditions, ConditionType.BUDGET_LOW) is None
     until_running(cluster)
@@ -317,18 +323,19 @@ def test_a_budget_that_is_taken_away_resumes_the_job() -> None:
     assert cluster.status.attempt == 2
 
 
-def test_resuming_without_raising_the_budget_starts_nothing_and_says_why() -> None:
+def test_resuming_without_raising_the_budget_starts_nothing_and_says_why(snapshot: SnapshotAssertion) -> None:
     cluster = stopped(used_up(), after=0)
     cluster.edit_run_policy(suspend=True)
     reconciled(cluster)
-    assert ready_message(cluster) == "suspended by spec.runPolicy.suspend; no workers are running"
+    assert "spec.runPolicy.suspend" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
     cluster.edit_run_policy(suspend=False)
     decided = one_pass(cluster)
     assert [event.reason for event in decided.events] == ["BudgetExceeded"]
     assert (cluster.status.attempt, cluster.status.state) == (1, State.SUSPENDED)
-    assert ready_message(cluster) == (
-        "1.00 of 1 chip-hour (spec.runPolicy.budget) are used; raise chipHours, and the job continues"
-    )
+    assert "1.00 of 1" in ready_message(cluster)
+    assert "spec.runPolicy.budget" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
 def test_a_budget_that_is_raised_while_the_workers_stop_saves_a_job_that_was_to_fail() -> None:
@@ -349,13 +356,14 @@ def test_a_budget_below_what_is_used_stops_the_job_at_once() -> None:
     assert cluster.status.state is State.SUSPENDED
 
 
-def test_a_failed_job_says_what_was_saved() -> None:
+def test_a_failed_job_says_what_was_saved(snapshot: SnapshotAssertion) -> None:
     cluster = used_up(then="Fail", listens=True)
     one_pass(cluster)
     one_pass(cluster)
     kubelet.report(cluster, 70, checkpoint_step=70)
     stopped(cluster, after=0)
-    assert ready_message(cluster).endswith("are used; the newest checkpoint holds step 70")
+    assert "step 70" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
 @pytest.mark.parametrize("chip_hours", [1, 2**31 - 1])

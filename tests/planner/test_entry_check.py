@@ -1,10 +1,12 @@
 """The entry check: one pod without TPUs tries a job's code before its first attempt begins."""
 
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.planner import kubelet, kueue
 from tests.planner.model_cluster import ModelCluster
@@ -118,12 +120,13 @@ def test_what_says_nothing_about_the_job_is_a_warning_and_the_job_goes_on(what: 
 
 
 @pytest.mark.parametrize("what", NOTHING_ABOUT_THE_JOB)
-def test_with_require_it_fails_the_job(what: str) -> None:
+def test_with_require_it_fails_the_job(what: str, snapshot: SnapshotAssertion) -> None:
     cluster = given_a_check(REQUIRE)
     NOTHING_ABOUT_THE_JOB[what](cluster)
     one_pass(cluster)
     assert reason(cluster.status, ConditionType.FAILED) == ("True", "EntryFailed")
-    assert ready_message(cluster).endswith("; spec.entryCheck.mode is Require")
+    assert "spec.entryCheck.mode" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
 def test_a_container_that_has_ended_counts_once_its_pod_has_so_that_the_log_stays() -> None:
@@ -467,37 +470,37 @@ def step(cluster: ModelCluster) -> tuple[str, str, str]:
     return ("", "", "") if found is None else (found.status, found.reason, found.message)
 
 
-def test_a_step_that_fits_begins_with_its_memory_and_its_speed_at_best_in_the_status() -> None:
+def test_a_step_that_fits_begins_with_its_memory_and_its_speed_at_best_in_the_status(
+    snapshot: SnapshotAssertion,
+) -> None:
     cluster = given_a_check()
     has_compiled(cluster, FITS)
-    assert step(cluster) == (
-        "True",
-        "StepFits",
-        "v5litepod-16: fits, 6.00 GiB of 15.75 GiB of HBM per core, 9.75 GiB free; a step takes 32.6 ms at best, bound"
-        " by memory: MFU at most 53%; compiled, not run",
-    )
+    value, why, message = step(cluster)
+    assert (value, why) == ("True", "StepFits")
+    assert re.findall(r"[\d.]+ (?:GiB|ms)|\d+%", message) == ["6.00 GiB", "15.75 GiB", "9.75 GiB", "32.6 ms", "53%"]
+    assert message == snapshot
     one_pass(cluster)
     assert cluster.status.attempt == 1
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "fact"),
     [
-        ({}, "4.25 GiB too much; compiled, not run"),
-        ({"largest": 6, "refused": 7}, "4.25 GiB too much; 6 fit (7 do not); compiled, not run"),
+        ({}, "4.25 GiB too much; compiled"),
+        ({"largest": 6, "refused": 7}, "6 fit (7 do not)"),
         ({"largest": 0, "refused": 1}, "not even one fits"),
-        ({"needed": None}, "8 examples per replica with 15.75 GiB of HBM"),
+        ({"needed": None}, "8 examples per replica with"),
     ],
 )
 @pytest.mark.parametrize("changes", [AUTO, MUST_COMPILE])
 def test_a_step_that_does_not_fit_fails_the_job_before_there_is_a_worker(
-    found: Object, said: str, changes: dict[str, Any]
+    found: Object, fact: str, changes: dict[str, Any]
 ) -> None:
     cluster = given_a_check(changes)
     has_compiled(cluster, TOO_LARGE | found)
     assert reason(cluster.status, ConditionType.FAILED) == ("True", "StepTooLarge")
     assert step(cluster)[:2] == ("False", "StepTooLarge")
-    assert said in ready_message(cluster)
+    assert fact in ready_message(cluster)
     assert ready_message(cluster).endswith("; no worker was created")
     assert (cluster.status.attempt, list(cluster.pods)) == (0, [POD])
     assert described(one_pass(cluster)) == []
@@ -530,13 +533,14 @@ def test_what_keeps_the_compiler_from_an_answer_keeps_no_job_from_its_start(what
 
 
 @pytest.mark.parametrize("what", NO_ANSWER)
-def test_required_it_fails_the_job(what: str) -> None:
+def test_required_it_fails_the_job(what: str, snapshot: SnapshotAssertion) -> None:
     words, how, said = NO_ANSWER[what]
     cluster = given_a_check(MUST_COMPILE)
     has_compiled(cluster, words, **how)
     assert reason(cluster.status, ConditionType.FAILED) == ("True", "StepNotCompiled")
     assert said in ready_message(cluster)
-    assert ready_message(cluster).endswith("; spec.entryCheck.compile is Require")
+    assert "spec.entryCheck.compile" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
 def test_an_image_without_the_compile_check_is_told_apart() -> None:
@@ -582,7 +586,7 @@ def test_a_pod_that_must_compile_has_room_for_it_and_no_chips() -> None:
     assert "google.com/tpu" not in json.dumps(pod["spec"])
 
 
-def test_an_alternative_with_another_step_is_compiled_too_and_warned_of() -> None:
+def test_an_alternative_with_another_step_is_compiled_too_and_warned_of(snapshot: SnapshotAssertion) -> None:
     v6e: Object = {"acceleratorType": "v6e-16"}
     slices: list[Object] = [{"acceleratorType": "v5litepod-32"}, v6e, v6e | {"provisioning": {"type": "Spot"}}]
     others = [{"slice": one, "waitForPreviousSeconds": 60} for one in slices]
@@ -594,6 +598,6 @@ def test_an_alternative_with_another_step_is_compiled_too_and_warned_of() -> Non
     assert {"name": "digits-0"} in volumes
     has_compiled(cluster, FITS, FITS, TOO_LARGE)
     assert step(cluster)[:2] == ("True", "StepFits")
-    assert "v6e-16: does not fit into a core's memory" in step(cluster)[2]
+    assert step(cluster)[2] == snapshot
     one_pass(cluster)
     assert cluster.status.attempt == 1

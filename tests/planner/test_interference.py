@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
@@ -27,17 +28,15 @@ from tpu_training_operator.kube.errors import Forbidden
 # Jobs and namespaces that are being deleted.
 
 
-def test_a_job_that_a_finalizer_keeps_stops_its_workers_and_says_so() -> None:
+def test_a_job_that_a_finalizer_keeps_stops_its_workers_and_says_so(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_gang()
     cluster.job["metadata"] |= {"deletionTimestamp": format_time(cluster.now), "finalizers": ["example.com/audit"]}
     fails(cluster, WORKERS[0])
     decided = one_pass(cluster)
     assert described(decided) == [f"delete Pod {name}" for name in WORKERS[1:]]
     assert [event.reason for event in decided.events] == ["Suspended"]
-    assert ready_message(cluster) == (
-        "the job is being deleted, and its workers are stopped;"
-        " the object stays until example.com/audit is removed from metadata.finalizers"
-    )
+    assert "metadata.finalizers" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
     kubelet.sweep(cluster)
     one_pass(cluster)
     assert (cluster.status.attempt, cluster.status.last_failure, list(cluster.pods)) == (1, None, WORKERS[:1])
@@ -50,7 +49,7 @@ def test_who_orphans_the_workers_of_a_job_keeps_them() -> None:
     assert look(cluster) == Plan()
 
 
-def test_nothing_fails_in_a_namespace_that_is_being_deleted() -> None:
+def test_nothing_fails_in_a_namespace_that_is_being_deleted(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_gang()
     cluster.others["Namespace/default"] = {
         "kind": "Namespace",
@@ -60,7 +59,7 @@ def test_nothing_fails_in_a_namespace_that_is_being_deleted() -> None:
         kubelet.delete_by_hand(cluster, cluster.pods[name])
     one_pass(cluster)
     assert (cluster.status.attempt, cluster.status.last_failure) == (1, None)
-    assert ready_message(cluster) == "the namespace is being deleted, and the workers of the job are stopped"
+    assert ready_message(cluster) == snapshot
     for _ in range(3):
         kubelet.sweep(cluster)
         one_pass(cluster)
@@ -84,36 +83,37 @@ def test_a_job_is_not_blocked_by_a_namespace_that_is_being_deleted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "how"),
+    "changed",
     [
-        ({"labels": {}}, "without its label tpu-operator.dev/job-name"),
-        ({"ownerReferences": []}, "without its owner reference"),
+        {"labels": {}},
+        {"ownerReferences": []},
     ],
+    ids=str,
 )
-def test_a_webhook_that_strips_a_worker_is_told_at_once(changed: dict[str, Any], how: str) -> None:
+def test_a_webhook_that_strips_a_worker_is_told_at_once(changed: dict[str, Any], snapshot: SnapshotAssertion) -> None:
     cluster = given_a_begun_attempt()
     cluster.mutate = lambda pod: pod["metadata"].update(changed)
     Operator(cluster).work()
-    assert how in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
     assert (cluster.status.state, cluster.pods) == (State.BLOCKED, {})
 
 
-def test_a_webhook_that_lets_workers_restart_in_place_is_told_at_once() -> None:
+def test_a_webhook_that_lets_workers_restart_in_place_is_told_at_once(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_begun_attempt()
     cluster.mutate = lambda pod: pod["spec"].update(restartPolicy="Always")
     Operator(cluster).work()
-    assert "came into being with restartPolicy Always" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
     assert cluster.pods == {}
 
 
-def test_a_job_whose_workers_a_webhook_changes_creates_them_only_now_and_then() -> None:
+def test_a_job_whose_workers_a_webhook_changes_creates_them_only_now_and_then(snapshot: SnapshotAssertion) -> None:
     """Their coming and going is news of the job, and would cause the next pass at once."""
     cluster = given_a_begun_attempt()
     cluster.mutate = lambda pod: pod["spec"].update(restartPolicy="Always")
     operator = Operator(cluster)
     assert created_pods(operator.work())
     assert not created_pods(operator.work())
-    assert "came into being with restartPolicy Always" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
     cluster.now += timedelta(seconds=30)
     assert created_pods(operator.work())
     cluster.mutate = lambda pod: None
@@ -147,16 +147,16 @@ def lose_node_object(cluster: ModelCluster, pod: Object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happens", "told", "words"),
+    ("happens", "told"),
     [
-        (lose_label, "WorkerHidden", "has lost its label tpu-operator.dev/job-name"),
-        (lose_owner, "WorkerHidden", "has lost its owner reference"),
-        (lose_node_object, "NodeLost", "node no longer exists"),
-        (kubelet.vanish, "PodDeleted", "the pod was deleted while the gang was running"),
+        (lose_label, "WorkerHidden"),
+        (lose_owner, "WorkerHidden"),
+        (lose_node_object, "NodeLost"),
+        (kubelet.vanish, "PodDeleted"),
     ],
 )
 def test_a_missing_worker_is_told_as_what_became_of_it(
-    happens: Callable[[ModelCluster, Object], None], told: str, words: str
+    happens: Callable[[ModelCluster, Object], None], told: str, snapshot: SnapshotAssertion
 ) -> None:
     cluster = given_a_running_gang()
     operator = Operator(cluster)
@@ -166,4 +166,4 @@ def test_a_missing_worker_is_told_as_what_became_of_it(
     failure = cluster.status.last_failure
     assert failure is not None
     assert (failure.pod, failure.reason) == (WORKERS[2], told)
-    assert words in failure.message
+    assert failure.message == snapshot

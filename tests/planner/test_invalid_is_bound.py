@@ -137,10 +137,8 @@ def test_a_gang_of_which_nobody_knows_the_size_stops_until_the_spec_is_valid(
     # A wiped status may be an old read for five minutes.
     goes_on(cluster, 400)
     assert cluster.pods == {}
-    assert [event["note"] for event in cluster.events if event["reason"] == "Suspended"] == [
-        "stopping the workers: status.resolved was removed, so the size of the gang is unknown, and its chips cannot be"
-        " counted"
-    ]
+    [note] = [event["note"] for event in cluster.events if event["reason"] == "Suspended"]
+    assert "status.resolved was removed" in note
     cluster.job["spec"] = spec
     for _ in range(3):
         one_pass(cluster)
@@ -156,7 +154,8 @@ def test_a_partly_placed_gang_gives_its_nodes_back_at_its_start_deadline() -> No
     passes(cluster, 100)
     goes_on(cluster, 100)
     assert cluster.pods == {}
-    assert "2 workers could not be placed within 100 s" in str(cluster.events)
+    assert "2 workers" in str(cluster.events)
+    assert "100 s" in str(cluster.events)
 
 
 def test_a_gang_that_does_not_start_on_its_nodes_gives_them_back_after_half_an_hour() -> None:

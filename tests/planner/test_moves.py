@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
@@ -58,7 +59,7 @@ def test_the_choice_is_written_with_the_attempt_and_the_status_shows_its_numbers
     assert (resolved.accelerator_type, resolved.hosts) == ("v5litepod-8", 2)
 
 
-def test_no_nodes_for_the_time_of_the_next_one_and_not_a_second_sooner() -> None:
+def test_no_nodes_for_the_time_of_the_next_one_and_not_a_second_sooner(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_created_gang(TWO)
     waits(cluster, 10 - 1 / 60)
     assert where(cluster)[1] == 0
@@ -66,7 +67,8 @@ def test_no_nodes_for_the_time_of_the_next_one_and_not_a_second_sooner() -> None
     one_pass(cluster)
     assert where(cluster)[1] == 1
     assert reason(cluster.status) == ("False", Reason.MOVING)
-    assert "moves from v5litepod-16 to v5litepod-8: no nodes for v5litepod-16 within 600 s" in ready_message(cluster)
+    assert "600 s" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
     assert cluster.status.restarts.total == 0
 
 
@@ -348,29 +350,34 @@ def test_what_each_slice_used_adds_up_to_the_active_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slice_", "problem"),
+    "slice_",
     [
-        ({"acceleratorType": "v5litepod-256"}, "128 does not divide over the 256 replicas"),
-        ({"acceleratorType": "v5litepod-17"}, "there is no accelerator type"),
-        ({"acceleratorType": "v5litepod-16", "count": 2}, "several slices need backend XLASPMD"),
-        ({"acceleratorType": "v5litepod-8", "hardware": "CPU"}, "alternatives must have the hardware of spec.slice"),
-        ({"generation": "v5e", "topology": "4x4"}, "is the same as spec.slice"),
+        {"acceleratorType": "v5litepod-256"},
+        {"acceleratorType": "v5litepod-17"},
+        {"acceleratorType": "v5litepod-16", "count": 2},
+        {"acceleratorType": "v5litepod-8", "hardware": "CPU"},
+        {"generation": "v5e", "topology": "4x4"},
     ],
+    ids=str,
 )
-def test_an_alternative_that_could_not_run_is_refused_before_the_job_starts(slice_: Any, problem: str) -> None:
+def test_an_alternative_that_could_not_run_is_refused_before_the_job_starts(
+    slice_: Any, snapshot: SnapshotAssertion
+) -> None:
     cluster = given_a_job({"spec.placement.alternatives": [{"slice": slice_}]})
     one_pass(cluster)
     assert cluster.status.state is State.INVALID
-    assert problem in ready_message(cluster)
+    assert ready_message(cluster).startswith("spec.placement.alternatives")
+    assert ready_message(cluster) == snapshot
     assert "spec.placement.alternatives" in ready_message(cluster)
     assert not cluster.pods
 
 
-def test_what_does_not_divide_comes_with_the_nearest_that_does() -> None:
+def test_what_does_not_divide_comes_with_the_nearest_that_does(snapshot: SnapshotAssertion) -> None:
     alternatives = [{"slice": {"acceleratorType": "v5litepod-32"}}]
     cluster = given_a_job({"spec.placement.alternatives": alternatives, "spec.recipe.globalBatchSize": 144})
     one_pass(cluster)
-    assert "slices that divide 144: v5litepod-16, v5litepod-8, v5litepod-4" in ready_message(cluster)
+    assert "144" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
 GROWING = {
@@ -449,7 +456,9 @@ def test_placeholders_that_find_no_nodes_rest_and_ask_again() -> None:
     assert where(cluster)[:2] == (2, 1)
 
 
-def test_placeholders_that_the_cluster_refuses_are_told_once_and_the_gang_trains_on() -> None:
+def test_placeholders_that_the_cluster_refuses_are_told_once_and_the_gang_trains_on(
+    snapshot: SnapshotAssertion,
+) -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
     passes(cluster, 1800)
     for _ in range(4):
@@ -459,11 +468,11 @@ def test_placeholders_that_the_cluster_refuses_are_told_once_and_the_gang_trains
             del cluster.pods[name]
         passes(cluster, 15)
     (told,) = [event["note"] for event in cluster.events if event["reason"] == "PlaceholderRefused"]
-    assert "the gang cannot ask for a better slice: the operator may not create Pod digits-hold0-0-0" in told
+    assert told == snapshot
     assert cluster.status.state is State.RUNNING
 
 
-def test_a_placeholder_that_a_finalizer_keeps_is_told_once() -> None:
+def test_a_placeholder_that_a_finalizer_keeps_is_told_once(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
     passes(cluster, 1800)
     one_pass(cluster)
@@ -473,7 +482,7 @@ def test_a_placeholder_that_a_finalizer_keeps_is_told_once() -> None:
         one_pass(cluster)
         passes(cluster, 15)
     (told,) = [event["note"] for event in cluster.events if event["reason"] == "PlaceholderRefused"]
-    assert "the gang cannot ask for a better slice: Pod digits-hold0-0-0 is deleted, but a finalizer keeps it" in told
+    assert told == snapshot
     assert cluster.status.state is State.RUNNING
 
 

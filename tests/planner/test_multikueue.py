@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from tests.planner import kubelet, kueue, multikueue
 from tests.planner.model_cluster import ModelCluster, copied
@@ -81,7 +82,7 @@ def test_our_own_name_is_as_good_as_none() -> None:
     assert cluster.status.state is State.RUNNING
 
 
-def test_a_job_for_another_cluster_has_a_workload_and_nothing_else() -> None:
+def test_a_job_for_another_cluster_has_a_workload_and_nothing_else(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_managed_job()
     (body,) = cluster.others.values()
     assert body["kind"] == "Workload"
@@ -89,14 +90,14 @@ def test_a_job_for_another_cluster_has_a_workload_and_nothing_else() -> None:
     kueue.reserve(cluster, admissionChecks=[{"name": "clusters", "state": "Pending", "message": "asks x, y"}])
     one_pass(cluster)
     assert (cluster.status.state, cluster.status.attempt) == (State.QUEUED, 0)
-    assert "admission check clusters: Pending: asks x, y (for another cluster" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
-def test_without_a_queue_nothing_happens_but_that_the_job_says_what_is_missing() -> None:
+def test_without_a_queue_nothing_happens_but_that_the_job_says_what_is_missing(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_job(MANAGED)
     passes(cluster, 3)
     assert (cluster.others, cluster.pods, cluster.status.state) == ({}, {}, State.BLOCKED)
-    assert "name a LocalQueue of this cluster in the job's label kueue.x-k8s.io/queue-name" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
     assert len(cluster.events) == 1
     kueue.put_in_queue(cluster)
     passes(cluster, 2)
@@ -296,12 +297,12 @@ def test_a_copy_that_has_ended_stays_until_kueue_deletes_it() -> None:
     assert described(look(cluster)) == []
 
 
-def test_a_copy_without_its_workload_waits_and_makes_none() -> None:
+def test_a_copy_without_its_workload_waits_and_makes_none(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_copy()
     cluster.others.clear()
     passes(cluster, 3)
     assert (cluster.others, cluster.pods, cluster.status.state) == ({}, {}, State.BLOCKED)
-    assert "does not exist; whoever made the job" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
 @pytest.mark.parametrize("what", ["count", "limits", "name"])

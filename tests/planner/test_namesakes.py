@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster, copied
@@ -36,7 +37,7 @@ def given_a_job_applied_again() -> ModelCluster:
     return cluster
 
 
-def test_a_new_job_waits_for_the_workers_of_its_namesake_without_alarm() -> None:
+def test_a_new_job_waits_for_the_workers_of_its_namesake_without_alarm(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_job_applied_again()
     seen = []
     for _ in range(4):
@@ -47,8 +48,8 @@ def test_a_new_job_waits_for_the_workers_of_its_namesake_without_alarm() -> None
         cluster.collect_garbage()
         cluster.now += timedelta(seconds=5)
     assert [event["reason"] for event in cluster.events if event["type"] == "Warning"] == []
-    assert seen[0] == "waiting for the deleted job digits to release its Service"
-    assert seen[-1] == "waiting for the deleted job digits to release its workers"
+    assert seen[0] == snapshot
+    assert seen[-1] == snapshot
     kubelet.sweep(cluster)
     assert until_running(cluster) == WORKERS
 
@@ -184,7 +185,7 @@ def test_a_worker_that_loses_a_label_stays_that_worker(label: str) -> None:
     assert (cluster.status.attempt, cluster.status.state) == (1, State.RUNNING)
 
 
-def test_a_worker_that_is_hidden_by_a_lost_label_is_named() -> None:
+def test_a_worker_that_is_hidden_by_a_lost_label_is_named(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_created_gang()
     hidden = cluster.pods[WORKERS[2]]
     del hidden["metadata"]["labels"]["tpu-operator.dev/job-name"]
@@ -192,6 +193,4 @@ def test_a_worker_that_is_hidden_by_a_lost_label_is_named() -> None:
     view = [pod for pod in cluster.read()[1] if pod["metadata"]["name"] != WORKERS[2]]
     operator.work(seen=(cluster.read()[0], view))
     assert cluster.status.state == State.BLOCKED
-    assert "digits-1-0-2 is a worker of this job but has lost its label tpu-operator.dev/job-name" in ready_message(
-        cluster
-    )
+    assert ready_message(cluster) == snapshot

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
@@ -221,19 +222,14 @@ def test_training_that_is_partly_complete_is_suspended() -> None:
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
 
 
-def test_events_tell_what_users_wait_for() -> None:
+def test_events_tell_what_users_wait_for(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_gang({"spec.slice.acceleratorType": "v5litepod-4"})
     for suspend in (True, False):
         cluster.edit_run_policy(suspend=suspend)
         one_pass(cluster)
     told = [(event["reason"], event["note"]) for event in cluster.events]
-    assert told == [
-        ("AttemptStarted", "attempt 1: waiting for 1 worker on v5litepod-4 to become ready"),
-        ("Running", "attempt 1: the worker is ready"),
-        ("Suspended", "waiting for 1 worker to stop"),
-        ("Resumed", "spec.runPolicy.suspend is false"),
-        ("AttemptStarted", "attempt 2: waiting for 1 worker on v5litepod-4 to become ready"),
-    ]
+    assert [reason for reason, _ in told] == ["AttemptStarted", "Running", "Suspended", "Resumed", "AttemptStarted"]
+    assert told == snapshot
 
 
 def test_a_job_created_suspended_starts_nothing() -> None:
@@ -331,14 +327,17 @@ def test_a_users_own_loop_that_has_ended_before_it_is_suspended_has_succeeded() 
 # Trouble.
 
 
-def test_an_invalid_job_is_stalled_with_the_reason() -> None:
+def test_an_invalid_job_is_stalled_with_the_reason(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_job({"spec.recipe.globalBatchSize": 100})
     decided = one_pass(cluster)
     assert (actions(decided), cluster.status.state) == ([], State.INVALID)
     assert reason(cluster.status, ConditionType.STALLED) == ("True", "InvalidSpec")
     ready = find(cluster.status.conditions, ConditionType.READY)
     assert ready is not None
-    assert ready.message.startswith("spec.recipe.globalBatchSize: 100 does not divide over the 16 replicas")
+    assert "spec.recipe.globalBatchSize" in ready.message
+    assert "100" in ready.message
+    assert "16 replicas" in ready.message
+    assert ready.message == snapshot
     assert kstatus(cluster.job) == "Failed"
 
 
@@ -361,13 +360,14 @@ def given_a_running_gang_that_became_invalid() -> ModelCluster:
     return cluster
 
 
-def test_a_gang_whose_job_became_invalid_is_watched_and_an_event_says_so_once() -> None:
+def test_a_gang_whose_job_became_invalid_is_watched_and_an_event_says_so_once(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_gang_that_became_invalid()
     fails(cluster, WORKERS[0])
     assert actions(one_pass(cluster)) == []
     told = [event for event in cluster.events if event["reason"] == "InvalidSpec"]
     assert [event["type"] for event in told] == ["Warning"]
-    assert told[0]["note"].startswith("this operator cannot use the spec and only watches attempt 1: spec.")
+    assert "attempt 1" in told[0]["note"]
+    assert told[0]["note"] == snapshot
     assert (cluster.status.state, cluster.status.attempt) == (State.INVALID, 1)
 
 
@@ -473,14 +473,16 @@ def test_an_edit_that_needs_no_action_is_observed() -> None:
     assert kstatus(cluster.job) == "Current"
 
 
-def test_parameters_too_large_for_a_config_map_are_refused_before_anything_starts() -> None:
+def test_parameters_too_large_for_a_config_map_are_refused_before_anything_starts(snapshot: SnapshotAssertion) -> None:
     # Each of these characters takes two bytes.
     large = {f"p{number}": "\u00e9" * 4096 for number in range(128)}
     cluster = given_a_begun_attempt({"spec.recipe.parameters": large})
     assert (cluster.status.state, cluster.status.attempt) == (State.INVALID, 0)
     condition = find(cluster.status.conditions, ConditionType.STALLED)
     assert condition is not None
-    assert "spec.recipe.parameters: the run spec and the names of 4 hosts take" in condition.message
+    assert "spec.recipe.parameters" in condition.message
+    assert "4 hosts" in condition.message
+    assert condition.message == snapshot
 
 
 def test_the_host_names_of_the_largest_gang_fit_into_one() -> None:

@@ -72,6 +72,7 @@ def test_a_report_is_shown_unchanged() -> None:
     reports(cluster, 100, warnings=("slow input",), **said)
     times = dict.fromkeys(("last_report_time", "last_advance_time"), format_time(cluster.now))
     assert progress(cluster) == Progress(phase=ReportPhase.TRAINING, step=100, warnings=["slow input"], **said, **times)
+    assert (progress(cluster).percent, progress(cluster).time_left) == (25, "1m17s")
 
 
 def test_metrics_stay_until_new_ones_are_reported() -> None:

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
@@ -38,15 +39,15 @@ def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:
     assert kstatus(cluster.job) == "InProgress"
 
 
-def test_the_message_names_worker_node_class_and_cause() -> None:
+def test_the_message_names_worker_node_class_and_cause(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])
     [event] = one_pass(cluster).events
     assert event.warning
-    assert event.message == (
-        "attempt 2 starts now: slice 0 host 1 (digits-1-0-1 on node-of-digits-1-0-1) failed with"
-        " Infrastructure (Killed, exit code 137): the worker was killed (exit code 137)"
-    )
+    assert "attempt 2" in event.message
+    assert "slice 0" in event.message
+    assert "host 1" in event.message
+    assert event.message == snapshot
 
 
 def test_the_cause_is_charged_and_not_its_lost_peers() -> None:
@@ -85,20 +86,20 @@ def test_the_status_keeps_the_first_and_the_latest_failure() -> None:
     assert (first.attempt, last.attempt) == (1, 2)
 
 
-def test_an_error_of_the_user_fails_the_job_at_once() -> None:
+def test_an_error_of_the_user_fails_the_job_at_once(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[0], 1, message='{"message": "KeyError: label"}')
     one_pass(cluster)
     assert (cluster.status.attempt, cluster.status.state) == (1, State.FAILED)
     assert reason(cluster.status, ConditionType.STALLED) == ("True", "NotRetryable")
-    assert ready_message(cluster) == (
-        "slice 0 host 0 (digits-1-0-0 on node-of-digits-1-0-0) failed with UserError (exit code 1):"
-        " KeyError: label; the restart limit for UserError is 0"
-    )
+    assert "slice 0" in ready_message(cluster)
+    assert "host 0" in ready_message(cluster)
+    assert "exit code 1" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
     assert kstatus(cluster.job) == "Failed"
 
 
-def test_a_spent_budget_fails_the_job() -> None:
+def test_a_spent_budget_fails_the_job(snapshot: SnapshotAssertion) -> None:
     limits = {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}}}}
     cluster = given_a_running_gang(limits)
     fails(cluster, WORKERS[1])
@@ -109,7 +110,8 @@ def test_a_spent_budget_fails_the_job() -> None:
     assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
     assert reason(cluster.status) == ("False", "RestartLimitReached")
-    assert ready_message(cluster).endswith("; the restart limit for Infrastructure is 1 in 24 h")
+    assert "Infrastructure is 1 in 24 h" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
 # Failures that another attempt would repeat.
@@ -127,11 +129,13 @@ def ended_twice(code: int, *messages: str, limits: dict[str, int] | None = None)
     return cluster
 
 
-def test_replicas_that_diverge_at_the_same_step_again_end_the_job() -> None:
+def test_replicas_that_diverge_at_the_same_step_again_end_the_job(snapshot: SnapshotAssertion) -> None:
     cluster = ended_twice(76, '{"message": "came apart", "step": 120}', '{"message": "came apart", "step": 120}')
     assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
     assert reason(cluster.status) == ("False", "DivergedTwice")
-    assert "the replicas also diverged at step 120 in attempt 1" in ready_message(cluster)
+    assert "step 120" in ready_message(cluster)
+    assert "attempt 1" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
 @pytest.mark.parametrize(
@@ -148,10 +152,11 @@ def test_replicas_that_diverge_at_another_or_an_unknown_step_restart(first: str,
     assert (cluster.status.attempt, cluster.status.restarts.by_class) == (3, {"Unknown": 2})
 
 
-def test_a_loss_of_nan_ends_the_job() -> None:
+def test_a_loss_of_nan_ends_the_job(snapshot: SnapshotAssertion) -> None:
     cluster = ended_twice(65, "loss is NaN since step 7")
     assert reason(cluster.status) == ("False", "NotRetryable")
-    assert "failed with NotFinite (exit code 65): loss is NaN" in ready_message(cluster)
+    assert "exit code 65" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
 def test_a_loss_of_nan_may_be_given_restarts() -> None:
@@ -159,7 +164,7 @@ def test_a_loss_of_nan_may_be_given_restarts() -> None:
     assert cluster.status.restarts.by_class == {"NotFinite": 1}
 
 
-def test_storage_that_denies_access_twice_is_a_user_error() -> None:
+def test_storage_that_denies_access_twice_is_a_user_error(snapshot: SnapshotAssertion) -> None:
     cluster = ended_twice(77, "403 for gs://bucket")
     status = cluster.status
     assert (status.attempt, status.restarts.by_class) == (2, {"Infrastructure": 1})
@@ -171,20 +176,17 @@ def test_storage_that_denies_access_twice_is_a_user_error() -> None:
     assert failure is not None
     assert (cluster.status.state, failure.failure_class) == (State.FAILED, "UserError")
     assert reason(cluster.status) == ("False", "NotRetryable")
-    assert ready_message(cluster).endswith(
-        "403 for gs://bucket; grant the service account default/default access to the bucket, then create the job again"
-    )
+    assert "403" in ready_message(cluster)
+    assert ready_message(cluster) == snapshot
 
 
-def test_a_directory_that_denies_access_is_no_matter_of_the_bucket() -> None:
+def test_a_directory_that_denies_access_is_no_matter_of_the_bucket(snapshot: SnapshotAssertion) -> None:
     said = "/mnt/run: cannot write step-probe-1: Permission denied"
     cluster = ended_twice(77, said)
     until_running(cluster)
     fails(cluster, "digits-2-0-0", 77, message=said)
     one_pass(cluster)
-    assert ready_message(cluster).endswith(
-        "Permission denied; give the worker's user the right to write there, then create the job again"
-    )
+    assert ready_message(cluster) == snapshot
 
 
 def test_storage_that_denies_access_is_not_tried_again_without_a_restart_left() -> None:

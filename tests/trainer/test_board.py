@@ -124,14 +124,14 @@ def test_what_a_task_writes_does_not_fill_the_memory(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("write", "why"),
     [
-        (lambda: SummaryWriter().add_image("a", torch.zeros(2, 2, 2)), "an image has 1, 3 or 4 channels"),
-        (lambda: SummaryWriter().add_image("a", torch.zeros(3, 2)), "dataformats must be CHW, HWC or HW"),
-        (lambda: SummaryWriter().add_scalar("a", "much"), "a single number is needed, got a str"),
+        (lambda: SummaryWriter().add_image("a", torch.zeros(2, 2, 2)), "image has 1, 3 or 4 channels"),
+        (lambda: SummaryWriter().add_image("a", torch.zeros(3, 2)), "must be CHW, HWC or HW"),
+        (lambda: SummaryWriter().add_scalar("a", "much"), "number is needed, got a str"),
         (
             lambda: SummaryWriter().add_figure("a", None),
-            "the writer of tpu_trainer has no add_figure; it has add_histog",
+            "no add_figure; it has add_h",
         ),
-        (lambda: ReportLogger().log_table("a"), "the logger of tpu_trainer has no log_table; it has experiment, final"),
+        (lambda: ReportLogger().log_table("a"), "tpu_trainer has no log_table"),
     ],
 )
 def test_what_cannot_be_written_is_an_error_of_the_task(tmp_path: Path, write: Callable[[], None], why: str) -> None:

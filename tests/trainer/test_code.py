@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.checkpoint.conftest import BUCKET, object_storage
 from tests.trainer.checkpoint.refusing_server import answering
@@ -96,8 +97,8 @@ def test_another_archive_than_the_one_submitted_is_not_opened(here: Path) -> Non
     ("archive", "words"),
     [
         (b"<html>", "it is not a .tar.gz file"),
-        (packed(file("../escaped")), "the name '../escaped' leads out of the directory"),
-        (packed(special("out", b"2", "/etc")), "'out' is a link to '/etc'; only files and directories are unpacked"),
+        (packed(file("../escaped")), "'../escaped' leads out of the"),
+        (packed(special("out", b"2", "/etc")), "'out' is a link to '/etc'"),
     ],
 )
 def test_a_submitted_archive_that_cannot_be_unpacked_is_the_users_error(here: Path, archive: bytes, words: str) -> None:
@@ -137,7 +138,7 @@ def test_a_run_with_a_file_that_hides_a_module_ends_as_the_users_error(launcher:
     document["code"] = put(tmp_path / "code.tar.gz", packed(file("mine/task.py", TASK), file("json.py")))
     gang = launcher.start(document, TPUJOB_CODE_DIRECTORY=str(tmp_path / "code"))
     assert gang.wait() == [ExitCode.UserError], gang.output()
-    assert "the trainer would import json.py" in gang.hosts[0].message()["message"]
+    assert "trainer would import json.py" in gang.hosts[0].message()["message"]
 
 
 def test_a_missing_archive_is_the_users_error(here: Path) -> None:
@@ -250,8 +251,9 @@ def test_a_program_of_the_folder_is_a_command_too(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "trained"), ended.stderr
 
 
-def test_a_command_that_cannot_start_leaves_words(tmp_path: Path) -> None:
+def test_a_command_that_cannot_start_leaves_words(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     code = put(tmp_path / "code.tar.gz", packed(file("train.py", SCRIPT)))
     assert start_command(tmp_path, code, "trian").returncode == ExitCode.UserError
     words = json.loads((tmp_path / "words").read_text())
-    assert words["message"] == "trainer.command: trian cannot be started: No such file or directory"
+    assert "trainer.command" in words["message"]
+    assert words["message"] == snapshot

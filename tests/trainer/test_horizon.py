@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import (
@@ -89,17 +90,21 @@ def test_epochs_and_every_other_step_are_counted_as_such() -> None:
     assert not said(1, "epoch", 10)
     assert not said(2, "step", 3)
     assert not said(1, "epoch", None)
-    assert said(1, "step", None)[0].startswith("CosineAnnealingLR is built for 10 steps")
-    assert said(1, "epoch", 30)[0].startswith("CosineAnnealingLR is built for 10 epochs")
+    assert said(1, "step", None)[0].startswith("CosineAnnealingLR is built")
+    assert "10 steps" in said(1, "step", None)[0]
+    assert said(1, "epoch", 30)[0].startswith("CosineAnnealingLR is built")
+    assert "10 epochs" in said(1, "epoch", 30)[0]
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_what_would_end_the_run_in_its_middle_is_refused(inside: bool) -> None:
+def test_what_would_end_the_run_in_its_middle_is_refused(inside: bool, snapshot: SnapshotAssertion) -> None:
     o = optimizer()
     cycle: Any = OneCycleLR(o, 1.0, total_steps=21)
     cycle = SequentialLR(o, [ConstantLR(o), cycle], [5]) if inside else cycle
-    with pytest.raises(UserCodeError, match=r"OneCycleLR is built for 21 steps .* it would end the run there"):
+    with pytest.raises(UserCodeError) as caught:
         list(differences([Scheduled(cycle, "step")], 60, None))
+    assert "21 steps" in str(caught.value)
+    assert str(caught.value) == snapshot
 
 
 def task(make: Any, interval: str) -> Task:
@@ -125,7 +130,7 @@ def test_a_tasks_own_scheduler_is_compared_before_the_first_step() -> None:
 @pytest.mark.parametrize(("cycles", "anneals"), [("Cycles", "Anneals"), ("cycles", "anneals")])
 def test_so_is_a_modules_under_either_loop(cycles: str, anneals: str, tmp_path: Path) -> None:
     refused = in_process.run(spec(cycles), tmp_path).outcome
-    assert "OneCycleLR is built for 3 steps" in refused.message
+    assert "is built for 3 steps" in refused.message
     assert not refused.step
     done = in_process.run(spec(anneals), tmp_path)
     assert done.outcome.code is ExitCode.Succeeded

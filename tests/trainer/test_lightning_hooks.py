@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as lightning
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ChainedScheduler, CosineAnnealingLR, LambdaLR, MultiStepLR, OneCycleLR
@@ -96,7 +97,7 @@ def test_a_reduction_that_cannot_be_made_is_refused() -> None:
             return super().training_step(batch, batch_idx)
 
     outcome = run(lambda hp, rank: Loaded(*adopt(Largest(), None, hp, Share(0, 1))), trainSteps=2).outcome
-    assert outcome.message.startswith('self.log("largest"): reduce_fx max. Lightning\'s Trainer can do it')
+    assert outcome.message.startswith('self.log("largest"):')
 
 
 class Run:
@@ -173,7 +174,7 @@ def test_a_module_that_clips_gets_the_recipes_norm_and_the_trainer_says_so_and_l
     assert module.layer.weight.item() == pytest.approx(0.75, abs=1e-5)
     assert made.hooks.clips
     (said,) = (text for text in unused(made.task, made.hooks, made.optimizer, made.hp) if "clip" in text)
-    assert "recipe.gradientClipNorm 0.25 is what its configure_gradient_clipping gets" in said
+    assert "recipe.gradientClipNorm 0.25" in said
 
 
 def test_a_module_that_does_not_clip_is_clipped_by_the_trainer() -> None:
@@ -222,10 +223,13 @@ def _repeating(kind: Callable[..., Any], base: type[Line]) -> Line:
 
 
 @pytest.mark.parametrize("base", [Line, OwnStep], ids=["Lightning's own step", "optimizer_step of the module"])
-def test_an_optimizer_that_evaluates_its_closure_again_is_refused(base: type[Line]) -> None:
+def test_an_optimizer_that_evaluates_its_closure_again_is_refused(
+    base: type[Line], snapshot: SnapshotAssertion
+) -> None:
     run = Run(_repeating(Sharp, base)).begin()
-    with pytest.raises(UserCodeError, match=r"^optimizer Sharp evaluates its closure more than once a step"):
+    with pytest.raises(UserCodeError) as caught:
         run.steps(1)
+    assert str(caught.value) == snapshot
 
 
 class Uphill(SGD):
@@ -393,8 +397,9 @@ class Raising(Line):
 
 @pytest.mark.parametrize(
     ("kind", "complaint"),
-    [(Skipping, "on_train_batch_start returns -1"), (Raising, "on_train_epoch_start: KeyError: 'labels.csv'")],
+    [(Skipping, "on_train_batch_start returns"), (Raising, "on_train_epoch_start:")],
 )
 def test_a_hook_that_fails_is_named(kind: type[Line], complaint: str) -> None:
-    with pytest.raises(UserCodeError, match=complaint):
+    with pytest.raises(UserCodeError) as caught:
         Run(kind()).begin().steps(1)
+    assert complaint in str(caught.value)

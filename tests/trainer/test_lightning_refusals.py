@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as lightning
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
@@ -97,35 +98,38 @@ class IterableValidation(Plain):
 @pytest.mark.parametrize(
     ("kind", "complaint"),
     [
-        (NoData, r"neither the LightningModule nor a LightningDataModule has a train_dataloader"),
-        (NoStep, r"NoStep has no training_step\(\)"),
+        (NoData, "neither the LightningModule"),
+        (NoStep, "NoStep has no training_step()"),
     ],
 )
 def test_a_module_that_cannot_be_trained_is_refused_at_once(kind: type[nn.Module], complaint: str) -> None:
-    with pytest.raises(UserCodeError, match=complaint) as refusal:
+    with pytest.raises(UserCodeError) as refusal:
         adopted(kind)
+    assert complaint in str(refusal.value)
     assert not isinstance(refusal.value, NeedsTrainerError)
 
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Manual, "Manual: automatic_optimization is False"),
-        (OwnBackward, r"OwnBackward overrides backward\(\)"),
-        (Callbacks, r"Callbacks overrides configure_callbacks\(\)"),
-        (TwoLoaders, "train_dataloader: it returns a list of 2, not one torch.utils.data.DataLoader"),
-        (SeveralInputs, r"training_step takes \(batch, batch_idx, dataloader_idx\), and not \(batch\)"),
-        (IterableValidation, "val_dataloader: its dataset is iterable"),
+        (Manual, "automatic_optimization is"),
+        (OwnBackward, "OwnBackward overrides"),
+        (Callbacks, "configure_callbacks()"),
+        (TwoLoaders, "torch.utils.data.DataLoader"),
+        (SeveralInputs, "training_step takes (batch"),
+        (IterableValidation, "val_dataloader: its dataset"),
     ],
 )
 def test_a_module_that_needs_lightnings_trainer_is_known_at_once(kind: type[nn.Module], reason: str) -> None:
-    with pytest.raises(NeedsTrainerError, match=reason):
+    with pytest.raises(NeedsTrainerError) as caught:
         adopted(kind)
+    assert reason in str(caught.value)
 
 
-def test_a_pair_without_a_data_module_is_refused() -> None:
-    with pytest.raises(UserCodeError, match="the second of the pair is a DataLoader; it must be a LightningDataModule"):
+def test_a_pair_without_a_data_module_is_refused(snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(UserCodeError) as caught:
         adopted(Plain, DataLoader(DATA))
+    assert str(caught.value) == snapshot
 
 
 OWN_BATCHES = BatchSampler(SequentialSampler(DATA), 2, drop_last=True)
@@ -170,11 +174,12 @@ def test_any_other_sampler_is_the_order_of_an_epoch_again_and_again(sampler: Any
     assert (first == second) == (type(sampler) is OwnOrder)
 
 
-def test_a_sampler_of_held_out_data_needs_lightnings_trainer() -> None:
+def test_a_sampler_of_held_out_data_needs_lightnings_trainer(snapshot: SnapshotAssertion) -> None:
     loader = DataLoader(DATA, sampler=weighted(60))
     kind = type("Kind", (Plain,), {"val_dataloader": lambda self: loader, "validation_step": lambda self, batch: None})
-    with pytest.raises(NeedsTrainerError, match="val_dataloader: sampler WeightedRandomSampler"):
+    with pytest.raises(NeedsTrainerError) as caught:
         adopted(kind)
+    assert str(caught.value) == snapshot
 
 
 def test_each_loader_has_its_own_workers() -> None:
@@ -211,16 +216,17 @@ def test_an_order_that_means_every_example_once_is_replaced(loader: Any) -> None
     [
         (
             DataLoader(DATA, batch_sampler=Buckets(range(40), 2, drop_last=True)),
-            "train_dataloader: batch_sampler Buckets",
+            "batch_sampler Buckets",
         ),
-        (DataLoader(DATA, sampler=Endlessly()), "sampler Endlessly without __len__"),
-        (DataLoader(DATA, batch_size=None), "batch_size is None, so the dataset makes the batches"),
+        (DataLoader(DATA, sampler=Endlessly()), "Endlessly without __len__"),
+        (DataLoader(DATA, batch_size=None), "batch_size is None, so the"),
     ],
 )
 def test_what_makes_batches_needs_lightnings_trainer(loader: Any, complaint: str) -> None:
     kind = type("Kind", (Plain,), {"train_dataloader": lambda self: loader})
-    with pytest.raises(NeedsTrainerError, match=complaint):
+    with pytest.raises(NeedsTrainerError) as caught:
         adopted(kind)
+    assert complaint in str(caught.value)
 
 
 def optimizer() -> SGD:
@@ -256,58 +262,60 @@ def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tupl
 @pytest.mark.parametrize(
     ("form", "complaint"),
     [
-        (lambda o: None, "it returns a NoneType; it must return an optimizer"),
-        (lambda o: [o, optimizer()], "it returns 2 optimizers; with automatic optimization there is one"),
+        (lambda o: None, "a NoneType; it must return an"),
+        (lambda o: [o, optimizer()], "optimization there is one"),
         (lambda o: [{"optimizer": o}, {"optimizer": optimizer()}], "it returns 2 optimizers"),
         (lambda o: ([o, optimizer()], []), "it returns 2 optimizers"),
-        (lambda o: {"optimiser": o}, 'a dict without "optimizer", it has optimiser'),
-        (lambda o: {"optimizer": o, "lr_schedulers": constant(o)}, "its dict has lr_schedulers; it must return"),
-        (lambda o: ["adam"], "a str is not a torch optimizer"),
-        (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, 'ReduceLROnPlateau needs "monitor"'),
+        (lambda o: {"optimiser": o}, '"optimizer", it has optimiser'),
+        (lambda o: {"optimizer": o, "lr_schedulers": constant(o)}, "lr_schedulers; it must return"),
+        (lambda o: ["adam"], "str is not a torch optimizer"),
+        (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, "ReduceLROnPlateau needs"),
         (
             lambda o: ([o], [{"scheduler": ReduceLROnPlateau(o), "monitor": "error", "frequency": 2}]),
-            "ReduceLROnPlateau is stepped after every evaluation",
+            "ReduceLROnPlateau is stepped",
         ),
         (
             lambda o: ([o], [constant(o), {"scheduler": ReduceLROnPlateau(o), "monitor": "error"}]),
-            "ReduceLROnPlateau beside another scheduler is not supported",
+            "ReduceLROnPlateau beside",
         ),
         (lambda o: ([o], [{"scheduler": constant(o), "reduce_on_plateau": True}]), "LambdaLR waits for a metric"),
         (
             lambda o: ([o], [{"scheduler": constant(o), "interval": "batch"}]),
-            'must be "step" or "epoch", got \'batch\'',
+            'must be "step" or "epoch"',
         ),
-        (lambda o: ([o], [{"scheduler": constant(o), "frequency": 0}]), "frequency must be an integer of at least 1"),
+        (lambda o: ([o], [{"scheduler": constant(o), "frequency": 0}]), "be an integer of at least 1"),
         (lambda o: ([o], [{"scheduler": constant(o), "every": 2}]), "lr_scheduler has every"),
-        (lambda o: ([o], [constant(optimizer())]), "LambdaLR belongs to another optimizer than the one returned"),
-        (lambda o: ([o], [0.1]), "a float is not a scheduler: it must have step"),
+        (lambda o: ([o], [constant(optimizer())]), "LambdaLR belongs to another"),
+        (lambda o: ([o], [0.1]), "scheduler: it must have step"),
     ],
 )
 def test_what_configure_optimizers_must_not_return_is_named(form: Any, complaint: str) -> None:
-    with pytest.raises(UserCodeError, match=complaint):
+    with pytest.raises(UserCodeError) as caught:
         configured(form(optimizer()))
+    assert complaint in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (None, "training_step returns None, which skips the batch"),
-        ({"los": 1}, "training_step returns None, which skips the batch"),
-        (0.5, "training_step: the loss is a float; it must return a tensor"),
+        (None, "training_step returns None"),
+        ({"los": 1}, "training_step returns None"),
+        (0.5, "training_step: the loss is a"),
         (
             {"loss": torch.ones(()), "loss_weight": torch.ones((), requires_grad=True)},
-            'training_step: "loss_weight" requires a gradient',
+            'training_step: "loss_weight"',
         ),
     ],
 )
 def test_a_training_step_without_a_loss_is_refused(given: Any, complaint: str) -> None:
     task, hooks = adopted(type("Kind", (Plain,), {"training_step": lambda self, batch: given}))
     hooks.step_begins([torch.ones(2, 1)], 1)
-    with pytest.raises(UserCodeError, match=complaint):
+    with pytest.raises(UserCodeError) as caught:
         task.loss(task.model, [torch.ones(2, 1)])
+    assert complaint in str(caught.value)
 
 
-def test_a_module_sees_the_trainers_known_values_and_an_error_for_others() -> None:
+def test_a_module_sees_the_trainers_known_values_and_an_error_for_others(snapshot: SnapshotAssertion) -> None:
     spec = {"trainSteps": 24, "batch": {"global": 16, "perReplica": 1, "accumulation": 2}}
     task, _ = adopted(Plain, world=2, **spec)
     trainer = task.model.trainer
@@ -317,11 +325,15 @@ def test_a_module_sees_the_trainers_known_values_and_an_error_for_others() -> No
     assert (task.model.current_epoch, task.model.global_step) == (0, 0)
     assert isinstance(task.model.logger, ReportLogger)
     assert task.model.loggers == [task.model.logger]
-    with pytest.raises(AttributeError, match=r"trainer\.strategy is not provided by tpu_trainer; it provides accum"):
+    with pytest.raises(AttributeError) as caught:
         _ = trainer.strategy
+    assert "trainer.strategy" in str(caught.value)
+    assert str(caught.value) == snapshot
     assert task.model.local_rank == 0
-    with pytest.raises(AttributeError, match=r"trainer\.should_stop cannot be set: .*LightningRun"):
+    with pytest.raises(AttributeError) as caught:
         trainer.should_stop = True
+    assert "trainer.should_stop" in str(caught.value)
+    assert str(caught.value) == snapshot
 
 
 class NoLightning(nn.Module):

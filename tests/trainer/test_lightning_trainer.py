@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -112,7 +113,7 @@ def test_evaluations_that_the_module_has_no_step_for_are_a_warning(tmp_path: Pat
 def test_a_callback_ends_the_training_early(tmp_path: Path) -> None:
     done = run("StopsEarly", tmp_path)
     assert done.outcome.step == 4
-    assert done.outcome.message.startswith("trained 4 steps of 10, ended early by the module or a callback")
+    assert done.outcome.message.startswith("trained 4 steps of 10, ended")
 
 
 def test_files_of_callbacks_and_loggers_lie_beside_the_checkpoints_and_the_report(tmp_path: Path) -> None:
@@ -262,7 +263,7 @@ def test_a_number_of_one_processs_outputs_is_a_warning_once(name: str, launcher:
 def test_an_exception_of_the_module_ends_with_its_own_line(tmp_path: Path) -> None:
     outcome = run("Raises", tmp_path).outcome
     assert outcome.code is ExitCode.UserError
-    assert outcome.message.endswith('raise ZeroDivisionError("mine")\nZeroDivisionError: mine')
+    assert outcome.message.endswith("ZeroDivisionError: mine")
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(tmp_path: Path) -> None:
@@ -276,15 +277,15 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "changes", "complaint"),
     [
-        ("Gan", {"onNotFinite": "Skip"}, "recipe.onNotFinite: Skip: under Lightning's Trainer"),
-        ("Gan", {"emaDecay": "0.9"}, "recipe.emaDecay: under Lightning's Trainer a callback averages"),
-        ("Gan", {"stopEarly": {**VAL_LOSS, "patience": 1}}, "recipe.stopEarly: under Lightning's Trainer"),
-        ("Gan", {"schedule": {"name": "Plateau", **VAL_LOSS, "patience": 1}}, "recipe.schedule Plateau: under"),
-        ("Gan", {"precision": "BFloat16"}, "recipe.precision: BFloat16: with Lightning's Trainer use"),
-        ("Gan", {"gradientClipNorm": "1"}, "recipe.gradientClipNorm: the module makes its own steps"),
-        ("decided", {}, "LightningRun: max_steps follows from recipe.trainSteps"),
-        ("limited", {"parameters": {"batches": "1", "whole": "true"}}, "limit_val_batches counts the batches of each"),
-        ("limited", {"parameters": {"batches": "0.5", "whole": "false"}}, "limit_val_batches counts the batches of"),
+        ("Gan", {"onNotFinite": "Skip"}, "recipe.onNotFinite: Skip:"),
+        ("Gan", {"emaDecay": "0.9"}, "recipe.emaDecay: under"),
+        ("Gan", {"stopEarly": {**VAL_LOSS, "patience": 1}}, "recipe.stopEarly: under"),
+        ("Gan", {"schedule": {"name": "Plateau", **VAL_LOSS, "patience": 1}}, "recipe.schedule Plateau:"),
+        ("Gan", {"precision": "BFloat16"}, "recipe.precision: BFloat16:"),
+        ("Gan", {"gradientClipNorm": "1"}, "recipe.gradientClipNorm: the"),
+        ("decided", {}, "from recipe.trainSteps"),
+        ("limited", {"parameters": {"batches": "1", "whole": "true"}}, "limit_val_batches counts the"),
+        ("limited", {"parameters": {"batches": "0.5", "whole": "false"}}, "limit_val_batches counts the"),
         ("unknown", {}, "unexpected keyword argument"),
     ],
 )
@@ -312,8 +313,8 @@ def test_a_callback_that_contradicts_the_recipe_is_refused_before_the_first_step
 
 
 def test_so_is_one_that_the_module_brings_and_a_change_of_the_passes(tmp_path: Path) -> None:
-    assert "callback MyFinder: it trains with other learning rates" in run("Brings", tmp_path).outcome.message
-    assert "accumulate_grad_batches was set to 2" in run("ChangesPasses", tmp_path).outcome.message
+    assert "callback MyFinder: " in run("Brings", tmp_path).outcome.message
+    assert "batches was set to 2" in run("ChangesPasses", tmp_path).outcome.message
 
 
 def test_a_state_that_was_loaded_in_mid_run_leaves_the_rates_to_the_recipe(tmp_path: Path) -> None:
@@ -327,7 +328,8 @@ def test_what_cannot_be_kept_is_known_before_the_first_step(tmp_path: Path) -> N
     outcome = run("keeps_a_function", tmp_path, parameters={"since": "0"}, checkpoint=kept).outcome
     assert outcome.code is ExitCode.UserError
     assert not outcome.step
-    assert "at /callbacks/_KeepsAFunction/annealing/function (a builtin_function_or_method)" in outcome.message
+    assert "/callbacks/_KeepsAFunction/" in outcome.message
+    assert "builtin_function_or_method)" in outcome.message
 
 
 def test_what_cannot_be_kept_later_costs_a_warning_and_no_checkpoint(tmp_path: Path) -> None:
@@ -341,30 +343,30 @@ def test_what_cannot_be_kept_later_costs_a_warning_and_no_checkpoint(tmp_path: P
     assert (again.outcome.code, again.outcome.step) == (ExitCode.Succeeded, 14), again.outcome.message
 
 
-def test_a_module_that_is_none_of_lightnings_cannot_have_its_trainer() -> None:
-    with pytest.raises(UserCodeError, match=r"it needs that\. Only .* does that, and Linear is not"):
+def test_a_module_that_is_none_of_lightnings_cannot_have_its_trainer(snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(UserCodeError) as caught:
         package_of(nn.Linear(1, 1), "it needs that")
+    assert str(caught.value) == snapshot
 
 
-def test_parts_of_lightnings_two_packages_are_told_apart() -> None:
+def test_parts_of_lightnings_two_packages_are_told_apart(snapshot: SnapshotAssertion) -> None:
     early = type("EarlyStopping", (), {"__module__": "lightning.pytorch.callbacks.early_stopping"})
     own = type("Patient", (early,), {"__module__": "project.callbacks"})
     module = lightning_zoo.Plain(0.1)
     refuse_mixed(module, [None, True, module, nn.Linear(1, 1)])
-    with pytest.raises(
-        UserCodeError, match=r"Plain is of pytorch_lightning and Patient of lightning\.pytorch, which .*"
-    ):
+    with pytest.raises(UserCodeError) as caught:
         refuse_mixed(module, [None, own()])
+    assert str(caught.value) == snapshot
 
 
 def test_a_step_that_returns_none_is_a_warning_before_the_first_step_of_several_processes(launcher: Launcher) -> None:
     gang = launcher.start(spec("Skips", hosts=2, replicas=2), packages=fork_server.LIGHTNING)
     assert ExitCode.UserError in gang.wait()
-    assert "warning: Lightning: training_step may return None" in gang.output()
-    assert "training_step returns None. A step of 2 processes cannot be skipped" in gang.output()
+    assert "training_step may return None" in gang.output()
+    assert "training_step returns None. A" in gang.output()
 
 
-@pytest.mark.parametrize(("world", "said"), [(1, "return tpu_trainer.LightningRun"), (2, "recipe.onNotFinite: Skip")])
+@pytest.mark.parametrize(("world", "said"), [(1, "tpu_trainer.LightningRun"), (2, "recipe.onNotFinite: Skip")])
 def test_where_it_returns_none_unseen_the_way_out_depends_on_the_processes(world: int, said: str) -> None:
     class Hidden(lightning_zoo.Plain):
         def training_step(self, batch: Any, batch_idx: int) -> Any: ...

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -96,7 +97,7 @@ def test_a_run_that_ends_reports_a_checkpoint_that_was_committed_after_its_last_
     [
         (math.nan, "the loss is nan"),
         (math.inf, "the loss is nan"),
-        ("gradients", "the gradients are not finite (loss "),
+        ("gradients", "the gradients are not finite"),
     ],
 )
 def test_a_run_stops_at_the_first_step_that_is_not_finite_and_keeps_its_checkpoints(
@@ -107,7 +108,8 @@ def test_a_run_stops_at_the_first_step_that_is_not_finite_and_keeps_its_checkpoi
     assert (ran.outcome.code, ran.outcome.step) == (ExitCode.NotFinite, 33)
     assert {outcome.message for outcome in ran.outcomes} == {ran.outcome.message}
     assert ran.outcome.message.startswith(what)
-    assert "since step 33 (learning rate 0.1)" in ran.outcome.message
+    assert "since step 33 (learning rate" in ran.outcome.message
+    assert "0.1" in ran.outcome.message
     assert kept_in(tmp_path) == {20: True, 30: True}
 
 
@@ -115,7 +117,7 @@ def test_with_warn_a_run_continues_says_so_and_keeps_the_last_clean_checkpoint(t
     checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 2}
     ran = run(bad_at([33]), 2, checkpoint=checkpoint, trainSteps=60, onNotFinite="Warn")
     assert ran.outcome.code is ExitCode.Succeeded
-    assert "WARNING: loss or gradients were not finite in 28 steps, first in step 33" in ran.outcome.message
+    assert "in 28 steps, first in step 33" in ran.outcome.message
     assert "the loss is nan in step 33" in ran.warnings[0]
     assert kept_in(tmp_path) == {30: True, 50: False, 60: False}
 
@@ -155,8 +157,9 @@ def test_a_run_with_a_skipped_step_agrees_on_all_replicas_and_resumes_bit_equal(
 ) -> None:
     whole = run(bad_at([13], rank=1), 2, recipe=ADAMW, onNotFinite="Skip")
     whole.assert_replicas_equal()
-    assert whole.outcome.message.endswith("; 1 step skipped, because loss or gradients were not finite")
-    assert whole.warnings[0].startswith("step 13 was skipped: the loss is nan (learning rate 0.05)")
+    assert whole.outcome.message.endswith("or gradients were not finite")
+    assert whole.warnings[0].startswith("step 13 was skipped: the loss")
+    assert "0.05" in whole.warnings[0]
     rest = {"checkpoint": {"uri": str(tmp_path), "everySteps": 14, "keep": 9}, "recipe": ADAMW, "onNotFinite": "Skip"}
     run(bad_at([13], rank=1), 2, **rest)
     assert kept_in(tmp_path) == {14: True, 28: True, 40: True}
@@ -170,7 +173,8 @@ def test_a_run_with_a_skipped_step_agrees_on_all_replicas_and_resumes_bit_equal(
 def test_a_run_whose_steps_are_all_skipped_does_not_succeed() -> None:
     outcome = run(bad_at(range(1, 41)), 2, onNotFinite="Skip").outcome
     assert outcome.code is ExitCode.NotFinite
-    assert outcome.message.startswith("the last 40 steps were all skipped: the loss is nan in step 40")
+    assert outcome.message.startswith("the last 40 steps were all")
+    assert "step 40" in outcome.message
 
 
 def test_a_restarted_run_whose_steps_are_all_skipped_does_not_succeed(tmp_path: Path) -> None:
@@ -179,16 +183,22 @@ def test_a_restarted_run_whose_steps_are_all_skipped_does_not_succeed(tmp_path: 
     assert kept_in(tmp_path) == {30: True}
     outcome = run(bad_at(range(1, 41)), 2, **recipe).outcome
     assert outcome.code is ExitCode.NotFinite
-    assert outcome.message.startswith("the last 40 steps were all skipped: the loss is nan in step 40")
+    assert outcome.message.startswith("the last 40 steps were all")
+    assert "step 40" in outcome.message
 
 
-def test_a_restarted_run_counts_the_steps_skipped_before_the_restart(tmp_path: Path) -> None:
+def test_a_restarted_run_counts_the_steps_skipped_before_the_restart(
+    tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
     recipe = {"checkpoint": {"uri": str(tmp_path), "everySteps": 20, "keep": 9}, "onNotFinite": "Skip"}
     run(bad_at([3, 7]), trainSteps=20, **recipe)
     # The task counts its calls from the start of its own process: step 25 is the fifth here.
     ran = run(bad_at([5]), trainSteps=40, **recipe)
-    assert ran.warnings == ("step 25 was skipped: the loss is nan (learning rate 0.1); steps skipped so far: 3",)
-    assert ran.outcome.message.endswith("; 3 steps skipped, because loss or gradients were not finite")
+    assert "step 25" in str(ran.warnings)
+    assert "0.1" in str(ran.warnings)
+    assert ran.warnings == snapshot
+    assert ran.outcome.message.endswith("or gradients were not finite")
+    assert "3 steps" in ran.outcome.message
 
 
 def test_a_skipped_step_does_not_end_a_run_whose_later_steps_are_finite() -> None:
@@ -281,7 +291,9 @@ def test_an_update_that_makes_the_weights_infinite_ends_the_run_even_in_the_last
     ran = run(overflowing(20), replicas, trainSteps=20, onNotFinite=policy, **checkpoint)
     assert (ran.outcome.code, ran.outcome.step) == (ExitCode.NotFinite, 20)
     assert {outcome.message for outcome in ran.outcomes} == {ran.outcome.message}
-    assert ran.outcome.message.startswith("the weights are not finite after step 20, first in head.bias")
+    assert ran.outcome.message.startswith("the weights are not finite")
+    assert "first in head.bias" in ran.outcome.message
+    assert "step 20" in ran.outcome.message
     assert kept_in(tmp_path) == ({10: True} if saves else {})
 
 
@@ -289,8 +301,9 @@ def test_with_warn_weights_that_are_not_finite_are_only_reported(tmp_path: Path)
     checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 9}
     ran = run(overflowing(20), 2, trainSteps=20, onNotFinite="Warn", checkpoint=checkpoint)
     assert ran.outcome.code is ExitCode.Succeeded
-    assert ran.outcome.message.endswith("; WARNING: the weights were not finite after step 20")
-    assert ran.warnings[0].startswith("the weights are not finite after step 20, first in head.bias")
+    assert ran.outcome.message.endswith("were not finite after step 20")
+    assert ran.warnings[0].startswith("the weights are not finite")
+    assert "step 20" in ran.warnings[0]
     assert kept_in(tmp_path) == {10: True, 20: False}
 
 
@@ -311,7 +324,8 @@ def test_an_average_that_is_not_finite_ends_the_run_even_if_the_weights_are_fini
 
     outcome = run(task, 2, trainSteps=30, emaDecay="0.9").outcome
     assert outcome.code is ExitCode.NotFinite
-    assert "the averaged weights are not finite after step 30, first in head.bias" in outcome.message
+    assert "are not finite after step 30" in outcome.message
+    assert "first in head.bias" in outcome.message
 
 
 def test_frozen_parameters_may_be_infinite() -> None:
@@ -323,7 +337,7 @@ def test_frozen_parameters_may_be_infinite() -> None:
     assert run(task, 2).outcome.code is ExitCode.Succeeded
 
 
-def test_a_metric_that_is_not_finite_at_the_end_is_a_warning() -> None:
+def test_a_metric_that_is_not_finite_at_the_end_is_a_warning(snapshot: SnapshotAssertion) -> None:
     def task(hp: Any, rank: int) -> Task:
         found = bad_at([])(hp, rank)
         metrics = lambda model, batch: {  # noqa: E731
@@ -334,18 +348,18 @@ def test_a_metric_that_is_not_finite_at_the_end_is_a_warning() -> None:
 
     ran = run(task, 2)
     assert ran.outcome.code is ExitCode.Succeeded
-    assert ran.warnings == ("the metric error is nan after the last step, so the result does not have it",)
+    assert ran.warnings == snapshot
     assert ran.progress[-1]["warnings"] == list(ran.warnings)
 
 
-def test_an_empty_evaluation_dataset_is_a_warning() -> None:
+def test_an_empty_evaluation_dataset_is_a_warning(snapshot: SnapshotAssertion) -> None:
     def task(hp: Any, rank: int) -> Task:
         found = bad_at([])(hp, rank)
         return replace(found, evaluation=TensorDataset(torch.zeros(0, 6)), metrics=lambda model, batch: {})
 
     ran = run(task, 2)
     assert ran.outcome.code is ExitCode.Succeeded
-    assert ran.warnings == ("the task's evaluation dataset is empty: the result will have no metrics",)
+    assert ran.warnings == snapshot
 
 
 def test_float16_parameters_that_adam_divides_by_zero_end_the_run() -> None:
@@ -363,13 +377,11 @@ def test_float16_parameters_that_adam_divides_by_zero_end_the_run() -> None:
     assert outcome.code is ExitCode.NotFinite
 
 
-def test_metrics_for_which_the_result_has_no_room_are_a_warning() -> None:
+def test_metrics_for_which_the_result_has_no_room_are_a_warning(snapshot: SnapshotAssertion) -> None:
     def task(hp: Any, rank: int) -> Task:
         found = bad_at([])(hp, rank)
         metrics = lambda model, batch: {f"m{number}": torch.ones(len(batch[1])) for number in range(65)}  # noqa: E731
         return replace(found, evaluation=examples(), metrics=metrics)
 
-    assert run(task, 1).warnings == (
-        "the result has room for 64 metrics, the loss among them: it does not have m63 and the 1 after it, which the "
-        "report has",
-    )
+    assert "64" in str(run(task, 1).warnings)
+    assert run(task, 1).warnings == snapshot

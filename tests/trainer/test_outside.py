@@ -61,7 +61,7 @@ def warnings(loss: Loss, make: Callable[[], nn.Module] = Net, **spec: Any) -> li
 @pytest.mark.parametrize("spec", [{}, {"batch": {"global": 16, "perReplica": 4, "accumulation": 4}}])
 def test_a_parameter_of_the_loss_outside_of_the_model_is_named_once(spec: dict[str, Any]) -> None:
     (text,) = warnings(in_a_closure(), **spec)
-    assert "weight of Centres of shape [3, 3], used by Mm" in text
+    assert "of shape [3, 3], used by Mm" in text
     assert "model.criterion = criterion" in text
 
 

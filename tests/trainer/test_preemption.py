@@ -112,4 +112,4 @@ def test_without_storage_the_termination_message_says_that_nothing_was_written(
     checkpoints.write_text("a file where the directory was")
     gang.hosts[0].process.send_signal(signal.SIGTERM)
     assert gang.wait() == [ExitCode.Preempted], gang.output()
-    assert "its checkpoint could not be written" in gang.hosts[0].message()["message"]
+    assert "could not be written" in gang.hosts[0].message()["message"]

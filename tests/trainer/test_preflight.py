@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.gang import run_spec
 from tpu_trainer.checks.compile import check, command, pod
@@ -57,7 +58,9 @@ def test_memory_that_grows_evenly_takes_three_compilations() -> None:
     assert asked == [8, 96, 104]
 
 
-def test_each_try_of_the_search_is_told_with_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_try_of_the_search_is_told_with_its_bounds(
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
     gib = 2**30
 
     def measure(spec: Any, examples: int | None, limit: int | None) -> dict[str, Any]:
@@ -70,16 +73,15 @@ def test_each_try_of_the_search_is_told_with_its_bounds(monkeypatch: pytest.Monk
     spec = run_spec(batch={"global": 8, "perReplica": 4, "accumulation": 1}, replicas=2)
     answer = check.check(spec, find_largest=True, say=said.append)
     assert answer["largestBatch"] == {"fits": 14, "refused": 15}
-    assert said == [
-        "batch 4 per replica fits: 18.00 of 39.00 GiB per core",
-        "trying batch 14 per replica: 4 fits",
-        "batch 14 per replica fits: 38.00 of 39.00 GiB per core",
-        "trying batch 15 per replica: 14 fits",
-        "batch 15 per replica does not fit: 40.00 of 39.00 GiB per core",
-    ]
+    assert "18.00 of 39" in str(said)
+    assert "14" in str(said)
+    assert "38.00 of 39" in str(said)
+    assert said == snapshot
 
 
-def test_a_search_that_cannot_go_on_leaves_the_answer_about_the_jobs_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_cannot_go_on_leaves_the_answer_about_the_jobs_own_batch(
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
     refusal = {"fits": False, "memory": {"needed": 50, "limit": 40, "inPlace": 10}}
 
     def measure(spec: Any, examples: int | None, limit: int | None) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def test_a_search_that_cannot_go_on_leaves_the_answer_about_the_jobs_own_batch(m
     said: list[str] = []
     spec = run_spec(batch={"global": 8, "perReplica": 4, "accumulation": 1}, replicas=2)
     assert check.check(spec, say=said.append) == refusal
-    assert said[-1] == "the search for the largest batch has ended: tracing ended with Killed, as when memory is short"
+    assert said[-1] == snapshot
 
 
 def test_the_command_tells_its_tries_beside_the_answer(

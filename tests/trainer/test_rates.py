@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as lightning
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -133,18 +134,22 @@ def test_a_warm_up_made_by_hand_is_used(tmp_path: Path) -> None:
     made = trained("WarmUp", tmp_path)
     assert [rate for (rate,) in USED] == pytest.approx([RATE * min(1.0, (step + 1) / 10) for step in range(24)])
     (said,) = made.warnings
-    assert said.startswith("step 1: the task's own code set the learning rate to 0.03, it was 0.3")
+    assert said.startswith("step 1: the task's own code")
+    assert "0.03" in said
+    assert "0.3" in said
 
 
-def test_a_tasks_scheduler_owns_the_rate_and_the_run_says_so(tmp_path: Path) -> None:
+def test_a_tasks_scheduler_owns_the_rate_and_the_run_says_so(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     made = trained("OneCycle", tmp_path)
     assert (USED[0], max(USED)) == ([pytest.approx(RATE / 25)], [pytest.approx(RATE, rel=0.01)])
-    assert [said.partition(";")[0] for said in made.warnings] == ["the task schedules the learning rate itself"]
+    assert [said.partition(";")[0] for said in made.warnings] == snapshot
 
 
 def test_a_module_that_ignores_the_recipes_rate_gets_a_warning(tmp_path: Path) -> None:
     (said,) = trained("Unscaled", tmp_path).warnings
-    assert said.startswith("the optimizer was built with learning rate 0.1; the recipe's scaled rate is 0.3 and is not")
+    assert said.startswith("the optimizer was built with")
+    assert "0.1" in said
+    assert "0.3" in said
 
 
 @pytest.mark.parametrize("entrypoint", ["WarmUp", "Halving"])

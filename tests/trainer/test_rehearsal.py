@@ -118,12 +118,12 @@ def started(entrypoint: str, directory: Path, **changes: Any) -> Run:
 @pytest.mark.parametrize(
     ("entrypoint", "complaint"),
     [
-        ("typo", "'Tensor' object has no attribute 'argmx'"),
-        ("imaginary", "the task's metric accuracy must be of real numbers, got torch.complex64"),
-        ("mean", "the task's metric accuracy must have one value per example, shape [16], got shape []"),
-        ("number", "the task's metric accuracy must be a tensor with one value per example, shape [16], got a float"),
-        ("nameless", "the task's metrics must be tensors by name, in a dict; got tensor("),
-        ("Broken", "'Broken' object has no attribute 'netwrok'"),
+        ("typo", "no attribute 'argmx'"),
+        ("imaginary", "numbers, got torch.complex64"),
+        ("mean", "shape [16], got shape []"),
+        ("number", "shape [16], got a float"),
+        ("nameless", "name, in a dict; got tensor("),
+        ("Broken", "no attribute 'netwrok'"),
     ],
 )
 def test_a_broken_evaluation_shows_before_the_first_step(tmp_path: Path, entrypoint: str, complaint: str) -> None:
@@ -192,7 +192,8 @@ def test_a_size_that_is_off_by_one_percent_is_reported_and_accepted(tmp_path: Pa
     ended = started("hundred_and_one", tmp_path, datasetSize=100)
     assert ended.outcome.code is ExitCode.Succeeded
     (said,) = ended.warnings
-    assert said.startswith("recipe.datasetSize is 100, and the task's train dataset has 101 examples")
+    assert said.startswith("recipe.datasetSize is 100,")
+    assert "101 examples" in said
 
 
 def test_a_replica_that_shares_the_generators_has_restored_them_before_another_goes_on() -> None:

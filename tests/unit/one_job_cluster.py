@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ from tpu_training_operator.kube.credentials import Credentials
 Object = dict[str, Any]
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+_GROUP, _VERSION = JOBS.api_version.split("/")
+_VERBS = ["get", "list", "watch"]
+# What kopf looks up before it watches.
+DISCOVERY: dict[str, Object] = {
+    "/api": {"versions": ["v1"]},
+    "/api/v1": {"resources": [{"name": "namespaces", "singularName": "", "kind": "Namespace", "namespaced": False}]},
+    "/apis": {
+        "groups": [{"name": _GROUP, "versions": [{"version": _VERSION}], "preferredVersion": {"version": _VERSION}}]
+    },
+    f"/apis/{JOBS.api_version}": {
+        "resources": [{"name": JOBS.plural, "singularName": "", "kind": JOBS.kind, "namespaced": True, "verbs": _VERBS}]
+    },
+}
 _NAMESPACED = "/{api:apis?/.+}/namespaces/{namespace}"
 
 
@@ -60,6 +74,8 @@ class OneJobCluster:
 
     def application(self) -> web.Application:
         app = web.Application()
+        for path, answer in DISCOVERY.items():
+            app.router.add_get(path, partial(_discovered, answer))
         for resource in (JOBS, PODS):
             app.router.add_get(resource.path("{namespace}"), self._of_many(resource))
             app.router.add_get(resource.path(None), self._of_many(resource))
@@ -136,6 +152,10 @@ class OneJobCluster:
             message = f'container "trainer" in pod "{name}" is waiting to start: ContainerCreating'
             return status(400, "BadRequest", message)
         return web.Response(body=selected(log, request.query))
+
+
+async def _discovered(answer: Object, _: web.Request) -> web.Response:
+    return web.json_response(answer)
 
 
 def selected(log: bytes, query: Any) -> bytes:

@@ -61,7 +61,7 @@ class Known(Served):
     """Nothing is told unless the test does."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: self.is_trusted, self._listed)
+        super().__init__(KnownJobs(), lambda: self.is_trusted, self._listed)
         self.is_trusted = True
 
     async def _listed(self) -> None:

@@ -14,9 +14,9 @@ from tests.unit.pods import deleted, ended, pod, ready, time_at, with_status
 from tests.unit.seen_jobs import JOBS, Object, condition, large, progress, running_pods, seen_job, view_of, waiting
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import BestCheckpoint, ChipSeconds, Placement, Usage
+from tpu_training_operator.api.words import duration
 from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.common.prices import Prices, load_prices
-from tpu_training_operator.cli.common.words import duration
 from tpu_training_operator.cli.watch.display import screen
 from tpu_training_operator.cli.watch.job_view import JobView
 from tpu_training_operator.cli.watch.sections import advice, headline, plain_lines, sections, state_style

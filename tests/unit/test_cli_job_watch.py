@@ -31,7 +31,7 @@ Views = AsyncGenerator[Seen, None]
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(informer, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(watch, "_SETTLE_SECONDS", 0.0)
 
 

@@ -51,7 +51,7 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(informer, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(log_reader, "_FIRST_PAUSE", 0.0)
 
 

@@ -133,14 +133,16 @@ def test_the_version_is_served_and_stored_with_a_status_subresource() -> None:
 
 def test_the_names_that_people_type() -> None:
     assert CRD["metadata"]["name"] == "tputrainingjobs.tpu-operator.dev"
-    assert CRD["spec"]["names"]["shortNames"] == ["tpujob", "ttj"]
+    assert CRD["spec"]["names"]["shortNames"] == ["tpujob"]
     assert CRD["spec"]["scope"] == "Namespaced"
 
 
 def test_the_columns_point_at_fields_that_exist() -> None:
     columns = {column["name"]: column["jsonPath"] for column in VERSION["additionalPrinterColumns"]}
-    assert list(columns)[:6] == ["State", "Slice", "Hosts", "Attempt", "Step", "Age"]
+    assert list(columns)[:8] == ["State", "Slice", "Hosts", "Attempt", "Step", "Progress", "Left", "Age"]
+    assert [name for name in columns if not name.isalpha()] == []
     plain = [path for path in columns.values() if path.startswith(".status") and "[" not in path]
+    plain += [field["jsonPath"] for field in VERSION["selectableFields"]]
     assert [path for path in plain if path not in NODES] == []
 
 

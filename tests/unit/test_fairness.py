@@ -11,9 +11,8 @@ import pytest
 
 from tests.unit.virtual_time import run
 from tpu_training_operator.kube.cluster import JobKey
-from tpu_training_operator.runtime.controller import Controller
+from tpu_training_operator.runtime.controller import Controller, Haste
 from tpu_training_operator.runtime.reconciler import Reconciler
-from tpu_training_operator.runtime.watching import Haste
 
 PASS_SECONDS = 0.05
 WORKERS = 16

@@ -8,8 +8,8 @@ import pytest
 
 from tpu_training_operator.kube.client import Client, Keep, Page, Selection
 from tpu_training_operator.kube.cluster import KUEUE_VERSIONS, WORKLOADS, JobKey, Object
+from tpu_training_operator.runtime.controller import Haste
 from tpu_training_operator.runtime.queue_watching import QueueWatching
-from tpu_training_operator.runtime.watching import Haste
 
 KIND = WORKLOADS[KUEUE_VERSIONS[0]]
 OWNER = {"apiVersion": "tpu-operator.dev/v1alpha1", "kind": "TPUTrainingJob", "name": "digits", "controller": True}

@@ -6,6 +6,7 @@ more. Once the watch has caught up, the replica is what the API server has; and 
 
 import os
 
+import pytest
 from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -128,11 +129,49 @@ class OneKind(RuleBasedStateMachine):
         }
 
 
+class OneKindStreamed(OneKind):
+    """A stream keeps the changes of one object in order, not those of several, and goes on beside lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: dict[str, list[tuple[bool, Version[str]]]] = {}
+
+    @rule(events=st.integers(1, 4), which=st.integers(0, 20))
+    def the_watch_tells(self, events: int, which: int = 0) -> None:
+        for change in self.journal[self.heard :]:
+            self.streams.setdefault(change[1].uid, []).append(change)
+        self.heard = len(self.journal)
+        waiting = [stream for stream in self.streams.values() if stream]
+        for _ in range(min(events, len(waiting))):
+            if stream := waiting[which % len(waiting)]:
+                is_gone, told = stream.pop(0)
+                (self.replica.streamed_deletion if is_gone else self.replica.streamed)(told)
+                if is_gone:
+                    self.known_to_be_gone.add(told.uid)
+
+    @rule(page=st.integers(1, 3))
+    @precondition(lambda self: not self.pages)
+    def a_list_begins(self, page: int) -> None:
+        heard = self.heard
+        super().a_list_begins(page)
+        self.heard = heard
+
+    def teardown(self) -> None:
+        while self.pages:
+            self.a_page_arrives()
+        self.the_watch_tells(0)
+        for uid in self.streams:
+            while self.streams[uid]:
+                self.the_watch_tells(1, [uid for uid, stream in self.streams.items() if stream].index(uid))
+        super().teardown()
+
+
 SETTINGS = settings(max_examples=5000 if SOAK else 300, stateful_step_count=40, derandomize=not SOAK, database=None)
 
 
-def test_any_order_of_news_ends_with_what_the_api_server_has() -> None:
-    run_state_machine_as_test(seed(0)(OneKind), settings=SETTINGS)
+@pytest.mark.parametrize("machine", [OneKind, OneKindStreamed])
+def test_any_order_of_news_ends_with_what_the_api_server_has(machine: type[OneKind]) -> None:
+    run_state_machine_as_test(seed(0)(machine), settings=SETTINGS)
 
 
 def a_replica(*listed: Version[str], as_of: int = 10) -> Replica[str]:
@@ -151,6 +190,24 @@ def test_an_answer_stands_until_the_watch_has_caught_up_and_is_news_then() -> No
     assert replica.get(("team", "a")) == "ours"
     assert replica.changed(version("a", "1", 12, "ours")) == Change(("team", "a"), 12, "ours", "ours")
     assert replica.changed(version("a", "1", 13, "ours")) is None, "nothing has changed that is kept"
+
+
+def test_what_a_stream_deletes_during_a_list_does_not_come_back_with_it() -> None:
+    replica = a_replica(version("a", "1", 5, "x"))
+    replica.listing(20)
+    assert replica.streamed_deletion(version("a", "1", 21, "x")) == Change(("team", "a"), 21, "x", None)
+    assert replica.listed(version("a", "1", 5, "x")) is None
+    replica.answered(version("a", "1", 5, "x"))
+    assert (replica.list_ended(20), replica.get(("team", "a"))) == ([], None)
+
+
+def test_a_stream_that_is_behind_a_list_brings_nothing_back() -> None:
+    replica = a_replica(version("a", "1", 5, "x"))
+    replica.listing(20)
+    replica.list_ended(20)
+    assert replica.streamed(version("a", "1", 11, "y")) is None
+    assert replica.streamed_deletion(version("a", "1", 12, "y")) is None
+    assert replica.get(("team", "a")) is None
 
 
 def test_an_answer_that_comes_after_the_deletion_was_told_is_no_news() -> None:

@@ -19,7 +19,9 @@ from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
 from tpu_training_operator.kube.errors import NotFound, Unavailable
 from tpu_training_operator.runtime import watching as module
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
-from tpu_training_operator.runtime.watching import Haste, Watching
+from tpu_training_operator.runtime.controller import Haste
+from tpu_training_operator.runtime.job_watch import JobWatch
+from tpu_training_operator.runtime.watching import Watching
 
 KEY = JobKey("default", "digits")
 # Seconds after which a test fails that would otherwise wait forever.
@@ -28,7 +30,7 @@ PATIENCE = 60
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(informer, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(informer, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture
@@ -40,10 +42,12 @@ async def api() -> AsyncIterator[OneJobCluster]:
 class Operator:
     """`hints`: what it was told: the job's version, and how soon it needs a pass."""
 
-    def __init__(self, reader: client.Client, *namespaces: str) -> None:
+    def __init__(self, url: str, reader: client.Client, *namespaces: str) -> None:
         self.hints: list[tuple[JobKey, str | None, Haste]] = []
         self.heard = asyncio.Event()
-        self.watching = Watching(reader, namespaces, self._hint)
+        credentials = credentials_for(url)
+        self.jobs = {namespace: JobWatch(reader, credentials, namespace) for namespace in namespaces or (None,)}
+        self.watching = Watching(reader, self.jobs, self._hint)
         self.cluster = CachedCluster(reader, self.watching.served)
 
     def _hint(self, *hint: Any) -> None:
@@ -73,13 +77,14 @@ class Operator:
 @asynccontextmanager
 async def watching(api: OneJobCluster, *namespaces: str) -> AsyncIterator[Operator]:
     async with connect(credentials_for(api.url)) as reader:
-        operator = Operator(reader, *namespaces)
-        task = asyncio.create_task(operator.watching.run())
+        operator = Operator(api.url, reader, *namespaces)
+        tasks = [asyncio.create_task(watch.run()) for watch in (*operator.jobs.values(), operator.watching)]
         try:
             yield operator
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def settled(api: OneJobCluster, operator: Operator) -> None:
@@ -98,6 +103,25 @@ async def test_what_is_found_at_the_start_is_only_listed(api: OneJobCluster) -> 
         assert await operator.cluster.get(JOBS, "default", "digits")
         assert (len(await operator.gang()), len(api.asked)) == (4, asked), "its pass finds it in memory"
     assert operator.hints == [(KEY, None, Haste.IDLE)]
+
+
+async def test_who_begins_to_lead_knows_the_jobs_already(api: OneJobCluster) -> None:
+    api.show(seen_job(), pod(0))
+    async with connect(credentials_for(api.url)) as reader:
+        operator = Operator(api.url, reader)
+        standby = asyncio.create_task(operator.jobs[None].run())
+        async with asyncio.timeout(PATIENCE):
+            while not api._watches[JOBS.plural] or len(api.queries(f"list {JOBS.plural}")) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        asked = api.asked.copy()
+        leading = asyncio.create_task(operator.watching.run())
+        await operator.until(lambda: bool(operator.hints))
+        assert await operator.cluster.get(JOBS, "default", "digits")
+        standby.cancel()
+        leading.cancel()
+        await asyncio.gather(standby, leading, return_exceptions=True)
+    assert operator.hints == [(KEY, None, Haste.FIRST)]
+    assert {what for what, _ in api.asked[len(asked) :]} == {"list pods", "watch pods"}
 
 
 BROKEN = {

@@ -20,13 +20,17 @@ _COLUMNS = (
     ("Hosts", "integer", ".status.resolved.hosts", "Worker pods", 0),
     ("Attempt", "integer", ".status.attempt", "Attempts begun so far", 0),
     ("Step", "integer", ".status.progress.step", "Last reported training step", 0),
+    ("Progress", "integer", ".status.progress.percent", "Percent of the steps", 0),
+    ("Left", "string", ".status.progress.timeLeft", "Time to the end at the present speed", 0),
     ("Age", "date", ".metadata.creationTimestamp", "", 0),
     ("Rung", "string", ".status.stage", "Rung of the ladder, if there is one", 1),
     ("Topology", "string", ".status.resolved.topology", "Chips along each axis", 1),
-    ("Global batch", "integer", ".status.resolved.globalBatchSize", "Examples per step", 1),
+    ("Batch", "integer", ".status.resolved.globalBatchSize", "Examples per step", 1),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is or is not ready", 1),
     ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "The reason in a sentence", 1),
 )
+
+_SELECTABLE = (".status.state", ".spec.slice.acceleratorType")
 
 
 def custom_resource_definition() -> Schema:
@@ -42,8 +46,8 @@ def custom_resource_definition() -> Schema:
                 "listKind": f"{KIND}List",
                 "plural": PLURAL,
                 "singular": KIND.lower(),
-                "shortNames": ["tpujob", "ttj"],
-                "categories": ["ai", "training"],
+                "shortNames": ["tpujob"],
+                "categories": ["training"],
             },
             "scope": "Namespaced",
             "versions": [
@@ -52,6 +56,8 @@ def custom_resource_definition() -> Schema:
                     "served": True,
                     "storage": True,
                     "subresources": {"status": {}},
+                    # From Kubernetes 1.31 on; an older API server drops them.
+                    "selectableFields": [{"jsonPath": path} for path in _SELECTABLE],
                     "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
                     "schema": {"openAPIV3Schema": _object_schema()},
                 }

@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
+from tpu_training_operator.api.words import duration
 
 MOST_METRICS = 64
 MOST_WARNINGS = 20
@@ -170,6 +171,16 @@ class Progress(StatusModel):
     warnings: Annotated[list[_Text], Field(max_length=MOST_WARNINGS)] = Field(
         default_factory=list, description="What the trainer finds unusual about the run."
     )
+    percent: int | None = Field(default=None, description="Share of totalSteps that step has reached, rounded down.")
+    time_left: str | None = Field(
+        default=None, description="estimatedRemainingSeconds as people write it, such as 2m10s, 1h03m or 3d04h."
+    )
+
+    def __post_init__(self) -> None:
+        """Derives what the columns show, so that it always agrees with the other fields."""
+        left = self.estimated_remaining_seconds
+        object.__setattr__(self, "percent", 100 * self.step // self.total_steps if self.total_steps else None)
+        object.__setattr__(self, "time_left", None if left is None else duration(left))
 
     @field_validator("phase", mode="before")
     @classmethod

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
 
 def count(number: int, noun: str) -> str:
     """1 worker, 4 workers"""
@@ -32,3 +34,15 @@ def number_text(value: Any) -> str | None:
     except OverflowError:
         # An integer too large for a float.
         return None
+
+
+def duration(seconds: float) -> str:
+    """4s, 2m10s, 1h03m, 3d04h: at most two units."""
+    whole = max(0, round(seconds))
+    if whole < _MINUTE:
+        return f"{whole}s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE}m{whole % _MINUTE:02}s"
+    if whole < _DAY:
+        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02}m"
+    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02}h"

@@ -72,8 +72,11 @@ def load_credentials() -> Credentials:
     """For the operator: the service account in a pod, else the current context of KUBECONFIG. Raises NoCredentials."""
     if in_pod := _in_pod():
         return Credentials(in_pod)
-    from tpu_training_operator.kube import kubeconfig
-
+    try:
+        from tpu_training_operator.kube import kubeconfig
+    except ModuleNotFoundError:
+        # The operator's image cannot read one.
+        raise NoCredentials("no service account token in this pod") from None
     try:
         return Credentials(kubeconfig.configuration())
     except kubeconfig.UNUSABLE as error:

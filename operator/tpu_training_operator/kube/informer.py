@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 15.0
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 15.0
 # A watch that fails so often in a row may stumble over one event, which a list does not show.
 _FAILURES_BEFORE_LIST = 3
 
@@ -54,7 +54,7 @@ class Informer(Generic[T]):
         self._changed = changed
         self._updated = updated
         self._is_patient = is_patient
-        self._pause = _FIRST_PAUSE
+        self._pause = FIRST_PAUSE
         self._must_list = True
         self._failures = 0
         self.replica: Replica[T] = Replica() if replica is None else replica
@@ -79,7 +79,7 @@ class Informer(Generic[T]):
                     raise
                 self._failed(error)
                 await asyncio.sleep(self._pause)
-                self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+                self._pause = min(self._pause * 2, LONGEST_PAUSE)
 
     def _failed(self, error: Exception) -> None:
         self.moved_at = time.monotonic()
@@ -115,7 +115,7 @@ class Informer(Generic[T]):
         self._recovered()
         if not heard:
             # The server may end every watch at once; do not ask again at once.
-            await asyncio.sleep(_FIRST_PAUSE)
+            await asyncio.sleep(FIRST_PAUSE)
 
     async def _list(self) -> None:
         is_first, number = not self.is_listed, -1
@@ -170,7 +170,7 @@ class Informer(Generic[T]):
 
     def _recovered(self) -> None:
         self.heard_at = self.moved_at = time.monotonic()
-        self._pause, self._failures = _FIRST_PAUSE, 0
+        self._pause, self._failures = FIRST_PAUSE, 0
         if self.trouble is not None:
             self.trouble = None
             self._updated()

@@ -52,12 +52,14 @@ class _Entry(Generic[T]):
 
 
 class Replica(Generic[T]):
-    """`told`: the watch has told every change up to this version."""
+    """`told`: every change up to this version is known."""
 
     def __init__(self) -> None:
         self.told = 0
         self._entries: dict[Name, _Entry[T]] = {}
         self._listed: set[Name] | None = None
+        # By uid, the versions of deletions that are later than `told`.
+        self._deleted: dict[str, int] = {}
 
     def get(self, name: Name) -> T | None:
         entry = self._entries.get(name)
@@ -70,7 +72,7 @@ class Replica(Generic[T]):
     def items(self) -> Iterator[tuple[Name, T]]:
         return ((name, entry.kept) for name, entry in self._entries.items() if not entry.is_gone)
 
-    # What the informer hears.
+    # What a list shows.
 
     def listing(self, number: int) -> None:
         """A list begins that shows everything as of this version."""
@@ -78,20 +80,26 @@ class Replica(Generic[T]):
         if number < self.told:
             # The cluster was restored from a backup and counts from there again.
             self.told = 0
+            self._deleted.clear()
             for entry in self._entries.values():
                 entry.number, entry.is_gone = 0, False
 
     def listed(self, version: Version[T]) -> Change[T] | None:
         assert self._listed is not None
+        if version.uid in self._deleted:
+            return None
         if version.kept is not None:
             self._listed.add(version.name)
         return self._put(version)
 
     def list_ended(self, number: int) -> list[Change[T]]:
-        """What was not listed is deleted, unless an answer about it is later than the list."""
+        """What was not listed is deleted, unless something later than the list is known about it."""
         listed, self._listed, self.told = self._listed or set(), None, number
+        self._deleted = {uid: deleted for uid, deleted in self._deleted.items() if deleted > number}
         gone = [name for name, entry in self._entries.items() if name not in listed and entry.number <= number]
         return [Change(name, number, self._drop(name), None) for name in gone]
+
+    # What a watch tells: all changes in their order.
 
     def changed(self, version: Version[T]) -> Change[T] | None:
         self.told = max(self.told, version.number)
@@ -99,21 +107,34 @@ class Replica(Generic[T]):
 
     def deleted(self, version: Version[T]) -> Change[T] | None:
         self.told = max(self.told, version.number)
-        entry = self._entries.get(version.name)
-        if entry is None or (entry.uid != version.uid and entry.number > version.number):
-            return None
-        return Change(version.name, version.number, self._drop(version.name), None)
+        return self._drop_deleted(version)
 
     def passed(self, number: int) -> None:
         """Nothing else has changed up to this version."""
         self.told = max(self.told, number)
+
+    # What a stream tells that keeps the changes of each object in order, but not those of several objects. It may run
+    # beside a list.
+
+    def streamed(self, version: Version[T]) -> Change[T] | None:
+        if version.name not in self._entries and version.number <= self.told:
+            # The last list did not show it any more.
+            return None
+        return self._put(version)
+
+    def streamed_deletion(self, version: Version[T]) -> Change[T] | None:
+        if version.number > self.told:
+            self._deleted[version.uid] = version.number
+        return self._drop_deleted(version)
 
     # What the API server answers.
 
     def answered(self, version: Version[T]) -> None:
         """This is how the API server stored the object, or read it."""
         known = self._entries.get(version.name)
-        if version.kept is None or version.number <= self.told or (known and version.number <= known.number):
+        if version.kept is None or version.number <= self.told or version.uid in self._deleted:
+            return
+        if known and version.number <= known.number:
             return
         self._store(version, is_told=False)
 
@@ -122,6 +143,12 @@ class Replica(Generic[T]):
         entry = self._entries.get(name)
         if entry is not None and entry.uid == uid:
             entry.is_gone = True
+
+    def _drop_deleted(self, version: Version[T]) -> Change[T] | None:
+        entry = self._entries.get(version.name)
+        if entry is None or (entry.uid != version.uid and entry.number > version.number):
+            return None
+        return Change(version.name, version.number, self._drop(version.name), None)
 
     def _put(self, version: Version[T]) -> Change[T] | None:
         entry = self._entries.get(version.name)

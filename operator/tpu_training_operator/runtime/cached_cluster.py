@@ -25,12 +25,12 @@ _PARSED_AT_ONCE = 200
 
 class Served:
     """What is known of one served namespace, or of all of them. `is_current`: whether the API server has confirmed it
-    lately. `listed`: returns when it is complete; raises ApiError if it cannot be listed."""
+    lately. `listed`: returns when the jobs are complete; raises ApiError if they cannot be listed."""
 
-    def __init__(self, is_current: Callable[[], bool], listed: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, jobs: KnownJobs, is_current: Callable[[], bool], listed: Callable[[], Awaitable[None]]) -> None:
         self.is_current = is_current
         self.listed = listed
-        self.jobs = KnownJobs()
+        self.jobs = jobs
         self.pods = KnownPods()
         # Names of jobs that were perhaps changed, and of jobs with workers that were perhaps created.
         self.doubted_jobs: set[Name] = set()

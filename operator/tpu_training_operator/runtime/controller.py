@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.kube.errors import ApiError, Conflict
@@ -14,10 +15,25 @@ from tpu_training_operator.runtime.health import Pulse, pulse
 from tpu_training_operator.runtime.metrics import Metrics, PassResult
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import RESYNC_SECONDS
-from tpu_training_operator.runtime.watching import Haste
 from tpu_training_operator.runtime.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
+
+
+class Haste(Enum):
+    """How soon a job should have its pass."""
+
+    FIRST = auto()
+    """Before jobs that have just come: hosts stand idle, or somebody has changed the job."""
+    NOW = auto()
+    SOON = auto()
+    """More of the same is about to come."""
+    IDLE = auto()
+    """It was only listed, so perhaps nothing has happened to it."""
+
+
+# What hears of a job: its key, the job's resourceVersion if it is the job that changed, and how soon it needs a pass.
+Hint = Callable[[JobKey, str | None, Haste], None]
 
 
 class Controller:

@@ -13,7 +13,7 @@ from tpu_training_operator.kube.client import Client, Selection
 from tpu_training_operator.kube.cluster import JobKey, Object, Resource
 from tpu_training_operator.kube.informer import Informer
 from tpu_training_operator.kube.replica import Change
-from tpu_training_operator.runtime.watching import Haste, Hint
+from tpu_training_operator.runtime.controller import Haste, Hint
 
 # The job that owns the Workload, and the Workload's resourceVersion.
 Seen = tuple[str, str]

@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.checkpoint.runs import author, latest, snapshot
 from tests.trainer.checkpoint.stores import PATIENCE, Intercepted, MemoryStore
@@ -129,10 +130,12 @@ def test_a_snapshot_is_taken_only_after_the_one_before_is_written(gate: Gate) ->
     assert run.checkpoints.finish()
     assert run.taken == [2, 4]
     (said,) = run.said
-    assert said.startswith("step 4: training stood still for 5.0 s until the checkpoint of step 2 was written")
+    assert said.startswith("step 4: training stood still")
+    assert "5.0 s" in said
+    assert "checkpoint of step 2" in said
 
 
-def test_a_failed_write_is_reported_and_the_next_one_is_attempted() -> None:
+def test_a_failed_write_is_reported_and_the_next_one_is_attempted(snapshot: SnapshotAssertion) -> None:
     store = MemoryStore()
     failing = iter([StorageError("memory: cannot write model.safetensors: No space left on device")])
 
@@ -143,27 +146,26 @@ def test_a_failed_write_is_reported_and_the_next_one_is_attempted() -> None:
     run = Run(Intercepted(store, fail_once), Due(2, None, 99))
     run.train(2)
     assert not run.checkpoints.finish()
-    assert run.said == [
-        "the checkpoint of step 2 was not written, there is none: memory: cannot write model.safetensors: No space "
-        "left on device"
-    ]
+    assert "checkpoint of step 2" in str(run.said)
+    assert run.said == snapshot
     run.train(3, 4)
     assert run.checkpoints.finish()
     assert run.checkpoints.last_step == steps_in(store) == 4
     assert len(run.said) == 1
 
 
-def test_any_other_error_is_reported_with_its_type_and_fails_nothing() -> None:
+def test_any_other_error_is_reported_with_its_type_and_fails_nothing(snapshot: SnapshotAssertion) -> None:
     def fail(operation: str) -> None:
         raise MemoryError("of the\nhost")
 
     run = Run(Intercepted(MemoryStore(), fail), Due(2, None, 99))
     run.train(2)
     assert not run.checkpoints.finish()
-    assert run.said == ["the checkpoint of step 2 was not written, there is none: MemoryError: of the"]
+    assert "checkpoint of step 2" in str(run.said)
+    assert run.said == snapshot
 
 
-def test_old_ones_that_cannot_be_deleted_are_reported_but_the_checkpoint_counts() -> None:
+def test_old_ones_that_cannot_be_deleted_are_reported_but_the_checkpoint_counts(snapshot: SnapshotAssertion) -> None:
     store = MemoryStore()
 
     def forbid(operation: str) -> None:
@@ -174,9 +176,8 @@ def test_old_ones_that_cannot_be_deleted_are_reported_but_the_checkpoint_counts(
     run.train(2)
     assert run.checkpoints.finish()
     assert run.checkpoints.last_step == steps_in(store) == 2
-    assert run.said == [
-        "after the checkpoint of step 2 old ones were not deleted: memory: cannot list the bucket: permission denied"
-    ]
+    assert "checkpoint of step 2" in str(run.said)
+    assert run.said == snapshot
 
 
 def test_a_stop_between_checkpoints_writes_one_and_waits_for_it() -> None:
@@ -208,7 +209,7 @@ def test_a_stop_repeats_a_write_that_failed() -> None:
     assert steps_in(store) == 10
 
 
-def test_a_stop_whose_checkpoint_cannot_be_written_returns_none() -> None:
+def test_a_stop_whose_checkpoint_cannot_be_written_returns_none(snapshot: SnapshotAssertion) -> None:
     store = MemoryStore()
     refusing = threading.Event()
 
@@ -222,11 +223,15 @@ def test_a_stop_whose_checkpoint_cannot_be_written_returns_none() -> None:
     refusing.set()
     assert run.checkpoints.save_now(13, HERE, Health()) is None
     assert run.checkpoints.last_step == steps_in(store) == 10
-    assert run.said == ["the checkpoint of step 13 was not written, the newest is of step 10: memory: no connection"]
+    assert "checkpoint of step 13" in str(run.said)
+    assert "step 10" in str(run.said)
+    assert run.said == snapshot
 
 
 @pytest.mark.parametrize("repeated", [True, False])
-def test_a_last_checkpoint_that_cannot_be_written_a_second_time_does_not_count(repeated: bool) -> None:
+def test_a_last_checkpoint_that_cannot_be_written_a_second_time_does_not_count(
+    repeated: bool, snapshot: SnapshotAssertion
+) -> None:
     store, refusing = MemoryStore(), threading.Event()
 
     def fail(operation: str) -> None:
@@ -242,7 +247,9 @@ def test_a_last_checkpoint_that_cannot_be_written_a_second_time_does_not_count(r
     run.train(20)
     assert not run.checkpoints.finish()
     assert run.checkpoints.last_step == steps_in(store) == 10
-    assert run.said == ["the checkpoint of step 20 was not written, the newest is of step 10: memory: no connection"]
+    assert "checkpoint of step 20" in str(run.said)
+    assert "step 10" in str(run.said)
+    assert run.said == snapshot
     if repeated:
         refusing.clear()
     assert run.checkpoints.save_now(20, HERE, Health()) == (20 if repeated else None)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -67,7 +68,7 @@ def test_an_image_that_has_changed_under_its_tag_does_not_train_from_step_0(
     attempt(1, tmp_path, until=8)
     ran = attempt(2, tmp_path, **change)
     assert ran.outcome.code is ExitCode.CheckpointUnusable
-    assert "it is of another task, model or seed" in ran.outcome.message
+    assert "another task, model or seed" in ran.outcome.message
 
 
 def test_a_run_that_falls_back_says_so_in_its_status(tmp_path: Path) -> None:
@@ -97,24 +98,17 @@ class Rows(IterableDataset[tuple[Tensor]]):
         return ((row,) for row in EXAMPLES)
 
 
-def test_a_stream_that_begins_its_epoch_again_is_a_warning(tmp_path: Path) -> None:
+def test_a_stream_that_begins_its_epoch_again_is_a_warning(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     attempt(1, tmp_path, task(train=Rows), until=6)
     ran = attempt(2, tmp_path, task(train=Rows))
-    assert [text for text in ran.warnings if "begins again" in text] == [
-        "the train dataset has no state_dict() and no load_state_dict(): epoch 1 begins again, and the 32 examples "
-        "that the run had taken of it are trained on once more (docs/data.md)"
-    ]
+    assert [text for text in ran.warnings if "begins again" in text] == snapshot
 
 
-def test_data_that_has_grown_between_two_attempts_is_a_warning(tmp_path: Path) -> None:
+def test_data_that_has_grown_between_two_attempts_is_a_warning(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     attempt(1, tmp_path, until=6)
     grown = task(train=lambda: TensorDataset(torch.cat([EXAMPLES, EXAMPLES[:16]])))
     ran = attempt(2, tmp_path, grown)
-    assert [text for text in ran.warnings if "examples, and had" in text] == [
-        "the task's train dataset has 80 examples, and had 64 when the checkpoint was written: the rest of epoch 1 "
-        "follows another order, so that some of its examples are trained on twice and others not at all; from the next "
-        "epoch on all are"
-    ]
+    assert [text for text in ran.warnings if "examples, and had" in text] == snapshot
     assert not [text for text in attempt(3, tmp_path, grown).warnings if "examples, and had" in text]
 
 
@@ -138,4 +132,5 @@ def test_data_that_is_too_short_for_a_batch_ends_the_run(tmp_path: Path) -> None
     attempt(1, tmp_path, until=6)
     ran = attempt(2, tmp_path, task(train=lambda: TensorDataset(EXAMPLES[:10])))
     assert ran.outcome.code is ExitCode.UserError
-    assert "has 10 examples, fewer than one global batch of 16" in ran.outcome.message
+    assert "10 examples, fewer than one" in ran.outcome.message
+    assert "16" in ran.outcome.message

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.checkpoint.runs import author, commit
 from tests.trainer.checkpoint.stores import MemoryStore
@@ -55,10 +56,10 @@ def test_a_job_created_again_with_another_recipe_must_say_where_to_begin() -> No
     commit(store, 10, OTHER_RATE)
     with pytest.raises(UserCodeError) as raised:
         chosen(store)
-    assert "earlier job default/digits with another recipe (optimizer.learningRate 0.5 there, 0.1 here)" in str(
-        raised.value
-    )
-    assert "to continue from it, set checkpoint.resumeFrom to memory; to begin at step 0, choose" in str(raised.value)
+    assert "(optimizer.learningRate 0.5" in str(raised.value)
+    assert "0.1" in str(raised.value)
+    assert "it, set checkpoint.resumeFrom" in str(raised.value)
+    assert "step 0" in str(raised.value)
 
 
 def test_a_job_told_where_to_begin_is_not_stopped_by_what_its_folder_holds(tmp_path: Path) -> None:
@@ -80,24 +81,25 @@ def test_a_named_folder_gives_its_newest_and_a_named_checkpoint_itself(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    "written",
     [
-        ([], "there is no checkpoint in"),
-        ([OTHER_MODEL], "no checkpoint in .* fits this job"),
-        (["damaged"], "there is no checkpoint in"),
+        [],
+        [OTHER_MODEL],
+        ["damaged"],
     ],
     ids=["empty", "another model", "no COMMIT"],
 )
 def test_a_place_to_begin_without_a_fitting_checkpoint_ends_the_job(
-    tmp_path: Path, written: list[Author | str], said: str
+    tmp_path: Path, written: list[Author | str], snapshot: SnapshotAssertion
 ) -> None:
     store = DirectoryStore(tmp_path)
     for writer in written:
         commit(store, 10, OTHER_JOB if isinstance(writer, str) else writer)
         if isinstance(writer, str):
             store.delete(f"step-00000010-9a72othe-1/{COMMIT}")
-    with pytest.raises(UserCodeError, match=f"^checkpoint.resumeFrom: {said}"):
+    with pytest.raises(UserCodeError) as caught:
         choose_elsewhere(Elsewhere.at(str(tmp_path)), ME, lambda _: None, lambda _: None)
+    assert str(caught.value) == snapshot
 
 
 def test_checkpoints_where_version_0_1_0_kept_them_cause_a_warning(tmp_path: Path) -> None:

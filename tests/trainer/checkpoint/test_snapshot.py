@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
 from tests.trainer.checkpoint.runs import assert_same
@@ -253,10 +254,10 @@ def test_the_state_of_hooks_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"a": [0, {"b": {1, 2}}]}, "at /a/1/b: JSON values and tensors can be kept, got set"),
-        ({"a": {3: 0}}, 'at /a: keys must be text other than "$tensor", got 3'),
-        ({"a": {"$tensor": 0}}, "at /a: keys must be text other than"),
-        ({"a/b": nn.Linear(1, 1)}, "at /a~1b: JSON values and tensors can be kept, got Linear"),
+        ({"a": [0, {"b": {1, 2}}]}, "at /a/1/b: JSON values"),
+        ({"a": {3: 0}}, "at /a: keys must be text"),
+        ({"a": {"$tensor": 0}}, "at /a: keys must be text"),
+        ({"a/b": nn.Linear(1, 1)}, "at /a~1b: JSON values"),
     ],
 )
 def test_what_a_checkpoint_cannot_keep_is_named_with_its_place(state: dict[str, Any], said: str) -> None:
@@ -265,22 +266,22 @@ def test_what_a_checkpoint_cannot_keep_is_named_with_its_place(state: dict[str, 
     assert str(raised.value).startswith(f"a checkpoint cannot keep the state of the task's hooks: {said}")
 
 
-def test_a_tensor_that_safetensors_cannot_hold_is_refused_when_it_is_taken() -> None:
+def test_a_tensor_that_safetensors_cannot_hold_is_refused_when_it_is_taken(snapshot: SnapshotAssertion) -> None:
     model = nn.Module()
     model.register_buffer("x", torch.zeros(2, dtype=torch.complex128))
-    with pytest.raises(UserCodeError, match=r"cannot keep model: x: a dense tensor is needed, got complex128 \[2\]"):
+    with pytest.raises(UserCodeError) as caught:
         take(model, sgd([torch.zeros(1)]))
+    assert str(caught.value) == snapshot
 
 
-def test_extra_state_of_a_module_that_is_not_a_tensor_is_refused() -> None:
+def test_extra_state_of_a_module_that_is_not_a_tensor_is_refused(snapshot: SnapshotAssertion) -> None:
     class Extra(nn.Module):
         def get_extra_state(self) -> dict[str, int]:
             return {"a": 1}
 
-    with pytest.raises(
-        UserCodeError, match=r"cannot keep the model: _extra_state of its state_dict\(\) must be a tensor"
-    ):
+    with pytest.raises(UserCodeError) as caught:
         take(Extra(), sgd([torch.zeros(1)]))
+    assert str(caught.value) == snapshot
 
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just(torch.ones(1))

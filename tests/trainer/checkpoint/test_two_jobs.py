@@ -28,7 +28,7 @@ def test_a_job_continues_another_jobs_training_only_if_told_to(launcher: Launche
 
     assert longer.wait() == [ExitCode.Succeeded] * 2, longer.output()
     assert len(longer.losses()) == 6
-    assert "of job default/first, attempt 1, with step 25 of 30" in longer.hosts[0].output
+    assert "attempt 1, with step 25 of 30" in longer.hosts[0].output
 
     assert untold.wait() == [ExitCode.Succeeded], untold.output()
     assert untold.losses() == first.losses()

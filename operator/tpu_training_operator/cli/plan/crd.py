@@ -14,4 +14,11 @@ def crd() -> None:
 
 def crd_text() -> str:
     """The definition as `crds/` has it."""
-    return yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120)
+    return yaml.dump(custom_resource_definition(), Dumper=_WithoutAnchors, sort_keys=False, width=120)
+
+
+class _WithoutAnchors(yaml.SafeDumper):
+    """Writes out what stands in several places: not every tool that reads the file follows an anchor."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True

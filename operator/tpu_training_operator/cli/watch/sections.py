@@ -7,8 +7,8 @@ from tpu_training_operator.api.conditions import ConditionType, Reason, find, is
 from tpu_training_operator.api.constants import MULTIKUEUE
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, ReportPhase, State
-from tpu_training_operator.api.words import count
-from tpu_training_operator.cli.common.words import ago, duration, several
+from tpu_training_operator.api.words import count, duration
+from tpu_training_operator.cli.common.words import ago, several
 from tpu_training_operator.cli.plan.ladder import climbed
 from tpu_training_operator.cli.watch.job_view import JobView
 from tpu_training_operator.cli.watch.moves import moved

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from tpu_training_operator.api.words import duration
 from tpu_training_operator.cli.common.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.common.errors import program_name
 from tpu_training_operator.cli.common.prices import Prices, load_prices, prices_option
-from tpu_training_operator.cli.common.words import duration
 from tpu_training_operator.cli.watch.job_view import JobView, job_view
 from tpu_training_operator.cli.watch.sections import advice
 from tpu_training_operator.domain.cluster_state.hosts import Host, host_of

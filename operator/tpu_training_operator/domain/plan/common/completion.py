@@ -57,6 +57,8 @@ def succeed(look: Snapshot, gang: Sequence[WorkerPod], goodput: Goodput | None, 
 def fail(ctx: Snapshot, status: Status, reason: Reason, message: str) -> Plan:
     ready = ReadyState(State.FAILED, Kind.STUCK, reason, message)
     status = with_end(status, None, succeeded=False)
+    if status.progress is not None:
+        status = replace(status, progress=replace(status.progress, estimated_remaining_seconds=None))
     status = ctx.with_condition(status, ConditionType.FAILED, True, reason, message)
     event = Event(EventReason.FAILED, message, warning=True)
     return Plan(status=ctx.finish(status, ready), events=(event,), again=AT_ONCE, turn=Turn.END)
