@@ -180,8 +180,11 @@ class Reconciler:
     async def _look(
         self, key: JobKey, memory: Memory, jobs: Reader, pods_of: Reader, earlier: "_Look | None" = None
     ) -> "_Look":
-        """Read and decide. Raises NotFound if there is no such job. `earlier`: a look at older reads. Its plan stands if
-        nothing has changed since; what it has read of the queue stands in any case."""
+        """Read and decide. Raises NotFound if there is no such job.
+
+        `earlier`: a look at older reads. Its plan stands if nothing has changed since, and what it has read of the
+        queue stands in any case.
+        """
         # The job first: pods read before the job could lack the workers of its latest attempt. And before the pods its
         # Workload: its quota must not be given back while there are workers.
         job = await jobs.get(JOBS, key.namespace, key.name)
