@@ -14,9 +14,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import EventReason, Reason
+from tpu_training_operator.domain.cluster_state.obstacles import (
+    Obstacle,
+    changed_at_creation,
+    limit_range_remedy,
+    name_taken,
+)
 from tpu_training_operator.domain.cluster_state.ownership import is_ours
+from tpu_training_operator.domain.cluster_state.pod_events import autoscaler_has_none, explain_wait
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes, PodEvents
-from tpu_training_operator.domain.failures.limit_range import limit_range_remedy
 from tpu_training_operator.domain.job.naming import service_name
 from tpu_training_operator.domain.objects.actions import (
     Action,
@@ -35,10 +41,7 @@ from tpu_training_operator.domain.objects.actions import (
     WriteWorkloadStatus,
 )
 from tpu_training_operator.domain.objects.endpoints import content
-from tpu_training_operator.domain.plan.common.blocked import Obstacle, changed_at_creation, name_taken
-from tpu_training_operator.domain.plan.placement.no_pool import autoscaler_has_none
 from tpu_training_operator.domain.plan.plan import Plan
-from tpu_training_operator.domain.plan.restarts.waiting import line_of
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
     ENDPOINT_SLICES,
@@ -323,7 +326,7 @@ class Execution:
         try:
             for name, uid in pods:
                 found = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
-                if line := line_of(found):
+                if line := explain_wait(found):
                     lines[name] = line
                 if self.fixed_node_pools and autoscaler_has_none(found):
                     without_pool.add(name)

@@ -21,7 +21,7 @@ from tpu_training_operator.domain.cluster_state.workload import Queue, is_of_oth
 from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.common.blocked import blocked, recovered, retrying
+from tpu_training_operator.domain.plan.blocked import blocked, recovered, retrying
 from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.parse_cache import Readings
 from tpu_training_operator.domain.plan.plan import Plan

@@ -22,13 +22,13 @@ from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload, manager_of
 from tpu_training_operator.domain.objects.actions import Event, UpdateWorkload, WriteWorkloadStatus
-from tpu_training_operator.domain.plan.common.completion import after_the_end, delete_when_due
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.invalid import invalid
 from tpu_training_operator.domain.plan.parse_cache import Readings
 from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
 from tpu_training_operator.domain.plan.queue.queueing import ask_for, deactivate, pass_on_labels, release_quota, shown
 from tpu_training_operator.domain.plan.startable import check_options
+from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due
 
 _LOOK_AGAIN = timedelta(seconds=15)
 # A lost cluster never says that its workers have stopped.

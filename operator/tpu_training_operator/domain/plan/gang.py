@@ -9,6 +9,7 @@ from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.status import Activity, Failure, PlacementReason, State
 from tpu_training_operator.api.words import every
 from tpu_training_operator.domain.cluster_state.observed import parse_time
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.failures.first import first_failure, hang, missing_worker, next_look
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT, stacks_due, standstill, straggler
 from tpu_training_operator.domain.job.naming import config_map_name
@@ -24,8 +25,8 @@ from tpu_training_operator.domain.objects.actions import (
 from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
+from tpu_training_operator.domain.plan.blocked import blocked
 from tpu_training_operator.domain.plan.checks.entry_check import left_by_check
-from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, in_the_way

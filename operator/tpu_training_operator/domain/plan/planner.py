@@ -27,13 +27,7 @@ from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.checks.entry_check import entry_check
-from tpu_training_operator.domain.plan.common.completion import (
-    active_time_left,
-    after_the_end,
-    delete_when_due,
-    exceed_deadline,
-    succeed,
-)
+from tpu_training_operator.domain.plan.common.completion import active_time_left, exceed_deadline, succeed
 from tpu_training_operator.domain.plan.common.conditions import Snapshot
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import look_again
@@ -43,7 +37,6 @@ from tpu_training_operator.domain.plan.delegation import delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
 from tpu_training_operator.domain.plan.invalid import budget_of, invalid
 from tpu_training_operator.domain.plan.ladder import climb
-from tpu_training_operator.domain.plan.leaving import is_leaving, leave
 from tpu_training_operator.domain.plan.parse_cache import Readings
 from tpu_training_operator.domain.plan.placement.return_to_preferred import hold_nodes, move_once_held
 from tpu_training_operator.domain.plan.plan import Plan, Turn
@@ -58,6 +51,7 @@ from tpu_training_operator.domain.plan.queue.queueing import (
 from tpu_training_operator.domain.plan.start import signs_of_lost_status, start, take_up
 from tpu_training_operator.domain.plan.startable import check_options
 from tpu_training_operator.domain.plan.stopping import budget
+from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due, is_leaving, leave
 from tpu_training_operator.domain.plan.stopping.suspension import BY_USER, suspend
 
 _NO_READINGS = Readings(0)

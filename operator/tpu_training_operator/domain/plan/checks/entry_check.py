@@ -19,13 +19,14 @@ from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Activity, State, Status
 from tpu_training_operator.domain.cluster_state.hosts import waits_for
 from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.failures.entry_check import Finding, Verdict, next_verdict, verdict
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Create, DeleteConfigMap, Event
 from tpu_training_operator.domain.objects.entry_check_pod import REPLICA_ZERO, entry_check_config_map, entry_check_pod
+from tpu_training_operator.domain.plan.blocked import blocked
 from tpu_training_operator.domain.plan.checks.data_in_region import too_far, with_data_in_region
 from tpu_training_operator.domain.plan.checks.step_fits import step_refused, with_step_fits
-from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate

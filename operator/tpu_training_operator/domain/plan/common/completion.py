@@ -5,7 +5,7 @@ The user's own loop may write anything as its termination message, and nothing i
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -22,20 +22,15 @@ from tpu_training_operator.api.status import (
 )
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.words import number_text
-from tpu_training_operator.domain.cluster_state.observed import Object, WorkerPod, parse_time
-from tpu_training_operator.domain.cluster_state.workload import is_copy, is_in_queue, manager_of, owes_an_end
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.failures.messages import step_reached
-from tpu_training_operator.domain.objects.actions import AT_ONCE, DeleteJob, Event
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import active_seconds
-from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, next_force
 from tpu_training_operator.domain.plan.common.rung_status import with_end
-from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.plan import Batch, Plan, Turn
+from tpu_training_operator.domain.plan.plan import Plan, Turn
 
-# A century; a longer time could not be added to a date.
-_LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
 _LONGEST_WORDS = 500
 
 
@@ -78,62 +73,6 @@ def exceed_deadline(ctx: Context) -> Plan:
     message = deadline_words(ctx.job.spec.run_policy.active_deadline_seconds)
     status = replace(ctx.status, goodput=ctx.goodput_at_end(ctx.now))
     return fail(ctx, status, Reason.DEADLINE_EXCEEDED, message)
-
-
-def delete_when_due(look: Snapshot) -> Plan | None:
-    """Plans the deletion of a finished job whose time to live is over."""
-    left, metadata = _time_left(look), look.observed.job["metadata"]
-    if left is None or left > AT_ONCE:
-        return None
-    deletion = Batch((DeleteJob(metadata["name"], metadata["uid"]),), Freshness.FRESH_ALL)
-    # With the status as it is: the operator cannot write one into a job that is gone.
-    return Plan(batches=(deletion,), status=look.status)
-
-
-def after_the_end(look: Snapshot) -> Plan:
-    """Stops what still runs of a finished job."""
-    running = [pod for pod in look.observed.every_pod if not pod.has_ended]
-    batches = deletions(running, look.now, Freshness.FRESH_ALL)
-    return Plan(batches).due_within(_time_left(look), next_force(running, look.now))
-
-
-def _time_left(look: Snapshot) -> timedelta | None:
-    """Returns how long the finished job stays; None if nothing limits that."""
-    ttl, end = _time_to_live(look.observed.job), look.status.completion_time
-    return None if ttl is None or end is None else parse_time(end) + ttl - look.now
-
-
-def may_need_a_pass(job: Object, now: datetime) -> bool:
-    """Whether the resync should enqueue the job. The last pass over a finished job has asked to be called when its time
-    to live is over; only if that time has passed, the request may be lost."""
-    status = Status.read(job.get("status"))
-    if status.completion_time is None or owes_an_end(job):
-        return not is_at_rest(job)
-    ttl = _time_to_live(job)
-    return ttl is not None and parse_time(status.completion_time) + ttl <= now
-
-
-def is_at_rest(job: Object) -> bool:
-    """Whether the job is suspended, and its status says so of this spec and waits for nothing. Only a change, or a pod
-    that should not be there, gives a pass something to do. A job in a queue may still have to give back its quota."""
-    metadata, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
-    if status.get("state") != State.SUSPENDED or (spec.get("runPolicy") or {}).get("suspend") is not True:
-        return False
-    if is_in_queue(job) or manager_of(job) or "deletionTimestamp" in metadata:
-        return False
-    is_true = {each.get("type") for each in status.get("conditions") or () if each.get("status") == "True"}
-    is_settled = ConditionType.READY in is_true and ConditionType.RECONCILING not in is_true
-    return is_settled and status.get("observedGeneration") == metadata.get("generation")
-
-
-def _time_to_live(job: Object) -> timedelta | None:
-    """From the raw spec: this operator might refuse the spec of a finished job. A copy is deleted by Kueue, once it has
-    told the other cluster how it ended; until then, one that is gone would run once more."""
-    if is_copy(job):
-        return None
-    policy = job.get("spec", {}).get("runPolicy") or {}
-    given = policy.get("ttlSecondsAfterFinished")
-    return timedelta(seconds=max(0, min(given, _LONGEST_TTL_SECONDS))) if isinstance(given, int) else None
 
 
 def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:

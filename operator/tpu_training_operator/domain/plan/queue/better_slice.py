@@ -14,12 +14,12 @@ from datetime import timedelta
 
 from tpu_training_operator.api.status import PlacementReason
 from tpu_training_operator.domain.cluster_state.observed import parse_time
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Create, DeleteConfigMap, UpdateWorkload
 from tpu_training_operator.domain.objects.workload import beside
-from tpu_training_operator.domain.plan.common.blocked import Obstacle
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.placement.moving import move
 from tpu_training_operator.domain.plan.placement.return_to_preferred import turn, turns_taken, until_next_turn

@@ -16,20 +16,15 @@ from datetime import datetime, timedelta
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true
-from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.slice import Hardware, ProvisioningType
 from tpu_training_operator.api.status import Activity, State, Status
-from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
-from tpu_training_operator.domain.cluster_state.observed import Object, Observed, WorkerPod, format_time
+from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.cluster_state.workload import (
     Placement,
     Queue,
     Workload,
-    manager_of,
     placement_of,
-    prebuilt_workload,
-    queue_of,
     workload_name,
 )
 from tpu_training_operator.domain.job.naming import WorkerId
@@ -45,7 +40,6 @@ from tpu_training_operator.domain.objects.actions import (
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import conflicts, misfit, taken_over, with_priority, workload
 from tpu_training_operator.domain.plan.common.admission import admission
-from tpu_training_operator.domain.plan.common.blocked import Obstacle
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
@@ -57,40 +51,6 @@ from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan, Turn
 # Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
 _LOOK_AGAIN = timedelta(seconds=15)
 _LOOK_AT_RUNNING = timedelta(seconds=30)
-
-
-def check_queue(raw: Object, job: TPUTrainingJob) -> None:
-    """Raises InvalidJob for what needs a queue and has none, and for what a queue does not go together with."""
-    trainer, provisioning = job.spec.trainer, job.spec.slice.provisioning
-    if manager_of(raw) or prebuilt_workload(raw):
-        given = (("spec.placement", job.spec.placement), ("spec.scaleUp", job.spec.scale_up))
-        message = (
-            "MultiKueue sends a job to another cluster under one Workload, and a Workload is for one slice; leave this"
-            " out, or create the job in that cluster without spec.managedBy"
-        )
-        if several := [Problem(field, message) for field, value in given if value is not None]:
-            raise InvalidJob(several)
-    if queue_of(raw):
-        both = sorted({constants.LABEL_QUEUE, constants.LABEL_POD_GROUP} & (trainer.pod_labels or {}).keys())
-        if both:
-            message = (
-                f"leave {' and '.join(both)} out: the job itself is in queue {queue_of(raw)}, and with these labels"
-                " Kueue would count each worker again"
-            )
-            raise InvalidJob([Problem("spec.trainer.podLabels", message)])
-    elif (
-        provisioning
-        and provisioning.type is ProvisioningType.QUEUED
-        # A rehearsal provisions nothing.
-        and job.spec.slice.hardware is Hardware.TPU
-        and constants.ANNOTATION_PROVISIONING not in (trainer.pod_annotations or {})
-    ):
-        message = (
-            f"queued provisioning needs a queue: name a LocalQueue in the job's label {constants.LABEL_QUEUE}, and its"
-            " admission check makes the ProvisioningRequest (docs/kueue.md); or name a ProvisioningRequest of your own"
-            f" in spec.trainer.podAnnotations, as {constants.ANNOTATION_PROVISIONING}"
-        )
-        raise InvalidJob([Problem("spec.slice.provisioning.type", message)])
 
 
 # Whether there may be workers.

@@ -1,8 +1,7 @@
 """What a job shows when its plan cannot be carried out: the cluster refuses something, or passes keep failing."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from tpu_training_operator.api.conditions import (
     ConditionType,
@@ -13,10 +12,9 @@ from tpu_training_operator.api.conditions import (
     with_condition,
     without_condition,
 )
-from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed
-from tpu_training_operator.domain.cluster_state.ownership import Claim, Object, claim, controller, is_ours
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.plan import Plan
@@ -25,67 +23,6 @@ from tpu_training_operator.domain.plan.plan import Plan
 _LOOK_AGAIN = timedelta(seconds=30)
 # Old workers go within their grace period. Nothing tells when their Service and ConfigMap are gone.
 _SOON = timedelta(seconds=5)
-
-
-@dataclass(frozen=True)
-class Obstacle:
-    """A refusal. It lasts until somebody changes something, unless it `passes` by itself."""
-
-    reason: Reason
-    message: str
-    passes: bool = False
-
-
-def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
-    """Why the job cannot use the name of an existing object; None if the object is the job's own."""
-    name = existing["metadata"]["name"]
-    match claim(existing, job):
-        case Claim.OURS:
-            labels = existing["metadata"].get("labels") or {}
-            if kind == "Pod" and labels.get(LABEL_JOB_NAME) != job["metadata"]["name"]:
-                message = f"Pod {name} is a worker of this job but has lost its label {LABEL_JOB_NAME}; delete the pod"
-                return Obstacle(Reason.NAME_CONFLICT, message)
-            return None
-        case Claim.GOING:
-            what = "workers" if kind == "Pod" else kind
-            message = f"waiting for the deleted job {job['metadata']['name']} to release its {what}"
-            if is_ours(existing, job):
-                message = f"{kind} {name} is being deleted; once it is gone, it is created again"
-            return Obstacle(Reason.WAITING_FOR_DELETED_JOB, message, passes=True)
-        case Claim.FOREIGN:
-            message = f"{kind} {name} exists and belongs to somebody else; delete it or rename the job"
-            return Obstacle(Reason.NAME_CONFLICT, message)
-
-
-def changed_at_creation(asked: Object, created: Object) -> Obstacle | None:
-    """Names what the cluster has changed in a pod, if the job cannot use it: unseen or unowned it would run beside its
-    gang, and a worker that starts again in place cannot join its peers."""
-    label, owner, policy = ([read(pod) for pod in (asked, created)] for read in (_job_label, _owner, _restart_policy))
-    lost = [
-        (owner, "without its owner reference"),
-        (label, f"without its label {LABEL_JOB_NAME}"),
-        (policy, f"with restartPolicy {policy[1]}"),
-    ]
-    how = " and ".join(words for (wanted, got), words in lost if wanted != got)
-    if not how:
-        return None
-    message = (
-        f"Pod {asked['metadata']['name']} came into being {how}, and was deleted again: a mutating admission webhook"
-        " or policy of the cluster has changed it; exempt the pods of TPUTrainingJobs from it"
-    )
-    return Obstacle(Reason.INVALID_OBJECT, message)
-
-
-def _job_label(pod: Object) -> Any:
-    return (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
-
-
-def _owner(pod: Object) -> Any:
-    return controller(pod).get("uid")
-
-
-def _restart_policy(pod: Object) -> Any:
-    return (pod.get("spec") or {}).get("restartPolicy")
 
 
 def blocked(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan:
