@@ -15,7 +15,7 @@ from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.reporting import history as trainer
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.run_spec import run_spec
 from tpu_training_operator.html_report.ending import ENDINGS
@@ -34,7 +34,7 @@ def eventful() -> trainer.History:
     history.sample(trainer.Sample(2, (0.75, math.nan), 0.1, 2.0, split, learning_rates={1: 0.05, 2: 0.1}))
     history.sample(trainer.Sample(4, (math.inf, 0.5), 0.1, 2.0, split, 80.0, 0.4, 32.0))
     history.evaluated(4, {"accuracy": 0.875, "perplexity": math.inf})
-    history.logged([Curve("<b>accuracy", ((1, 0.25), (2, math.nan), (4, 0.625)))])
+    history.logged([LoggedCurve("<b>accuracy", ((1, 0.25), (2, math.nan), (4, 0.625)))])
     history.finding(Finding("Padding", 1, "pad less"))
     return history
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
-from tpu_trainer.checkpoint.best import Best
-from tpu_trainer.checkpoint.commit import Folder
 from tpu_trainer.contract import protocol
-from tpu_trainer.contract.environment import ProgressService, read_environment
+from tpu_trainer.contract.environment import ProgressEndpoint, read_environment
+from tpu_trainer.contract.outcome import Best
 from tpu_trainer.reporting import report
 from tpu_training_operator.api import constants, status
 from tpu_training_operator.api.status import ReportPhase
@@ -42,7 +41,7 @@ reports = st.builds(
     loss=st.none() | numbers,
     examples_per_second=st.none() | numbers,
     checkpoint_step=st.none() | steps,
-    best_checkpoint=st.none() | st.builds(Best, st.builds(Folder, steps, st.just("5f0c"), steps), st.text(), numbers),
+    best_checkpoint=st.none() | st.builds(Best, st.just("step-00000010-5f0c-1"), steps, st.text(), numbers),
     metrics=st.dictionaries(
         st.text(max_size=16) | st.sampled_from(["loss", "step", "current_step"]),
         numbers,
@@ -60,8 +59,8 @@ def as_sent(text: str) -> str:
 
 
 def meant(best: Best) -> status.BestCheckpoint:
-    name, value = str(best.folder), number_text(best.value)
-    return status.BestCheckpoint(name=name, step=best.folder.step, metric=as_sent(best.metric), value=value)
+    value = number_text(best.value)
+    return status.BestCheckpoint(name=best.name, step=best.step, metric=as_sent(best.metric), value=value)
 
 
 @given(reports)
@@ -138,6 +137,6 @@ def test_token_and_certificate_are_mounted_where_the_variables_say(changes: dict
 
 def test_the_trainer_reports_to_its_own_operator() -> None:
     first, second, *_ = (read_environment(environ) for environ in worker_environments(stored_job(), REPORTING))
-    assert isinstance(first.progress_service, ProgressService)
+    assert isinstance(first.progress_service, ProgressEndpoint)
     assert not first.progress_service.kubeflow
     assert second.progress_service is None

@@ -50,10 +50,10 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         entrypoint=job.spec.trainer.entrypoint,
         backend={"XLA": "xla", "XLASPMD": "xla-spmd", "Torch": "torch"}[job.spec.trainer.backend],
         hardware=job.spec.slice.hardware,
-        slice=trainer.Slice(
+        slice=trainer.SliceSpec(
             layout.shape.generation, layout.shape.topology, layout.slices, layout.hosts, layout.replicas
         ),
-        batch=trainer.Batch(scaled.batch.total, scaled.batch.per_replica, scaled.batch.accumulation),
+        batch=trainer.BatchSpec(scaled.batch.total, scaled.batch.per_replica, scaled.batch.accumulation),
         train_steps=scaled.train_steps,
         warmup_steps=scaled.warmup_steps,
         schedule=trainer.ScheduleSpec(
@@ -81,7 +81,7 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         ),
         parameters=recipe.parameters or {},
         data_uri=job.spec.data.uri if job.spec.data else None,
-        on_not_finite=trainer.OnNotFinite(recipe.on_not_finite),
+        on_not_finite=trainer.NotFinitePolicy(recipe.on_not_finite),
         gradient_clip_norm=number(recipe.gradient_clip_norm),
         precision=recipe.precision,
         sharding=recipe.sharding,

@@ -223,17 +223,24 @@ def test_a_user_error_fails_the_job_and_frees_the_other_hosts(space: Namespace, 
     space.wait(lambda: space.names("pod") == ["digits-1-0-3"], "only the failed worker is left, for its log")
 
 
-def test_suspend_and_resume_are_not_charged(space: Namespace, operator: OperatorProcess) -> None:
+def test_suspend_and_resume_are_not_charged_and_may_change_the_workers(
+    space: Namespace, operator: OperatorProcess
+) -> None:
+    toleration = {"key": "team", "operator": "Exists"}
+    tolerate = json.dumps({"spec": {"trainer": {"tolerations": [toleration]}}})
     space.apply(digits())
     space.wait_for_state("Running")
 
     space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":true}}}')
     space.wait(lambda: space.names("pod") == [], "all workers are gone")
     assert condition(space.wait_for_state("Suspended"), "Suspended")["status"] == "True"
+    space.kubectl("wait", "--for=condition=Ready", "tpujob/digits", "--timeout=30s")
+    space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", tolerate)
 
     space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":false}}}')
     status = space.wait_for_state("Running", attempt=2)
     assert "restarts" not in status
+    assert [toleration in pod["spec"]["tolerations"] for pod in space.pods()] == [True] * 4
 
 
 def test_a_service_with_another_owner_is_left_alone_and_named(space: Namespace, operator: OperatorProcess) -> None:

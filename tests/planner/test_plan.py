@@ -265,6 +265,25 @@ def test_resuming_starts_a_new_attempt_and_charges_nothing() -> None:
     assert [name for name in until_running(cluster) if not name.startswith("digits-2-")] == []
 
 
+def test_a_resumed_job_has_the_workers_that_its_spec_describes_now() -> None:
+    cluster = given_a_running_gang()
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    kubelet.sweep(cluster)
+    one_pass(cluster)
+    toleration = {"key": "team", "operator": "Exists"}
+    secrets, image = [{"name": "key"}], "registry.example/other:2"
+    cluster.edit_trainer(tolerations=[toleration], priorityClassName="high", imagePullSecrets=secrets, image=image)
+    assert actions(one_pass(cluster)) == [], "nothing begins before it is resumed"
+    cluster.edit_run_policy(suspend=False)
+    until_running(cluster)
+    for pod in cluster.pods.values():
+        spec = pod["spec"]
+        assert toleration in spec["tolerations"]
+        assert (spec["priorityClassName"], spec["imagePullSecrets"]) == ("high", secrets)
+        assert {container["image"] for container in spec["containers"]} == {image}
+
+
 def test_resuming_waits_for_workers_that_are_still_stopping() -> None:
     cluster = given_a_running_gang()
     cluster.edit_run_policy(suspend=True)

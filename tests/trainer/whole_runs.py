@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from tests.trainer.gang import run_spec
+from tests.trainer.gang_processes import run_spec
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.outcome import Outcome

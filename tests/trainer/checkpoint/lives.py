@@ -102,7 +102,7 @@ class Job:
             return False
         with contextlib.suppress(StorageError):
             best = best_in(target)
-            make_room(target, step, None if best is None else best.folder)
+            make_room(target, step, best)
         return True
 
     def written(self, step: int, attempt: int) -> Snapshot:

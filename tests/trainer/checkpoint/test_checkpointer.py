@@ -17,8 +17,8 @@ from tpu_trainer.checkpoint.catalogue import Target, prepare
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Cost, Due
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.data.loading import Position
-from tpu_trainer.doctor.finite import Health
 from tpu_trainer.storage.store import Store
 
 HERE = Position()
@@ -53,14 +53,14 @@ class Run:
         target = Target(store, author(), keep)
         self.checkpoints = Checkpointer(target, due, self._take, self.said.append, now=now)
 
-    def _take(self, step: int, position: Position, health: Health, alone: bool) -> Snapshot:
+    def _take(self, step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
         self.taken.append(step)
         return snapshot(step)
 
     def train(self, *steps: int) -> None:
         for step in steps:
             if self.checkpoints.overdue() or self.checkpoints.due(step):
-                self.checkpoints.save(step, HERE, Health())
+                self.checkpoints.save(step, HERE, NumericalHealth())
 
 
 class Gate:
@@ -184,14 +184,14 @@ def test_a_stop_between_checkpoints_writes_one_and_waits_for_it() -> None:
     store = MemoryStore()
     run = Run(store, Due(10, None, 99))
     run.train(10, 11, 12, 13)
-    assert run.checkpoints.save_now(13, HERE, Health()) == 13
+    assert run.checkpoints.save_now(13, HERE, NumericalHealth()) == 13
     assert steps_in(store) == 13
 
 
 def test_a_stop_at_a_step_that_was_due_writes_it_once() -> None:
     run = Run(MemoryStore(), Due(10, None, 99))
     run.train(10)
-    assert run.checkpoints.save_now(10, HERE, Health()) == 10
+    assert run.checkpoints.save_now(10, HERE, NumericalHealth()) == 10
     assert run.taken == [10]
 
 
@@ -205,7 +205,7 @@ def test_a_stop_repeats_a_write_that_failed() -> None:
 
     run = Run(Intercepted(store, fail_once), Due(10, None, 99))
     run.train(10)
-    assert run.checkpoints.save_now(10, HERE, Health()) == 10
+    assert run.checkpoints.save_now(10, HERE, NumericalHealth()) == 10
     assert steps_in(store) == 10
 
 
@@ -221,7 +221,7 @@ def test_a_stop_whose_checkpoint_cannot_be_written_returns_none(snapshot: Snapsh
     run.train(10)
     assert run.checkpoints.finish()
     refusing.set()
-    assert run.checkpoints.save_now(13, HERE, Health()) is None
+    assert run.checkpoints.save_now(13, HERE, NumericalHealth()) is None
     assert run.checkpoints.last_step == steps_in(store) == 10
     assert "checkpoint of step 13" in str(run.said)
     assert "step 10" in str(run.said)
@@ -252,7 +252,7 @@ def test_a_last_checkpoint_that_cannot_be_written_a_second_time_does_not_count(
     assert run.said == snapshot
     if repeated:
         refusing.clear()
-    assert run.checkpoints.save_now(20, HERE, Health()) == (20 if repeated else None)
+    assert run.checkpoints.save_now(20, HERE, NumericalHealth()) == (20 if repeated else None)
     assert run.checkpoints.last_step == steps_in(store) == (20 if repeated else 10)
 
 
@@ -261,7 +261,7 @@ def test_a_run_that_continues_counts_the_checkpoint_it_came_from() -> None:
     checkpoints = Checkpointer(target, Due(10, None, 99), lambda step, *_: snapshot(step), print, resumed=40)
     assert checkpoints.finish()
     assert checkpoints.last_step == 40
-    assert checkpoints.save_now(40, HERE, Health()) == 40
+    assert checkpoints.save_now(40, HERE, NumericalHealth()) == 40
 
 
 def test_minutes_count_from_the_last_snapshot() -> None:
@@ -287,8 +287,8 @@ def test_a_replica_that_does_not_write_knows_when_the_writer_does() -> None:
     assert [step for step in range(100) if silent.due(step)] == [*range(0, 100, 10), 99]
     assert not Checkpoints().due(99)
     assert not silent.overdue()
-    silent.save(10, HERE, Health())
-    assert (silent.save_now(10, HERE, Health()), silent.finish(), silent.last_step, silent.cost) == (
+    silent.save(10, HERE, NumericalHealth())
+    assert (silent.save_now(10, HERE, NumericalHealth()), silent.finish(), silent.last_step, silent.cost) == (
         None,
         True,
         None,
@@ -311,5 +311,5 @@ def test_wherever_a_run_is_stopped_the_newest_checkpoint_has_that_step(dues: set
     store = MemoryStore()
     run = Run(store, Due(max(dues, default=99), None, 99), keep)
     run.train(*range(1, stop + 1))
-    assert run.checkpoints.save_now(stop, HERE, Health()) == steps_in(store) == stop
+    assert run.checkpoints.save_now(stop, HERE, NumericalHealth()) == steps_in(store) == stop
     assert len({name.partition("/")[0] for name in store.objects}) <= keep

@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 from tests.trainer.checkpoint.counted_reads import READS
 from tests.trainer.checkpoint.runs import author, flat
-from tests.trainer.gang import Launcher, run_spec
+from tests.trainer.gang_processes import Launcher, run_spec
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tests.trainer.reference import reference_losses
 from tpu_trainer.checkpoint.catalogue import Found

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.runs import author, commit, snapshot
 from tests.trainer.checkpoint.stores import MemoryStore, counting
-from tpu_trainer.checkpoint.best import Best, best_in, best_of
+from tpu_trainer.checkpoint.best import best_in, best_of
 from tpu_trainer.checkpoint.catalogue import Entry, Target, prepare, surplus, write
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder
+from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.spec import BestSpec, Mode
 from tpu_trainer.storage.store import Store
 
@@ -146,7 +147,7 @@ def test_the_best_has_the_best_finite_value_and_of_equal_ones_is_the_first(
         assert found is None
     else:
         best = max(finite) if mode is Mode.MAX else min(finite)
-        assert found == Best(Folder(values.index(best), "5f0c1234", 1), "error", best)
+        assert found == Best(str(Folder(values.index(best), "5f0c1234", 1)), values.index(best), "error", best)
 
 
 @pytest.mark.parametrize("evaluation", [None, {}, {"error": 0.5, "f1": None}])
@@ -159,4 +160,4 @@ def test_a_checkpoint_of_another_model_or_job_is_not_the_best(store: Store) -> N
     by = BestSpec("error", Mode.MIN)
     for step, writer, error in [(10, author(), 0.5), (20, author(fingerprint="g"), 0.1), (30, author(uid="x"), 0.2)]:
         write(Target(store, writer, 9, by), snapshot(step), {"error": error})
-    assert best_in(Target(store, author(attempt=2), 9, by)) == Best(Folder(10, "5f0c1234", 1), "error", 0.5)
+    assert best_in(Target(store, author(attempt=2), 9, by)) == Best(str(Folder(10, "5f0c1234", 1)), 10, "error", 0.5)

@@ -208,8 +208,8 @@ def test_a_full_disk_leaves_the_object_that_was_there(tmp_path: Path, snapshot: 
 
 AS_A_STRANGER = """
 import os, sys
-from tpu_trainer.checkpoint.store import open_store
-from tpu_trainer.errors import StorageDeniedError
+from tpu_trainer.storage.store import open_store
+from tpu_trainer.contract.errors import StorageDeniedError
 os.setgid(65532); os.setuid(65532)
 try:
     getattr(open_store(sys.argv[1]), sys.argv[2])(*sys.argv[3:])

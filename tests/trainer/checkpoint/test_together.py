@@ -30,8 +30,8 @@ from tpu_trainer.checkpoint.parts import WHOLE, Item, Part, digest, divided, fil
 from tpu_trainer.checkpoint.snapshot import Snapshot, replicated
 from tpu_trainer.checkpoint.together import Channel, Writers, find_writers, write_part
 from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.data.loading import Position
-from tpu_trainer.doctor.finite import Health
 from tpu_trainer.optim import sharding
 from tpu_trainer.storage.store import Store
 from tpu_trainer.task.task import Hyperparameters, Task
@@ -299,7 +299,7 @@ def test_a_stop_has_its_checkpoint_once_and_host_0_repeats_alone_what_another_co
             writers.divide({}, [])
             return writers.channel(2)
 
-        def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
+        def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
             shares.append(alone)
             held = snapshot(step)
             if alone:
@@ -318,9 +318,9 @@ def test_a_stop_has_its_checkpoint_once_and_host_0_repeats_alone_what_another_co
         checkpoints: Checkpoints = Checkpointer(target, due, take, said.append, others=others)
         if backend.rank:
             checkpoints = Partner(due, take_part)
-        checkpoints.save(10, Position(), Health())
-        checkpoints.save_now(10, Position(), Health())
-        return checkpoints.save_now(13, Position(), Health())
+        checkpoints.save(10, Position(), NumericalHealth())
+        checkpoints.save_now(10, Position(), NumericalHealth())
+        return checkpoints.save_now(13, Position(), NumericalHealth())
 
     assert in_threads(2, run) == [13, None]
     assert said == ["the checkpoint of step 10 was not written, there is none: host 1: memory: no connection"]

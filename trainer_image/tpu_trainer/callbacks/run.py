@@ -17,15 +17,13 @@ from tpu_trainer.callbacks.joined import apart
 from tpu_trainer.callbacks.leaving import Leaving
 from tpu_trainer.callbacks.own_outcome import outcome_of_own
 from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
-from tpu_trainer.contract.clock import Clock, Phase, process_seconds
+from tpu_trainer.contract.clock import Clock, Phase, StepPace, process_seconds
 from tpu_trainer.contract.environment import check_agreement, read_environment
 from tpu_trainer.contract.errors import BadSpecError, NotFiniteError, PreemptedError, UserCodeError
 from tpu_trainer.contract.findings import Check, Finding
-from tpu_trainer.contract.last_words import leave_words
-from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.outcome import Outcome, write_last_words
 from tpu_trainer.contract.protocol import ENV_KUBEFLOW_URL, ExitCode
-from tpu_trainer.contract.spec import NO_ENTRYPOINT, OnNotFinite, read_run_spec
-from tpu_trainer.doctor.hang import Pace
+from tpu_trainer.contract.spec import NO_ENTRYPOINT, NotFinitePolicy, read_run_spec
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.history import Sample
 from tpu_trainer.reporting.progress import Progress
@@ -67,7 +65,7 @@ class Run:
         self._agreement = Agreement(self._told, agree, torch_store)
         # Who brings another way to agree has another way to meet.
         self._meets_in_torch = spec.backend == "torch" and agree is None
-        self._clock, self._pace, self._losses = Clock(before=process_seconds() or 0.0), Pace(), Losses()
+        self._clock, self._pace, self._losses = Clock(before=process_seconds() or 0.0), StepPace(), Losses()
         self._begun, self._known = False, 0
         self._throughput = Throughput(batch.total)
         self._metrics: dict[str, float] = {}
@@ -160,7 +158,7 @@ class Run:
 
     def _uncaught_after(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
         """An exception after the training, as in a test or an export, whose cause the words of success would hide."""
-        leave_words(outcome_of_own(error, self._progress.step), first=self._first)
+        write_last_words(outcome_of_own(error, self._progress.step), first=self._first)
         self._uncaught_before(kind, error, frames)
 
     def _left(self) -> int:
@@ -178,7 +176,7 @@ class Run:
     def evaluated_after(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Metrics of an evaluation after the training, for the result."""
         self._metrics = self._named(step, metrics)
-        leave_words(self._outcome(None), first=self._first)
+        write_last_words(self._outcome(None), first=self._first)
         self._progress.evaluated(step, self._metrics)
         self._progress.done(self._progress.checkpoint_step)
 
@@ -198,7 +196,7 @@ class Run:
         if error is None:
             error = self._last_look()
         outcome = self._outcome(error)
-        leave_words(outcome, first=self._first)
+        write_last_words(outcome, first=self._first)
         if outcome.code is ExitCode.Succeeded:
             self._compare_length(outcome.step or 0)
             self._progress.done(self._progress.checkpoint_step)
@@ -263,7 +261,7 @@ class Run:
             return
         step, loss = broken
         message = f"the loss of step {step} is {loss}"
-        if self._spec.on_not_finite is OnNotFinite.STOP:
+        if self._spec.on_not_finite is NotFinitePolicy.STOP:
             raise NotFiniteError(f"{message}; recipe.onNotFinite is Stop", step)
         if not self._warned:
             self._warned = True

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from tpu_trainer.checkpoint.catalogue import Candidate, Target, is_whole, survey
 from tpu_trainer.checkpoint.commit import COMMIT, Commit, Evaluation, Folder
+from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.spec import BestSpec, Mode
-
-
-@dataclass(frozen=True)
-class Best:
-    """A checkpoint, and the value by which it is the best."""
-
-    folder: Folder
-    metric: str
-    value: float
-
-    def as_json(self) -> dict[str, Any]:
-        return {"name": str(self.folder), "step": self.folder.step, "metric": self.metric, "value": self.value}
-
-    def __str__(self) -> str:
-        return f"{self.folder}, with {self.metric} {self.value:.6g}"
 
 
 def best_of(among: Iterable[Candidate], by: BestSpec) -> Best | None:
@@ -37,7 +22,7 @@ def best_of(among: Iterable[Candidate], by: BestSpec) -> Best | None:
     if not found:
         return None
     value, *_, folder = min(found)
-    return Best(folder, by.metric, value if by.mode is Mode.MIN else -value)
+    return Best(str(folder), folder.step, by.metric, value if by.mode is Mode.MIN else -value)
 
 
 def best_in(target: Target) -> Best | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder, Mark, OtherFormatError
 from tpu_trainer.checkpoint.snapshot import Snapshot, files_of
 from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.spec import BestSpec
 from tpu_trainer.storage.store import MissingError, Store
 
@@ -331,7 +332,7 @@ def delete_files(store: Store, folder: Folder, files: Iterable[str]) -> None:
         store.delete(f"{folder}/{file}")
 
 
-def make_room(target: Target, step: int, best: Folder | None = None) -> None:
+def make_room(target: Target, step: int, best: Best | None = None) -> None:
     """After the commit of `step`: deletes this job's other checkpoints except the newest `keep` and `best`, what was
     never complete, and what is damaged and older. Nothing while a later attempt chooses its checkpoint.
 
@@ -342,8 +343,9 @@ def make_room(target: Target, step: int, best: Folder | None = None) -> None:
     written, own = Folder(step, author.job, author.attempt), _own(target)
     if any(job == author.job and attempt > author.attempt for job, attempt in own.readers):
         return
+    spared = None if best is None else Folder.parse(best.name)
     whole = {entry.folder: is_whole(store, (commit, entry)) for commit, entry in own.candidates}
-    for entry in surplus(own.candidates, author, target.keep, written, best, lambda folder: whole[folder]):
+    for entry in surplus(own.candidates, author, target.keep, written, spared, lambda folder: whole[folder]):
         _delete(store, entry.folder, entry.sizes)
     for one in own.unreadable:
         if one.worthless and one.entry.folder.step <= step:

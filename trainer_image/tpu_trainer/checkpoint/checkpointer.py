@@ -12,14 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Thread
 
-from tpu_trainer.checkpoint.best import Best, best_in, note_evaluation
+from tpu_trainer.checkpoint.best import best_in, note_evaluation
 from tpu_trainer.checkpoint.catalogue import Others, Target, make_room, write
 from tpu_trainer.checkpoint.commit import Evaluation
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.checkpoint.trials import remove_trials
 from tpu_trainer.contract.errors import StorageError
+from tpu_trainer.contract.findings import NumericalHealth
+from tpu_trainer.contract.outcome import Best
 from tpu_trainer.data.loading import Position
-from tpu_trainer.doctor.finite import Health
 
 WORTH_SAYING = 1.0
 """Seconds of waiting for the previous checkpoint that are worth a line."""
@@ -87,10 +88,10 @@ class Checkpoints:
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         """The result of the evaluation after `step`, before or after its checkpoint is taken, if one is taken."""
 
-    def save(self, step: int, position: Position, health: Health) -> None:
+    def save(self, step: int, position: Position, health: NumericalHealth) -> None:
         """Takes a snapshot, and has it written while training continues."""
 
-    def save_now(self, step: int, position: Position, health: Health) -> int | None:
+    def save_now(self, step: int, position: Position, health: NumericalHealth) -> int | None:
         """The run is being stopped: returns `step` once a checkpoint of it is committed, None if that failed."""
         return None
 
@@ -117,14 +118,14 @@ class Partner(Checkpoints):
         self._take, self._newest = take, resumed
         self._writing: Thread | None = None
 
-    def save(self, step: int, position: Position, health: Health) -> None:
+    def save(self, step: int, position: Position, health: NumericalHealth) -> None:
         self.finish()
         self._newest = step
         if (part := self._take(step)) is not None:
             self._writing = Thread(target=part, name="checkpoint", daemon=True)
             self._writing.start()
 
-    def save_now(self, step: int, position: Position, health: Health) -> int | None:
+    def save_now(self, step: int, position: Position, health: NumericalHealth) -> int | None:
         # The leader repeats alone what has failed.
         if self._newest != step:
             self.save(step, position, health)
@@ -148,7 +149,7 @@ class Checkpointer(Checkpoints):
         self,
         target: Target,
         due: Due,
-        take: Callable[[int, Position, Health, bool], Snapshot],
+        take: Callable[[int, Position, NumericalHealth, bool], Snapshot],
         say: Callable[[str], None],
         resumed: int | None = None,
         now: Callable[[], float] = time.monotonic,
@@ -190,11 +191,11 @@ class Checkpointer(Checkpoints):
                 self._tell_best(best)
                 # The one that was the best until now may be superfluous.
                 if not self.closes:
-                    make_room(self._target, step, None if best is None else best.folder)
+                    make_room(self._target, step, best)
             except StorageError as error:
                 self._say(f"the evaluation of step {step} was not noted with its checkpoint: {error}")
 
-    def save_now(self, step: int, position: Position, health: Health) -> int | None:
+    def save_now(self, step: int, position: Position, health: NumericalHealth) -> int | None:
         # This step may have been due by itself; if that write failed, this is a second attempt, in which no other host
         # takes part.
         again = self._newest == step
@@ -212,7 +213,7 @@ class Checkpointer(Checkpoints):
         if not self.closes or self.last_step is None:
             return
         try:
-            make_room(self._target, self.last_step, None if self.best is None else self.best.folder)
+            make_room(self._target, self.last_step, self.best)
         except StorageError as error:
             self._say(f"after the checkpoint of step {self.last_step} old ones were not deleted: {error}")
 
@@ -224,10 +225,10 @@ class Checkpointer(Checkpoints):
         except StorageError as error:
             self._say(f"what the trials of the ladder have left in {self._trials}* stays there: {error}")
 
-    def save(self, step: int, position: Position, health: Health) -> None:
+    def save(self, step: int, position: Position, health: NumericalHealth) -> None:
         self._save(step, position, health, alone=False)
 
-    def _save(self, step: int, position: Position, health: Health, *, alone: bool) -> None:
+    def _save(self, step: int, position: Position, health: NumericalHealth, *, alone: bool) -> None:
         # First the previous one: two snapshots at once would take more host memory than anybody planned for.
         begun = self._now()
         previous = self._wait()
@@ -289,7 +290,7 @@ def _write(
         size = write(target, snapshot, evaluation, others)
         best = best_in(target)
         if not keeps_all:
-            make_room(target, snapshot.step, None if best is None else best.folder)
+            make_room(target, snapshot.step, best)
     except Exception as error:
         text = str(error)
         if not isinstance(error, StorageError):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
     from torch.optim import Optimizer
 
-    from tpu_trainer.optim.sharding import Sharding
+    from tpu_trainer.optim.sharding import OptimizerSharding
 
 SMALL = 64
 """Elements of a tensor whose values are told with its name. Step counts are among them: an optimizer may look at their
@@ -83,7 +83,9 @@ def give_model(found: Found, model: nn.Module, backend: Backend) -> None:
     backend.place(model, found.reader)
 
 
-def give_optimizer(found: Found, optimizer: Optimizer, backend: Backend, sharding: Sharding | None = None) -> None:
+def give_optimizer(
+    found: Found, optimizer: Optimizer, backend: Backend, sharding: OptimizerSharding | None = None
+) -> None:
     """Gives the optimizer, whose parameters are on the device, the checkpoint's state, or its part. A collective.
 
     Raises:
@@ -124,7 +126,7 @@ def _fetched(found: Found, file: str, backend: Backend) -> Found:
     return replace(found, snapshot=replace(found.snapshot, tensors={**found.snapshot.tensors, file: tensors}))
 
 
-def _divided(found: Found, backend: Backend, sharding: Sharding) -> Found:
+def _divided(found: Found, backend: Backend, sharding: OptimizerSharding) -> Found:
     """With this replica's parts of the optimizer's state, in host memory; never more of the whole than one group."""
     parts: dict[str, Tensor] = {}
     kept = found.snapshot.tensors["optimizer"]

@@ -23,7 +23,7 @@ from tpu_trainer.contract.errors import UserCodeError, user_code
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from tpu_trainer.optim.sharding import Sharding
+    from tpu_trainer.optim.sharding import OptimizerSharding
 
 Tensors = Mapping[str, Tensor]
 
@@ -71,7 +71,7 @@ def take_snapshot(
     average: Tensors | None = None,
     elsewhere: Collection[Item] = (),
     part: Part = WHOLE,
-    sharding: Sharding | None = None,
+    sharding: OptimizerSharding | None = None,
     together: bool = False,
 ) -> Snapshot:
     """Copies everything but `elsewhere`, which other hosts copy, so that training can go on at once. Of the optimizer,
@@ -100,7 +100,7 @@ def take_part(
     hooks_state: Mapping[str, Any],
     average: Tensors | None,
     mine: Collection[Item],
-    sharding: Sharding | None,
+    sharding: OptimizerSharding | None,
     together: bool,
 ) -> dict[str, Tensors]:
     """Copies `mine` while another process takes the snapshot. sharding, together: as for `take_snapshot`.
@@ -134,7 +134,7 @@ def check_state(optimizer: Optimizer, hooks_state: Callable[[], Mapping[str, Any
 
 
 def replicated(
-    model: nn.Module, optimizer: Optimizer, average: Tensors | None = None, sharding: Sharding | None = None
+    model: nn.Module, optimizer: Optimizer, average: Tensors | None = None, sharding: OptimizerSharding | None = None
 ) -> dict[Item, Tensor]:
     """The tensors that any host can store, where they are: those that are the same in every replica, and what is
     divided among them, as tensors without values. Not buffers: each replica's own batches change them."""
@@ -151,7 +151,7 @@ def _live(model: nn.Module, of_optimizer: Tensors, of_hooks: Tensors, average: T
 
 
 def _taken(
-    live: Mapping[str, Tensors], wanted: Callable[[Item], bool], sharding: Sharding | None, together: bool
+    live: Mapping[str, Tensors], wanted: Callable[[Item], bool], sharding: OptimizerSharding | None, together: bool
 ) -> dict[str, Tensors]:
     """Copies on the host of what is wanted; everything that is `live` is read for it if processes read together."""
     here = {
@@ -163,7 +163,7 @@ def _taken(
 
 
 def _read_all(
-    live: Mapping[str, Tensors], here: Mapping[str, Tensors], gathered: Tensors, sharding: Sharding | None
+    live: Mapping[str, Tensors], here: Mapping[str, Tensors], gathered: Tensors, sharding: OptimizerSharding | None
 ) -> dict[str, Tensors]:
     """Copies on the host of what is `here`; everything that is `live` is read, but for what was `gathered`."""
     divided: Collection[str] = () if sharding is None else sharding.parts(live["optimizer"])

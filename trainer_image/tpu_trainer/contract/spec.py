@@ -157,7 +157,7 @@ class JobRef:
 
 
 @dataclass(frozen=True)
-class Slice:
+class SliceSpec:
     """The hardware the recipe was scaled to; `hosts` and `replicas` count the whole job, all slices together."""
 
     generation: Text
@@ -168,7 +168,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSpec:
     """Examples per step of the whole job; a replica takes `per_replica` of them at once, `accumulation` times."""
 
     total: Count = field(metadata={"json": "global"})
@@ -289,7 +289,7 @@ class CodeSpec:
     sha256: Annotated[str, _sha256]
 
 
-class OnNotFinite(StrEnum):
+class NotFinitePolicy(StrEnum):
     """What to do with a step whose loss or gradients are not finite. Stop: end the run as failed. Skip: leave the step
     out. Warn: make it."""
 
@@ -331,8 +331,8 @@ class RunSpec:
     entrypoint: Annotated[str, _entrypoint]
     backend: Annotated[str, _choice(str, BACKENDS)]
     hardware: Annotated[str, _choice(str, ("TPU", "CPU"))]
-    slice: Slice
-    batch: Batch
+    slice: SliceSpec
+    batch: BatchSpec
     train_steps: Count
     end_after_steps: Count | None = None
     warmup_steps: Natural
@@ -340,7 +340,7 @@ class RunSpec:
     evaluate_every_steps: Count | None
     stop_early: StopSpec | None = None
     ema_decay: Decimal | None
-    on_not_finite: Annotated[OnNotFinite, _choice(OnNotFinite, tuple(OnNotFinite))] = OnNotFinite.STOP
+    on_not_finite: Annotated[NotFinitePolicy, _choice(NotFinitePolicy, tuple(NotFinitePolicy))] = NotFinitePolicy.STOP
     gradient_clip_norm: Annotated[float, _positive] | None = None
     precision: Annotated[str, _choice(str, PRECISIONS)] = "Float32"
     sharding: Annotated[str, _choice(str, SHARDINGS)] = "Replicated"

@@ -20,12 +20,11 @@ from tpu_trainer.checkpoint.resume import Start, document
 from tpu_trainer.checkpoint.snapshot import Snapshot, is_lightnings
 from tpu_trainer.contract.clock import Phase
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.findings import Finding, NumericalHealth
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import OnNotFinite, RunSpec
+from tpu_trainer.contract.spec import NotFinitePolicy, RunSpec
 from tpu_trainer.data.loading import Order, Position
 from tpu_trainer.doctor.doctor import Doctor
-from tpu_trainer.doctor.finite import Health
 from tpu_trainer.doctor.last_weights import checksum_of
 from tpu_trainer.lightning.choice import may_skip
 from tpu_trainer.lightning.needs import LightningRun, only_alone
@@ -133,7 +132,7 @@ class OwnTrainer:
         module, backend, telling = run.module, self.context.backend, self.context.telling
         rates = Rates(hp, start.ramp, telling.finding)
 
-        def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
+        def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
             own = document(start, step, position, rates.reached(step), hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
             own |= {**instruments.closing.state(), "trainExamples": division.examples}
@@ -397,7 +396,7 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
         raise UserCodeError(
             "backend XLASPMD: Lightning's Trainer knows one program per replica, not one for all; use XLA or Torch"
         )
-    if spec.on_not_finite is OnNotFinite.SKIP:
+    if spec.on_not_finite is NotFinitePolicy.SKIP:
         raise UserCodeError(
             "recipe.onNotFinite: Skip: under Lightning's Trainer a step cannot be undone; Stop and Warn are known"
         )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from tpu_trainer.doctor.last_weights import mixed
+from tpu_trainer.doctor.last_weights import tensor_checksum
 from tpu_trainer.gang.backends.base import Backend
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -173,7 +173,7 @@ class Buffers:
 
     def _summed(self, places: Sequence[Place]) -> dict[Place, int]:
         with torch.no_grad():
-            sums = torch.stack([mixed(place.tensor) for place in places])
+            sums = torch.stack([tensor_checksum(place.tensor) for place in places])
         self._backend.sync()
         (here,) = self._backend.to_host([sums])
         return dict(zip(places, here.tolist(), strict=True))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tpu_trainer.checkpoint.best import Best, best_in
+from tpu_trainer.checkpoint.best import best_in
 from tpu_trainer.checkpoint.catalogue import Found, Others, Target, prepare, reading
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, Partner
 from tpu_trainer.checkpoint.commit import Author, Folder
@@ -24,11 +24,10 @@ from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, replicated, t
 from tpu_trainer.checkpoint.together import Writers, find_writers, write_part
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.contract.findings import Finding
+from tpu_trainer.contract.findings import Finding, NumericalHealth, ranges
+from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.spec import CheckpointSpec, RunSpec
 from tpu_trainer.data.loading import Position, has_length, length_of
-from tpu_trainer.doctor.agreement import ranges
-from tpu_trainer.doctor.finite import Health
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.loop.evaluation_policy import reduction_of
 from tpu_trainer.loop.trainable import Work
@@ -39,7 +38,7 @@ from tpu_trainer.task.task import Hyperparameters
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Take = Callable[[int, Position, Health, bool], Snapshot]
+Take = Callable[[int, Position, NumericalHealth, bool], Snapshot]
 """Makes the snapshot of a step, whole or as the first of several parts."""
 
 
@@ -125,7 +124,7 @@ class Storage:
 
         size = length_of(work.task.train, "train") if has_length(work.task.train) else None
 
-        def take(step: int, position: Position, health: Health, alone: bool) -> Snapshot:
+        def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
             kept = document(work.start, step, position, work.rates.reached(step), work.hp, health)
             kept["trainExamples"] = size
             kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}

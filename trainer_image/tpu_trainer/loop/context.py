@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from tpu_trainer.contract.clock import Clock
+from tpu_trainer.contract.clock import Clock, StepPace
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PreemptedError
 from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.data.loading import GENERATORS, Share, seed_generators
-from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.reporting.run_outputs import Telling
 
@@ -26,7 +25,7 @@ class RunContext:
     stop: StopFlag
     backend: Backend
     clock: Clock
-    pace: Pace
+    pace: StepPace
     telling: Telling
 
     @property

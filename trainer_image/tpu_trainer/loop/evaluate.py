@@ -14,13 +14,13 @@ from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.data.loading import (
     GENERATORS,
     Share,
-    called,
     evaluation_size,
     evaluation_workers,
     held_out,
-    kept_generators,
+    keep_generators,
     length_of,
     load,
+    name_held_out,
 )
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.loop.modes import evaluating
@@ -44,7 +44,7 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
     with evaluating(task.model), torch.no_grad():
         found: dict[str, float] = {}
         for name, dataset in held_out(task).items():
-            if (size := length_of(dataset, called(name))) == 0:
+            if (size := length_of(dataset, name_held_out(name))) == 0:
                 continue
             if task.evaluator is not None:
                 read = _Read(task, dataset, unfilled_plan(size, rows, share)[:batches])
@@ -66,7 +66,7 @@ def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> dic
     Raises:
         UserCodeError: as `evaluate` does.
     """
-    with torch.no_grad(), kept_generators():
+    with torch.no_grad(), keep_generators():
         buffers = list(task.model.buffers())
         before = [buffer.detach().clone() for buffer in buffers]
         tried = evaluate(task, rows, share, backend, batches=1)

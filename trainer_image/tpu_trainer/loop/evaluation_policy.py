@@ -15,7 +15,7 @@ from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.spec import Mode, RunSpec
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.optim.schedule import DROP, LearningRate
+from tpu_trainer.optim.schedule import DROP, LearningRateSetter
 
 SMALLEST_REDUCTION = 1e-8
 """Of the rate by schedule Plateau: further ones would change nothing, and a rate of 0 is another program for XLA."""
@@ -57,7 +57,7 @@ class Steering:
     `evaluated`: the step that was evaluated last in this process, None before the first; `metrics`: its results.
     """
 
-    def __init__(self, spec: RunSpec, start: Start, rates: LearningRate, monitors: tuple[str, ...] = ()) -> None:
+    def __init__(self, spec: RunSpec, start: Start, rates: LearningRateSetter, monitors: tuple[str, ...] = ()) -> None:
         self._spec, self._start, self._rates = spec, start, rates
         self._watches = dict(_watches(spec))
         self._streaks = dict.fromkeys(self._watches, Streak())

@@ -19,7 +19,7 @@ from tpu_trainer.data.loading import Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.gang.exchange import MOST_STEPS, Loss, Reading, Signals
+from tpu_trainer.gang.exchange import MOST_STEPS, Loss, Signals, StepResults
 from tpu_trainer.loop.buffers import Buffers
 from tpu_trainer.reporting.history import FirstLoss, Sample
 from tpu_trainer.reporting.run_outputs import Telling
@@ -126,7 +126,7 @@ class Instruments:
             yield
         self.doctor.after_step(step, batch)
 
-    def read(self, signals: Signals, step: int, learning_rate: float, *, whole: bool) -> Reading | None:
+    def read(self, signals: Signals, step: int, learning_rate: float, *, whole: bool) -> StepResults | None:
         """The signals that are due after `step`, which was made with `learning_rate`, or, with `whole`, all of them.
 
         Raises:

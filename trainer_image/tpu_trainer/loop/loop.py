@@ -14,15 +14,14 @@ from functools import partial
 
 from tpu_trainer.contract.errors import user_code
 from tpu_trainer.contract.stop import StopFlag
-from tpu_trainer.data.epochs import noticed
+from tpu_trainer.data.epochs import watch_attributes
 from tpu_trainer.data.loading import Position, random_seed
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import Flags, Loss, Signals, exchange
 from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.loop.trainable import Trainable, Work
-from tpu_trainer.optim.passes import EarlierPasses
-from tpu_trainer.optim.update import SkippingUpdate, Update
-from tpu_trainer.task.outside import Outside
+from tpu_trainer.optim.update import EarlierPasses, SkippingUpdate, Update
+from tpu_trainer.task.outside import OutsideParameters
 from tpu_trainer.task.task import Batch
 
 
@@ -59,7 +58,7 @@ def train(
     parts = (optimizer, hooks, work.average, work.clip_norm, backend)
     update = SkippingUpdate(*parts, work.task.model, instruments.doctor.set_aside) if work.skips else Update(*parts)
     flags, earlier = Flags(backend), EarlierPasses(work.task.model)
-    outside = Outside(work.task.model, backend.device, instruments.left_out)
+    outside = OutsideParameters(work.task.model, backend.device, instruments.left_out)
     trained, epoch = Trained(start.step, None, start.position), start.position.epoch
     with user_code("the start of the training"), work.growth.restored():
         if start.ended:
@@ -78,7 +77,10 @@ def train(
         backend.seed(drawn)
         batch, position = next(samples)
         if position.epoch != epoch:
-            with user_code("the end of an epoch"), noticed(work.task.train, not work.task.workers, instruments.of_data):
+            with (
+                user_code("the end of an epoch"),
+                watch_attributes(work.task.train, not work.task.workers, instruments.of_data),
+            ):
                 hooks.epoch_ends(epoch)
                 hooks.epoch_begins(epoch := position.epoch)
             instruments.settle(step - 1)
@@ -153,7 +155,12 @@ def _begins(instruments: Instruments, backend: Backend, drawn: int) -> None:
 
 
 def _forward_backward(
-    work: Work, step: int, batch: Batch, backend: Backend, outside: Outside, begins: Callable[[], None] = lambda: None
+    work: Work,
+    step: int,
+    batch: Batch,
+    backend: Backend,
+    outside: OutsideParameters,
+    begins: Callable[[], None] = lambda: None,
 ) -> Loss:
     """The batch's part of the step's loss; adds its gradients to the parameters'. `begins`: is called after the hooks,
     which may have changed buffers, or the modes of modules."""

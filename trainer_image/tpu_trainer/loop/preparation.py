@@ -11,9 +11,9 @@ from tpu_trainer.checkpoint.initial import begin_with
 from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.contract.spec import OnNotFinite
+from tpu_trainer.contract.spec import NotFinitePolicy
 from tpu_trainer.data.epochs import shares_epochs
-from tpu_trainer.data.loading import epochs_of, evaluation_size, held_out, resized, size_difference
+from tpu_trainer.data.loading import describe_resize, epochs_of, evaluation_size, held_out, size_difference
 from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.gang.compiled import compile_loss, compile_update
 from tpu_trainer.loop.checkpoints import Storage, start_of, tell_origin
@@ -22,13 +22,13 @@ from tpu_trainer.loop.entrypoint import Loaded, load_task
 from tpu_trainer.loop.evaluation_policy import Steering
 from tpu_trainer.loop.modes import enter_training_mode
 from tpu_trainer.loop.trainable import Growth, Work, refuse_lazy, refuse_synchronised_norm
-from tpu_trainer.optim.optimizers import build_optimizer, refuse_closure, unused
+from tpu_trainer.optim.optimizers import build_optimizer, find_unused_settings, refuse_closure
 from tpu_trainer.optim.precision import in_precision
-from tpu_trainer.optim.schedule import LearningRate
-from tpu_trainer.optim.sharding import Sharding, refuse_whole_parameters
+from tpu_trainer.optim.schedule import LearningRateSetter
+from tpu_trainer.optim.sharding import OptimizerSharding, refuse_whole_parameters
 from tpu_trainer.optim.update import Average, count_on_device
 from tpu_trainer.task.hooks import Hooks
-from tpu_trainer.task.horizon import differences
+from tpu_trainer.task.horizon import find_differences
 from tpu_trainer.task.logbook import Logbook
 from tpu_trainer.task.task import Hyperparameters, Task
 
@@ -68,7 +68,7 @@ def prepare(
     sharding = _sharding(context, optimizer, task.model)
     if _compiles(context):
         _compile_update(context, optimizer, sharding)
-    if skips := spec.on_not_finite is OnNotFinite.SKIP:
+    if skips := spec.on_not_finite is NotFinitePolicy.SKIP:
         count_on_device(optimizer, backend.device)
 
     def warn(text: str) -> None:
@@ -76,12 +76,15 @@ def prepare(
 
     growth, logbook = Growth(task.model, optimizer), Logbook(backend, warn)
     # Before the optimizer's state is restored: it takes the optimizer's present rates for the recipe's.
-    rates = LearningRate(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
+    rates = LearningRateSetter(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
     steering, closing = Steering(spec, start, rates, hooks.monitors), Closing(start.ended)
     if evaluation_size(task) == 0:
         steering.check({})
     epochs = epochs_of(task, hp.train_steps, hp.global_batch_size)
-    for text in (*unused(task, hooks, optimizer, hp), *differences(hooks.scheduled, hp.train_steps, epochs)):
+    for text in (
+        *find_unused_settings(task, hooks, optimizer, hp),
+        *find_differences(hooks.scheduled, hp.train_steps, epochs),
+    ):
         tell(Finding("Recipe", start.step, text))
     if found is not None and storage.target is not None:
         growth.load(found.snapshot.document.get("growth"))
@@ -120,7 +123,7 @@ def _compiles(context: RunContext) -> bool:
     return context.spec.torch.execution == "Compile"
 
 
-def _compile_update(context: RunContext, optimizer: Optimizer, sharding: Sharding | None) -> None:
+def _compile_update(context: RunContext, optimizer: Optimizer, sharding: OptimizerSharding | None) -> None:
     whole = "the loss, its gradients and the update"
     if sharding is not None or not compile_update(optimizer, context.backend.device):
         own = "recipe.sharding divides it" if sharding is not None else f"{type(optimizer).__name__} is not torch's own"
@@ -140,7 +143,7 @@ def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
 
 
 def _tell_of_resized(context: RunContext, task: Task, found: Found, start: Start) -> None:
-    text = resized(task.train, found.snapshot.document.get("trainExamples"), start.position)
+    text = describe_resize(task.train, found.snapshot.document.get("trainExamples"), start.position)
     if text is not None:
         context.telling.finding(Finding("Data", start.step, text))
 
@@ -177,7 +180,7 @@ def _begin_with(context: RunContext, model: nn.Module) -> str | None:
     return source
 
 
-def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> Sharding | None:
+def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> OptimizerSharding | None:
     """How the optimizer's state is divided among the replicas; None if each has all of it.
 
     Raises:
@@ -192,7 +195,7 @@ def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> Sh
         )
     # Also on the smallest slice, where recipes are tried first.
     refuse_whole_parameters(optimizer, context.backend)
-    return Sharding(optimizer, model, context.backend) if context.backend.world > 1 else None
+    return OptimizerSharding(optimizer, model, context.backend) if context.backend.world > 1 else None
 
 
 def _average(context: RunContext, model: nn.Module, hp: Hyperparameters, found: Found | None) -> Average | None:

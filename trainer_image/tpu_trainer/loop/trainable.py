@@ -21,7 +21,7 @@ from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.doctor.last_weights import Closing, checksum_of
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.loop.evaluation_policy import Steering
-from tpu_trainer.optim.schedule import LearningRate
+from tpu_trainer.optim.schedule import LearningRateSetter
 from tpu_trainer.optim.update import Average
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.logbook import Logbook
@@ -30,7 +30,7 @@ from tpu_trainer.task.task import Hyperparameters, Task
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from tpu_trainer.optim.sharding import Sharding
+    from tpu_trainer.optim.sharding import OptimizerSharding
 
 Group = dict[str, Any]
 
@@ -53,7 +53,7 @@ class Work:
     hooks: Hooks
     hp: Hyperparameters
     optimizer: Optimizer
-    rates: LearningRate
+    rates: LearningRateSetter
     growth: Growth
     start: Start
     steering: Steering
@@ -65,7 +65,7 @@ class Work:
     average: Average | None = None
     begun_with: str | None = None
     clip_norm: float | None = None
-    sharding: Sharding | None = None
+    sharding: OptimizerSharding | None = None
 
     def checksum(self, backend: Backend) -> str:
         """Returns the checksum of the model's weights and buffers, and of the averaged weights; a collective."""

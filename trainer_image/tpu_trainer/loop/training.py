@@ -15,7 +15,7 @@ from tpu_trainer.contract.clock import Phase
 from tpu_trainer.contract.errors import OtherModelError, PeerLostError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome, finite
-from tpu_trainer.data.batch_source import Reading, check_data, open_reading
+from tpu_trainer.data.batch_source import BatchSource, check_data, open_batches
 from tpu_trainer.data.loading import Order, evaluation_size
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.gang.backends.base import move_model
@@ -190,13 +190,13 @@ class _Training:
             instruments.finish_log(trained.step)
         return trained
 
-    def _reading(self) -> Reading:
+    def _reading(self) -> BatchSource:
         context, hp, start = self.context, self.work.hp, self.work.start
         order = Order(hp.global_batch_size, hp.seed, context.share, hp.accumulation_steps, start.position)
         passes = range(start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
         host, epoch_size = context.environment.host_index, context.spec.dataset_size
         tell = context.telling.finding
-        return open_reading(self.work.task, order, passes, epoch_size, context.backend, host, tell)
+        return open_batches(self.work.task, order, passes, epoch_size, context.backend, host, tell)
 
     def _evaluate_now(self, step: int) -> bool:
         """In the middle of the training. Whether it is the best evaluation so far."""

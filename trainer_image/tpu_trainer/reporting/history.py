@@ -17,7 +17,7 @@ from tpu_trainer.contract.clock import Phase
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.spec import RunSpec
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 SCHEMA = "history/v1"
 
@@ -270,7 +270,7 @@ class History:
         if metrics:
             self._evaluations.add(Evaluation(step, dict(metrics)))
 
-    def logged(self, curves: Sequence[Curve]) -> None:
+    def logged(self, curves: Sequence[LoggedCurve]) -> None:
         for curve in curves:
             if curve.name not in self._logged:
                 if len(self._logged) >= LOGGED_CURVES:

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tpu_trainer.checkpoint.best import Best
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.contract.outcome import finite
+from tpu_trainer.contract.outcome import Best, finite
 from tpu_trainer.contract.protocol import MOST_WARNINGS
 from tpu_trainer.reporting.history import Sample
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 MOST_SHOWN = 4
 """Logged values in a line of the log."""
@@ -63,7 +62,7 @@ class Progress:
         self.say(f"step {sample.step}/{self._total}: loss {sample.losses[-1]:.6g}{means}{speed}")
         self._append("training", losses=[finite(loss) for loss in sample.losses])
 
-    def logged(self, curves: Sequence[Curve]) -> None:
+    def logged(self, curves: Sequence[LoggedCurve]) -> None:
         """What the task has logged; the next sample's line shows it."""
         for curve in curves:
             _, value = curve.points[-1]

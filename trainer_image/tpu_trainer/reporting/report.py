@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tpu_trainer.checkpoint.best import Best
-from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
+from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.protocol import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, ReportPhase
 from tpu_trainer.contract.spec import RunSpec
-from tpu_trainer.doctor.counts import WARM_UP_STEPS
-from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.reporting.progress import Progress
 
 
@@ -42,7 +40,7 @@ class Report:
     stacks: str | None = None
 
 
-def present_report(spec: RunSpec, clock: Clock, pace: Pace, progress: Progress) -> Report:
+def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progress) -> Report:
     """How the run is doing now, from any thread."""
     phase, _ = clock.present()
     last, step = progress.last, max(progress.step or 0, pace.last or 0)

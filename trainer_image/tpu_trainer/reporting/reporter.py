@@ -32,7 +32,7 @@ from tpu_trainer.reporting.history import (
 )
 from tpu_trainer.reporting.tensorboard import Events
 from tpu_trainer.storage.store import MissingError, Store, open_store
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 HISTORY = "history.json"
 
@@ -105,7 +105,7 @@ class Reporter:
         if self._events:
             self._events.evaluated(step, metrics)
 
-    def logged(self, curves: Sequence[Curve]) -> None:
+    def logged(self, curves: Sequence[LoggedCurve]) -> None:
         if not self._store:
             return
         self._history.logged(curves)

@@ -15,7 +15,7 @@ from tpu_trainer.reporting.history import FirstLoss, Sample
 from tpu_trainer.reporting.progress import Progress
 from tpu_trainer.reporting.reporter import Reporter
 from tpu_trainer.reporting.rung import RungNumbers
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Telling:
         if self.rung is not None:
             self.rung.sample(sample)
 
-    def logged(self, curves: Sequence[Curve]) -> None:
+    def logged(self, curves: Sequence[LoggedCurve]) -> None:
         """What the task has logged since the last time."""
         self.progress.logged(curves)
         self.reporter.logged(curves)

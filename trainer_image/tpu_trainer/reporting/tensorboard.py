@@ -13,7 +13,7 @@ import google_crc32c
 
 from tpu_trainer.contract.clock import Phase
 from tpu_trainer.reporting.history import Sample
-from tpu_trainer.task.logbook import Curve
+from tpu_trainer.task.logbook import LoggedCurve
 
 OWN_BYTES = 64_000_000
 """Of images, texts and histograms of the task's own: they stay in memory, and each version of the file has them all."""
@@ -53,7 +53,7 @@ class Events:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._event(step, {f"evaluation/{name}": value for name, value in metrics.items()})
 
-    def logged(self, curves: Sequence[Curve]) -> None:
+    def logged(self, curves: Sequence[LoggedCurve]) -> None:
         for curve in curves:
             for step, value in curve.points:
                 self._event(step, {f"training/{curve.name}": value})

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from tpu_trainer.contract.clock import Clock, Phase, process_seconds
+from tpu_trainer.contract.clock import Clock, Phase, StepPace, process_seconds
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PeerLostError
 from tpu_trainer.contract.outcome import Outcome, outcome_of
 from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import SharedStop, StopFlag, StopSignal
-from tpu_trainer.doctor.hang import Pace, watchdog
+from tpu_trainer.doctor.hang import watchdog
 from tpu_trainer.gang.backends import Backend, open_backend
 from tpu_trainer.lightning import NeedsTrainerError
 from tpu_trainer.loop.context import RunContext
@@ -41,7 +41,7 @@ def run_replica(
     `die` ends the process with an outcome when the run hangs, so that this call cannot return. `meet`: how the replicas
     meet, by default `open_backend`; `run`: what they do then, by default the training.
     """
-    clock, pace = Clock(before=process_seconds() or 0.0), Pace()
+    clock, pace = Clock(before=process_seconds() or 0.0), StepPace()
     # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
     aloud = environment.host_index == 0 and environment.local_rank == 0
     progress = Progress(spec.last_step, environment.progress_file, silent=not aloud)
@@ -96,7 +96,7 @@ def _run(context: RunContext) -> Outcome:
     return OwnTrainer(context).whole(why)
 
 
-def _board(telling: Telling, pace: Pace, backend: Backend) -> Board:
+def _board(telling: Telling, pace: StepPace, backend: Backend) -> Board:
     """Where the task's writers write."""
     return Board(
         writes=telling.aloud,

@@ -22,11 +22,19 @@ from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload, manager_of
 from tpu_training_operator.domain.objects.actions import Event, UpdateWorkload, WriteWorkloadStatus
+from tpu_training_operator.domain.objects.workload import is_for_others
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.invalid import invalid
 from tpu_training_operator.domain.plan.parse_cache import Readings
 from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
-from tpu_training_operator.domain.plan.queue.queueing import ask_for, deactivate, pass_on_labels, release_quota, shown
+from tpu_training_operator.domain.plan.queue.queueing import (
+    ask_for,
+    deactivate,
+    delete_workloads,
+    pass_on_labels,
+    release_quota,
+    shown,
+)
 from tpu_training_operator.domain.plan.startable import check_options
 from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due
 
@@ -48,7 +56,9 @@ def delegated(look: Snapshot, readings: Readings, max_hosts: int = MAX_HOSTS) ->
         return _unqueued(look)
     found = queue.workload
     try:
-        batches = _create(look, queue, readings, max_hosts) if found is None else _next_step(look, queue, found)
+        batches = (
+            _create(look, queue, readings, max_hosts) if found is None else _next_step(look, queue, found, readings)
+        )
     except InvalidJob as error:
         return invalid(replace(look, status=Status()), error)
     if found is not None and _has_copy(found):
@@ -99,8 +109,8 @@ def _create(look: Snapshot, queue: Queue, readings: Readings, max_hosts: int) ->
     return (Batch((ask_for(options[0], queue),)),)
 
 
-def _next_step(look: Snapshot, queue: Queue, workload: Workload) -> Batches:
-    """Returns what Kueue is told next."""
+def _next_step(look: Snapshot, queue: Queue, workload: Workload, readings: Readings) -> Batches:
+    """Returns what Kueue is told next. Raises InvalidJob."""
     suspends = _is_to_be_suspended(look)
     if workload.is_going or workload.is_finished:
         return ()
@@ -110,6 +120,8 @@ def _next_step(look: Snapshot, queue: Queue, workload: Workload) -> Batches:
         has_stopped = not workload.is_active or _copy_has_stopped(look, workload)
         return (release_quota(workload, look.now),) if has_stopped else ()
     if not suspends and not workload.is_active and is_true(look.status.conditions, ConditionType.SUSPENDED):
+        if is_for_others(dict(workload.raw), ask_for(readings.job(look.observed.job)[0], queue).body):
+            return delete_workloads([workload])
         return (Batch((UpdateWorkload(workload.with_active(True)),)),)
     if workload.is_admitted:
         is_running = is_true(look.status.conditions, ConditionType.GANG_READY)

@@ -42,13 +42,12 @@ from tpu_trainer.checks.compile.operation_recorder import (
     Watch,
     first_difference,
 )
-from tpu_trainer.contract.clock import Clock
+from tpu_trainer.contract.clock import Clock, StepPace
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.outcome import outcome_of
-from tpu_trainer.contract.spec import OnNotFinite, ReportSpec, RunSpec, parse_run_spec
+from tpu_trainer.contract.spec import NotFinitePolicy, ReportSpec, RunSpec, parse_run_spec
 from tpu_trainer.data.loading import has_length, is_sharded
-from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.doctor.padding import Product, products_of
 from tpu_trainer.gang.backends.base import map_tensors
 from tpu_trainer.gang.backends.feed import feed_in_turn
@@ -334,7 +333,7 @@ def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
     if examples is not None:
         # The few stand for the whole dataset, and have another size.
         lasting = replace(lasting, dataset_size=None)
-    context = RunContext(lasting, environment, lambda: False, chip, clock, Pace(), telling)
+    context = RunContext(lasting, environment, lambda: False, chip, clock, StepPace(), telling)
 
     def loaded(context: RunContext, hp: Hyperparameters) -> Loaded:
         found = load(context, hp)
@@ -382,7 +381,7 @@ def _lasting(spec: RunSpec) -> RunSpec:
         train_steps=max(spec.train_steps, 100),
         end_after_steps=None,
         evaluate_every_steps=None,
-        on_not_finite=spec.on_not_finite if spec.on_not_finite is OnNotFinite.SKIP else OnNotFinite.WARN,
+        on_not_finite=spec.on_not_finite if spec.on_not_finite is NotFinitePolicy.SKIP else NotFinitePolicy.WARN,
         checkpoint=None,
         report=ReportSpec(gradient_noise_scale=spec.report.gradient_noise_scale),
     )

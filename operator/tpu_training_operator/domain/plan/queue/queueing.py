@@ -38,7 +38,14 @@ from tpu_training_operator.domain.objects.actions import (
     WriteWorkloadStatus,
 )
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.objects.workload import conflicts, misfit, taken_over, with_priority, workload
+from tpu_training_operator.domain.objects.workload import (
+    conflicts,
+    is_for_others,
+    misfit,
+    taken_over,
+    with_priority,
+    workload,
+)
 from tpu_training_operator.domain.plan.common.admission import admission
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.common.context import Context
@@ -72,7 +79,7 @@ def wait_for_admission(ctx: Context) -> Plan | None:
         # If the Workload cannot be read, the training goes on.
         return _evict(ctx, queue) if queue.version else None
     queue = _fitting(ctx, queue)
-    if is_admitted and not queue.problem:
+    if is_admitted and not queue.problem and not _is_outdated(ctx, queue):
         return None
     return _return_to_queue(ctx, queue) if ctx.is_suspended else _wait(ctx, queue)
 
@@ -84,6 +91,14 @@ def _fitting(ctx: Context, queue: Queue) -> Queue:
     worker = worker_pod(ctx.job, ctx.resolution, WorkerId(1, 0, 0))
     why = misfit(ctx.job, ctx.resolution, dict(queue.workload.raw), worker)
     return replace(queue, problem=f"{why}; the operators of both clusters must have the same version") if why else queue
+
+
+def _is_outdated(ctx: Context, queue: Queue) -> bool:
+    """Whether the workers have changed since the job's operator made the Workload, as they may during a suspension. Its
+    pod sets cannot follow."""
+    if not ctx.is_suspended or queue.workload is None or queue.workload.is_going or queue.is_prebuilt:
+        return False
+    return is_for_others(dict(queue.workload.raw), ask_for(ctx.option, queue).body)
 
 
 def _adopt(ctx: Context, queue: Queue) -> Plan:
@@ -108,8 +123,11 @@ def _evict(ctx: Context, queue: Queue) -> Plan:
 def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
     """After a suspension."""
     batches: Batches = ()
-    if queue.workload is not None and not queue.workload.is_active:
-        batches = (Batch((UpdateWorkload(queue.workload.with_active(True)),)),)
+    workload = queue.workload
+    if workload is not None and _is_outdated(ctx, queue):
+        batches = delete_workloads([workload])
+    elif workload is not None and not workload.is_active:
+        batches = (Batch((UpdateWorkload(workload.with_active(True)),)),)
     goodput = ctx.charge(ctx.goodput_of_stopped() or ctx.settled_goodput(), ctx.now, Activity.QUEUE)
     message = f"queue {_name(queue)}: resumed, waiting for admission"
     ready = ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, message)
