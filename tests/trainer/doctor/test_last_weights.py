@@ -20,7 +20,7 @@ from tests.trainer.tasks import weighed
 from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hooks, Task
 from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.loop.checkpoints import Storage
+from tpu_trainer.loop.checkpoints import CheckpointStorage
 from tpu_trainer.task.task import Hyperparameters
 
 
@@ -164,7 +164,7 @@ def test_an_early_end_that_was_cut_off_is_an_early_end_for_the_hooks_of_the_next
     spec = {"trainSteps": 12, "evaluateEverySteps": 2, "stopEarly": stop}
     ending.run(**spec)
     # The checkpoint that is written before the hooks of the end.
-    monkeypatch.setattr(Storage, "ended", lambda storage, found: False)
+    monkeypatch.setattr(CheckpointStorage, "ended", lambda storage, found: False)
     ending.run(attempt=2, **spec)
     assert [hooks.stopped for hooks in ending.hooks] == [[True], [True]]
 
@@ -181,7 +181,7 @@ def test_a_run_with_nothing_left_to_train_does_not_end_the_training_a_second_tim
     assert ending.finished[0] == ending.finished[1]
 
 
-def test_a_trial_keeps_the_weights_with_which_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_lower_rung_keeps_the_weights_with_which_the_job_goes_on(tmp_path: Path) -> None:
     ending = Ending(tmp_path, "train_ends")
     ran = ending.run(trainSteps=8, endAfterSteps=4)
     assert ending.saved == pytest.approx(ran.outcome.metrics["length"], rel=1e-6)

@@ -18,7 +18,7 @@ from tests.trainer.task.test_task import hyperparameters
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.data.loading import Share
 from tpu_trainer.lightning import adopt
-from tpu_trainer.loop.evaluate import evaluate, unfilled_plan
+from tpu_trainer.loop.evaluate import evaluate, plan_without_padding
 
 HELD_OUT = 23
 ROWS = 4
@@ -80,7 +80,7 @@ def evaluated(
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 30])
 @pytest.mark.parametrize("size", [1, 23, 24])
 def test_an_unfilled_plan_has_every_example_once_and_a_batch_for_every_process(world: int, size: int) -> None:
-    plans = [unfilled_plan(size, ROWS, Share(rank, world)) for rank in range(world)]
+    plans = [plan_without_padding(size, ROWS, Share(rank, world)) for rank in range(world)]
     counted = [i for plan in plans for batch in plan for i, c in zip(batch.indices, batch.counted, strict=True) if c]
     assert sorted(counted) == list(range(size))
     assert all(plan and len(batch.indices) <= ROWS for plan in plans for batch in plan)

@@ -28,7 +28,7 @@ from tpu_trainer.contract.spec import Mode
 from tpu_trainer.data.loading import Share
 from tpu_trainer.lightning import NeedsTrainerError, adopt
 from tpu_trainer.loop.entrypoint import Loaded
-from tpu_trainer.loop.evaluation_policy import Streak, Watch
+from tpu_trainer.loop.evaluation_policy import MetricRule, MetricState
 
 STEPS, EVERY = 40, 5
 NAN = math.nan
@@ -279,7 +279,7 @@ values = st.floats(0, 9, width=16) | st.sampled_from([math.nan, math.inf, -math.
 @given(values=st.lists(values), patience=st.integers(1, 4), least=st.sampled_from([0.0, 0.5]))
 def test_a_streak_is_as_long_as_the_values_since_the_best(values: list[float], patience: int, least: float) -> None:
     for mode, sign in ((Mode.MIN, 1), (Mode.MAX, -1)):
-        watch, streak, best, waited = Watch("m", mode, least), Streak(), math.inf, 0
+        watch, streak, best, waited = MetricRule("m", mode, least), MetricState(), math.inf, 0
         for value in values:
             streak = streak.after(value, watch)
             if math.isfinite(value) and sign * value < best - least:

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from tests.trainer import plain
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Task
-from tpu_trainer.checkpoint.checkpointer import Due
+from tpu_trainer.checkpoint.checkpointer import CheckpointSchedule
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.task.hooks import Hooks
@@ -500,7 +500,7 @@ def test_all_replicas_compare_a_checkpoint_that_the_writers_clock_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = count(1)
-    monkeypatch.setattr(Due, "by_time", lambda due, seconds: next(steps) in (7, 18))
+    monkeypatch.setattr(CheckpointSchedule, "by_time", lambda due, seconds: next(steps) in (7, 18))
     checkpoint = {"uri": str(tmp_path), "keep": 3, "everySeconds": 300}
     assert run(diverging_at(16), 2, checkpoint=checkpoint).outcome.code is ExitCode.Diverged
     assert {path.parent.name for path in tmp_path.rglob("COMMIT")} == {"step-00000007-5f0c-1"}

@@ -29,8 +29,8 @@ from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.reporting import heartbeat as module
 from tpu_trainer.reporting.heartbeat import EVERY_SECONDS, LONGEST_SECONDS, Endpoint, Pauses, RefusedError, stacks
 from tpu_trainer.reporting.history import Sample
-from tpu_trainer.reporting.progress import Progress
-from tpu_trainer.reporting.report import Report, kubeflow_body, operator_body, phase_of, present_report
+from tpu_trainer.reporting.progress import ProgressLog
+from tpu_trainer.reporting.report import ProgressReport, kubeflow_body, operator_body, phase_of, present_report
 from tpu_trainer.task.logbook import LoggedCurve
 
 PHASES = [
@@ -51,13 +51,13 @@ def test_the_phase_is_the_clocks_but_the_first_steps_belong_to_the_start() -> No
     assert [phase_of(phase, steps) for phase, steps, _ in PHASES] == [reported for *_, reported in PHASES]
 
 
-def report_of(*told: Sample | Finding, steps: int = 0, checkpoint_step: int | None = None) -> Report:
+def report_of(*told: Sample | Finding, steps: int = 0, checkpoint_step: int | None = None) -> ProgressReport:
     """Of a run of 100 steps of 16 examples."""
-    pace, progress = StepPace(), Progress(100, None, silent=True)
+    pace, progress = StepPace(), ProgressLog(100, None, silent=True)
     for step in range(1, steps + 1):
         pace.step_done(step)
     for each in told:
-        progress.sample(each) if isinstance(each, Sample) else progress.finding(each)
+        progress.add_sample(each) if isinstance(each, Sample) else progress.add_finding(each)
     progress.checkpoint_step = checkpoint_step
     return present_report(parse_run_spec(run_spec(trainSteps=100)), Clock(), pace, progress)
 
@@ -67,7 +67,7 @@ def sample(step: int, rate: float | None = None) -> Sample:
 
 
 def test_before_the_first_step_nothing_is_known() -> None:
-    assert report_of() == Report(ReportPhase.STARTING, 0, 100, metrics={})
+    assert report_of() == ProgressReport(ReportPhase.STARTING, 0, 100, metrics={})
 
 
 def test_the_step_is_the_newest_and_not_the_last_samples() -> None:
@@ -76,16 +76,16 @@ def test_the_step_is_the_newest_and_not_the_last_samples() -> None:
 
 
 def test_a_continued_run_reports_the_step_of_its_checkpoint() -> None:
-    progress = Progress(100, None, silent=True)
-    progress.resumed(40, "continues")
+    progress = ProgressLog(100, None, silent=True)
+    progress.resume(40, "continues")
     told = present_report(parse_run_spec(run_spec(trainSteps=100)), Clock(), StepPace(), progress)
     assert (told.step, told.checkpoint_step, told.phase) == (40, 40, ReportPhase.STARTING)
 
 
 def test_the_metrics_of_an_evaluation_come_before_what_was_logged_and_replace_it() -> None:
-    progress = Progress(100, None, silent=True)
-    progress.logged([LoggedCurve("accuracy", ((1, 0.25), (2, 0.5))), LoggedCurve("norm", ((2, math.nan),))])
-    progress.evaluated(2, {"top5": 0.75, "accuracy": 0.875})
+    progress = ProgressLog(100, None, silent=True)
+    progress.add_curves([LoggedCurve("accuracy", ((1, 0.25), (2, 0.5))), LoggedCurve("norm", ((2, math.nan),))])
+    progress.add_evaluation(2, {"top5": 0.75, "accuracy": 0.875})
     metrics = present_report(parse_run_spec(run_spec()), Clock(), StepPace(), progress).metrics
     assert list(metrics) == ["top5", "accuracy", "norm"]
     assert (metrics["top5"], metrics["accuracy"]) == (0.75, 0.875)
@@ -103,7 +103,7 @@ def test_only_the_first_warnings_are_reported() -> None:
 
 
 reports = st.builds(
-    Report,
+    ProgressReport,
     phase=st.sampled_from(ReportPhase),
     step=st.integers(0, 10),
     total_steps=st.integers(10, 20),
@@ -127,7 +127,7 @@ def strictly(body: bytes) -> Any:
 
 
 @given(reports)
-def test_a_body_is_json_of_bounded_length_whatever_it_reports(report: Report) -> None:
+def test_a_body_is_json_of_bounded_length_whatever_it_reports(report: ProgressReport) -> None:
     body = operator_body(report)
     assert len(body) <= REPORT_LIMIT
     said = json.loads(body.decode())
@@ -135,7 +135,7 @@ def test_a_body_is_json_of_bounded_length_whatever_it_reports(report: Report) ->
 
 
 @given(reports)
-def test_kubeflow_trainer_gets_what_its_schema_wants(report: Report) -> None:
+def test_kubeflow_trainer_gets_what_its_schema_wants(report: ProgressReport) -> None:
     status = strictly(kubeflow_body(report, datetime(2026, 1, 1, 12, tzinfo=UTC)))["trainerStatus"]
     assert (status["progressPercentage"] == 100) == (report.phase is ReportPhase.DONE)
     assert 0 <= status["progressPercentage"] <= 100
@@ -346,9 +346,9 @@ class Attempts:
     def __init__(self) -> None:
         self._asked = threading.Semaphore(0)
 
-    def __call__(self) -> Report:
+    def __call__(self) -> ProgressReport:
         self._asked.release()
-        return Report(ReportPhase.TRAINING, 1, 100)
+        return ProgressReport(ReportPhase.TRAINING, 1, 100)
 
     def wait_for(self, count: int) -> None:
         for _ in range(count):

@@ -20,8 +20,8 @@ from tpu_trainer.reporting import history as module
 from tpu_trainer.reporting.history import (
     KINDS_OF_FINDINGS,
     LOGGED_CURVES,
-    Attempt,
-    History,
+    AttemptRecord,
+    RunHistory,
     Sample,
     Series,
     dump_history,
@@ -29,10 +29,10 @@ from tpu_trainer.reporting.history import (
 )
 from tpu_trainer.task.logbook import LoggedCurve
 
-ATTEMPT = Attempt(1, 0, 0, {})
+ATTEMPT = AttemptRecord(1, 0, 0, {})
 
 
-def written(history: History, uid: str = "5f0c") -> bytes:
+def written(history: RunHistory, uid: str = "5f0c") -> bytes:
     job = {"namespace": "default", "name": "small", "uid": uid, "attempt": 1}
     return dump_history(history.recorded(ATTEMPT), parse_run_spec(run_spec(job=job)), None, {}, datetime.now(UTC))
 
@@ -45,15 +45,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIMIT", 8)
 
 
-def of(history: History) -> SimpleNamespace:
+def of(history: RunHistory) -> SimpleNamespace:
     """What it has recorded."""
     return SimpleNamespace(**history.recorded(ATTEMPT))
 
 
 def recorded(*samples: Sample) -> SimpleNamespace:
-    history = History()
+    history = RunHistory()
     for sample in samples:
-        history.sample(sample)
+        history.add_sample(sample)
     return of(history)
 
 
@@ -149,12 +149,12 @@ def test_the_learning_rates_begin_with_the_first_step_however_long_the_run(
 
 
 def test_a_resumed_run_forgets_the_rates_of_the_steps_it_makes_again() -> None:
-    history = History()
-    history.sample(replace(sample(3, [1.0] * 3), learning_rates={1: 0.1, 2: 0.2, 3: math.nan}))
+    history = RunHistory()
+    history.add_sample(replace(sample(3, [1.0] * 3), learning_rates={1: 0.1, 2: 0.2, 3: math.nan}))
     after = load_history(written(history), "5f0c")
     assert after is not None
     after.forget_after(1)
-    after.sample(replace(sample(2, [1.0]), learning_rates={2: 0.5}))
+    after.add_sample(replace(sample(2, [1.0]), learning_rates={2: 0.5}))
     assert [(point.step, point.rate) for point in of(after).rates["points"]] == [(1, 0.1), (2, 0.5)]
 
 
@@ -165,31 +165,31 @@ def test_a_rate_that_becomes_unknown_leaves_the_last_one() -> None:
 
 
 def test_findings_of_one_check_are_one_warning_with_its_number_and_the_last_message() -> None:
-    history = History()
+    history = RunHistory()
     for step in (30, 60, 90):
-        history.finding(Finding("InputBound", step, f"waited until {step}"))
+        history.add_finding(Finding("InputBound", step, f"waited until {step}"))
     (warned,) = of(history).warnings
     assert (warned.first, warned.last, warned.times, warned.message) == (30, 90, 3, "waited until 90")
 
 
 def test_findings_of_ever_new_checks_do_not_fill_the_memory() -> None:
-    history = History()
+    history = RunHistory()
     for number in range(2 * KINDS_OF_FINDINGS):
-        history.finding(Finding(f"Check{number}", 1, "found"))
+        history.add_finding(Finding(f"Check{number}", 1, "found"))
     assert len(of(history).warnings) == KINDS_OF_FINDINGS
 
 
 def test_values_of_ever_new_names_do_not_fill_the_memory() -> None:
-    history = History()
+    history = RunHistory()
     for number in range(2 * LOGGED_CURVES):
-        history.logged([LoggedCurve(f"x{number}", ((1, 0.5),))])
+        history.add_curves([LoggedCurve(f"x{number}", ((1, 0.5),))])
     assert len(of(history).logged) == LOGGED_CURVES
 
 
-def told(history: History) -> History:
-    history.evaluated(20, {"accuracy": 0.5})
-    history.logged([LoggedCurve("margin", ((10, 0.5), (20, math.nan), (30, 0.25)))])
-    history.finding(Finding("InputBound", 20, "waits"))
+def told(history: RunHistory) -> RunHistory:
+    history.add_evaluation(20, {"accuracy": 0.5})
+    history.add_curves([LoggedCurve("margin", ((10, 0.5), (20, math.nan), (30, 0.25)))])
+    history.add_finding(Finding("InputBound", 20, "waits"))
     return history
 
 
@@ -211,7 +211,7 @@ def test_the_next_attempt_reads_what_the_last_one_has_written() -> None:
         pytest.param(b"[1]", id="not an object"),
         pytest.param(b'{"schema": "history/v9", "uid": "5f0c", "recorded": {}}', id="another version"),
         pytest.param(b'{"schema": "history/v1", "uid": "5f0c", "recorded": {"strides": 1}}', id="another shape"),
-        pytest.param(written(History(), "other"), id="another job"),
+        pytest.param(written(RunHistory(), "other"), id="another job"),
     ],
 )
 def test_a_history_of_something_else_is_ignored(document: bytes) -> None:
@@ -220,7 +220,7 @@ def test_a_history_of_something_else_is_ignored(document: bytes) -> None:
 
 def test_steps_that_a_resumed_run_repeats_are_forgotten() -> None:
     history = told(history_of(40))
-    history.evaluated(40, {"accuracy": 0.7})
+    history.add_evaluation(40, {"accuracy": 0.7})
     history.forget_after(25)
     until = of(history)
     assert [point.step for point in until.losses] == list(range(1, 26))
@@ -235,5 +235,5 @@ def test_steps_that_a_resumed_run_repeats_are_forgotten() -> None:
 def test_a_continued_series_stays_as_coarse_as_it_was() -> None:
     history = load_history(written(history_of(64)), "5f0c")
     assert history is not None
-    history.sample(sample(72, [1.0] * 8))
+    history.add_sample(sample(72, [1.0] * 8))
     assert [point.count for point in of(history).losses] == [16] * 4 + [8]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.gang_processes import Launcher, run_spec
 from tpu_trainer.contract.spec import parse_run_spec
-from tpu_trainer.reporting.throughput import NOISE_STEPS, TERAFLOPS, CountFlops, NoiseScale, Utilisation, mfu
+from tpu_trainer.reporting.throughput import NOISE_STEPS, TERAFLOPS, FlopCounter, NoiseScale, Utilisation, mfu
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_every_generation_has_a_peak_and_newer_ones_of_a_line_have_more() -> Non
 
 def test_the_operations_of_a_linear_layer_are_those_of_three_matrix_products() -> None:
     layer, rows = torch.nn.Linear(20, 30), torch.ones(8, 20, requires_grad=True)
-    with CountFlops() as counted:
+    with FlopCounter() as counted:
         layer(rows).sum().backward()
     assert counted.flops == 3 * 2 * 8 * 20 * 30
 

@@ -21,7 +21,7 @@ from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.contract.spec import RunSpec, parse_run_spec
 from tpu_trainer.reporting import reporter as module
-from tpu_trainer.reporting.history import FirstLoss, Sample
+from tpu_trainer.reporting.history import FirstLossTime, Sample
 from tpu_trainer.reporting.reporter import EVERY_SECONDS, HISTORY, Reporter, open_reporter
 from tpu_trainer.task.logbook import LoggedCurve
 
@@ -45,13 +45,13 @@ def recorded_in(directory: Path) -> dict[str, Any]:
 
 def test_a_run_leaves_its_history(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(uri=str(tmp_path)), None, Clock(), "cpu", reports=True)
-    reporter.finding(Finding("Padding", 0, "pad less"))
-    reporter.began(0)
+    reporter.add_finding(Finding("Padding", 0, "pad less"))
+    reporter.begin(0)
     for step in (10, 20):
-        reporter.sample(sample(step))
-    reporter.evaluated(20, {"accuracy": 0.875})
-    reporter.finding(Finding("InputBound", 20, "read ahead more"))
-    reporter.ended(DONE)
+        reporter.add_sample(sample(step))
+    reporter.add_evaluation(20, {"accuracy": 0.875})
+    reporter.add_finding(Finding("InputBound", 20, "read ahead more"))
+    reporter.end(DONE)
 
     document = json.loads((tmp_path / HISTORY).read_bytes())
     assert document["outcome"] == {"code": "Succeeded", "message": "trained 20 steps"}
@@ -66,12 +66,12 @@ def test_a_run_leaves_its_history(tmp_path: Path) -> None:
 def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> None:
     for attempt, start, end, code in ((1, 0, 30, ExitCode.Preempted), (2, 20, 40, ExitCode.Succeeded)):
         reporter = open_reporter(spec_of(attempt, uri=str(tmp_path)), None, Clock(), "cpu", reports=True)
-        reporter.began(start)
-        reporter.first_loss(FirstLoss(40.0 / attempt, 2, 12.5))
+        reporter.begin(start)
+        reporter.add_first_loss(FirstLossTime(40.0 / attempt, 2, 12.5))
         for step in range(start + 10, end + 10, 10):
-            reporter.sample(sample(step))
-            reporter.logged([LoggedCurve("accuracy", ((step, attempt),))])
-        reporter.ended(Outcome(code, "ended", end))
+            reporter.add_sample(sample(step))
+            reporter.add_curves([LoggedCurve("accuracy", ((step, attempt),))])
+        reporter.end(Outcome(code, "ended", end))
 
     history = recorded_in(tmp_path)
     assert [point["step"] for point in history["losses"]] == list(range(1, 41))
@@ -86,11 +86,11 @@ def test_the_next_attempt_continues_the_history_of_the_last(tmp_path: Path) -> N
 
 def test_a_run_that_fails_before_its_first_step_keeps_what_earlier_attempts_left(tmp_path: Path) -> None:
     first = open_reporter(spec_of(1), tmp_path, Clock(), "cpu", reports=True)
-    first.began(0)
-    first.sample(sample(10))
-    first.ended(Outcome(ExitCode.PeerLost, "a peer went away", 10))
+    first.begin(0)
+    first.add_sample(sample(10))
+    first.end(Outcome(ExitCode.PeerLost, "a peer went away", 10))
     second = open_reporter(spec_of(2), tmp_path, Clock(), "cpu", reports=True)
-    second.ended(Outcome(ExitCode.StorageFailed, "no such bucket"))
+    second.end(Outcome(ExitCode.StorageFailed, "no such bucket"))
 
     history = recorded_in(tmp_path)
     assert len(history["losses"]) == 10
@@ -108,11 +108,11 @@ def test_a_gang_that_was_cut_off_leaves_the_history_of_its_successor_alone(
         open_reporter(spec_of(n, uri=str(tmp_path)), None, Clock(), "cpu", reports=True) for n in (1, 2)
     )
     for reporter in (cut_off, successor):
-        reporter.began(0)
-        reporter.sample(sample(10))
-    cut_off.sample(sample(20))
-    successor.ended(Outcome(ExitCode.Preempted, "told to stop", 10))
-    cut_off.ended(DONE)
+        reporter.begin(0)
+        reporter.add_sample(sample(10))
+    cut_off.add_sample(sample(20))
+    successor.end(Outcome(ExitCode.Preempted, "told to stop", 10))
+    cut_off.end(DONE)
 
     assert [attempt["number"] for attempt in recorded_in(tmp_path)["attempts"]] == [2]
     assert "of this job writes it now" in capsys.readouterr().err
@@ -120,7 +120,7 @@ def test_a_gang_that_was_cut_off_leaves_the_history_of_its_successor_alone(
 
 def test_the_run_specs_place_comes_before_the_environments(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(uri=str(tmp_path / "there")), tmp_path / "here", Clock(), "cpu", reports=True)
-    reporter.ended(DONE)
+    reporter.end(DONE)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
@@ -132,10 +132,10 @@ def test_an_invalid_place_is_an_error_of_the_run_spec() -> None:
 @pytest.mark.parametrize("reports", [True, False])
 def test_without_a_place_or_on_another_replica_nothing_is_made(tmp_path: Path, reports: bool) -> None:
     reporter = open_reporter(spec_of(), None if reports else tmp_path, Clock(), "cpu", reports=reports)
-    reporter.began(0)
-    reporter.sample(sample(10))
-    reporter.evaluated(10, {"accuracy": 0.5})
-    reporter.ended(DONE)
+    reporter.begin(0)
+    reporter.add_sample(sample(10))
+    reporter.add_evaluation(10, {"accuracy": 0.5})
+    reporter.end(DONE)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,9 +174,9 @@ def test_trouble_with_the_store_is_one_line_and_never_an_error_of_the_run(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reporter = Reporter(spec_of(), BrokenStore(error), Clock(), {})
-    reporter.began(0)
-    reporter.sample(sample(10))
-    reporter.ended(DONE)
+    reporter.begin(0)
+    reporter.add_sample(sample(10))
+    reporter.end(DONE)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("report: ")
@@ -187,11 +187,11 @@ def test_during_a_run_the_history_is_written_every_few_minutes() -> None:
     time, store = [0.0], SlowStore()
     store.open.set()
     reporter = Reporter(spec_of(), store, Clock(), {}, now=lambda: time[0])
-    reporter.began(0)
-    reporter.sample(sample(10))
+    reporter.begin(0)
+    reporter.add_sample(sample(10))
     assert not store.asked.is_set()
     time[0] += EVERY_SECONDS
-    reporter.sample(sample(20))
+    reporter.add_sample(sample(20))
     assert store.written.wait(DEADLINE)
     assert json.loads(store.objects[HISTORY])["outcome"] is None
 
@@ -199,14 +199,14 @@ def test_during_a_run_the_history_is_written_every_few_minutes() -> None:
 def test_a_slow_store_delays_no_step_and_still_gets_the_end() -> None:
     time, store = [0.0], SlowStore()
     reporter = Reporter(spec_of(), store, Clock(), {}, now=lambda: time[0])
-    reporter.began(0)
+    reporter.begin(0)
     for step in (10, 20, 30):
         time[0] += EVERY_SECONDS
-        reporter.sample(sample(step))
+        reporter.add_sample(sample(step))
     assert store.asked.wait(DEADLINE)
     assert store.objects == {}
     store.open.set()
-    reporter.ended(DONE)
+    reporter.end(DONE)
     assert json.loads(store.objects[HISTORY])["outcome"]["code"] == "Succeeded"
     assert store.versions == 2
 
@@ -217,7 +217,7 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_leaving(
     monkeypatch.setattr(module, "LAST_SECONDS", 0.0)
     store = SlowStore()
     reporter = Reporter(spec_of(), store, Clock(), {})
-    reporter.ended(DONE)
+    reporter.end(DONE)
     assert "not written within" in capsys.readouterr().err
     store.open.set()
     assert store.written.wait(DEADLINE)
@@ -247,11 +247,11 @@ def summaries(content: bytes) -> list[tuple[int, Any]]:
 
 def test_event_files_hold_every_loss_and_the_rates_of_every_sample(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(tensorBoard=True), tmp_path, Clock(), "cpu", reports=True)
-    reporter.began(0)
-    reporter.sample(replace(sample(2, count=2), gradient_norms=(3.0, 4.0)))
-    reporter.logged([LoggedCurve("accuracy", ((1, 0.25), (2, 0.5)))])
-    reporter.evaluated(2, {"accuracy": 0.875})
-    reporter.ended(DONE)
+    reporter.begin(0)
+    reporter.add_sample(replace(sample(2, count=2), gradient_norms=(3.0, 4.0)))
+    reporter.add_curves([LoggedCurve("accuracy", ((1, 0.25), (2, 0.5)))])
+    reporter.add_evaluation(2, {"accuracy": 0.875})
+    reporter.end(DONE)
 
     (file,) = tmp_path.glob("events.out.tfevents.*")
     assert events(file.read_bytes()) == [
@@ -273,8 +273,8 @@ def test_event_files_hold_every_loss_and_the_rates_of_every_sample(tmp_path: Pat
 
 def test_event_files_take_losses_that_are_not_finite_or_too_large(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(tensorBoard=True), tmp_path, Clock(), "cpu", reports=True)
-    reporter.sample(Sample(3, (math.nan, -math.inf, 1e300), 0.1, 1.0, {}))
-    reporter.ended(DONE)
+    reporter.add_sample(Sample(3, (math.nan, -math.inf, 1e300), 0.1, 1.0, {}))
+    reporter.end(DONE)
 
     (file,) = tmp_path.glob("events.out.tfevents.*")
     values = [value for _, tag, value in events(file.read_bytes()) if tag == "loss"]
@@ -284,6 +284,6 @@ def test_event_files_take_losses_that_are_not_finite_or_too_large(tmp_path: Path
 
 def test_event_files_are_written_only_on_request(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(), tmp_path, Clock(), "cpu", reports=True)
-    reporter.sample(sample(10))
-    reporter.ended(DONE)
+    reporter.add_sample(sample(10))
+    reporter.end(DONE)
     assert sorted(path.name for path in tmp_path.iterdir()) == [HISTORY]

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from tests.trainer import whole_runs
 from tests.trainer.scripts.test_scripts import ON_CPU
-from tpu_trainer.checkpoint.snapshot import weights_of
+from tpu_trainer.checkpoint.snapshot import weight_files
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task.task import Hyperparameters, Task
 
@@ -49,7 +49,7 @@ def test_weights_that_are_used_twice_are_loaded(
     trained, model = Tied(), Tied()
     monkeypatch.chdir(tmp_path)
     (tmp_path / written).mkdir(parents=True)
-    for name, content in weights_of(trained):
+    for name, content in weight_files(trained):
         (tmp_path / written / name).write_bytes(content)
 
     def load_model(model: nn.Module, path: str) -> Any:

@@ -18,7 +18,7 @@ from tpu_training_operator.domain.objects.placeholder import missing_placeholder
 from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.cluster import JobKey, Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
-from tpu_training_operator.kube.turns import LEAST, Places, Turns
+from tpu_training_operator.kube.turns import LEAST, Turns, WriteLimit
 from tpu_training_operator.runtime.execution import Execution, Memory, Refused
 
 SIDE_BY_SIDE = 32
@@ -333,7 +333,7 @@ async def test_a_single_failure_is_told_after_the_rest_was_done(
 
 
 async def test_what_waits_for_its_turn_is_not_sent_once_the_batch_is_in_vain(server: Server, running: Running) -> None:
-    server.turns.places = Places(LEAST)
+    server.turns.limit = WriteLimit(LEAST)
     task = await running.begin(Pods("large", 2304))
     for _ in range(3):
         await server.answer(Unavailable(503, "", "overloaded"))
@@ -346,7 +346,7 @@ async def test_what_waits_for_its_turn_is_not_sent_once_the_batch_is_in_vain(ser
 
 
 async def test_a_pass_that_is_cancelled_leaves_nothing_behind(server: Server, running: Running) -> None:
-    server.turns.places = Places(LEAST)
+    server.turns.limit = WriteLimit(LEAST)
     task = await running.begin(Pods("large", 2304))
     task.cancel()
     await settle()
@@ -385,7 +385,7 @@ async def test_a_large_gang_does_not_hold_up_the_restart_of_a_small_one(
 
 
 async def test_flows_share_the_last_places(server: Server, running: Running) -> None:
-    server.turns.places = Places(LEAST)
+    server.turns.limit = WriteLimit(LEAST)
     await running.begin(Pods("large", 2304))
     await running.begin(Pods("small", 4), name="small")
     for _ in range(8):

@@ -104,7 +104,7 @@ def host_outcome(outcomes: Sequence[Outcome], died: bool) -> Outcome:
 
 
 def write_last_words(outcome: Outcome, *, first: bool, path: str | None = None) -> None:
-    """Writes the host's termination message, unless another process of this host has left more telling words.
+    """Writes the host's termination message, unless another process of this host has left more outputs words.
 
     `first`: the host's first process, whose loss and metrics are the ones that are reported. `path`: the file, by
     default the one that the environment names, if it does.

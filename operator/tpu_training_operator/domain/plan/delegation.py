@@ -103,7 +103,7 @@ def _create(look: Snapshot, queue: Queue, readings: Readings, max_hosts: int) ->
     """Raises InvalidJob. From then on the operator of the other cluster judges the job."""
     job = look.observed.job
     options = readings.job(job)
-    check_options((*options, *readings.trials(job)), job, max_hosts)
+    check_options((*options, *readings.lower_rungs(job)), job, max_hosts)
     if queue.problem or _is_to_be_suspended(look):
         return ()
     return (Batch((ask_for(options[0], queue),)),)

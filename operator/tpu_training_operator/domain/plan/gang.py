@@ -105,7 +105,7 @@ def _create_missing(ctx: Context) -> Plan:
 def _deletions_of_shared(ctx: Context, attempt: int) -> Iterator[Action]:
     """What that attempt leaves behind. Its names must not lead to addresses that others may have now."""
     yield DeleteConfigMap(config_map_name(ctx.job.name, attempt))
-    of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.trials))
+    of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.lower_rungs))
     for name in max(of_each, key=len):
         yield DeleteEndpointSlice(name)
 

@@ -30,7 +30,7 @@ from tpu_training_operator.domain.plan.common.completion import deadline_words, 
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.common.goodput import active_seconds, new_goodput, settle
 from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
-from tpu_training_operator.domain.plan.common.rung_status import is_trial
+from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 from tpu_training_operator.domain.plan.queue.queueing import evicted, give_up_quota
 from tpu_training_operator.domain.plan.restarts.start_deadline import partly_placed, starts_late
@@ -101,7 +101,7 @@ class _Invalid:
             return self._take_up(unknown)
         if status.attempt == 0:
             return Plan(give_up_quota(self.look.observed), self._shown(status))
-        if status.resolved and self._gang and all(map(has_succeeded, self._gang)) and not is_trial(status):
+        if status.resolved and self._gang and all(map(has_succeeded, self._gang)) and not is_on_lower_rung(status):
             return succeed(self.look, self._gang, status.goodput, status.resolved.train_steps)
         if self.look.is_suspended or self.look.is_held:
             return self._rest()

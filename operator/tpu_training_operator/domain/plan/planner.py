@@ -36,7 +36,7 @@ from tpu_training_operator.domain.plan.common.slice_record import accounted, cha
 from tpu_training_operator.domain.plan.delegation import delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
 from tpu_training_operator.domain.plan.invalid import budget_of, invalid
-from tpu_training_operator.domain.plan.ladder import climb
+from tpu_training_operator.domain.plan.ladder import finish_rung
 from tpu_training_operator.domain.plan.parse_cache import Readings
 from tpu_training_operator.domain.plan.placement.return_to_preferred import hold_nodes, move_once_held
 from tpu_training_operator.domain.plan.plan import Plan, Turn
@@ -94,16 +94,16 @@ def _read(look: Snapshot, readings: Readings, max_hosts: int) -> Context:
     """Returns what the spec says about the job, and what its workers have reported. Raises InvalidJob."""
     observed, status = look.observed, look.status
     job = _without_entry_check(observed.job) if status.attempt or observed.pods else observed.job
-    options, trials = readings.job(job), readings.trials(job)
-    observed = observed.within([option.layout for option in (*options, *trials)])
+    options, lower = readings.job(job), readings.lower_rungs(job)
+    observed = observed.within([option.layout for option in (*options, *lower)])
     if status.attempt == 0 and not observed.pods:
-        check_options((*options, *trials), observed.job, max_hosts)
-    rung = rung_of(options, trials, status.stages)
+        check_options((*options, *lower), observed.job, max_hosts)
+    rung = rung_of(options, lower, status.rungs)
     option = chosen(rung.options if rung else options, status, observed.pods)
     if rung is not None:
         rung = replace(rung, option=option)
-        options = options if rung.trial else rung.options
-    ctx = Context(observed, status, look.now, options, option, trials=trials, rung=rung)
+        options = options if rung.lower_rung else rung.options
+    ctx = Context(observed, status, look.now, options, option, lower_rungs=lower, rung=rung)
     return replace(ctx, status=heard(status, observed.report, option.resolution.steps, look.now, ctx.holding))
 
 
@@ -119,8 +119,8 @@ def _decide(ctx: Context) -> Plan:
     """Decides about a job whose spec is valid and which has not finished. The first case that holds decides."""
     if ctx.attempt > 0 and not ctx.missing and all(map(has_succeeded, ctx.pods)):
         # Even if the job is to be suspended, or is being suspended: nothing is left to suspend.
-        if ctx.resolution.trial is not None:
-            return climb(ctx)
+        if ctx.resolution.lower_rung is not None:
+            return finish_rung(ctx)
         return succeed(ctx, ctx.pods, ctx.goodput_at_end(ctx.now), ctx.resolution.steps)
     if ctx.job.spec.run_policy.suspend:
         checking = (

@@ -61,7 +61,7 @@ def take_up(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
     if ctx.attempt:
         return _outgrow(ctx, attempt)
     if ctx.rung is not None:
-        # Nobody knows which rung they are on, so the ladder is climbed again.
+        # Nobody knows which rung they are on, so the ladder starts again.
         begun = start(replace(ctx, status=replace(ctx.status, attempt=attempt)))
         lost = Event(EventReason.STATUS_LOST, "the status was lost; the ladder begins again", warning=True)
         return replace(begun, events=(lost, *begun.events))

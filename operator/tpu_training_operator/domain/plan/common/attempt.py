@@ -84,7 +84,7 @@ def _written(
     move: Move | None = None,
     events: Sequence[Event] = (),
 ) -> Plan:
-    rung = rung_of(ctx.options, ctx.trials, status.stages)
+    rung = rung_of(ctx.options, ctx.lower_rungs, status.rungs)
     status = replace(
         on_rung(status, rung and replace(rung, option=option)),
         placement=put_on(status.placement, option, placed, ctx.now, move),

@@ -29,14 +29,14 @@ _LAST_MOMENT = timedelta(seconds=10)
 @dataclass(frozen=True)
 class Context(Snapshot):
     """`status`: the stored status, with what the workers have reported since. `options`: all slices that the job may
-    run on, in order of preference; `option`: the one that its attempt runs on. `trials`: the rungs of its ladder below
-    the job itself; `rung`: where it is on the ladder, None without one."""
+    run on, in order of preference; `option`: the one that its attempt runs on. `lower_rungs`: the rungs of its ladder
+    below the job itself; `rung`: where it is on the ladder, None without one."""
 
     options: tuple[Option, ...]
     option: Option
     reporting: Reporting | None = None
     network_policy: WorkerNetworkPolicy | None = None
-    trials: tuple[Option, ...] = ()
+    lower_rungs: tuple[Option, ...] = ()
     rung: Rung | None = None
 
     @property
@@ -114,9 +114,9 @@ class Context(Snapshot):
         return self.attempt > 0 and not self.is_suspended and not self.is_held
 
     @property
-    def is_on_trial(self) -> bool:
+    def is_on_lower_rung(self) -> bool:
         """Whether the attempt is on a rung below the job."""
-        return self.resolution.trial is not None
+        return self.resolution.lower_rung is not None
 
     @property
     def of_rung(self) -> str:

@@ -62,7 +62,7 @@ def put_on(
 
 def reason_to_stay(placement: Placement | None, option: Option) -> PlacementReason:
     """Returns why an attempt is on `option` that begins where the job is."""
-    if option.resolution.trial is not None:
+    if option.resolution.lower_rung is not None:
         return PlacementReason.RUNG
     if placement is not None and placement.reason in list(PlacementReason):
         return PlacementReason(placement.reason)

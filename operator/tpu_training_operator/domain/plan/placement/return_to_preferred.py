@@ -134,7 +134,7 @@ def turns_taken(ctx: Context) -> int | None:
     if (
         policy is None
         or policy.return_to_preferred is not ReturnToPreferred.AT_CHECKPOINT
-        or ctx.is_on_trial
+        or ctx.is_on_lower_rung
         or ctx.option.number == 0
     ):
         return None

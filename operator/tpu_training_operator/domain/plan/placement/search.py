@@ -56,7 +56,7 @@ class Due:
 
 def next_move(ctx: Context) -> Due | None:
     """None for a job that has nowhere to go, and for one that should stay: its gang runs, or has all its nodes."""
-    if len(ctx.options) == 1 or ctx.is_on_trial or ctx.is_running:
+    if len(ctx.options) == 1 or ctx.is_on_lower_rung or ctx.is_running:
         return None
     waits_since, was_here = _waiting_since(ctx)
     if was_here and not _may_shrink(ctx):
