@@ -25,7 +25,7 @@ from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
 from tests.stories import Group, Stories, selected, told_together
 from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
-from tpu_training_operator.runtime.leader_label import LABEL_LEADS
+from tpu_training_operator.runtime.leadership import LABEL_LEADS
 
 NAME = "tpu-training-operator"
 HERE = Path(__file__).parent
