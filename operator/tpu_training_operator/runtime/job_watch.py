@@ -158,11 +158,25 @@ class JobWatch(Informer[JobRecord]):
             self._told((self.replica.streamed_deletion if is_deletion else self.replica.streamed)(version))
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Keeps no earlier version of a job: event handlers need none, and kopf would copy each job three times."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        pass
+
+
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     # No finalizer can have this name, so kopf never finds its own at a job and never takes it away.
     settings.persistence.finalizer = "/"
+    settings.persistence.diffbase_storage = _NoDiffs()
     # Watching definitions and namespaces would need rights to them.
     settings.scanning.disabled = True
     settings.watching.server_timeout = _WATCH_SECONDS
