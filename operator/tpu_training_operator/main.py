@@ -21,9 +21,9 @@ from pythonjsonlogger.json import JsonFormatter
 
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.domain.cluster_state.observed import slim_worker
+from tpu_training_operator.domain.cluster_state.pod_events import slim_event
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.restarts.waiting import slim_event
 from tpu_training_operator.kube.client import Client, ClientOptions, connect
 from tpu_training_operator.kube.cluster import EVENTS, PODS, JobKey, Object
 from tpu_training_operator.kube.credentials import Credentials, NoCredentials, load_credentials
