@@ -67,21 +67,21 @@ class Queues:
             return Queue(queue, problem=problem)
         if has_several:
             return await self._of_slices(body, Queue(queue, version), workloads)
-        found = next(iter(workloads), None)
-        if found is None and prebuilt:
+        workload = next(iter(workloads), None)
+        if workload is None and prebuilt:
             problem = (
                 f"Workload {prebuilt}, which {constants.PREBUILT_WORKLOAD} of the job names, does not exist; whoever"
                 " made the job, such as Kueue in another cluster, makes it, too"
             )
             return Queue(queue, version, problem=problem, is_prebuilt=True)
-        if found is None:
+        if workload is None:
             # Without a label and without a Workload, the job has left its queue.
             return await self._unqueued(body, Queue(queue, version)) if queue else None
-        is_unowned = bool(prebuilt) and not controller(found) and "deletionTimestamp" not in found["metadata"]
-        if claim(found, body) is Claim.FOREIGN and not is_unowned:
+        is_unowned = bool(prebuilt) and not controller(workload) and "deletionTimestamp" not in workload["metadata"]
+        if claim(workload, body) is Claim.FOREIGN and not is_unowned:
             problem = f"Workload {name} exists and has another owner; delete it"
             return Queue(queue, version, problem=problem)
-        known = Queue(queue, version, Workload(found), is_prebuilt=bool(prebuilt), is_unowned=is_unowned)
+        known = Queue(queue, version, Workload(workload), is_prebuilt=bool(prebuilt), is_unowned=is_unowned)
         return await self._with_flavors(await self._with_new_priority(body, known))
 
     async def _of_slices(self, job: Object, queue: Queue, workloads: Sequence[Object]) -> Queue | None:
@@ -146,8 +146,8 @@ class Queues:
             return queue
         if workload.assignment.get("topologyAssignment"):
             problem = (
-                f"Workload {workload.name} was given places by Kueue's topology-aware scheduling, which this operator does"
-                " not follow: a slice already is one node pool; use a ResourceFlavor without topologyName"
+                f"Workload {workload.name} was given places by Kueue's topology-aware scheduling, which this operator"
+                " does not follow: a slice already is one node pool; use a ResourceFlavor without topologyName"
             )
             return replace(queue, problem=problem)
         key = str(workload.raw["metadata"]["uid"]), workload.flavors
