@@ -136,7 +136,7 @@ def test_trials_that_cannot_be_removed_are_a_warning(ladder: Path, monkeypatch: 
     monkeypatch.setattr("tpu_trainer.checkpoint.checkpointer.remove_trials", refuses)
     done = run(small, **laddered(ladder, 3))
     assert done.outcome.step == 40
-    assert any("what the trials of the ladder have left" in warning for warning in done.warnings)
+    assert any("the trials of the ladder" in warning for warning in done.warnings)
 
 
 @pytest.mark.parametrize("trials", ["/", "{root}/small.rungs/", "{root}/other.rungs/5f0c-", "{root}/small/step-"])
