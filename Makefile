@@ -1,6 +1,6 @@
 # Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
 # `make test-fast` runs the layers that take two minutes.
-.PHONY: demo test test-fast snapshots soak check bench bench-quick bench-trainer format crds docs lock images chart tag image-torch-tpu push dist cluster-up cluster-down kind-up clean .setup
+.PHONY: demo test test-fast snapshots soak check bench bench-quick bench-trainer format crds docs lock images chart tag image-torch-tpu push dist cluster-up cluster-down kind-up kind-down clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -119,10 +119,11 @@ cluster-up: .setup chart
 cluster-down: .setup
 	@.venv/bin/python -m tests.cluster down
 
-# The same with Docker and kind, with the images in its node; CI does not run it.
-kind-up: images
-	kind create cluster --name tpu-training-operator
-	kind load docker-image --name tpu-training-operator $(IMAGES)
+# The same with kind, which needs Docker or Podman; CI does not run it.
+kind-up: .setup
+	@.venv/bin/python -m tests.cluster up --on kind --nodes $(NODES) --images
+
+kind-down: cluster-down
 
 clean:
 	rm -rf .venv .venv-tpu runs dist.unfinished-* .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

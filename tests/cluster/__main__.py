@@ -1,5 +1,7 @@
 """A real cluster for interactive use: `python -m tests.cluster up` and `down` (`make cluster-up`, `make cluster-down`).
 
+`--on kind` makes it with kind (`make kind-up`, `make kind-down`).
+
 A cluster in a test run ends with the run. Here a background process takes the run's place and keeps the cluster until
 `down`. There is one such cluster at a time; test runs start their own beside it.
 """
@@ -13,8 +15,9 @@ from typing import NoReturn
 
 from tests.cluster import binaries, directories, network, packages, project_images, toolchain
 from tests.cluster.binaries import CONTROL_PLANE_PROGRAMS, NODE_PROGRAMS
+from tests.cluster.cluster import KINDS, make
 from tests.cluster.images import ImageBuildError
-from tests.cluster.nodes import RealCluster
+from tests.cluster.kind import KindError
 from tests.cluster.processes import ProcessError, ProcessRecord, wait_until
 
 START_SECONDS = 900.0
@@ -28,6 +31,7 @@ REFUSALS = (
     ImageBuildError,
     network.NetworkError,
     ProcessError,
+    KindError,
     TimeoutError,
 )
 
@@ -37,10 +41,11 @@ def folder() -> Path:
     return directories.cache_root() / "detached"
 
 
-def up(nodes: int, images: bool) -> int:
+def up(kind: str, nodes: int, images: bool) -> int:
     """Prints `export KUBECONFIG=...` when the cluster is up; the rest goes to stderr."""
     packages.require()
-    programs = binaries.ensure(*CONTROL_PLANE_PROGRAMS, *NODE_PROGRAMS, *(["helm"] if images else []))
+    needed = (*CONTROL_PLANE_PROGRAMS, *NODE_PROGRAMS) if kind == "own" else ("kubectl",)
+    programs = binaries.ensure(*needed, *(["helm"] if images else []))
     record = ProcessRecord.read(folder() / "keeper")
     if record is not None and record.is_running():
         print("the cluster is up already; `down` takes it down", file=sys.stderr)
@@ -49,7 +54,7 @@ def up(nodes: int, images: bool) -> int:
     (folder() / "kubeconfig").unlink(missing_ok=True)
     with (folder() / "log").open("w") as log:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster", "keep", "--nodes", str(nodes), *(["--images"] if images else [])],
+            [sys.executable, "-m", "tests.cluster", "keep", *sys.argv[2:]],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -80,17 +85,21 @@ def down() -> int:
     return 0
 
 
-def keep(nodes: int, images: bool) -> NoReturn:
+def keep(kind: str, nodes: int, images: bool) -> NoReturn:
     """The background process: holds the cluster until SIGTERM."""
     # Raised as an exception, so that it also stops a cluster that is still starting.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ProcessRecord.own().write(folder() / "keeper")
-    with RealCluster(nodes, project_images.SHARED if images else ()) as cluster:
+    cluster = make(kind, nodes, project_images.SHARED if images else ())
+    cluster.start()
+    try:
         if images:
             project_images.load(cluster, project_images.build(cluster.directory))
         (folder() / "kubeconfig").symlink_to(cluster.kubeconfig)
         while True:
             signal.pause()
+    finally:
+        cluster.stop()
 
 
 def _count(text: str) -> int:
@@ -104,6 +113,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("up", "start a cluster that stays"), ("keep", "hold a cluster until SIGTERM")):
         command = commands.add_parser(name, help=text)
+        command.add_argument("--on", choices=KINDS, default="own", help="nodes of this package's own, or kind's")
         command.add_argument("--nodes", type=_count, default=2, metavar="N")
         command.add_argument("--images", action="store_true", help="with the images of README's commands in the nodes")
     commands.add_parser("down", help="take it down")
@@ -112,7 +122,7 @@ def main() -> int:
         if arguments.command == "down":
             return down()
         start = up if arguments.command == "up" else keep
-        return start(arguments.nodes, arguments.images)
+        return start(arguments.on, arguments.nodes, arguments.images)
     except REFUSALS as error:
         print(error, file=sys.stderr)
         return 1

@@ -73,15 +73,23 @@ class Cluster(Protocol):
         """Starts a killed host, which still has its images but no running pods. Returns when it is Ready."""
 
 
+KINDS = ("own", "kind")
+
+
 def chosen(nodes: int, shared: tuple[Path, ...], directory: Path) -> Cluster:
-    """The cluster that the environment asks for, not started: TEST_KUBECONFIG's, kind's, or one with its own nodes."""
+    """Returns the cluster that the environment asks for, not started. `directory` is for TEST_KUBECONFIG's."""
     from tests.cluster.existing import ExistingCluster
-    from tests.cluster.kind import KindCluster
-    from tests.cluster.nodes import RealCluster
 
     if kubeconfig := os.environ.get(KUBECONFIG_SETTING):
         return ExistingCluster(Path(kubeconfig), directory)
-    kind = os.environ.get(SETTING, "own")
-    if kind not in ("own", "kind"):
-        raise ValueError(f"{SETTING} is {kind!r}; own and kind are known")
+    return make(os.environ.get(SETTING, "own"), nodes, shared)
+
+
+def make(kind: str, nodes: int, shared: tuple[Path, ...]) -> Cluster:
+    """Returns a cluster of one of KINDS, not started. Raises ValueError."""
+    from tests.cluster.kind import KindCluster
+    from tests.cluster.nodes import RealCluster
+
+    if kind not in KINDS:
+        raise ValueError(f"{SETTING} is {kind!r}; {' and '.join(KINDS)} are known")
     return KindCluster(nodes, shared) if kind == "kind" else RealCluster(nodes, shared)

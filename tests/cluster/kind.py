@@ -1,4 +1,4 @@
-"""The same cluster made by kind, for machines with Docker or Podman: `TEST_CLUSTER=kind make test`, `make kind-up`.
+"""The same cluster made by kind, for machines with Docker or Podman: `TEST_CLUSTER=kind`, `make kind-up`.
 
 kind calls a node a container, so a host is killed by killing one. Its nodes get what `nodes.RealCluster` gives its own:
 short heartbeats, the shared folders in every container, and TPU hosts on request.
@@ -15,6 +15,7 @@ import yaml
 from tests.cluster import directories, health, toolchain
 from tests.cluster.api import Object
 from tests.cluster.containerd import bind_mounts
+from tests.cluster.deadlines import deadline
 from tests.cluster.existing import ExistingCluster
 from tests.cluster.kubelet import CRASH_LOOP_SECONDS, LEASE_SECONDS
 from tests.cluster.node import READY_SECONDS
@@ -23,6 +24,8 @@ from tests.cluster.processes import wait_until
 from tests.cluster.tpu_node import mark_tpu_host
 
 NAME = "tpu-training-operator-tests"
+IMAGE_SETTING = "TEST_KIND_IMAGE"
+"""Names the node image where kind's own cannot be pulled."""
 BASE_SPEC = "/etc/containerd/cri-base.json"
 CONTROLLER_MANAGER = "/etc/kubernetes/manifests/kube-controller-manager.yaml"
 START_SECONDS = 300.0
@@ -67,15 +70,16 @@ class KindCluster(ExistingCluster):
         delete(self._name)
         config = self.directory / "kind.json"
         config.write_text(json.dumps(configuration(self._count, self._shared)))
-        where = (f"--name={self._name}", f"--kubeconfig={self.kubeconfig}")
+        where = (f"--name={self._name}", f"--kubeconfig={self.kubeconfig}", f"--config={config}")
+        image = [f"--image={named}"] if (named := os.environ.get(IMAGE_SETTING)) else []
         try:
-            _run(self._kind, "create", "cluster", *where, f"--config={config}", f"--wait={START_SECONDS:.0f}s")
+            _run(self._kind, "create", "cluster", *where, *image, f"--wait={deadline(START_SECONDS):.0f}s")
             super().start()
-            self.nodes = tuple(name for name in self.nodes if "control-plane" not in name)
+            self.nodes = tuple(name for name in self.nodes if not name.endswith("-control-plane"))
             self._shorten_the_patience_for_nodes()
             for node in self.nodes:
                 self._share(node)
-            self.wait_schedulable()
+            wait_until(lambda: self._unready() is None, timeout=START_SECONDS, what="kind's nodes and pods are ready")
         except BaseException:
             self._remove()
             raise
@@ -123,14 +127,13 @@ class KindCluster(ExistingCluster):
     def restart_apiserver(self) -> None:
         """Returns when it is ready."""
         host = f"{self._name}-control-plane"
-        old = self._in(host, "crictl", "ps", "--name=kube-apiserver", "--quiet").split()
-        self._in(host, "crictl", "stop", *old)
-
-        def is_another_ready() -> bool:
-            new = self._in(host, "crictl", "ps", "--name=kube-apiserver", "--quiet").split()
-            return not set(new) & set(old) and self.kubectl("get", "--raw=/readyz", check=False).returncode == 0
-
-        wait_until(is_another_ready, timeout=READY_SECONDS, what="the API server is ready again")
+        # Its kubelet starts another.
+        self._in(host, "pkill", "--exact", "kube-apiserver")
+        wait_until(
+            lambda: self.kubectl("get", "--raw=/readyz", check=False).returncode == 0,
+            timeout=READY_SECONDS,
+            what="the API server is ready again",
+        )
 
     def _unready(self) -> str | None:
         return health.unready_node(self.api, self.nodes) or health.unavailable_deployment(self.api)
@@ -169,6 +172,7 @@ def configuration(nodes: int, shared: tuple[Path, ...]) -> Object:
     kubelet = {
         "kind": "KubeletConfiguration",
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "failCgroupV1": False,
         "nodeLeaseDurationSeconds": LEASE_SECONDS,
         "nodeStatusUpdateFrequency": "2s",
         "crashLoopBackOff": {"maxContainerRestartPeriod": f"{CRASH_LOOP_SECONDS}s"},

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.cluster import oci
+from tests.cluster.cluster import Cluster
 from tests.cluster.images import Image, base_image_with, build_image
-from tests.cluster.nodes import RealCluster
 from tpu_training_operator.version import tag, version
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def build(into: Path) -> list[Image]:
     ]
 
 
-def load(cluster: RealCluster, images: Iterable[Image]) -> None:
+def load(cluster: Cluster, images: Iterable[Image]) -> None:
     """Into a cluster whose nodes share SHARED."""
     for image in images:
         cluster.load_image(image.archive)

@@ -9,11 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract.pods import ended_pod
-from tpu_trainer.checkpoint.best import Best
-from tpu_trainer.checkpoint.commit import Folder
 from tpu_trainer.contract.findings import Check, Finding
-from tpu_trainer.contract.last_words import leave_words
-from tpu_trainer.contract.outcome import Outcome, termination_message
+from tpu_trainer.contract.outcome import Best, Outcome, termination_message, write_last_words
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.doctor.doctor import OF_PROGRAMS, OF_XLA
 from tpu_trainer.reporting.history import Sample
@@ -35,9 +32,9 @@ def pod_after(outcome: Outcome) -> WorkerPod:
 
 def test_the_status_has_the_trainers_final_report(tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
-    best = Best(Folder(240, "5f0c", 1), "accuracy", 0.99)
+    best = Best("step-00000240-5f0c-1", 240, "accuracy", 0.99)
     metrics = {"loss": 1 / 81, "accuracy": 0.981}
-    leave_words(
+    write_last_words(
         Outcome(ExitCode.Succeeded, "trained", 300, metrics, 1234.5678, best.as_json()), first=True, path=str(file)
     )
     assert final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL, None) == Progress(
@@ -90,8 +87,8 @@ def test_any_outcome_is_read(message: str, step: int | None, metrics: dict[str, 
 
 def test_the_gates_read_what_a_rung_measured() -> None:
     numbers = RungNumbers()
-    numbers.sample(Sample(4, (4.0, 3.0, 2.0, 1.0), 0.1, 1.0, {}))
-    numbers.finding(Finding(Check.HOST_SYNC, 3, "seen"))
+    numbers.add_sample(Sample(4, (4.0, 3.0, 2.0, 1.0), 0.1, 1.0, {}))
+    numbers.add_finding(Finding(Check.HOST_SYNC, 3, "seen"))
     rung = numbers.as_json(recompilations=1, not_finite=2)
     pod = pod_after(Outcome(ExitCode.Succeeded, "trained", 4, {"loss": 1.0, "f1": 0.5}, 12.5, rung=rung))
     assert Measurement.read(pod.trainer_message) == Measurement(

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
-from tpu_trainer.checkpoint.best import Best
-from tpu_trainer.checkpoint.commit import Folder
 from tpu_trainer.contract import protocol
-from tpu_trainer.contract.environment import ProgressService, read_environment
+from tpu_trainer.contract.environment import ProgressEndpoint, read_environment
+from tpu_trainer.contract.outcome import Best
 from tpu_trainer.reporting import report
 from tpu_training_operator.api import constants, status
+from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.api.words import number_text
-from tpu_training_operator.domain.cluster_state.worker_reports import Report, ReportPhase
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.shared import config_map
@@ -34,14 +34,14 @@ OWN_LOOP = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]
 numbers = st.floats()
 steps = st.integers(0, 300)
 reports = st.builds(
-    report.Report,
+    report.ProgressReport,
     phase=st.sampled_from(protocol.ReportPhase),
     step=steps,
     total_steps=st.just(300),
     loss=st.none() | numbers,
     examples_per_second=st.none() | numbers,
     checkpoint_step=st.none() | steps,
-    best_checkpoint=st.none() | st.builds(Best, st.builds(Folder, steps, st.just("5f0c"), steps), st.text(), numbers),
+    best_checkpoint=st.none() | st.builds(Best, st.just("step-00000010-5f0c-1"), steps, st.text(), numbers),
     metrics=st.dictionaries(
         st.text(max_size=16) | st.sampled_from(["loss", "step", "current_step"]),
         numbers,
@@ -59,12 +59,12 @@ def as_sent(text: str) -> str:
 
 
 def meant(best: Best) -> status.BestCheckpoint:
-    name, value = str(best.folder), number_text(best.value)
-    return status.BestCheckpoint(name=name, step=best.folder.step, metric=as_sent(best.metric), value=value)
+    value = number_text(best.value)
+    return status.BestCheckpoint(name=best.name, step=best.step, metric=as_sent(best.metric), value=value)
 
 
 @given(reports)
-def test_every_part_of_a_report_arrives(sent: report.Report) -> None:
+def test_every_part_of_a_report_arrives(sent: report.ProgressReport) -> None:
     assert payload.read_progress(report.operator_body(sent), SENDER, NOW) == Report(
         attempt=ATTEMPT,
         pod_uid="4d5f",
@@ -84,13 +84,15 @@ def test_every_part_of_a_report_arrives(sent: report.Report) -> None:
 
 
 def test_a_loss_that_is_not_a_number_is_shown_as_such() -> None:
-    sent = report.Report(protocol.ReportPhase.TRAINING, 3, 300, loss=float("nan"), metrics={"accuracy": float("inf")})
+    sent = report.ProgressReport(
+        protocol.ReportPhase.TRAINING, 3, 300, loss=float("nan"), metrics={"accuracy": float("inf")}
+    )
     read = payload.read_progress(report.operator_body(sent), SENDER, NOW)
     assert (read.loss, read.metrics) == ("nan", {"accuracy": "inf"})
 
 
 @given(reports)
-def test_the_step_and_the_end_arrive_in_kubeflow_trainers_form_too(sent: report.Report) -> None:
+def test_the_step_and_the_end_arrive_in_kubeflow_trainers_form_too(sent: report.ProgressReport) -> None:
     read = payload.read_trainer_status(report.kubeflow_body(sent, NOW), SENDER, NOW)
     assert (read.step, read.total_steps) == (sent.step, 300)
     assert (read.phase is ReportPhase.DONE) == (sent.phase is protocol.ReportPhase.DONE)
@@ -137,6 +139,6 @@ def test_token_and_certificate_are_mounted_where_the_variables_say(changes: dict
 
 def test_the_trainer_reports_to_its_own_operator() -> None:
     first, second, *_ = (read_environment(environ) for environ in worker_environments(stored_job(), REPORTING))
-    assert isinstance(first.progress_service, ProgressService)
+    assert isinstance(first.progress_service, ProgressEndpoint)
     assert not first.progress_service.kubeflow
     assert second.progress_service is None

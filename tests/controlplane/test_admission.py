@@ -10,7 +10,7 @@ from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.namespaces import fresh_namespace
 from tests.controlplane.jobs import Namespace, digits
-from tests.unit.bad_jobs import IMPOSSIBLE_JOBS, REFUSED_JOBS, UNDECODABLE_JOBS
+from tests.unit.bad_jobs import DOUBLED, IMPOSSIBLE_JOBS, REFUSED_JOBS, UNDECODABLE_JOBS
 from tests.unit.good_jobs import GOOD_JOBS
 from tests.unit.jobs import job_body
 
@@ -50,6 +50,11 @@ def test_every_bad_job_is_refused_on_the_field_that_tpujob_names(space: Namespac
     assert [(field, answer) for field, answer in answers if not names(answer, field)] == []
 
 
+def test_what_is_there_twice_is_refused(space: Namespace) -> None:
+    answers = [(field, refusal(space, changes)) for changes, field in DOUBLED]
+    assert [(field, answer) for field, answer in answers if f"{field}[1]: Duplicate value: " not in answer] == []
+
+
 def test_an_object_that_is_not_a_job_is_refused(space: Namespace) -> None:
     assert [changes for changes, _, _ in UNDECODABLE_JOBS if not refusal(space, changes)] == []
 
@@ -62,11 +67,11 @@ def test_a_job_that_only_arithmetic_rules_out_is_left_to_the_operator(space: Nam
     assert [answer for changes, _, _ in IMPOSSIBLE_JOBS if (answer := refusal(space, changes))] == []
 
 
-def patched(space: Namespace, spec: Object) -> str:
+def patched(space: Namespace, spec: Object, *options: str) -> str:
     """What kubectl prints if the change of the spec is refused; empty if it is accepted."""
     patch = json.dumps({"spec": spec})
     done = space.cluster.kubectl(
-        "--namespace", space.name, "patch", "tpujob", "digits", "--type=merge", "-p", patch, check=False
+        "--namespace", space.name, "patch", "tpujob", "digits", "--type=merge", "-p", patch, *options, check=False
     )
     return done.stderr if done.returncode else ""
 
@@ -78,8 +83,33 @@ def full(control_plane: ControlPlane, job_definition: None) -> Iterator[Namespac
     with fresh_namespace(control_plane.api) as name:
         space = Namespace(control_plane, name)
         space.apply(
-            digits(data={"uri": "gs://bucket/digits"}, runPolicy={"restart": {"limits": {"Unknown": 1}}}, **managed)
+            digits(
+                data={"uri": "gs://bucket/digits"},
+                checkpoint={"uri": "gs://bucket/digits"},
+                runPolicy={"restart": {"limits": {"Unknown": 1}}},
+                **managed,
+            )
         )
+        before = space.job()
+        yield space
+        assert space.job() == before
+
+
+def set_status(space: Namespace, state: str, Ready: str) -> None:  # noqa: N803 - a condition
+    ready = {"type": "Ready", "status": Ready, "reason": "Told", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    job = space.job() | {"status": {"observedGeneration": 1, "state": state, "conditions": [ready]}}
+    path = f"/apis/tpu-operator.dev/v1alpha1/namespaces/{space.name}/tputrainingjobs/digits"
+    space.cluster.api.call("PUT", f"{path}/status", job)
+
+
+@pytest.fixture(scope="module")
+def resting(control_plane: ControlPlane, job_definition: None, full: Namespace) -> Iterator[Namespace]:
+    """A namespace with the same job, suspended. No change stays."""
+    with fresh_namespace(control_plane.api) as name:
+        space = Namespace(control_plane, name)
+        spec = full.job()["spec"]
+        space.apply(digits(**spec | {"runPolicy": spec["runPolicy"] | {"suspend": True}}))
+        set_status(space, "Suspended", "True")
         before = space.job()
         yield space
         assert space.job() == before
@@ -96,45 +126,101 @@ def bare(control_plane: ControlPlane, job_definition: None) -> Iterator[Namespac
         assert space.job() == before
 
 
-@pytest.mark.parametrize(
-    ("field", "change"),
-    [
-        ("spec.slice", {"slice": {"acceleratorType": "v5litepod-32"}}),
-        ("spec.slice", {"slice": {"count": 2}}),
-        ("spec.slice", {"slice": {"hardware": "TPU"}}),
-        ("spec.slice", RESERVATION),
-        ("spec.placement.alternatives", {"placement": {"alternatives": [{"slice": {"acceleratorType": "v4-16"}}]}}),
-        ("spec.placement.count", {"placement": {"count": {"min": 1}}}),
-        ("spec.trainer", {"trainer": {"image": "localhost/tpu-examples:2"}}),
-        ("spec.trainer", {"trainer": {"env": [{"name": "A", "value": "b"}]}}),
-        ("spec.recipe", {"recipe": {"trainSteps": 1201}}),
-        ("spec.recipe", {"recipe": {"tunedOn": None}}),
-        ("spec.recipe", {"recipe": {"scaling": {"betas": True}}}),
-        ("spec.data", {"data": {"uri": "gs://bucket/other"}}),
-        ("spec.data", {"data": None}),
-        ("spec.runPolicy.restart", {"runPolicy": {"restart": {"limits": {"Infrastructure": 21}}}}),
-        ("spec.runPolicy.restart", {"runPolicy": {"restart": {"backoff": {"maxSeconds": 1}}}}),
-        ("spec.runPolicy.restart", {"runPolicy": {"restart": None}}),
-        ("spec.runPolicy.restart", {"runPolicy": None}),
-        ("spec.managedBy", {"managedBy": None}),
-        ("spec.managedBy", {"managedBy": "kueue.x-k8s.io/multikueue"}),
-    ],
-)
-def test_an_immutable_field_cannot_change(full: Namespace, field: str, change: Object) -> None:
+IMMUTABLE_CHANGES = [
+    ("spec.slice.acceleratorType", {"slice": {"acceleratorType": "v5litepod-32"}}),
+    ("spec.slice.count", {"slice": {"count": 2}}),
+    ("spec.slice.hardware", {"slice": {"hardware": "TPU"}}),
+    ("spec.placement.alternatives", {"placement": {"alternatives": [{"slice": {"acceleratorType": "v4-16"}}]}}),
+    ("spec.placement.count", {"placement": {"count": {"min": 1}}}),
+    ("spec.trainer.entrypoint", {"trainer": {"entrypoint": "other:task"}}),
+    ("spec.trainer.backend", {"trainer": {"backend": "Torch"}}),
+    ("spec.recipe", {"recipe": {"trainSteps": 1201}}),
+    ("spec.recipe", {"recipe": {"tunedOn": None}}),
+    ("spec.recipe", {"recipe": {"scaling": {"betas": True}}}),
+    ("spec.checkpoint.uri", {"checkpoint": {"uri": "gs://bucket/other"}}),
+    ("spec.checkpoint.initFrom", {"checkpoint": {"initFrom": {"uri": "gs://bucket/other"}}}),
+    ("spec.checkpoint.uri", {"checkpoint": None}),
+    ("spec.managedBy", {"managedBy": None}),
+    ("spec.managedBy", {"managedBy": "kueue.x-k8s.io/multikueue"}),
+]
+CHANGES_AT_REST = [
+    ("spec.slice.provisioning", RESERVATION),
+    ("spec.trainer", {"trainer": {"image": "localhost/tpu-examples:2"}}),
+    ("spec.trainer", {"trainer": {"env": [{"name": "A", "value": "b"}]}}),
+    ("spec.trainer", {"trainer": {"tolerations": [{"key": "team", "operator": "Exists"}]}}),
+    ("spec.trainer", {"trainer": {"priorityClassName": "high"}}),
+    ("spec.trainer", {"trainer": {"imagePullSecrets": [{"name": "key"}]}}),
+    ("spec.trainer", {"trainer": {"resources": {"limits": {"memory": "9Gi"}}}}),
+    ("spec.data", {"data": {"uri": "gs://bucket/other"}}),
+    ("spec.data", {"data": None}),
+    ("spec.checkpoint", {"checkpoint": {"everySteps": 7}}),
+    ("spec.runPolicy.restart", {"runPolicy": {"restart": {"backoff": {"maxSeconds": 1}}}}),
+    ("spec.runPolicy.restart", {"runPolicy": {"restart": None}}),
+]
+
+
+@pytest.mark.parametrize(("field", "change"), IMMUTABLE_CHANGES)
+def test_an_immutable_field_cannot_change_in_a_job_that_runs_or_rests(
+    full: Namespace, resting: Namespace, field: str, change: Object
+) -> None:
+    for space in (full, resting):
+        answer = patched(space, change)
+        assert f"{field}: " in answer
+        assert "cannot change once the job exists; delete the job and create it again" in answer
+
+
+@pytest.mark.parametrize(("field", "change"), CHANGES_AT_REST)
+def test_what_the_next_attempt_may_have_changes_only_in_a_job_that_rests(
+    full: Namespace, resting: Namespace, field: str, change: Object
+) -> None:
     answer = patched(full, change)
     assert f"{field}: " in answer
-    assert "the job and create it again" in answer
+    assert "can change only while the job is suspended and none of its workers runs" in answer
+    assert patched(resting, change, "--dry-run=server") == ""
+
+
+@pytest.mark.parametrize(
+    ("suspend", "status", "may_change"),
+    [
+        (True, None, True),
+        (True, {"state": "Suspended", "Ready": "True"}, True),
+        (True, {"state": "Suspended", "Ready": "False"}, False),
+        (True, {"state": "Running", "Ready": "True"}, False),
+        (True, {"state": "Succeeded", "Ready": "True"}, False),
+        (False, None, False),
+        (False, {"state": "Suspended", "Ready": "True"}, False),
+    ],
+    ids=["not seen yet", "at rest", "stopping", "not stopped yet", "over", "to be started", "over budget"],
+)
+def test_a_job_rests_if_it_is_to_be_suspended_and_no_worker_is_left(
+    space: Namespace, suspend: bool, status: Object | None, may_change: bool
+) -> None:
+    space.apply(digits(runPolicy={"suspend": suspend}))
+    if status is not None:
+        set_status(space, **status)
+    answer = patched(space, {"trainer": {"priorityClassName": "high"}, "runPolicy": {"suspend": False}})
+    assert (answer == "") == may_change, answer
+
+
+def test_what_changes_at_rest_must_still_be_right(resting: Namespace) -> None:
+    selector = {"cloud.google.com/gke-tpu-topology": "4x4"}
+    tpu = {"slice": {"hardware": "TPU"}}
+    with fresh_namespace(resting.cluster.api) as name:
+        space = Namespace(resting.cluster, name)
+        space.apply(digits(runPolicy={"suspend": True}, **tpu))
+        assert "spec.trainer.nodeSelector: " in patched(space, {"trainer": {"nodeSelector": selector}})
 
 
 @pytest.mark.parametrize(
     ("field", "change"),
     [
         ("spec.data", {"data": {"uri": "gs://bucket/digits"}}),
-        ("spec.runPolicy.restart", {"runPolicy": {"restart": {"limits": {"Unknown": 1}}}}),
+        ("spec.runPolicy.restart", {"runPolicy": {"restart": {"backoff": {"maxSeconds": 2}}}}),
         ("spec.managedBy", {"managedBy": "kueue.x-k8s.io/multikueue"}),
+        ("spec.checkpoint.uri", {"checkpoint": {"uri": "gs://bucket/digits"}}),
     ],
 )
-def test_an_immutable_field_cannot_be_added_later(bare: Namespace, field: str, change: Object) -> None:
+def test_a_field_that_cannot_change_cannot_be_added_later(bare: Namespace, field: str, change: Object) -> None:
     assert f"{field}: " in patched(bare, change)
 
 

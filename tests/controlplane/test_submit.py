@@ -81,7 +81,7 @@ def the_code_of_a_job_cannot_change(desk: Desk) -> None:
     job = space.job()
     job["spec"]["trainer"]["code"]["sha256"] = "0" * 64
     changed = space.cluster.kubectl("-n", space.name, "replace", "-f", "-", input=yaml.safe_dump(job), check=False)
-    assert "trainer cannot change once" in changed.stderr
+    assert "trainer.code cannot change" in changed.stderr
 
 
 def a_submission_that_was_cut_off_is_finished_by_the_same_command(desk: Desk) -> None:

@@ -260,6 +260,11 @@ class ModelCluster:
         self.job["metadata"]["generation"] += 1
         self._new_version()
 
+    def edit_trainer(self, **fields: Any) -> None:
+        self.job["spec"]["trainer"] = self.job["spec"]["trainer"] | fields
+        self.job["metadata"]["generation"] += 1
+        self._new_version()
+
     def apply_again(self) -> None:
         """The user deletes the job and applies it again: a new job with the same name."""
         body = {key: value for key, value in self.job.items() if key != "status"}

@@ -25,7 +25,7 @@ import torch_xla.runtime as xr
 from torch import Tensor
 
 from tests.trainer.fork_server import FORKS_REPLICAS
-from tpu_trainer.gang.backends.base import summed
+from tpu_trainer.gang.backends.base import sum_by_dtype
 from tpu_trainer.worker.entry import main
 
 
@@ -39,7 +39,7 @@ def all_reduce_on_cpu(kind: str, tensors: list[Tensor]) -> None:
         return torch_xla._XLAC._xla_spmd_all_reduce(kind, flat, 1.0, [list(range(xr.world_size()))])
 
     with torch.no_grad():
-        for tensor, total in zip(tensors, summed(tensors, flat_sum), strict=True):
+        for tensor, total in zip(tensors, sum_by_dtype(tensors, flat_sum), strict=True):
             tensor.copy_(total)
 
 

@@ -14,7 +14,8 @@ from torch.utils.data import Dataset
 
 from tests.trainer import tasks
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.doctor.counts import WARM_UP_STEPS, WINDOW_STEPS
+from tpu_trainer.contract.clock import WARM_UP_STEPS
+from tpu_trainer.doctor.counts import WINDOW_STEPS
 
 WIDE = 1001
 """Features that do not fill their tiles, and enough weights to matter."""

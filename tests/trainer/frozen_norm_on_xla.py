@@ -14,7 +14,7 @@ from torch import Tensor, nn
 # By its own name, as a task's module imports it: before the backend is made.
 from torch.nn.functional import batch_norm
 
-from tpu_trainer.gang.backends.frozen_norm import mend_frozen_norms
+from tpu_trainer.gang.backends.torch_xla_repairs import repair_frozen_norms
 
 
 class OwnNorm(nn.BatchNorm1d):
@@ -68,7 +68,7 @@ def distance() -> float:
 
 
 if __name__ == "__main__":
-    mend_frozen_norms()
+    repair_frozen_norms()
     # A process may make more than one backend.
-    mend_frozen_norms()
+    repair_frozen_norms()
     print("distance:", distance())

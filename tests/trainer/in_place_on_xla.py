@@ -12,7 +12,7 @@ import torch
 import torch_xla
 from torch import Tensor
 
-from tpu_trainer.optim.in_place import quickly
+from tpu_trainer.optim.in_place import call_in_place
 
 Call = tuple[Callable[..., Any], Callable[[Sequence[Tensor]], tuple[Any, ...]], dict[str, Any]]
 
@@ -49,7 +49,7 @@ def program(call: Call, kind: torch.dtype, quick: bool) -> bytes:
     function, arguments, named = call
     three = tensors(kind)
     args = arguments(three)
-    returned = quickly(function, args, named) if quick else function(*args, **named)
+    returned = call_in_place(function, args, named) if quick else function(*args, **named)
     assert returned is args[0]
     found: bytes = torch_xla._XLAC._get_graph_hash([three[0]])
     return found
@@ -69,7 +69,7 @@ def accepted() -> list[int]:
     found = []
     for place, arguments in enumerate(REFUSED):
         try:
-            quickly(Tensor.mul_, arguments(tensors()), {})
+            call_in_place(Tensor.mul_, arguments(tensors()), {})
         except RuntimeError:
             continue
         found.append(place)

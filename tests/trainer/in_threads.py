@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import HashStore
 
-from tpu_trainer.gang.backends.base import Counters, in_rows
+from tpu_trainer.gang.backends.base import Counters, to_rows
 from tpu_trainer.gang.backends.feed import feed_in_turn
 
 
@@ -113,7 +113,7 @@ class ThreadBackend:
         return sums, total
 
     def part(self, whole: Tensor) -> Tensor:
-        return in_rows(whole, self.world)[self.rank].clone()
+        return to_rows(whole, self.world)[self.rank].clone()
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
         rows = self._meeting.exchange(self.rank, [part.clone() for part in parts])

@@ -29,7 +29,7 @@ from tpu_trainer.contract.errors import PeerLostError
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.spec import RunSpec, parse_run_spec
 from tpu_trainer.contract.stop import SharedStop, StopFlag
-from tpu_trainer.gang.backends.group import Group
+from tpu_trainer.gang.backends.group import ProcessGroup
 from tpu_trainer.gang.backends.torch_dist import TorchDistributed, find_device
 from tpu_trainer.worker.replica import run_replica
 
@@ -115,7 +115,7 @@ def install() -> None:
     torch.__future__.set_overwrite_module_params_on_conversion(True)
 
 
-class _ThreadGroup(Group):
+class _ThreadGroup(ProcessGroup):
     """Collectives between threads."""
 
     def __init__(self, rank: int, size: int, store: Any, meeting: Meeting) -> None:

@@ -58,6 +58,8 @@ LABEL_MULTIKUEUE_ORIGIN = f"{KUEUE_GROUP}/multikueue-origin"
 KUEUE_POD_GATE = f"{KUEUE_GROUP}/admission"
 # What an administrator lists under integrations.externalFrameworks, so that the integration leaves workers alone.
 KUEUE_FRAMEWORK = f"{KIND}.{VERSION}.{GROUP}"
+# On the Workload of a job: a digest of the workers for which the operator made it.
+ANNOTATION_WORKERS = f"{GROUP}/workers"
 # On pods: the name of the ProvisioningRequest whose nodes they use.
 ANNOTATION_PROVISIONING = "autoscaling.x-k8s.io/consume-provisioning-request"
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
 from tpu_training_operator.api.entry_check import CompileCheck, EntryCheck
-from tpu_training_operator.api.ladder import Begin, ScaleUp
+from tpu_training_operator.api.ladder import Begin, Ladder
 from tpu_training_operator.api.model import (
     ApiModel,
     Boolean,
@@ -116,15 +116,43 @@ class Report(ApiModel):
     )
 
 
-def _immutable(field: str, *, optional: bool = False) -> Rule:
-    same = f"self.{field} == oldSelf.{field}"
-    # A plain comparison would not notice that an optional field was added or removed.
+def _given(root: str, field: str) -> str:
+    """CEL: whether the field and all its parents are set."""
+    parts = field.split(".")
+    return " && ".join(f"has({root}.{'.'.join(parts[: depth + 1])})" for depth in range(len(parts)))
+
+
+def _unchanged(field: str) -> str:
+    """CEL: whether a change leaves the field as it is, which a plain comparison cannot say of one that is absent."""
     now, before = _given("self", field), _given("oldSelf", field)
+    return f"({now}) == ({before}) && (!({now}) || self.{field} == oldSelf.{field})"
+
+
+def _immutable(field: str) -> Rule:
     return Rule(
-        cel=f"({now}) == ({before}) && (!({now}) || {same})" if optional else same,
+        cel=_unchanged(field),
         message=f"{field} cannot change once the job exists; delete the job and create it again",
         holds=None,
         field=field,
+    )
+
+
+# Ready says that none of its workers is left. A job without a state has not been seen by an operator.
+_RESTS = (
+    "has(oldSelf.spec.runPolicy) && oldSelf.spec.runPolicy.suspend"
+    " && (!has(oldSelf.status) || !has(oldSelf.status.state) || (oldSelf.status.state == 'Suspended'"
+    " && has(oldSelf.status.conditions)"
+    " && oldSelf.status.conditions.exists(c, c.type == 'Ready' && c.status == 'True')))"
+)
+
+
+def _mutable_at_rest(field: str) -> Rule:
+    return Rule(
+        cel=f"({_unchanged(f'spec.{field}')}) || ({_RESTS})",
+        message=f"{field} can change only while the job is suspended and none of its workers runs: set"
+        " runPolicy.suspend and wait until kubectl shows the condition Ready",
+        holds=None,
+        field=f"spec.{field}",
     )
 
 
@@ -142,6 +170,14 @@ _CAPACITY_LABELS = (
 )
 
 
+_NO_DOUBLED_LABELS = (
+    "self.slice.hardware == 'CPU' || !has(self.trainer.nodeSelector)"
+    f" || !self.trainer.nodeSelector.exists(key, key in {cel_list(_SLICE_LABELS)}"
+    f" || (has(self.slice.provisioning) && key in {cel_list(_CAPACITY_LABELS)}))"
+)
+_DOUBLED_LABELS = "slice and slice.provisioning choose the TPU nodes; leave their labels out of nodeSelector"
+
+
 def _doubled_labels(spec: "Spec") -> list[str]:
     if spec.slice.hardware is Hardware.CPU:
         return []
@@ -149,10 +185,31 @@ def _doubled_labels(spec: "Spec") -> list[str]:
     return [key for key in spec.trainer.node_selector or {} if key in ours]
 
 
-def _given(root: str, field: str) -> str:
-    """CEL: whether the field and all its parents are set."""
-    parts = field.split(".")
-    return " && ".join(f"has({root}.{'.'.join(parts[: depth + 1])})" for depth in range(len(parts)))
+IMMUTABLE = (
+    *(f"slice.{name}" for name in ("acceleratorType", "generation", "topology", "count", "hardware")),
+    "ladder",
+    "placement.alternatives",
+    "placement.count",
+    "placement.batch",
+    *(f"trainer.{name}" for name in ("entrypoint", "command", "args", "code", "backend", "torch")),
+    "recipe",
+    "checkpoint.uri",
+    "checkpoint.resumeFrom",
+    "checkpoint.initFrom",
+    "managedBy",
+)
+"""What a job is: its slices, its program, its recipe, and where its weights are."""
+
+MUTABLE_AT_REST = (
+    "slice.provisioning",
+    "placement.returnToPreferred",
+    "trainer",
+    "data",
+    "checkpoint",
+    "report",
+    "runPolicy.restart",
+)
+"""What may change while the job is suspended, except for what is IMMUTABLE. The next attempt has the new values."""
 
 
 class Spec(ApiModel):
@@ -226,6 +283,7 @@ class Spec(ApiModel):
             holds=lambda spec: spec.report is None or spec.trainer.entrypoint is not None,
             field="report",
             at_creation=True,
+            is_mutable=True,
         ),
         Rule(
             cel="!has(self.entryCheck)"
@@ -250,16 +308,22 @@ class Spec(ApiModel):
             is_mutable=True,
         ),
         Rule(
-            cel="self.slice.hardware == 'CPU' || !has(self.trainer.nodeSelector)"
-            f" || !self.trainer.nodeSelector.exists(key, key in {cel_list(_SLICE_LABELS)}"
-            f" || (has(self.slice.provisioning) && key in {cel_list(_CAPACITY_LABELS)}))",
-            message="slice and slice.provisioning choose the TPU nodes; leave their labels out of nodeSelector",
+            cel=_NO_DOUBLED_LABELS,
+            message=_DOUBLED_LABELS,
             holds=lambda spec: not _doubled_labels(spec),
             field="trainer.nodeSelector",
             explain=lambda spec: (
                 f"slice and slice.provisioning set these; leave them out: {', '.join(_doubled_labels(spec))}"
             ),
             at_creation=True,
+        ),
+        # What `is_mutable` would say costs the API server too much here.
+        Rule(
+            cel=f"(({_unchanged('trainer.nodeSelector')}) && ({_unchanged('slice.provisioning')}))"
+            f" || {_NO_DOUBLED_LABELS}",
+            message=_DOUBLED_LABELS,
+            holds=None,
+            field="trainer.nodeSelector",
         ),
         Rule(
             cel="!has(self.checkpoint) || !has(self.checkpoint.keepBest) || has(self.recipe.evaluateEverySteps)",
@@ -272,47 +336,47 @@ class Spec(ApiModel):
             ),
             field="checkpoint.keepBest",
             at_creation=True,
+            is_mutable=True,
         ),
         Rule(
-            cel="!has(self.scaleUp) || has(self.trainer.entrypoint)",
+            cel="!has(self.ladder) || has(self.trainer.entrypoint)",
             message="a ladder needs trainer.entrypoint: the gates judge what the trainer measures, and your own loop"
             " decides when it ends",
-            holds=lambda spec: spec.scale_up is None or spec.trainer.entrypoint is not None,
-            field="scaleUp",
+            holds=lambda spec: spec.ladder is None or spec.trainer.entrypoint is not None,
+            field="ladder",
             at_creation=True,
         ),
         Rule(
-            cel=f"!has(self.scaleUp) || [{cel_chips('self.slice')}].all(chips, chips == 0 ||"
-            f" self.scaleUp.stages.all(stage, {cel_chips('stage.slice')} <= chips))",
+            cel=f"!has(self.ladder) || [{cel_chips('self.slice')}].all(chips, chips == 0 ||"
+            f" self.ladder.rungs.all(rung, {cel_chips('rung.slice')} <= chips))",
             message="no rung may have more chips than spec.slice, which is the top rung",
             holds=lambda spec: (
-                spec.scale_up is None
+                spec.ladder is None
                 or not chips_asked(spec.slice)
-                or all(chips_asked(stage.slice) <= chips_asked(spec.slice) for stage in spec.scale_up.stages)
+                or all(chips_asked(stage.slice) <= chips_asked(spec.slice) for stage in spec.ladder.rungs)
             ),
-            field="scaleUp.stages",
+            field="ladder.rungs",
             at_creation=True,
         ),
         Rule(
-            cel="!has(self.scaleUp) || self.scaleUp.stages.all(stage, stage.slice.hardware == self.slice.hardware)",
+            cel="!has(self.ladder) || self.ladder.rungs.all(rung, rung.slice.hardware == self.slice.hardware)",
             message="rungs must have the hardware of spec.slice: either all are TPU or all are CPU",
             holds=lambda spec: (
-                spec.scale_up is None
-                or all(stage.slice.hardware is spec.slice.hardware for stage in spec.scale_up.stages)
+                spec.ladder is None or all(stage.slice.hardware is spec.slice.hardware for stage in spec.ladder.rungs)
             ),
-            field="scaleUp.stages",
+            field="ladder.rungs",
             at_creation=True,
         ),
         Rule(
-            cel="!has(self.scaleUp) || self.scaleUp.from != 'Checkpoint'"
+            cel="!has(self.ladder) || self.ladder.from != 'Checkpoint'"
             " || (has(self.checkpoint) && !has(self.checkpoint.resumeFrom))",
-            message="scaleUp.from Checkpoint needs spec.checkpoint without resumeFrom: both say where the job begins",
+            message="ladder.from Checkpoint needs spec.checkpoint without resumeFrom: both say where the job begins",
             holds=lambda spec: (
-                spec.scale_up is None
-                or spec.scale_up.begin is not Begin.CHECKPOINT
+                spec.ladder is None
+                or spec.ladder.begin is not Begin.CHECKPOINT
                 or (spec.checkpoint is not None and spec.checkpoint.resume_from is None)
             ),
-            field="scaleUp.from",
+            field="ladder.from",
             at_creation=True,
         ),
         Rule(
@@ -346,25 +410,14 @@ class Spec(ApiModel):
             ),
             field="placement.returnToPreferred",
             at_creation=True,
+            is_mutable=True,
         ),
-        _immutable("slice"),
-        _immutable("scaleUp", optional=True),
-        _immutable("placement.alternatives", optional=True),
-        _immutable("placement.count", optional=True),
-        _immutable("placement.batch", optional=True),
-        _immutable("placement.returnToPreferred", optional=True),
-        _immutable("trainer"),
-        _immutable("recipe"),
-        _immutable("data", optional=True),
-        _immutable("checkpoint", optional=True),
-        _immutable("report", optional=True),
-        _immutable("runPolicy.restart", optional=True),
-        _immutable("managedBy", optional=True),
+        *(_immutable(field) for field in IMMUTABLE),
     )
 
     slice: Slice = Field(description="The TPU slice, or slices, that the job runs on.")
-    scale_up: ScaleUp | None = Field(
-        None, description="Short trials on smaller slices that must pass before the job may begin on its own."
+    ladder: Ladder | None = Field(
+        None, description="Short rungs on smaller slices that must pass before the job may begin on its own."
     )
     placement: Placement | None = Field(
         None,
@@ -442,6 +495,7 @@ class TPUTrainingJob(ApiModel):
             explain=_explain_host_names,
             at_creation=True,
         ),
+        *(_mutable_at_rest(field) for field in MUTABLE_AT_REST),
     )
 
     api_version: Literal["tpu-operator.dev/v1alpha1"]

@@ -19,7 +19,7 @@ from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.checkpoint.commit import COMMIT
 from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.data.loading import Position, resized
+from tpu_trainer.data.loading import Position, describe_resize
 from tpu_trainer.loop import checkpoints as trainer_storage
 from tpu_trainer.storage.store import DirectoryStore, open_store
 
@@ -124,7 +124,7 @@ def test_data_that_has_grown_between_two_attempts_is_a_warning(tmp_path: Path, s
 def test_the_size_of_the_data_is_compared_where_it_is_known(
     before: int | None, now: int, offset: int, said: str | None
 ) -> None:
-    text = resized(TensorDataset(torch.zeros(now)), before, Position(1, offset))
+    text = describe_resize(TensorDataset(torch.zeros(now)), before, Position(1, offset))
     assert (text is None) if said is None else (said in str(text))
 
 

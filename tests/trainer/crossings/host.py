@@ -19,7 +19,7 @@ from tests.trainer.whole_runs import Never
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.spec import parse_run_spec
-from tpu_trainer.gang.backends.rendezvous import Kept, serve
+from tpu_trainer.gang.backends.rendezvous import ServedStore, serve
 from tpu_trainer.worker.replica import run_replica
 
 FOLDERS = "TEST_CROSSINGS"
@@ -107,7 +107,7 @@ def _leave(outcome: Outcome, result: Path) -> None:
     unfinished.rename(result)
 
 
-def _store(folder: Path) -> Kept:
+def _store(folder: Path) -> ServedStore:
     spec = parse_run_spec(json.loads((folder / "run.json").read_bytes()))
     where = WorkerEnvironment(folder / "run.json", 0, 1, "127.0.0.1", 0, None)
     return serve(where, spec.job.gang, spec.slice.replicas)

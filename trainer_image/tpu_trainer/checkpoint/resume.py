@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.data.loading import Position
-from tpu_trainer.doctor.finite import Health
 from tpu_trainer.optim.schedule import Ramp, rate_factor
 from tpu_trainer.task.task import Hyperparameters
 
@@ -43,7 +43,7 @@ class Start:
     position: Position = field(default_factory=Position)
     ramp: Ramp | None = None
     legs: tuple[Leg, ...] = ()
-    health: Health = field(default_factory=Health)
+    health: NumericalHealth = field(default_factory=NumericalHealth)
     ended: bool = False
 
     def examples_after(self, step: int, global_batch: int) -> int:
@@ -51,7 +51,7 @@ class Start:
 
 
 def document(
-    start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters, health: Health
+    start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters, health: NumericalHealth
 ) -> dict[str, Any]:
     """What a checkpoint after `step` steps keeps of a run, as JSON. `learning_rate`: the recipe's in the last step; in
     older checkpoints the first parameter group's."""
@@ -68,11 +68,11 @@ def document(
     }
 
 
-def fresh(hp: Hyperparameters, replicas: int, attempt: int) -> Start:
+def fresh_start(hp: Hyperparameters, replicas: int, attempt: int) -> Start:
     return Start(legs=(Leg(0, hp.global_batch_size, replicas, attempt),))
 
 
-def continued(
+def continued_start(
     kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attempt: int, reduction: float = 1.0
 ) -> Start:
     """The start of recipe `hp` from a checkpoint's document. `reduction`: of the rate, by schedule Plateau."""
@@ -88,7 +88,9 @@ def continued(
         position=Position(**kept["position"]),
         ramp=kept_ramp if same else _ramp(float(kept["learningRate"]), step, hp, reduction),
         legs=(*before, Leg(step, batch, replicas, attempt)),
-        health=Health(bool(kept.get("clean", True)), int(kept.get("skipped", 0)), int(kept.get("skippedInARow", 0))),
+        health=NumericalHealth(
+            bool(kept.get("clean", True)), int(kept.get("skipped", 0)), int(kept.get("skippedInARow", 0))
+        ),
     )
 
 

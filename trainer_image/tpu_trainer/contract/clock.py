@@ -12,6 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from statistics import median
+
+WARM_UP_STEPS = 3
+"""Steps of this process that may compile: the first; the second, when the optimizer has state; and a spare one."""
+
+_KEPT_STEPS = 64
 
 
 class Phase(StrEnum):
@@ -63,6 +69,33 @@ class Clock:
         """The present phase and how many seconds it has lasted."""
         phase, since = self._present
         return phase, self._now() - since
+
+
+class StepPace:
+    """How fast steps are made. The loop's thread writes it, the watchdog's and the heartbeat's read it.
+
+    `steps`: how many this process has made; `last`: the number of the last one in the run, None before it.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.steps = 0
+        self.last: int | None = None
+        self._now = now
+        self._since = now()
+        # A ring that is never resized, so that another thread may read it at any time.
+        self._seconds: list[float] = [0.0] * _KEPT_STEPS
+
+    def step_done(self, step: int) -> None:
+        moment = self._now()
+        self._seconds[self.steps % _KEPT_STEPS] = moment - self._since
+        self._since, self.last = moment, step
+        self.steps += 1
+
+    @property
+    def median_seconds(self) -> float:
+        """Of the newest steps, at most 64; 0 before the first."""
+        count = min(self.steps, _KEPT_STEPS)
+        return median(self._seconds[:count]) if count else 0.0
 
 
 def process_seconds() -> float | None:

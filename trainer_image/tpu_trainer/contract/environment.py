@@ -12,7 +12,7 @@ from tpu_trainer.contract.spec import RunSpec
 
 
 @dataclass(frozen=True)
-class ProgressService:
+class ProgressEndpoint:
     """Who is told about the run's progress: the operator that started it, or Kubeflow Trainer (`kubeflow`), which takes
     another payload. `token_file` is renewed during the run; `ca_file` holds the certificate to trust (PEM)."""
 
@@ -40,7 +40,7 @@ class WorkerEnvironment:
     progress_file: Path | None
     report_directory: Path | None = None
     hang_seconds: float | None = None
-    progress_service: ProgressService | None = None
+    progress_service: ProgressEndpoint | None = None
     local_rank: int = 0
     code_directory: Path | None = None
     code_archive: Path | None = None
@@ -84,14 +84,14 @@ def check_agreement(environment: WorkerEnvironment, spec: RunSpec) -> None:
         )
 
 
-def _progress_service(environ: Mapping[str, str]) -> ProgressService | None:
+def _progress_service(environ: Mapping[str, str]) -> ProgressEndpoint | None:
     """The operator first: its pods name both, since it takes Kubeflow Trainer's payload too."""
     own = (protocol.ENV_PROGRESS_URL, protocol.ENV_PROGRESS_TOKEN_FILE, protocol.ENV_PROGRESS_CA_FILE)
     kubeflows = (protocol.ENV_KUBEFLOW_URL, protocol.ENV_KUBEFLOW_TOKEN, protocol.ENV_KUBEFLOW_CA)
     for names in (own, kubeflows):
         url, token, ca = (environ.get(name) for name in names)
         if url and token and ca:
-            return ProgressService(url, Path(token), Path(ca), kubeflow=names is kubeflows)
+            return ProgressEndpoint(url, Path(token), Path(ca), kubeflow=names is kubeflows)
     return None
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 
 WORSE = 10.0
 """A cause is told again when it has become this many times worse."""
@@ -34,7 +35,20 @@ class Finding:
     message: str
 
 
-class Voice:
+@dataclass(frozen=True)
+class NumericalHealth:
+    """What a checkpoint says about losses, gradients and weights that were not finite.
+
+    clean: none of them went into its weights. skipped: steps that changed nothing because of them, over the life of the
+    job; in_a_row: how many of the last steps were skipped.
+    """
+
+    clean: bool = True
+    skipped: int = 0
+    in_a_row: int = 0
+
+
+class FindingReporter:
     def __init__(self, tell: Callable[[Finding], None]) -> None:
         self._tell = tell
         self._told: dict[tuple[str, Hashable], float] = {}
@@ -45,3 +59,12 @@ class Voice:
         if told is None or severity >= WORSE * told:
             self._told[check, cause] = severity
             self._tell(Finding(check, step, message))
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """ "3", "0-2, 5": neighbours are joined, so that 256 of them fit on a line."""
+    runs: list[str] = []
+    for _, pairs in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in pairs]
+        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(runs)

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from tpu_trainer.contract.errors import TrainerError
-from tpu_trainer.contract.protocol import TERMINATION_MESSAGE_LIMIT, ExitCode
+from tpu_trainer.contract.protocol import ENV_TERMINATION_LOG, TERMINATION_MESSAGE_LIMIT, ExitCode
 
 _CUT = "... "
 _SHOWN, _LONGEST_NAME = 3, 60
+
+
+@dataclass(frozen=True)
+class Best:
+    """The checkpoint with the best evaluation: its folder's name, its step, and the value of the metric."""
+
+    name: str
+    step: int
+    metric: str
+    value: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "step": self.step, "metric": self.metric, "value": self.value}
+
+    def __str__(self) -> str:
+        return f"{self.name}, with {self.metric} {self.value:.6g}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +85,7 @@ _TELLING = (
 )
 
 
-def is_more_telling(name: str | None, code: ExitCode) -> bool:
+def is_more_specific(name: str | None, code: ExitCode) -> bool:
     """Whether a termination message with the outcome `name` says more than one with `code`. Of two equal failures the
     earlier one does; `name` is None if there is no message."""
     places = {one.name: place for place, one in enumerate(_TELLING)}
@@ -81,6 +101,41 @@ def host_outcome(outcomes: Sequence[Outcome], died: bool) -> Outcome:
     if failures or (outcomes and not died):
         return min(failures or outcomes, key=lambda outcome: _TELLING.index(outcome.code))
     return Outcome(ExitCode.InternalError, "a replica's process ended without a word: killed, or crashed natively")
+
+
+def write_last_words(outcome: Outcome, *, first: bool, path: str | None = None) -> None:
+    """Writes the host's termination message, unless another process of this host has left more outputs words.
+
+    `first`: the host's first process, whose loss and metrics are the ones that are reported. `path`: the file, by
+    default the one that the environment names, if it does.
+    """
+    path = path or os.environ.get(ENV_TERMINATION_LOG)
+    if not path:
+        return
+    try:
+        _write(Path(path), outcome, first)
+    except OSError as error:
+        print(f"{ENV_TERMINATION_LOG} {path}: cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def _write(path: Path, outcome: Outcome, first: bool) -> None:
+    # In place and under a lock: in a pod the path is a mounted file, and all processes of the host share it.
+    with path.open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        said = _outcome_name(file.read())
+        if is_more_specific(said, outcome.code) or (said == outcome.code.name and not first):
+            return
+        file.truncate(0)
+        file.write(termination_message(outcome))
+
+
+def _outcome_name(message: bytes) -> str | None:
+    try:
+        document = json.loads(message)
+    except ValueError:
+        return None
+    return document.get("outcome") if isinstance(document, dict) else None
 
 
 def termination_message(outcome: Outcome) -> bytes:

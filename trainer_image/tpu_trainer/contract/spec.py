@@ -157,7 +157,7 @@ class JobRef:
 
 
 @dataclass(frozen=True)
-class Slice:
+class SliceSpec:
     """The hardware the recipe was scaled to; `hosts` and `replicas` count the whole job, all slices together."""
 
     generation: Text
@@ -168,7 +168,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchSpec:
     """Examples per step of the whole job; a replica takes `per_replica` of them at once, `accumulation` times."""
 
     total: Count = field(metadata={"json": "global"})
@@ -266,8 +266,8 @@ class CheckpointSpec:
 
     With neither, there is a checkpoint only when the run is stopped or ends. `keep`: how many committed ones stay.
     `uri`: a folder of this job alone; `resume_from`: where the job begins while that folder is empty; `init_from`: the
-    weights with which it then begins at step 0; `trials`: a prefix: what the trials of a ladder have left below it is
-    removed once the training has succeeded.
+    weights with which it then begins at step 0; `rungs`: a prefix: what the lower rungs of a ladder have left below it
+    is removed once the training has succeeded.
     """
 
     uri: Text
@@ -277,7 +277,7 @@ class CheckpointSpec:
     keep_best: BestSpec | None = None
     resume_from: Text | None = None
     init_from: InitSpec | None = None
-    trials: Text | None = None
+    rungs: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ class CodeSpec:
     sha256: Annotated[str, _sha256]
 
 
-class OnNotFinite(StrEnum):
+class NotFinitePolicy(StrEnum):
     """What to do with a step whose loss or gradients are not finite. Stop: end the run as failed. Skip: leave the step
     out. Warn: make it."""
 
@@ -331,8 +331,8 @@ class RunSpec:
     entrypoint: Annotated[str, _entrypoint]
     backend: Annotated[str, _choice(str, BACKENDS)]
     hardware: Annotated[str, _choice(str, ("TPU", "CPU"))]
-    slice: Slice
-    batch: Batch
+    slice: SliceSpec
+    batch: BatchSpec
     train_steps: Count
     end_after_steps: Count | None = None
     warmup_steps: Natural
@@ -340,7 +340,7 @@ class RunSpec:
     evaluate_every_steps: Count | None
     stop_early: StopSpec | None = None
     ema_decay: Decimal | None
-    on_not_finite: Annotated[OnNotFinite, _choice(OnNotFinite, tuple(OnNotFinite))] = OnNotFinite.STOP
+    on_not_finite: Annotated[NotFinitePolicy, _choice(NotFinitePolicy, tuple(NotFinitePolicy))] = NotFinitePolicy.STOP
     gradient_clip_norm: Annotated[float, _positive] | None = None
     precision: Annotated[str, _choice(str, PRECISIONS)] = "Float32"
     sharding: Annotated[str, _choice(str, SHARDINGS)] = "Replicated"
@@ -474,10 +474,10 @@ def _check_followed(spec: RunSpec) -> None:
         )
     if checkpoint is not None and checkpoint.resume_from is not None and checkpoint.init_from is not None:
         raise BadSpecError("checkpoint: resumeFrom or initFrom, got both")
-    if checkpoint is not None and checkpoint.trials is not None:
+    if checkpoint is not None and checkpoint.rungs is not None:
         beside = f"{checkpoint.uri}.rungs/"
-        if not checkpoint.trials.startswith(beside) or checkpoint.trials == beside:
-            raise BadSpecError(f"checkpoint.trials: a place in {beside}, got {checkpoint.trials!r}")
+        if not checkpoint.rungs.startswith(beside) or checkpoint.rungs == beside:
+            raise BadSpecError(f"checkpoint.rungs: a place in {beside}, got {checkpoint.rungs!r}")
 
 
 def _check_backend(spec: RunSpec) -> None:

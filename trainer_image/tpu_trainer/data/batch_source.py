@@ -10,9 +10,17 @@ from typing import Any
 
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.data.loading import Order, Position, has_length, is_sharded, repeated, stream_batches, train_batches
+from tpu_trainer.data.loading import (
+    Order,
+    Position,
+    describe_repeat,
+    has_length,
+    is_sharded,
+    stream_batches,
+    train_batches,
+)
 from tpu_trainer.data.same_data import FirstBatch, check_examples, check_lengths, check_order, check_stream
-from tpu_trainer.data.shards import MOST_LANES, Plan, plan_of, shard_batches, whole_position
+from tpu_trainer.data.shards import MOST_LANES, LanePlan, merge_positions, plan_lanes, shard_batches
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.task.task import Batch, Task
 
@@ -43,7 +51,7 @@ def check_data(task: Task, seed: int, backend: Backend, host: int, tell: Tell) -
 
 
 @dataclass(frozen=True)
-class Reading:
+class BatchSource:
     """batches: the process's part of every step, pass by pass, on the CPU, each with the position after its step.
     whole: makes the whole job's position of this process's, in a collective."""
 
@@ -51,7 +59,7 @@ class Reading:
     whole: Callable[[Position], Position] = lambda position: position
 
 
-def open_reading(
+def open_batches(
     task: Task,
     order: Order,
     passes: range,
@@ -59,7 +67,7 @@ def open_reading(
     backend: Backend,
     host: int,
     tell: Tell,
-) -> Reading:
+) -> BatchSource:
     """The passes `passes`, counted over the run, from `order.start` on. A collective: the processes compare the first
     batch of a stream.
 
@@ -70,21 +78,21 @@ def open_reading(
     """
     first, world = passes.start, order.share.world
     if has_length(task.train):
-        return Reading(islice(train_batches(task, order, first), len(passes)))
+        return BatchSource(islice(train_batches(task, order, first), len(passes)))
     if is_sharded(task.train):
-        plan = plan_of(task.train, order)
+        plan = plan_lanes(task.train, order)
         if (text := _read_by_several(plan, world)) is not None:
             tell(Finding("Data", 0, text))
         batches = islice(shard_batches(task, plan, first, epoch_size), len(passes))
-        return Reading(batches, partial(whole_position, backend=backend, plan=plan))
+        return BatchSource(batches, partial(merge_positions, backend=backend, plan=plan))
     if (text := _read_by_all(task, world)) is not None:
         tell(Finding("Data", 0, text))
-    if (text := repeated(task.train, order.start)) is not None:
+    if (text := describe_repeat(task.train, order.start)) is not None:
         tell(Finding("Data", first // order.passes, text))
     examples = FirstBatch(task.train, order, first)
     batches = islice(stream_batches(task, order, first, examples), len(passes))
     if not passes or world == 1:
-        return Reading(batches)
+        return BatchSource(batches)
     # Read here, by the training's own thread: comparing is a collective.
     begun: list[tuple[Batch, Position]] = []
     short: UserCodeError | None = None
@@ -99,10 +107,10 @@ def open_reading(
         tell(Finding("Data", 0, text))
     if short is not None:
         raise short
-    return Reading(chain(begun, batches))
+    return BatchSource(chain(begun, batches))
 
 
-def _read_by_several(plan: Plan, world: int) -> str | None:
+def _read_by_several(plan: LanePlan, world: int) -> str | None:
     if plan.readers == 1:
         return None
     return (

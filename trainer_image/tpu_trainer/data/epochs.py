@@ -26,7 +26,7 @@ class Indices(list[int]):
         return Indices, (list(self), self.epoch)
 
 
-class OfEpochs(Dataset[Any]):
+class EpochDataset(Dataset[Any]):
     """A dataset with `set_epoch`, which is called before examples of another epoch are read."""
 
     def __init__(self, dataset: Any) -> None:
@@ -71,7 +71,7 @@ def shares_epochs(train: Any, held_out: Any) -> bool:
 
 
 @contextmanager
-def noticed(dataset: Any, reads_here: bool, tell: Callable[[str], None]) -> Iterator[None]:
+def watch_attributes(dataset: Any, reads_here: bool, tell: Callable[[str], None]) -> Iterator[None]:
     """Tells of an attribute of a map-style dataset that the hooks in the block have set. `reads_here`: this process
     reads the examples, too, and may count them meanwhile."""
     before = _attributes(dataset, reads_here)

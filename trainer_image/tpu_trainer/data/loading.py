@@ -119,7 +119,7 @@ def seed_generators(value: int) -> None:
 
 
 @contextmanager
-def kept_generators() -> Iterator[None]:
+def keep_generators() -> Iterator[None]:
     """Restores the host's generators after the block."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
@@ -158,7 +158,7 @@ def epoch_order(size: int, seed: int, epoch: int, own: Orders | None) -> Indices
     """
     if own is None:
         return permutation(size, seed, epoch)
-    with GENERATORS, kept_generators(), user_code("the task's order"):
+    with GENERATORS, keep_generators(), user_code("the task's order"):
         seed_generators(random_seed(seed, epoch, 0))
         given = np.asarray(own(epoch, seed, size))
     if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
@@ -226,7 +226,7 @@ def train_batches(task: Task, order: Order, first_batch: int) -> Iterator[tuple[
     """
     sampler = PassSampler(length_of(task.train, "train"), order, task.order)
     drawn = random_seed(order.seed, first_batch, order.share.rank)
-    dataset: Any = epochs.OfEpochs(task.train) if any(epochs.with_epochs(task.train)) else task.train
+    dataset: Any = epochs.EpochDataset(task.train) if any(epochs.with_epochs(task.train)) else task.train
     batches = load(dataset, sampler, task.collate, training_workers(task), drawn)
     for number in count(first_batch):
         with order.drawing(number):
@@ -281,7 +281,7 @@ def stream_batches(
 
 def _continued(dataset: Any, start: Position) -> Position:
     """Puts the dataset where `start` is, or returns the beginning of its epoch if that cannot be done."""
-    if repeated(dataset, start) is not None:
+    if describe_repeat(dataset, start) is not None:
         return Position(start.epoch, 0)
     if start.offset:
         with user_code("load_state_dict() of the task's dataset"):
@@ -289,7 +289,7 @@ def _continued(dataset: Any, start: Position) -> Position:
     return start
 
 
-def repeated(dataset: Any, start: Position) -> str | None:
+def describe_repeat(dataset: Any, start: Position) -> str | None:
     """Returns what to say of a stream that cannot continue inside the epoch; None if it can."""
     lacking = [f"no {name}()" for name in ("state_dict", "load_state_dict") if not hasattr(dataset, name)]
     if start.offset == 0 or not (lacking or start.dataset is None):
@@ -303,7 +303,7 @@ def repeated(dataset: Any, start: Position) -> str | None:
     )
 
 
-def resized(dataset: object, before: int | None, start: Position) -> str | None:
+def describe_resize(dataset: object, before: int | None, start: Position) -> str | None:
     """Returns what to say of map-style data that had `before` examples when the checkpoint was written; None if it
     still has, or if that is not known."""
     if before is None or not has_length(dataset) or (now := length_of(dataset, "train")) == before:
@@ -409,7 +409,7 @@ def epochs_of(task: Task, steps: int, global_batch: int) -> int | None:
 
 def evaluation_size(task: Task) -> int:
     """Examples to evaluate on, over all of the task's held-out datasets; 0 for a task without evaluation."""
-    return sum(length_of(dataset, called(name)) for name, dataset in held_out(task).items())
+    return sum(length_of(dataset, name_held_out(name)) for name, dataset in held_out(task).items())
 
 
 def training_workers(task: Task) -> Workers:
@@ -429,7 +429,7 @@ def held_out(task: Task) -> dict[str, Dataset[Any]]:
     return dict(task.evaluation) if isinstance(task.evaluation, Mapping) else {"": task.evaluation}
 
 
-def called(name: str) -> str:
+def name_held_out(name: str) -> str:
     """What messages call a held-out dataset."""
     return f'evaluation["{name}"]' if name else "evaluation"
 

@@ -19,26 +19,26 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.contract.findings import ranges
 from tpu_trainer.data.fingerprint import KINDS, WIDTH, alike, fingerprint, present
 from tpu_trainer.data.loading import (
     GENERATORS,
     NO_WORKERS,
     Order,
     Workers,
-    called,
     epoch_order,
     evaluation_workers,
     has_length,
     held_out,
     is_sharded,
-    kept_generators,
+    keep_generators,
     length_of,
+    name_held_out,
     seed_generators,
     state_of,
     training_workers,
 )
 from tpu_trainer.data.shards import forget_worker, open_shard
-from tpu_trainer.doctor.agreement import ranges
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.task.task import Task
 
@@ -82,7 +82,7 @@ def check_lengths(task: Task, backend: Backend, host: int) -> None:
         return
     # An iterable dataset is as long as its stream.
     sizes = {"training": length_of(task.train, "train") if has_length(task.train) else 0}
-    sizes |= {called(name): length_of(dataset, called(name)) for name, dataset in held_out(task).items()}
+    sizes |= {name_held_out(name): length_of(dataset, name_held_out(name)) for name, dataset in held_out(task).items()}
     rows = backend.gather([host, *(part for size in sizes.values() for part in divmod(size, _HALF))])
     for place, kind in enumerate(sizes):
         high, low = 1 + 2 * place, 2 + 2 * place
@@ -152,7 +152,7 @@ def check_examples(task: Task, seed: int, backend: Backend, host: int) -> list[s
         said.append(compare("examples in training shard 0", read, SHARD, backend, host, ahead))
     for name, dataset in held_out(task).items():
         ahead = evaluation_workers(task, dataset)
-        said.append(compare(f"{called(name)} examples", _spread(dataset, seed), WHOLE, backend, host, ahead))
+        said.append(compare(f"{name_held_out(name)} examples", _spread(dataset, seed), WHOLE, backend, host, ahead))
     return [text for text in said if text is not None]
 
 
@@ -228,11 +228,11 @@ def _of_shard(stream: Any, seed: int) -> Read:
     return read
 
 
-def readings(read: Read, times: int, workers: Workers) -> Prints:
+def read_prints(read: Read, times: int, workers: Workers) -> Prints:
     """The fingerprints of the examples, `times` times. With `workers` a worker reads: a file that a dataset opens at
     its first reading must not be open in this process, or the training's workers would share the place in it."""
     if not workers.count:
-        with GENERATORS, kept_generators():
+        with GENERATORS, keep_generators():
             return [[fingerprint(example) for example in read()] for _ in range(times)]
     loader: DataLoader[Any] = DataLoader(
         _Readings(read, times),
@@ -266,7 +266,7 @@ def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, worke
         UserCodeError: in every process, when they differ for another reason than random numbers; or `read` raised.
     """
     with user_code(f"reading {kind}"):
-        (own,) = readings(read, 1, workers)
+        (own,) = read_prints(read, 1, workers)
     missing = [[-2.0] * WIDTH] * (COMPARED - len(own))
     rows = backend.gather([host, *(number for one in [*own, *missing] for number in one)])
     hosts = [int(row[0]) for row in rows]
@@ -274,13 +274,13 @@ def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, worke
     if not any(_differing(prints)):
         return None
     with user_code(f"reading {kind} again"):
-        again = readings(read, _READ_AGAIN, workers)
+        again = read_prints(read, _READ_AGAIN, workers)
     steady = [not differs for differs in _differing([own, *again])]
     steady = [all(votes) for votes in zip(*backend.gather([float(vote) for vote in steady]), strict=True)]
-    return judged(kind, rule, hosts, prints, steady)
+    return judge_prints(kind, rule, hosts, prints, steady)
 
 
-def judged(kind: str, rule: str, hosts: Sequence[int], prints: Prints, steady: Sequence[bool]) -> str | None:
+def judge_prints(kind: str, rule: str, hosts: Sequence[int], prints: Prints, steady: Sequence[bool]) -> str | None:
     """What to warn of when fingerprints differ. hosts: of every process. steady: for each kind of content, whether
     every process reads the same whenever it reads it.
 

@@ -55,7 +55,7 @@ _HALF = 2**24
 """float32, which a gather carries, holds all whole numbers up to here."""
 
 
-class Place(NamedTuple):
+class LanePosition(NamedTuple):
     """Where a lane stands: it has taken `taken` examples of shard number `visit` of its own."""
 
     visit: int = 0
@@ -63,7 +63,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class LanePlan:
     """What this process reads of a stream of `shards` shards, after the job has taken `start` examples of it.
 
     places: of the lanes, by lane; a lane that is not there is at its beginning.
@@ -72,7 +72,7 @@ class Plan:
     shards: int
     order: Order
     start: int = 0
-    places: Mapping[int, Place] = field(default_factory=dict)
+    places: Mapping[int, LanePosition] = field(default_factory=dict)
 
     @property
     def lanes(self) -> int:
@@ -110,7 +110,7 @@ class Plan:
         return order.global_batch // order.share.world // order.passes * self.readers
 
 
-def plan_of(stream: Any, order: Order) -> Plan:
+def plan_lanes(stream: Any, order: Order) -> LanePlan:
     """The plan from `order.start` on.
 
     Raises:
@@ -118,15 +118,15 @@ def plan_of(stream: Any, order: Order) -> Plan:
     """
     shards, start = shards_of(stream), order.start.dataset or {}
     if order.start == Position():
-        return Plan(shards, order)
+        return LanePlan(shards, order)
     if start.get("shards") != shards:
         raise UserCodeError(
             f"the task's train dataset has {shards} shards; when the checkpoint was written it had "
             f"{start.get('shards', 'none')}, so the run's place in the data is lost. Give it the same shards, or start "
             "again under another checkpoint.uri"
         )
-    places = {int(lane): Place(*place) for lane, place in start["places"].items()}
-    return Plan(shards, order, int(start["taken"]), places)
+    places = {int(lane): LanePosition(*place) for lane, place in start["places"].items()}
+    return LanePlan(shards, order, int(start["taken"]), places)
 
 
 def shards_of(stream: Any) -> int:
@@ -156,7 +156,7 @@ def open_shard(stream: Any, index: int, epoch: int) -> Iterable[Any]:
     return shard
 
 
-Pass = tuple[list[Any], dict[int, Place]]
+Pass = tuple[list[Any], dict[int, LanePosition]]
 """The examples of a pass, and the places of the lanes that it has moved."""
 
 
@@ -164,9 +164,9 @@ class Lane:
     """Reads one lane. Random numbers that the shards draw depend only on the seed, the shard's place in the list and
     the example's place in the shard, so they are the same for any number of processes, and after a resume."""
 
-    def __init__(self, stream: Any, plan: Plan, lane: int) -> None:
+    def __init__(self, stream: Any, plan: LanePlan, lane: int) -> None:
         self._stream, self._plan, self._lane = stream, plan, lane
-        self.place = plan.places.get(lane, Place())
+        self.place = plan.places.get(lane, LanePosition())
         self._open: Iterator[Any] | None = None
 
     def next(self) -> Any:
@@ -189,9 +189,9 @@ class Lane:
                         f"shard {self._shard[1]} of {self._plan.shards} of the task's train dataset is empty: every "
                         "shard must have examples. If num_shards is larger than the number of files, lower it"
                     ) from None
-                self._open, self.place = None, Place(visit + 1)
+                self._open, self.place = None, LanePosition(visit + 1)
                 continue
-            self.place = Place(visit, taken + 1)
+            self.place = LanePosition(visit, taken + 1)
             return example
 
     @property
@@ -226,7 +226,7 @@ class Lane:
 
 
 def shard_batches(
-    task: Task, plan: Plan, first_batch: int, epoch_size: int | None = None
+    task: Task, plan: LanePlan, first_batch: int, epoch_size: int | None = None
 ) -> Iterator[tuple[Batch, Position]]:
     """`data.train_batches` for a stream in shards. `epoch_size`: examples of an epoch, if known; otherwise the whole
     run is one.
@@ -250,12 +250,12 @@ def shard_batches(
         yield batch, Position(epoch, taken - epoch * (epoch_size or 0), kept)
 
 
-def whole_position(position: Position, backend: Backend, plan: Plan) -> Position:
+def merge_positions(position: Position, backend: Backend, plan: LanePlan) -> Position:
     """The position with the places of all lanes: each process knows those that it reads. A collective."""
     if position.dataset is None or plan.step == 1:
         return position
     places, own = position.dataset["places"], plan.own_lanes
-    row = [number for lane in own for part in places.get(str(lane), Place()) for number in divmod(part, _HALF)]
+    row = [number for lane in own for part in places.get(str(lane), LanePosition()) for number in divmod(part, _HALF)]
     rows = backend.gather([float(number) for number in row])
     whole: dict[str, list[int]] = {}
     for rank in range(plan.step):
@@ -266,7 +266,7 @@ def whole_position(position: Position, backend: Backend, plan: Plan) -> Position
     return Position(position.epoch, position.offset, {**position.dataset, "places": whole})
 
 
-def _read(stream: Any, plan: Plan) -> Iterator[Pass]:
+def _read(stream: Any, plan: LanePlan) -> Iterator[Pass]:
     """Pass by pass, in this process."""
     lanes = {lane: Lane(stream, plan, lane) for lane in plan.own_lanes}
     numbers = plan.numbers()
@@ -276,7 +276,7 @@ def _read(stream: Any, plan: Plan) -> Iterator[Pass]:
         yield made
 
 
-def _one_pass(lanes: Mapping[int, Lane], plan: Plan, numbers: Iterator[int]) -> Pass:
+def _one_pass(lanes: Mapping[int, Lane], plan: LanePlan, numbers: Iterator[int]) -> Pass:
     """What `lanes`, all of the process's or those of one of its workers, have for the next pass."""
     examples, moved = [], {}
     for number in islice(numbers, plan.reads_per_pass):
@@ -289,7 +289,7 @@ def _one_pass(lanes: Mapping[int, Lane], plan: Plan, numbers: Iterator[int]) -> 
     return examples, moved
 
 
-def _read_ahead(ahead: Workers, plan: Plan) -> Iterator[Pass]:
+def _read_ahead(ahead: Workers, plan: LanePlan) -> Iterator[Pass]:
     """The same passes as `_read`, by processes that deal out the lanes among themselves."""
     workers = min(ahead.count, len(plan.own_lanes))
     with user_code("the task's dataset"):
@@ -307,7 +307,7 @@ def _read_ahead(ahead: Workers, plan: Plan) -> Iterator[Pass]:
     numbers = plan.numbers()
     while True:
         parts: list[Iterator[Any]] = []
-        moved: dict[int, Place] = {}
+        moved: dict[int, LanePosition] = {}
         for _ in range(workers):
             with user_code("the next examples of the task's dataset"):
                 made: Pass | str = _unpacked(next(given))
@@ -327,7 +327,7 @@ def forget_worker() -> None:
 class _Reader(IterableDataset[Tensor]):
     """A worker's part of every pass, packed, or the text of an error that the user can mend."""
 
-    def __init__(self, stream: Any, plan: Plan, workers: int) -> None:
+    def __init__(self, stream: Any, plan: LanePlan, workers: int) -> None:
         self._stream, self._plan, self._workers = stream, plan, workers
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
-from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
 from tpu_trainer.contract.clock import Clock, Phase
 from tpu_trainer.contract.errors import DivergedError, PeerLostError
+from tpu_trainer.contract.findings import ranges
 from tpu_trainer.gang.backends.base import Backend
 
 AGREE_SECONDS = 1200.0
@@ -32,7 +32,7 @@ _SAME, _DIVERGED, _LEFT = "same", "diverged", "left"
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
-def odd_ones(values: Sequence[Hashable]) -> tuple[list[int], list[int]] | None:
+def find_odd_ranks(values: Sequence[Hashable]) -> tuple[list[int], list[int]] | None:
     """The ranks that differ, and the largest group that agrees; of equally large groups, the one with rank 0.
 
     None if all agree. `values` are in the order of ranks, never empty.
@@ -50,15 +50,6 @@ def odd_ones(values: Sequence[Hashable]) -> tuple[list[int], list[int]] | None:
 def replicas(ranks: Sequence[int]) -> str:
     """ "replica 3", "replicas 0-2, 5"."""
     return f"replica{'s' if len(ranks) != 1 else ''} {ranges(ranks)}"
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """ "3", "0-2, 5": neighbours are joined, so that 256 of them fit on a line."""
-    runs: list[str] = []
-    for _, pairs in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in pairs]
-        runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-    return ", ".join(runs)
 
 
 class Programs:
@@ -140,7 +131,7 @@ class Programs:
 
 def _verdict(programs: Sequence[bytes], step: int) -> str:
     """What the others read: "same", or "diverged:" and the message."""
-    if (parties := odd_ones(programs)) is None:
+    if (parties := find_odd_ranks(programs)) is None:
         return _SAME
     odd, others = parties
     return (
@@ -172,7 +163,7 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
         return torch.stack([bits(tensor.detach()).sum(dtype=torch.int32) for tensor in tensors])
 
 
-def finite(tensors: Sequence[Tensor]) -> Tensor:
+def are_finite(tensors: Sequence[Tensor]) -> Tensor:
     """bool, shape [len(tensors)]: per tensor whether all of its elements are finite, on the tensors' device."""
     with torch.no_grad():
         return torch.stack([torch.isfinite(_testable(tensor.detach())).all() for tensor in tensors])

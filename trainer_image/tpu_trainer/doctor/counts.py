@@ -13,11 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tpu_trainer.contract.findings import Check, Voice
+from tpu_trainer.contract.clock import WARM_UP_STEPS
+from tpu_trainer.contract.findings import Check, FindingReporter
 from tpu_trainer.gang.backends.base import Backend, Counters
-
-WARM_UP_STEPS = 3
-"""Steps of this process that may compile: the first; the second, when the optimizer has state; and a spare one."""
 
 WINDOW_STEPS = 20
 """Steps over which rates are taken; reading all counters is too expensive for every step."""
@@ -33,7 +31,7 @@ class StepCounts:
     """`compilations`: in steps after the warm-up. `executions`: how many the trainer itself makes per step,
     infinite if that is not known."""
 
-    def __init__(self, backend: Backend, voice: Voice, executions: float) -> None:
+    def __init__(self, backend: Backend, voice: FindingReporter, executions: float) -> None:
         self.compilations = 0
         self.steps = 0
         self._backend = backend

@@ -16,26 +16,25 @@ from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
 from tpu_trainer.contract.errors import DivergedError
-from tpu_trainer.contract.findings import Check, Finding, Voice
+from tpu_trainer.contract.findings import Check, Finding, FindingReporter, NumericalHealth
 from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.doctor.agreement import (
     Programs,
+    are_finite,
     checksums,
     digest,
-    finite,
+    find_odd_ranks,
     first_difference,
     halves,
-    odd_ones,
     replicas,
     running_statistics,
 )
-from tpu_trainer.doctor.counts import WARM_UP_STEPS, StepCounts
-from tpu_trainer.doctor.finite import AVERAGE, STATISTICS, WEIGHTS, Finiteness, Health
-from tpu_trainer.doctor.hang import Pace
+from tpu_trainer.doctor.counts import StepCounts
+from tpu_trainer.doctor.finite import AVERAGE, STATISTICS, WEIGHTS, Finiteness
 from tpu_trainer.doctor.padding import padding_advice, products_of, rows_of
-from tpu_trainer.doctor.stragglers import Vitals, Waiting
+from tpu_trainer.doctor.stragglers import SlowHostDetector, Vitals
 from tpu_trainer.gang.backends.base import Backend
 
 if TYPE_CHECKING:
@@ -65,8 +64,8 @@ class Doctor:
         *,
         model: nn.Module,
         host: int,
-        pace: Pace,
-        health: Health,
+        pace: StepPace,
+        health: NumericalHealth,
         average: Mapping[str, Tensor] | None = None,
         known_steps: bool = True,
     ) -> None:
@@ -79,14 +78,14 @@ class Doctor:
         self._average = {} if average is None else average
         # Parameters that are frozen from the start may hold infinities on purpose, such as a mask.
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        self._voice = Voice(tell)
+        self._voice = FindingReporter(tell)
         self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, health)
         self._programs = Programs(backend, clock)
         # Every pass of a step is sent off by itself; and if the exchange is in host memory, the device is done with
         # the gradients before the update is traced.
         executions = spec.batch.accumulation + (1 if backend.reads_free else 0) if self._known_steps else math.inf
         self._counts = StepCounts(backend, self._voice, executions)
-        self._waiting = Waiting(self._voice)
+        self._waiting = SlowHostDetector(self._voice)
         self._since = clock.seconds()
         self._compare_once_more = False
         self._compilations = 0
@@ -199,7 +198,7 @@ class Doctor:
             *((AVERAGE, name, tensor) for name, tensor in self._average.items()),
             *((STATISTICS, name, tensor) for name, tensor in running_statistics(self._model).items()),
         ]
-        values = [finite([tensor for _, _, tensor in tested])] if tested else []
+        values = [are_finite([tensor for _, _, tensor in tested])] if tested else []
         if several:
             values.append(checksums(list(self._model.parameters())))
         fetched = self._backend.to_host(values)
@@ -215,7 +214,7 @@ class Doctor:
         self.finiteness.weights(step, part, name)
 
     def _equal(self, step: int, digests: Sequence[tuple[int, int]], sums: Tensor) -> None:
-        if (parties := odd_ones(digests)) is None:
+        if (parties := find_odd_ranks(digests)) is None:
             return
         odd, others = parties
         # All replicas have read the same rows, so all of them arrive at this gather.
@@ -234,7 +233,7 @@ class Doctor:
         counts = [one.compilations for one in vitals]
         self._compilations = self._counts.compilations
         self._compare_once_more = any(counts)
-        if (parties := odd_ones(counts)) is None:
+        if (parties := find_odd_ranks(counts)) is None:
             return
         odd, others = parties
         self._voice.say(

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from tpu_trainer.contract.errors import NotFiniteError
-from tpu_trainer.contract.findings import Check, Voice
-from tpu_trainer.contract.spec import OnNotFinite
-from tpu_trainer.gang.exchange import Reading
+from tpu_trainer.contract.findings import Check, FindingReporter, NumericalHealth
+from tpu_trainer.contract.spec import NotFinitePolicy
+from tpu_trainer.gang.exchange import StepResults
 
 MOST_SKIPPED = 100
 """Steps skipped in a row before the run ends: it no longer learns anything."""
@@ -25,20 +25,7 @@ _ADVICE = (
 
 
 @dataclass(frozen=True)
-class Health:
-    """What a checkpoint says about losses, gradients and weights that were not finite.
-
-    clean: none of them went into its weights. skipped: steps that changed nothing because of them, over the life of the
-    job; in_a_row: how many of the last steps were skipped.
-    """
-
-    clean: bool = True
-    skipped: int = 0
-    in_a_row: int = 0
-
-
-@dataclass(frozen=True)
-class Part:
+class ModelPart:
     """What of a model may turn out not to be finite although loss and gradients were; `advice`: why, and what helps."""
 
     name: str
@@ -49,9 +36,9 @@ _OVERFLOW = (
     "the update made it so. What helps: parameters in float32 or bfloat16 instead of float16, in which the epsilon of "
     "Adam is zero; a lower learning rate"
 )
-WEIGHTS = Part("the weights", _OVERFLOW)
-AVERAGE = Part("the averaged weights", _OVERFLOW)
-STATISTICS = Part(
+WEIGHTS = ModelPart("the weights", _OVERFLOW)
+AVERAGE = ModelPart("the averaged weights", _OVERFLOW)
+STATISTICS = ModelPart(
     "the running statistics",
     "an evaluation would be of a broken model. What helps: look for examples with values that are far too large",
 )
@@ -61,7 +48,7 @@ class Finiteness:
     """`health` goes into every checkpoint, and a run that continues from one starts with it. Otherwise a run that is
     restarted often enough would skip steps without end. `bad`: steps of this attempt that were not finite."""
 
-    def __init__(self, policy: OnNotFinite, voice: Voice, steps: int, health: Health) -> None:
+    def __init__(self, policy: NotFinitePolicy, voice: FindingReporter, steps: int, health: NumericalHealth) -> None:
         """`steps`: the steps of the whole run."""
         self._policy, self._voice = policy, voice
         self._most = min(MOST_SKIPPED, steps)
@@ -70,7 +57,7 @@ class Finiteness:
         self._first: int | None = None
         self._broken: str | None = None
 
-    def read(self, first: int, reading: Reading, learning_rate: float) -> None:
+    def read(self, first: int, reading: StepResults, learning_rate: float) -> None:
         """`first`: the step of the reading's first loss.
 
         Raises:
@@ -84,7 +71,7 @@ class Finiteness:
             self._first = step if self._first is None else self._first
             self._judge(step, _what(loss), learning_rate)
 
-    def weights(self, step: int, part: Part, first: str) -> None:
+    def weights(self, step: int, part: ModelPart, first: str) -> None:
         """A part of the model is not finite after `step`; `first`: the first such tensor. Skipping a step would not
         repair it.
 
@@ -93,7 +80,7 @@ class Finiteness:
         """
         found = f"{part.name} are not finite after step {step}, first in {first}"
         text = f"{found}, although loss and gradients were: {part.advice}"
-        if self._policy is not OnNotFinite.WARN:
+        if self._policy is not NotFinitePolicy.WARN:
             raise NotFiniteError(f"{text}. No checkpoint holds that step", step)
         self._broken = self._broken or f"{part.name} were not finite after step {step}"
         # Otherwise the reason has been told already.
@@ -106,7 +93,7 @@ class Finiteness:
     @property
     def summary(self) -> str:
         """What the run's last line adds; nothing where all was finite."""
-        if self._policy is OnNotFinite.SKIP and self.health.skipped:
+        if self._policy is NotFinitePolicy.SKIP and self.health.skipped:
             return f"; {_steps(self.health.skipped)} skipped, because loss or gradients were not finite"
         if not self.bad:
             return f"; WARNING: {self._broken}" if self._broken else ""
@@ -116,13 +103,13 @@ class Finiteness:
 
     def _judge(self, step: int, what: str, learning_rate: float) -> None:
         rate = f"learning rate {learning_rate:.6g}"
-        if self._policy is OnNotFinite.STOP:
+        if self._policy is NotFinitePolicy.STOP:
             raise NotFiniteError(
                 f"{what} since step {step} ({rate}); no checkpoint holds that step. What helps: {_ADVICE}. With "
                 "recipe.onNotFinite: Skip such steps change nothing, and training continues",
                 step,
             )
-        if self._policy is OnNotFinite.SKIP:
+        if self._policy is NotFinitePolicy.SKIP:
             skipped, in_a_row = self.health.skipped + 1, self.health.in_a_row + 1
             self.health = replace(self.health, skipped=skipped, in_a_row=in_a_row)
             if in_a_row >= self._most:

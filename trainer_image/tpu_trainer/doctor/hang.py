@@ -10,21 +10,17 @@ import faulthandler
 import linecache
 import sys
 import sysconfig
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from time import monotonic
 from types import FrameType
 from typing import TextIO
 
-from tpu_trainer.contract.clock import Clock, Phase
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import ENV_HANG_SECONDS, STACKS_LIMIT, ExitCode
-from tpu_trainer.doctor.counts import WARM_UP_STEPS
+from tpu_trainer.contract.protocol import ENV_HANG_SECONDS, ExitCode
 
 LEAST_SECONDS = 300.0
 MEDIAN_STEPS = 10
@@ -39,37 +35,9 @@ STOP_SECONDS = 10.0
 """In one phase after the process was told to stop; the rest of the grace period, 30 s by default, is for the log."""
 
 _LONGEST_POLL = 5.0
-_KEPT_STEPS = 64
 
 
-class Pace:
-    """How fast steps are made. The loop's thread writes it, the watchdog's and the heartbeat's read it.
-
-    `steps`: how many this process has made; `last`: the number of the last one in the run, None before it.
-    """
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.steps = 0
-        self.last: int | None = None
-        self._now = now
-        self._since = now()
-        # A ring that is never resized, so that another thread may read it at any time.
-        self._seconds: list[float] = [0.0] * _KEPT_STEPS
-
-    def step_done(self, step: int) -> None:
-        moment = self._now()
-        self._seconds[self.steps % _KEPT_STEPS] = moment - self._since
-        self._since, self.last = moment, step
-        self.steps += 1
-
-    @property
-    def median_seconds(self) -> float:
-        """Of the newest steps, at most 64; 0 before the first."""
-        count = min(self.steps, _KEPT_STEPS)
-        return median(self._seconds[:count]) if count else 0.0
-
-
-def limit_seconds(phase: Phase, pace: Pace, override: float | None = None) -> float:
+def limit_seconds(phase: Phase, pace: StepPace, override: float | None = None) -> float:
     """How long a phase may last. `override` replaces the limit of a run under way, and raises the others to it."""
     usual = max(MEDIAN_STEPS * pace.median_seconds, LEAST_SECONDS) if override is None else override
     long = phase in (Phase.START, Phase.EVALUATE, Phase.CHECKPOINT) or pace.steps < WARM_UP_STEPS
@@ -80,7 +48,7 @@ def limit_seconds(phase: Phase, pace: Pace, override: float | None = None) -> fl
 @contextmanager
 def watchdog(
     clock: Clock,
-    pace: Pace,
+    pace: StepPace,
     die: Callable[[Outcome], None],
     told_to_stop: Callable[[], bool],
     seconds: float | None = None,
@@ -100,7 +68,7 @@ def watchdog(
 
     def watch() -> None:
         running_since = before = monotonic()
-        reluctance = Reluctance(told_to_stop)
+        reluctance = IgnoredStop(told_to_stop)
         while not over.wait(poll):
             now = monotonic()
             if now - before > 2 * poll + 1.0:
@@ -126,7 +94,7 @@ def watchdog(
         thread.join()
 
 
-class Reluctance:
+class IgnoredStop:
     """Whether a process was told to stop and does not. Shows once."""
 
     def __init__(self, told_to_stop: Callable[[], bool]) -> None:
@@ -143,18 +111,6 @@ class Reluctance:
             return False
         self._shown = min(lasted, now - self._told_at) > STOP_SECONDS
         return self._shown
-
-
-def stacks() -> str:
-    """The stacks of all threads: newest frames first, the main thread last; the last STACKS_LIMIT bytes of them.
-
-    By way of a file, because faulthandler writes without Python's help; it does not read source files either, which
-    may be on the very storage that hangs.
-    """
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(max(0, file.tell() - STACKS_LIMIT))
-        return file.read().decode("utf-8", "replace")
 
 
 def user_frame(frames: Mapping[int, FrameType], first: int) -> str | None:
@@ -175,7 +131,7 @@ def user_frame(frames: Mapping[int, FrameType], first: int) -> str | None:
 
 
 def _message(
-    phase: Phase, lasted: float, limit: float, pace: Pace, frames: Mapping[int, FrameType], watched: int
+    phase: Phase, lasted: float, limit: float, pace: StepPace, frames: Mapping[int, FrameType], watched: int
 ) -> str:
     place = user_frame(frames, watched)
     return (

@@ -46,7 +46,7 @@ def checksum_of(model: nn.Module, average: Mapping[str, Tensor], backend: Backen
         return ""
     with torch.no_grad():
         # Lightning leaves a metric's state on the host.
-        own = torch.stack([mixed(tensor).to(backend.device) for tensor in tensors])
+        own = torch.stack([tensor_checksum(tensor).to(backend.device) for tensor in tensors])
     # What is pending belongs to no step: it must not be compiled into one.
     backend.sync()
     (sums,) = backend.to_host([own])
@@ -56,7 +56,7 @@ def checksum_of(model: nn.Module, average: Mapping[str, Tensor], backend: Backen
     return f"{int(high) << 16 | int(low):08x}"
 
 
-def mixed(tensor: Tensor) -> Tensor:
+def tensor_checksum(tensor: Tensor) -> Tensor:
     """Returns a checksum of one tensor: int32, shape [], on its device."""
     flat = bits(tensor.detach()).reshape(-1)
     piece = max(1, flat.numel()) if flat.device.type == "xla" else _PIECE

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from statistics import median_low
 
-from tpu_trainer.contract.findings import Check, Voice
+from tpu_trainer.contract.findings import Check, FindingReporter
 
 SHORTEST_SECONDS = 2.0
 """A shorter interval says more about the operating system's scheduling than about the host."""
@@ -49,7 +49,7 @@ class Vitals:
 
 
 @dataclass(frozen=True)
-class Straggler:
+class SlowHost:
     """`factor`: its work over the median of the others'; `share`: the part of the time that the others lose."""
 
     host: int
@@ -58,12 +58,12 @@ class Straggler:
     input_bound: bool
 
 
-class Waiting:
+class SlowHostDetector:
     """Remembers the slow host of the last interval: any host is slow once."""
 
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: FindingReporter) -> None:
         self._voice = voice
-        self._suspect: Straggler | None = None
+        self._suspect: SlowHost | None = None
         self._judged = 0
 
     def judge(self, step: int, vitals: Sequence[Vitals], *, last: bool = False) -> bool:
@@ -78,20 +78,20 @@ class Waiting:
         host, share = input_share(vitals)
         if share > INPUT_SHARE:
             self._voice.say(Check.INPUT_BOUND, step, _INPUT_BOUND.format(share=share, host=host), severity=share)
-        slow = straggler(vitals)
+        slow = find_slow_host(vitals)
         again = slow is not None and self._suspect is not None and slow.host == self._suspect.host
         if slow is not None and (again or (last and self._judged == 1)):
             self._tell(step, slow)
         self._suspect = slow
         return True
 
-    def _tell(self, step: int, slow: Straggler) -> None:
+    def _tell(self, step: int, slow: SlowHost) -> None:
         reason = _SLOW_INPUT if slow.input_bound else _SLOW_WORK
         message = _STRAGGLER.format(host=slow.host, factor=slow.factor, share=slow.share) + reason
         self._voice.say(Check.STRAGGLER_HOST, step, message, cause=slow.host, severity=slow.factor)
 
 
-def straggler(vitals: Sequence[Vitals]) -> Straggler | None:
+def find_slow_host(vitals: Sequence[Vitals]) -> SlowHost | None:
     """The host of the slowest process, if it is slow enough to matter."""
     if len({one.host for one in vitals}) < 2:
         return None
@@ -101,7 +101,7 @@ def straggler(vitals: Sequence[Vitals]) -> Straggler | None:
     if slowest.work <= SLOW_FACTOR * others or lost <= SLOW_SHARE * slowest.total:
         return None
     factor = slowest.work / max(others, 1e-9)
-    return Straggler(slowest.host, factor, lost / slowest.total, slowest.input > 0.5 * slowest.work)
+    return SlowHost(slowest.host, factor, lost / slowest.total, slowest.input > 0.5 * slowest.work)
 
 
 def input_share(vitals: Sequence[Vitals]) -> tuple[int, float]:

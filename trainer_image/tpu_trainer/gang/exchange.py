@@ -56,10 +56,10 @@ class Loss:
             total, weight = returned
             if _is_scalar(total) and _is_scalar(weight):
                 check_weight(weight, "the weight of the task's loss")
-                return _on(device, Loss(wide(total), wide(weight)))
+                return _on(device, Loss(widen(total), widen(weight)))
             found = f"({_described(total)}, {_described(weight)})"
         elif _is_scalar(returned):
-            mean = wide(returned)
+            mean = widen(returned)
             return _on(device, Loss(mean / passes if passes > 1 else mean))
         else:
             found = _described(returned)
@@ -89,7 +89,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Row:
+class LoggedRow:
     """What a replica has logged, as it brings it to a step's exchange. values: on the device, shape [1 + 2k]: above 0
     if it has new names, then sum and weight of each of `names`, then zeros up to the table's size."""
 
@@ -98,7 +98,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class GangRequests:
     """What this replica asks of the gang, as data on the device (Backend.flag): to stop, to save a checkpoint."""
 
     stop: Tensor
@@ -116,8 +116,8 @@ class Flags:
     def __init__(self, backend: Backend) -> None:
         self._stop, self._save = ({asked: backend.flag(asked) for asked in (False, True)} for _ in range(2))
 
-    def wishes(self, *, stop: bool, save: bool) -> Wishes:
-        return Wishes(self._stop[stop], self._save[save])
+    def wishes(self, *, stop: bool, save: bool) -> GangRequests:
+        return GangRequests(self._stop[stop], self._save[save])
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Sums:
     """What a step's exchange returns. signals: summed over all replicas: 4, or 5 with SQUARE, then `logged`.
 
     norm: the length of the global gradient, before any clipping, shape []. square: its square; None unless asked for.
-    logged: the names of what the task has logged, as in `Row`.
+    logged: the names of what the task has logged, as in `LoggedRow`.
     """
 
     signals: Tensor
@@ -137,7 +137,7 @@ class Sums:
         """Whether the step's loss and gradients are finite: a boolean of shape [], as data on the backend's device.
 
         What is not finite on one replica is not finite in the sum. Gradients above 1e19 count as not finite, because
-        their squares are infinite in float32. `Reading.finite` says the same on the host.
+        their squares are infinite in float32. `StepResults.finite` says the same on the host.
         """
         loss, weight = self.signals[LOSS], self.signals[WEIGHT]
         # An infinite weight divides the gradient to zero, which is finite.
@@ -148,10 +148,10 @@ class Sums:
 def exchange(
     parameters: Sequence[nn.Parameter],
     loss: Loss,
-    wishes: Wishes,
+    wishes: GangRequests,
     backend: Backend,
     squares: bool = False,
-    logged: Row | None = None,
+    logged: LoggedRow | None = None,
     earlier: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> Sums:
     """Replaces every gradient by the gradient of the mean loss over all replicas. `earlier`: gradients of the step's
@@ -170,7 +170,7 @@ def exchange(
     earlier = earlier or {}
     used = [parameter.grad is not None or parameter in earlier for parameter in parameters]
     sent = [parameter for parameter, has in zip(parameters, used, strict=True) if has or not alone]
-    gradients, signals = take(sent, loss, wishes, squares, earlier)
+    gradients, signals = take_gradients(sent, loss, wishes, squares, earlier)
     if logged is not None:
         signals = torch.cat([signals, logged.values.to(signals.dtype)])
     count = len(signals)
@@ -197,10 +197,10 @@ def exchange(
     return Sums(signals, squared.sqrt(), squared if squares else None, names)
 
 
-def take(
+def take_gradients(
     parameters: Sequence[nn.Parameter],
     loss: Loss,
-    wishes: Wishes,
+    wishes: GangRequests,
     squares: bool = False,
     earlier: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
@@ -230,23 +230,23 @@ def square(gradients: Sequence[Tensor], beside: Tensor) -> Tensor:
     """
     if not gradients:
         return beside.new_zeros((), dtype=torch.float32)
-    reals = [wide(as_real(gradient)) for gradient in gradients]
+    reals = [widen(as_real(gradient)) for gradient in gradients]
     return torch.stack([(real * real).sum().float() for real in reals]).sum()
 
 
-def wide(value: Tensor) -> Tensor:
+def widen(value: Tensor) -> Tensor:
     """`value` in float32 or float64, so that passes add up: True + True is True, and float16 ends at 65504."""
     return value if value.dtype == torch.float64 or value.is_complex() else value.float()
 
 
 @dataclass(frozen=True)
-class Reading:
+class StepResults:
     """The signals of one or more steps, on the host.
 
     losses: the global loss of each step. finite: whether its loss and gradients are finite. stopping, saving: in one of
     the steps a replica asked to end the run, or for a checkpoint.
     squares: per step the mean over replicas of their own squared gradient, and the square of the global gradient; empty
-    unless the noise scale is asked for. logged: per step the names of what the task has logged, and the sums of `Row`.
+    unless the noise scale is asked for. logged: per step the names of what the task has logged, and its sums.
     norms: the length of each step's global gradient, before any clipping.
     """
 
@@ -258,8 +258,8 @@ class Reading:
     squares: tuple[tuple[float, float], ...] = ()
     logged: tuple[tuple[tuple[str, ...], tuple[float, ...]], ...] = ()
 
-    def then(self, later: Reading) -> Reading:
-        return Reading(
+    def then(self, later: StepResults) -> StepResults:
+        return StepResults(
             self.losses + later.losses,
             self.norms + later.norms,
             self.finite + later.finite,
@@ -293,7 +293,7 @@ class Signals:
             slowest = max(seconds for (seconds,) in self._backend.gather([step_seconds]))
             self._every = max(1, min(MOST_STEPS, int(STOP_SECONDS / max(slowest, 1e-9))))
 
-    def read(self, step: int, *, whole: bool) -> Reading | None:
+    def read(self, step: int, *, whole: bool) -> StepResults | None:
         """Waits for the results if they are due after `step`, or, with `whole`, for the results of all steps.
 
         None if there is nothing to read. A reading that stops the run or asks for a checkpoint covers all steps.
@@ -308,7 +308,7 @@ class Signals:
         rest = self._take(kept) if (reading.stopping or reading.saving) and kept else None
         return reading if rest is None else reading.then(rest)
 
-    def _take(self, count: int) -> Reading:
+    def _take(self, count: int) -> StepResults:
         """Reads the `count` oldest."""
         taken = self._unread[:count]
         squares = [sums.square for sums in taken if sums.square is not None]
@@ -321,7 +321,7 @@ class Signals:
             row[LOSS] / row[WEIGHT] if row[WEIGHT] and math.isfinite(row[WEIGHT]) else math.nan for row in rows
         )
         norms = tuple(float(norm) for norm in here[count : 2 * count])
-        return Reading(
+        return StepResults(
             losses=losses,
             norms=norms,
             finite=tuple(math.isfinite(loss) and math.isfinite(norm) for loss, norm in zip(losses, norms, strict=True)),

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.optim import LBFGS
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.gang.exchange import check_weight, wide
+from tpu_trainer.gang.exchange import check_weight, widen
 from tpu_trainer.lightning.needs import NeedsTrainerError, without_loss
 from tpu_trainer.lightning.optimizers import configured
 from tpu_trainer.lightning.session import Session
 from tpu_trainer.lightning.validation import give_back, snapshots
-from tpu_trainer.optim.optimizers import closure_late, closure_repeated, takes_closure
+from tpu_trainer.optim.optimizers import late_closure_error, repeated_closure_error, takes_closure
 from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Batch, Hyperparameters
@@ -40,9 +40,9 @@ def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Any]:
 
     def closure() -> Tensor:
         if next(calls):
-            raise NeedsTrainerError(str(closure_repeated(optimizer)))
+            raise NeedsTrainerError(str(repeated_closure_error(optimizer)))
         if _versions(weights) != before:
-            raise NeedsTrainerError(str(closure_late(optimizer)))
+            raise NeedsTrainerError(str(late_closure_error(optimizer)))
         return loss
 
     return closure
@@ -115,7 +115,7 @@ class LightningHooks(Hooks):
         if not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
         check_weight(weight, 'training_step: "loss_weight"')
-        return wide(loss) * wide(weight), weight
+        return widen(loss) * widen(weight), weight
 
     @property
     def remarks(self) -> Sequence[str]:

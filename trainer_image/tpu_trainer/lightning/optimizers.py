@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.lightning.needs import NeedsTrainerError
 from tpu_trainer.optim.schedulers import check_scheduler
-from tpu_trainer.task.horizon import Scheduled
+from tpu_trainer.task.horizon import SteppedScheduler
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -31,7 +31,7 @@ _FORMS = (
 @dataclass(frozen=True)
 class Configured:
     optimizer: Optimizer
-    schedulers: tuple[Scheduled, ...]
+    schedulers: tuple[SteppedScheduler, ...]
 
 
 def configured(given: Any) -> Configured:
@@ -92,7 +92,7 @@ def _of_mapping(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     return [given["optimizer"]], [] if scheduler is None else [scheduler]
 
 
-def _scheduled(given: Any, optimizer: Optimizer) -> Scheduled:
+def _scheduled(given: Any, optimizer: Optimizer) -> SteppedScheduler:
     parts: Mapping[str, Any] = given if isinstance(given, Mapping) else {"scheduler": given}
     scheduler = parts.get("scheduler")
     if unknown := sorted(set(parts) - _SCHEDULER_KEYS):
@@ -107,10 +107,10 @@ def _scheduled(given: Any, optimizer: Optimizer) -> Scheduled:
         raise UserCodeError(f'configure_optimizers: interval must be "step" or "epoch", got {interval!r}')
     if not isinstance(frequency, int) or frequency < 1:
         raise UserCodeError(f"configure_optimizers: frequency must be an integer of at least 1, got {frequency!r}")
-    return Scheduled(scheduler, interval, frequency)
+    return SteppedScheduler(scheduler, interval, frequency)
 
 
-def _on_plateau(parts: Mapping[str, Any], scheduler: ReduceLROnPlateau) -> Scheduled:
+def _on_plateau(parts: Mapping[str, Any], scheduler: ReduceLROnPlateau) -> SteppedScheduler:
     monitor = parts.get("monitor")
     if not isinstance(monitor, str) or not monitor:
         raise UserCodeError(
@@ -121,4 +121,4 @@ def _on_plateau(parts: Mapping[str, Any], scheduler: ReduceLROnPlateau) -> Sched
             "configure_optimizers: ReduceLROnPlateau is stepped after every evaluation (recipe.evaluateEverySteps); "
             'leave out "interval" and "frequency"'
         )
-    return Scheduled(scheduler, monitor=monitor)
+    return SteppedScheduler(scheduler, monitor=monitor)

@@ -17,7 +17,7 @@ from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.data.loading import Share
 from tpu_trainer.lightning.needs import ADVICE, NeedsTrainerError
 from tpu_trainer.task.board import ReportLogger
-from tpu_trainer.task.horizon import Scheduled
+from tpu_trainer.task.horizon import SteppedScheduler
 from tpu_trainer.task.logbook import Style, note
 from tpu_trainer.task.task import Batch, Hyperparameters
 
@@ -159,7 +159,7 @@ class TrainerView:
     validating: bool = False
     sanity_checking: bool = False
     optimizers: list[Any] = field(default_factory=list)
-    lr_scheduler_configs: list[Scheduled] = field(default_factory=list)
+    lr_scheduler_configs: list[SteppedScheduler] = field(default_factory=list)
     callback_metrics: dict[str, Any] = field(default_factory=dict)
     logger: ReportLogger = field(default_factory=ReportLogger)
     callbacks: tuple[()] = ()

@@ -37,11 +37,11 @@ from tpu_trainer.data.loading import (
     Order,
     Position,
     Share,
-    kept_generators,
+    describe_resize,
+    keep_generators,
     permutation,
     random_seed,
     refuse_own_iterator,
-    resized,
     seed_generators,
 )
 from tpu_trainer.gang.backends.base import Backend
@@ -131,7 +131,7 @@ class Division:
         if self.examples is None:
             self.examples = size
             if (
-                text := resized(loader.dataset, self._before, Position(self._start.epoch, self._start.batches))
+                text := describe_resize(loader.dataset, self._before, Position(self._start.epoch, self._start.batches))
             ) is not None:
                 self._tell(text)
         batched = loader.batch_sampler
@@ -222,7 +222,7 @@ class Division:
         """What the sampler gives in an epoch, the same in every process."""
 
         def draw(epoch: int) -> Sequence[Unit]:
-            with GENERATORS, kept_generators():
+            with GENERATORS, keep_generators():
                 seed_generators(random_seed(self._order.seed, epoch, 0))
                 if hasattr(sampler, "set_epoch"):
                     sampler.set_epoch(epoch)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.lightning.session import overridden
-from tpu_trainer.optim.optimizers import unused_by, unused_schedule
-from tpu_trainer.optim.schedule import LearningRate, Ramp
-from tpu_trainer.task.horizon import Scheduled, differences
+from tpu_trainer.optim.optimizers import find_unused_by, find_unused_schedule
+from tpu_trainer.optim.schedule import LearningRateSetter, Ramp
+from tpu_trainer.task.horizon import SteppedScheduler, find_differences
 from tpu_trainer.task.task import Hyperparameters
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Rates:
-    """One `LearningRate` for each optimizer, from `build` on. `ramp`: as in `LearningRate`."""
+    """One `LearningRateSetter` for each optimizer, from `build` on. `ramp`: as in `LearningRateSetter`."""
 
     def __init__(self, hp: Hyperparameters, ramp: Ramp | None, tell: Callable[[Finding], None]) -> None:
         self._hp, self._ramp, self._tell = hp, ramp, tell
-        self._rates: list[LearningRate] = []
+        self._rates: list[LearningRateSetter] = []
         self._own = False
 
     def build(
@@ -34,15 +34,18 @@ class Rates:
         """
         self._own = bool(schedulers) or overridden(module, "optimizer_step")
         self._rates = [
-            LearningRate(optimizer, self._hp, self._ramp, own=self._own, tell=self._tell) for optimizer in optimizers
+            LearningRateSetter(optimizer, self._hp, self._ramp, own=self._own, tell=self._tell)
+            for optimizer in optimizers
         ]
         # With manual optimization the module steps them when it likes.
         stepped = schedulers if module.automatic_optimization else ()
         scheduled = [
-            Scheduled(each.scheduler, each.interval, each.frequency, each.monitor if each.reduce_on_plateau else None)
+            SteppedScheduler(
+                each.scheduler, each.interval, each.frequency, each.monitor if each.reduce_on_plateau else None
+            )
             for each in stepped
         ]
-        for text in (*self._unused(optimizers), *differences(scheduled, self._hp.train_steps, epochs)):
+        for text in (*self._unused(optimizers), *find_differences(scheduled, self._hp.train_steps, epochs)):
             self._tell(Finding("Recipe", 0, text))
 
     def set(self, step: int) -> None:
@@ -55,7 +58,7 @@ class Rates:
         return self._rates[0].present if self._rates else 0.0
 
     def reached(self, steps: int) -> float:
-        """Returns what `LearningRate.reached` does of the first optimizer."""
+        """Returns what `LearningRateSetter.reached` does of the first optimizer."""
         return self._rates[0].reached(steps) if self._rates else 0.0
 
     def state(self) -> list[Mapping[str, Any]]:
@@ -81,7 +84,7 @@ class Rates:
 
     def _unused(self, optimizers: Sequence[Optimizer]) -> Iterator[str]:
         if self._own:
-            yield from unused_schedule(self._hp)
+            yield from find_unused_schedule(self._hp)
         # With several, each may have values of its own.
         if len(optimizers) == 1:
-            yield from unused_by(optimizers[0], self._hp)
+            yield from find_unused_by(optimizers[0], self._hp)

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from tpu_trainer.contract.clock import Clock
+from tpu_trainer.contract.clock import Clock, StepPace
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PreemptedError
 from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.data.loading import GENERATORS, Share, seed_generators
-from tpu_trainer.doctor.hang import Pace
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.reporting.run_outputs import RunOutputs
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class RunContext:
     stop: StopFlag
     backend: Backend
     clock: Clock
-    pace: Pace
-    telling: Telling
+    pace: StepPace
+    outputs: RunOutputs
 
     @property
     def share(self) -> Share:
@@ -50,6 +49,6 @@ class RunContext:
             PreemptedError: on all replicas, if one was told to stop. Before anything is compiled, which takes minutes;
                 the newest checkpoint stays the newest.
         """
-        self.telling.began(step)
+        self.outputs.begin(step)
         if any(asked for (asked,) in self.backend.gather([float(self.stop())])):
             raise PreemptedError("stopped on request before the first step")

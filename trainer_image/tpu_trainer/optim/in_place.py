@@ -23,7 +23,7 @@ _OUT_OF_PLACE: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
 }
 
 
-def quickly(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+def call_in_place(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """What `function` returns; the quicker way if it works in place on a tensor of an XLA device."""
     compute = _OUT_OF_PLACE.get(function)
     if compute is not None and args[0].device.type == "xla":

@@ -63,7 +63,7 @@ def refuse_closure(optimizer: Optimizer) -> None:
     closure = _closure(optimizer)
     if closure is not None and closure.default is closure.empty:
         raise UserCodeError(
-            f"{closure_repeated(optimizer)} in the trainer's own loop. A LightningModule can have it, under "
+            f"{repeated_closure_error(optimizer)} in the trainer's own loop. A LightningModule can have it, under "
             "Lightning's Trainer: return tpu_trainer.LightningRun(module, data)"
         )
 
@@ -72,14 +72,14 @@ def takes_closure(optimizer: Optimizer) -> bool:
     return _closure(optimizer) is not None
 
 
-def closure_repeated(optimizer: Optimizer) -> UserCodeError:
+def repeated_closure_error(optimizer: Optimizer) -> UserCodeError:
     return UserCodeError(
         f"optimizer {type(optimizer).__name__} evaluates its closure more than once a step (SAM, LBFGS), which is not "
         "supported"
     )
 
 
-def closure_late(optimizer: Optimizer) -> UserCodeError:
+def late_closure_error(optimizer: Optimizer) -> UserCodeError:
     return UserCodeError(
         f"optimizer {type(optimizer).__name__} evaluates its closure after it has changed the weights or the gradients "
         "(SAM), which is not supported: the gradients of a step are computed once, before the optimizer's step"
@@ -100,7 +100,7 @@ _GROUP_KEYS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
 """For each hyperparameter the recipe's name, and where an optimizer keeps it in its parameter groups."""
 
 
-def unused(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
+def find_unused_settings(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
     """What this run does not use of the recipe because the task brings its own, one text each."""
     if hp.evaluate_every_steps is not None and task.evaluation is None:
         yield f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the task has nothing to evaluate on"
@@ -112,11 +112,11 @@ def unused(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) 
     if task.optimizer is None:
         return
     if hooks.own_schedule:
-        yield from unused_schedule(hp)
-    yield from unused_by(optimizer, hp)
+        yield from find_unused_schedule(hp)
+    yield from find_unused_by(optimizer, hp)
 
 
-def unused_schedule(hp: Hyperparameters) -> Iterator[str]:
+def find_unused_schedule(hp: Hyperparameters) -> Iterator[str]:
     """What a task that schedules the rate itself does not use."""
     if hp.warmup_steps or hp.schedule.name != "Constant":
         yield (
@@ -125,7 +125,7 @@ def unused_schedule(hp: Hyperparameters) -> Iterator[str]:
         )
 
 
-def unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
+def find_unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
     """What an optimizer that the task built does not use.
 
     A value counts as used once one parameter group has it: the other groups' are deliberate multiples of it.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tpu_trainer.optim.in_place import quickly
+from tpu_trainer.optim.in_place import call_in_place
 
 _ARITHMETIC = {"add", "sub", "mul", "div", "truediv", "lerp", "addcmul", "addcdiv"}
 _OPERATIONS = {*_ARITHMETIC, *(f"{kind}{name}" for kind in "ir" for name in _ARITHMETIC)}
@@ -32,7 +32,7 @@ Place = tuple[str, int | str]
 """An operation, and which of its arguments."""
 
 
-class SteadyNumbers(TorchFunctionMode):
+class ScalarsAsData(TorchFunctionMode):
     """A context for the steps of one optimizer: its float32 numbers stay distinct, and data, in all of them."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class SteadyNumbers(TorchFunctionMode):
         if _computes_in_float32(args):
             args = tuple([self._steady(name, at, value) for at, value in enumerate(args)])
             named = {at: self._steady(name, at, value) for at, value in named.items()}
-        return quickly(func, args, named)
+        return call_in_place(func, args, named)
 
     def _steady(self, name: str, at: int | str, value: Any) -> Any:
         if type(value) is not float:

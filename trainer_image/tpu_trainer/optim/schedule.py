@@ -40,7 +40,7 @@ class Ramp:
         return self.begin + (1 - self.begin) * done
 
 
-class Whose(StrEnum):
+class RateOwner(StrEnum):
     """Who sets the rates: the recipe; the task from the start, by a scheduler; or the task since some step."""
 
     RECIPE = "recipe"
@@ -70,7 +70,7 @@ class _Seen:
 _TAKEN = "From here on the rate is the task's: the recipe's warm-up and schedule are not used"
 
 
-class LearningRate:
+class LearningRateSetter:
     """Sets every parameter group's rate, based on the one the optimizer was built with, until the task sets one itself.
 
     A rate that differs from the one set here last was set by the task's own code, in a hook or in its optimizer. It
@@ -91,7 +91,7 @@ class LearningRate:
         self._optimizer, self._hp, self._tell = optimizer, hp, tell
         self.ramp = None if own else ramp
         self.reduction = 1.0
-        self._whose = Whose.TASK if own else Whose.RECIPE
+        self._whose = RateOwner.TASK if own else RateOwner.RECIPE
         self._built: list[Rate] = []
         self._last: list[_Seen] = []
         self._factor = 1.0
@@ -112,17 +112,17 @@ class LearningRate:
     def reached(self, steps: int) -> float:
         """Returns the recipe's own rate in the last of `steps` steps, of which groups may have other shares; the first
         group's if the rates are the task's."""
-        return self._hp.learning_rate * self._factor_of(steps - 1) if self._whose is Whose.RECIPE else self.present
+        return self._hp.learning_rate * self._factor_of(steps - 1) if self._whose is RateOwner.RECIPE else self.present
 
     def set(self, step: int) -> None:
         """Sets the rates for step `step`, counted from 0."""
         self._take_in_new_groups()
         groups = self._optimizer.param_groups
-        if self._whose is Whose.RECIPE and not all(
+        if self._whose is RateOwner.RECIPE and not all(
             last.is_still(group.get("lr")) for group, last in zip(groups, self._last, strict=True)
         ):
             self._taken_over(step)
-        if self._whose is not Whose.RECIPE:
+        if self._whose is not RateOwner.RECIPE:
             return
         self._factor = self._factor_of(step)
         for group, rate in zip(groups, self._built, strict=True):
@@ -143,13 +143,13 @@ class LearningRate:
     def load(self, kept: Mapping[str, Any] | None) -> None:
         """Restores rates that the task had set, in proportion if its optimizer is now built with others; the recipe's
         own need no state. None: an older checkpoint, which does not keep this."""
-        if kept is None or kept["whose"] not in (Whose.HOOKS, self._whose):
+        if kept is None or kept["whose"] not in (RateOwner.HOOKS, self._whose):
             return
-        if kept["whose"] == Whose.RECIPE:
+        if kept["whose"] == RateOwner.RECIPE:
             self._load_new_groups(kept["built"])
             return
-        if self._whose is Whose.RECIPE:
-            self._whose, self.ramp = Whose.HOOKS, None
+        if self._whose is RateOwner.RECIPE:
+            self._whose, self.ramp = RateOwner.HOOKS, None
             text = f"before the checkpoint the task's own code set the learning rate. {_TAKEN}"
             self._tell(Finding("LearningRate", 0, text))
         groups = self._optimizer.param_groups
@@ -160,7 +160,7 @@ class LearningRate:
     def rewind(self, kept: Mapping[str, Any]) -> None:
         """Notes that the groups have the rates of a `state` of this run again: whoever set them then sets them from
         here."""
-        self._whose = Whose(kept["whose"])
+        self._whose = RateOwner(kept["whose"])
         self._last = [_Seen.of(group) for group in self._optimizer.param_groups]
 
     def _load_new_groups(self, built: Sequence[float | None]) -> None:
@@ -179,7 +179,7 @@ class LearningRate:
             self._last.append(_Seen.of(group))
 
     def _taken_over(self, step: int) -> None:
-        self._whose = Whose.HOOKS
+        self._whose = RateOwner.HOOKS
         groups = self._optimizer.param_groups
         present, built = next(
             (group.get("lr"), built)

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.optim.optimizers import build_optimizer
 from tpu_trainer.task.hooks import Hooks
-from tpu_trainer.task.horizon import Scheduled
+from tpu_trainer.task.horizon import SteppedScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,7 +49,7 @@ class Schedules:
     """
 
     def __init__(
-        self, optimizer: Optimizer, schedulers: Sequence[Scheduled], advance: Callable[[Any, float | None], None]
+        self, optimizer: Optimizer, schedulers: Sequence[SteppedScheduler], advance: Callable[[Any, float | None], None]
     ) -> None:
         self._schedulers = schedulers
         self._advance = advance
@@ -134,7 +134,7 @@ class SchedulingHooks(Hooks):
         with user_code("the task's scheduler"):
             scheduler = build(optimizer, hp)
         check_scheduler(scheduler, optimizer, "the task's scheduler")
-        self.scheduled = (Scheduled(scheduler, interval),)
+        self.scheduled = (SteppedScheduler(scheduler, interval),)
         self._schedules = Schedules(optimizer, self.scheduled, lambda each, _: each.step())
         return optimizer
 

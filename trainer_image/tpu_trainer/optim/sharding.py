@@ -45,7 +45,7 @@ class _Part:
     own: nn.Parameter
 
 
-class Sharding:
+class OptimizerSharding:
     """Divides the steps of `optimizer`, which `refuse_whole_parameters` has let pass, from its creation on."""
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, backend: Backend) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import Sums, square
-from tpu_trainer.optim.in_place import quickly
-from tpu_trainer.optim.scalars_as_data import SteadyNumbers
+from tpu_trainer.optim.in_place import call_in_place
+from tpu_trainer.optim.scalars_as_data import ScalarsAsData
 from tpu_trainer.task.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Average:
             held = self._held.get(name)
             if held is not None:
                 now = parameter.detach().to(held.dtype)
-                quickly(Tensor.lerp_, (held, now, 1 - self._decay), {})
+                call_in_place(Tensor.lerp_, (held, now, 1 - self._decay), {})
             elif parameter.requires_grad:
                 # Not .to(copy=True): on XLA that shares the parameter's buffer, and the next step, which changes the
                 # average in place, would take it from a parameter that it does not change.
@@ -107,7 +107,7 @@ class Update:
         self._optimizer, self._hooks, self._average, self._clip_norm = optimizer, hooks, average, clip_norm
         self._backend = backend
         traced = backend.device.type == "xla"
-        self._numbers: AbstractContextManager[Any] = SteadyNumbers() if traced else nullcontext()
+        self._numbers: AbstractContextManager[Any] = ScalarsAsData() if traced else nullcontext()
 
     def begins(self) -> None:
         """Before the step's first forward pass."""
@@ -294,6 +294,31 @@ class SkippingUpdate(Update):
             yield from _leaves(state, (id(owner),))
 
 
+class EarlierPasses:
+    """Holds the sums: `keep` between two passes, `take` after the last one, whose own gradients stay with the
+    parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._narrow = [parameter for parameter in model.parameters() if parameter.dtype.itemsize < 4]
+        self._sums: dict[nn.Parameter, Tensor] = {}
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        for parameter in self._narrow:
+            if parameter.grad is None:
+                continue
+            gradient, parameter.grad = parameter.grad.float(), None
+            if parameter in self._sums:
+                call_in_place(Tensor.add_, (self._sums[parameter], gradient), {})
+            else:
+                self._sums[parameter] = gradient
+
+    def take(self) -> Mapping[nn.Parameter, Tensor]:
+        """Returns the sums by parameter; the next step begins without any."""
+        sums, self._sums = self._sums, {}
+        return sums
+
+
 @torch.no_grad()
 def clip(parameters: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None:
     """Scales the exchanged gradients, whose length together is `norm`, so that they are no longer than `limit`.
@@ -304,7 +329,7 @@ def clip(parameters: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
-            quickly(Tensor.mul_, (parameter.grad, factor.to(parameter.grad.dtype)), {})
+            call_in_place(Tensor.mul_, (parameter.grad, factor.to(parameter.grad.dtype)), {})
 
 
 def count_on_device(optimizer: Optimizer, device: torch.device) -> None:

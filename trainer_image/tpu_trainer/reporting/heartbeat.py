@@ -7,9 +7,11 @@ own clock notices.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import ssl
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,11 +21,10 @@ from datetime import UTC, datetime
 from http.client import HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
 
-from tpu_trainer.contract.environment import ProgressService
+from tpu_trainer.contract.environment import ProgressEndpoint
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import ExitCode, ReportPhase
-from tpu_trainer.doctor.hang import stacks
-from tpu_trainer.reporting.report import Report, kubeflow_body, operator_body
+from tpu_trainer.contract.protocol import STACKS_LIMIT, ExitCode, ReportPhase
+from tpu_trainer.reporting.report import ProgressReport, kubeflow_body, operator_body
 
 EVERY_SECONDS = 5.0
 """Between two reports. The operator and Kubeflow Trainer's own clients agree on it."""
@@ -42,10 +43,10 @@ _ANSWER_LIMIT = 64 * 1024
 class Heartbeat:
     """Sends `present()` from `start` until `end`. Its thread dies with the process."""
 
-    def __init__(self, service: ProgressService, present: Callable[[], Report]) -> None:
+    def __init__(self, service: ProgressEndpoint, present: Callable[[], ProgressReport]) -> None:
         self._present = present
         self._endpoint, self._kubeflow = Endpoint(service), service.kubeflow
-        self._last: Report | None = None
+        self._last: ProgressReport | None = None
         self._stacks: str | None = None
         self._pauses = Pauses()
         self._failing_since: float | None = None
@@ -98,7 +99,7 @@ class Heartbeat:
             return 0.0
         return self._pauses.after(None)
 
-    def _send(self, report: Report, seconds: float) -> object:
+    def _send(self, report: ProgressReport, seconds: float) -> object:
         body = kubeflow_body(report, datetime.now(UTC)) if self._kubeflow else operator_body(report)
         return self._endpoint.post(body, seconds)
 
@@ -135,7 +136,7 @@ class Endpoint:
     certificate for every connection.
     """
 
-    def __init__(self, service: ProgressService) -> None:
+    def __init__(self, service: ProgressEndpoint) -> None:
         self._service = service
         self._kept: HTTPSConnection | None = None
 
@@ -190,7 +191,7 @@ class Endpoint:
         return _accepted(response, answer)
 
 
-def open_heartbeat(service: ProgressService | None, present: Callable[[], Report]) -> Heartbeat | None:
+def open_heartbeat(service: ProgressEndpoint | None, present: Callable[[], ProgressReport]) -> Heartbeat | None:
     """None without a service to report to."""
     if service is None:
         return None
@@ -218,3 +219,15 @@ def _reason(error: Exception) -> str:
 
 def _say(line: str) -> None:
     print(f"progress reports: {line}", file=sys.stderr, flush=True)
+
+
+def stacks() -> str:
+    """The stacks of all threads: newest frames first, the main thread last; the last STACKS_LIMIT bytes of them.
+
+    By way of a file, because faulthandler writes without Python's help; it does not read source files either, which
+    may be on the very storage that hangs.
+    """
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(max(0, file.tell() - STACKS_LIMIT))
+        return file.read().decode("utf-8", "replace")

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.task.logbook import Curve, plain_name
+from tpu_trainer.task.logbook import LoggedCurve, plain_name
 
 _OPEN = threading.local()
 """The board of the replica that this thread runs, as `board`."""
@@ -39,7 +39,7 @@ class Board:
 
     writes: bool
     last_step: Callable[[], int]
-    logged: Callable[[Sequence[Curve]], None]
+    logged: Callable[[Sequence[LoggedCurve]], None]
     summary: Callable[[int, Any], bool]
     missing: str | None
     say: Callable[[str], None]
@@ -49,7 +49,9 @@ class Board:
     def numbers(self, values: Mapping[str, Any], step: int | None) -> None:
         if self.writes or self.together:
             at = self.last_step() if step is None else int(step)
-            curves = [Curve(plain_name(name), ((at, _number(name, each)),), False) for name, each in values.items()]
+            curves = [
+                LoggedCurve(plain_name(name), ((at, _number(name, each)),), False) for name, each in values.items()
+            ]
             if self.writes:
                 self.logged(curves)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from tpu_trainer.task.horizon import Scheduled
+    from tpu_trainer.task.horizon import SteppedScheduler
 
 
 OFFERED = (
@@ -44,7 +44,7 @@ class Hooks:
     monitors: tuple[str, ...] = ()
     """Metrics that `evaluated` needs; known once the optimizer is built."""
 
-    scheduled: tuple[Scheduled, ...] = ()
+    scheduled: tuple[SteppedScheduler, ...] = ()
     """The schedulers of the task; known once the optimizer is built."""
 
     @property

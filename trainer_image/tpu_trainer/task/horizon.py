@@ -21,7 +21,7 @@ _LENGTHS = ("total_steps", "T_max", "total_iters", "num_training_steps")
 
 
 @dataclass(frozen=True)
-class Scheduled:
+class SteppedScheduler:
     """A scheduler, stepped after every `frequency`-th "step" or "epoch" of the run. With `monitor` it is stepped with
     that metric instead, after every evaluation."""
 
@@ -31,7 +31,7 @@ class Scheduled:
     monitor: str | None = None
 
 
-def differences(schedulers: Sequence[Scheduled], steps: int, epochs: int | None) -> Iterator[str]:
+def find_differences(schedulers: Sequence[SteppedScheduler], steps: int, epochs: int | None) -> Iterator[str]:
     """Yields one text for each way in which a scheduler does not fit a run of so many steps and epochs; `epochs` is
     None if they are unknown.
 

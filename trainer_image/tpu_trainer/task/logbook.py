@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.gang.exchange import Row
+from tpu_trainer.gang.exchange import LoggedRow
 
 if TYPE_CHECKING:
     from tpu_trainer.gang.backends.base import Backend
@@ -52,7 +52,7 @@ class Style:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LoggedCurve:
     """New values of one name, with the steps after which they were taken. They may be NaN or infinite."""
 
     name: str
@@ -167,7 +167,7 @@ class Logbook:
         """The values of this step that are on the device: part of its program."""
         return [each for entry in self._entries.values() for each in (entry.totals, entry.weights) if each is not None]
 
-    def row(self) -> Row:
+    def row(self) -> LoggedRow:
         """What this replica brings to the exchange of a step. A collective in the first two steps.
 
         Raises:
@@ -186,10 +186,10 @@ class Logbook:
             self._waiting = {}
         names = tuple(table)
         self._check_alike(tuple(name for name in names if name in known and known[name].totals is not None))
-        return Row(names, self._values([known.get(name) for name in names]))
+        return LoggedRow(names, self._values([known.get(name) for name in names]))
 
     def _values(self, entries: Sequence[_Entry | None]) -> Tensor:
-        """As in `Row`; None is a name that was not logged."""
+        """As in `LoggedRow`; None is a name that was not logged."""
         numbers: list[float] = [float(bool(self._waiting))]
         tensors: list[Tensor | None] = [None]
         for entry in entries:
@@ -252,10 +252,10 @@ class Logbook:
             self.read(step, [(row.names, here.tolist())])
         self._end_epoch(step)
 
-    def take(self) -> list[Curve]:
+    def take(self) -> list[LoggedCurve]:
         """What has been read since the last call."""
         taken, self._points = self._points, {}
-        return [Curve(name, tuple(points), shown) for (name, shown), points in taken.items()]
+        return [LoggedCurve(name, tuple(points), shown) for (name, shown), points in taken.items()]
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON: the sums of the epoch under way, over all steps that have been read."""

@@ -28,7 +28,7 @@ _MOVES = "ToCopy"
 """An operation whose gradient goes back to the device of what it has moved."""
 
 
-class Outside:
+class OutsideParameters:
     """Looks at the losses of the first two steps. `tell`: is told once.
 
     A parameter counts at once. Any other tensor counts only if the second step's loss uses it again: a batch whose

@@ -21,8 +21,7 @@ from typing import NoReturn
 
 from tpu_trainer.contract.environment import WorkerEnvironment, read_environment
 from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, StorageError, UserCodeError
-from tpu_trainer.contract.last_words import leave_words
-from tpu_trainer.contract.outcome import outcome_of
+from tpu_trainer.contract.outcome import outcome_of, write_last_words
 from tpu_trainer.contract.protocol import LARGEST_CODE_ARCHIVE
 from tpu_trainer.contract.spec import CodeSpec, read_run_spec
 from tpu_trainer.storage.store import open_store
@@ -177,5 +176,5 @@ def main(command: Sequence[str]) -> int:
     except Exception as error:
         outcome = outcome_of(error)
     print(f"{outcome.code.name}: {outcome.message}", file=sys.stderr, flush=True)
-    leave_words(outcome, first=True)
+    write_last_words(outcome, first=True)
     return outcome.code

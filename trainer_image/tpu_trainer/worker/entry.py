@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from tpu_trainer.contract.environment import check_agreement, read_environment
-from tpu_trainer.contract.last_words import leave_words
-from tpu_trainer.contract.outcome import Outcome, outcome_of
+from tpu_trainer.contract.outcome import Outcome, outcome_of, write_last_words
 from tpu_trainer.contract.spec import RunSpec, read_run_spec
 from tpu_trainer.contract.stop import StopSignal
 from tpu_trainer.worker.code import install
@@ -75,4 +74,4 @@ def die(outcome: Outcome) -> NoReturn:
 def end(outcome: Outcome) -> None:
     """The process's last line and its termination message."""
     print(f"{outcome.code.name}: {outcome.message}", file=sys.stdout if outcome.well else sys.stderr, flush=True)
-    leave_words(outcome, first=True)
+    write_last_words(outcome, first=True)

@@ -4,7 +4,10 @@ Its one pod set is all workers of all slices: they need the same, so one line of
 Kueue decides by, and nothing else of a worker: no environment, no volumes, no names.
 """
 
+import hashlib
 from typing import Any
+
+import orjson
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
@@ -30,15 +33,22 @@ _SPEC = ("nodeSelector", "tolerations", "restartPolicy", "priorityClassName", "s
 
 def workload(job: TPUTrainingJob, resolution: Resolution, queue: Queue, worker: Object, number: int = 0) -> Object:
     """`worker`: the pod of any worker, as it is without Kueue. `number`: of the slice among those of the job."""
-    spec: Object = {
-        "queueName": queue.name,
-        "active": True,
-        "podSets": [{"name": POD_SET, "count": resolution.layout.hosts, "template": _template(job, worker)}],
-    }
+    pod_sets = [{"name": POD_SET, "count": resolution.layout.hosts, "template": _template(job, worker)}]
+    spec: Object = {"queueName": queue.name, "active": True, "podSets": pod_sets}
     if queue.priority is not None:
         spec |= _priority(queue.priority, queue.version)
     meta = metadata(job, workload_name(job.name, job.uid, number), _labels(job))
+    digest = hashlib.sha256(orjson.dumps(pod_sets, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+    meta["annotations"] = {constants.ANNOTATION_WORKERS: digest}
     return {"apiVersion": queue.version, "kind": "Workload", "metadata": meta, "spec": spec}
+
+
+def is_for_others(body: Object, asked: Object) -> bool:
+    """Whether the Workload `body` was made for other workers than `asked`. Its pod sets do not tell, because Kueue and
+    the API server complete them."""
+    made, wanted = (each["metadata"].get("annotations") or {} for each in (body, asked))
+    digest = made.get(constants.ANNOTATION_WORKERS)
+    return digest is not None and digest != wanted[constants.ANNOTATION_WORKERS]
 
 
 def _template(job: TPUTrainingJob, worker: Object) -> Object:

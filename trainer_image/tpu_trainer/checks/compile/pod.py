@@ -22,8 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tpu_trainer.contract.last_words import leave_words
-from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.outcome import Outcome, write_last_words
 from tpu_trainer.contract.protocol import COMPILE_SPECS, ENV_COMPILE_SECONDS, ENV_RUN_SPEC, ExitCode
 from tpu_trainer.contract.stop import StopFlag, StopSignal
 
@@ -44,7 +43,7 @@ def lacking(outcome: Outcome) -> Outcome | None:
 
 def become(outcome: Outcome) -> NoReturn:
     """Makes this process the compile check of a job whose first steps ended so."""
-    leave_words(replace(outcome, compiled=[UNFINISHED]), first=True)
+    write_last_words(replace(outcome, compiled=[UNFINISHED]), first=True)
     print(f"{outcome.message}; now the step is compiled", flush=True)
     given = {"message": outcome.message, "step": outcome.step, "places": outcome.places}
     os.execv(sys.executable, [sys.executable, "-m", "tpu_trainer.checks.compile.pod", json.dumps(given)])  # noqa: S606
@@ -59,7 +58,7 @@ def main(said: str) -> int:
     for path in _run_specs(Path(os.environ[ENV_RUN_SPEC])):
         found.append(_checked(path, until, stop))
         print(json.dumps(found[-1]), flush=True)
-    leave_words(replace(outcome, compiled=found), first=True)
+    write_last_words(replace(outcome, compiled=found), first=True)
     return ExitCode.Succeeded
 
 

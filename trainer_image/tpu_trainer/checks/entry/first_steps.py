@@ -12,7 +12,7 @@ from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import StopSignal
-from tpu_trainer.gang.backends.solo import open_mirror
+from tpu_trainer.gang.backends.solo import open_solo
 from tpu_trainer.lightning import NeedsTrainerError
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.training import first_steps
@@ -26,12 +26,12 @@ def run_first_steps(
     spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal, die: Callable[[Outcome], NoReturn]
 ) -> Outcome:
     """Never raises. `spec`: on hardware CPU."""
-    return run_replica(spec, environment, stop, die, meet=open_mirror, run=_make)
+    return run_replica(spec, environment, stop, die, meet=open_solo, run=_make)
 
 
 def _make(context: RunContext) -> Outcome:
     spec, began = context.spec, time.monotonic()
-    context.telling.progress.starting(
+    context.outputs.progress.start(
         f"entry check of {spec.job.namespace}/{spec.job.name}: replica 0 of {spec.slice.replicas} on a CPU, "
         f"{spec.batch.per_replica} examples at once"
     )

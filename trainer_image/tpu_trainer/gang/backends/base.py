@@ -252,7 +252,7 @@ def as_complex(real: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(real) if like.is_complex() else real
 
 
-def summed(tensors: Sequence[Tensor], all_reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def sum_by_dtype(tensors: Sequence[Tensor], all_reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """The sums of the tensors by one collective per dtype on one flat tensor, for collectives that take no more."""
     sums = list(tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -263,7 +263,7 @@ def summed(tensors: Sequence[Tensor], all_reduce: Callable[[Tensor], Tensor]) ->
     return sums
 
 
-def in_rows(whole: Tensor, count: int) -> Tensor:
+def to_rows(whole: Tensor, count: int) -> Tensor:
     """The elements in `count` equal rows, filled up with zeros at the end; shape [count, n]."""
     flat = whole.reshape(-1)
     missing = -flat.numel() % count

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpu_trainer.contract.errors import PeerLostError
-from tpu_trainer.gang.backends.base import as_complex, as_real, flatten, summed
+from tpu_trainer.gang.backends.base import as_complex, as_real, flatten, sum_by_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 
-class Group:
+class ProcessGroup:
     """The processes of the gang, or this one alone (size 1, no process group, no store).
 
     Tensors are on `device`, which the group's collectives work on.
@@ -32,7 +32,7 @@ class Group:
         """Sums over all processes, as one flat tensor for each dtype."""
         if self.size == 1:
             return list(gradients), signals
-        *sums, total = summed([*gradients, signals], self._all_reduce)
+        *sums, total = sum_by_dtype([*gradients, signals], self._all_reduce)
         return sums, total
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:

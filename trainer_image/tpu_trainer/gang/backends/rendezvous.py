@@ -22,7 +22,7 @@ from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PeerLostError, PreemptedError
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.gang.backends.gate import MOST_WAITING, Gate, Tunnel, key_of
-from tpu_trainer.gang.backends.group import Group
+from tpu_trainer.gang.backends.group import ProcessGroup
 
 RENDEZVOUS_SECONDS = 300.0
 COLLECTIVE_SECONDS = 2400.0
@@ -69,7 +69,7 @@ def join(
     seat: Seat | None = None,
     device: str = "cpu",
     collectives: str = "gloo",
-) -> Group:
+) -> ProcessGroup:
     """Meets the other processes and forms their process group; a process alone gets a group of one.
 
     Raises:
@@ -79,7 +79,7 @@ def join(
     seat = seat or Seat.of_host(environment)
     store = meet(environment, gang, stop, seat, seconds)
     if store is None:
-        return Group(0, 1, device=device)
+        return ProcessGroup(0, 1, device=device)
     limit = timedelta(seconds=COLLECTIVE_SECONDS)
     try:
         dist.init_process_group(
@@ -87,7 +87,7 @@ def join(
         )
     except RuntimeError as error:
         raise _failed(environment, error) from error
-    return Group(seat.number, seat.count, PrefixStore("control", store), device)
+    return ProcessGroup(seat.number, seat.count, PrefixStore("control", store), device)
 
 
 def meet(
@@ -122,14 +122,14 @@ def meet(
 
 
 @dataclass(frozen=True)
-class Kept:
+class ServedStore:
     """A store kept for others; it and its gate end with the last reference. `port`: the gate's."""
 
     store: TCPStore
     port: int
 
 
-def serve(environment: WorkerEnvironment, gang: str, count: int, seconds: float = RENDEZVOUS_SECONDS) -> Kept:
+def serve(environment: WorkerEnvironment, gang: str, count: int, seconds: float = RENDEZVOUS_SECONDS) -> ServedStore:
     """Opens the store for `count` processes, behind its gate at MASTER_PORT.
 
     Raises:
@@ -148,7 +148,7 @@ def serve(environment: WorkerEnvironment, gang: str, count: int, seconds: float 
             timeout=timedelta(seconds=seconds),
             master_listen_fd=inside.detach(),
         )
-        return Kept(store, Gate(door, key_of(gang), port).port)
+        return ServedStore(store, Gate(door, key_of(gang), port).port)
     except (RuntimeError, OSError) as error:
         raise _failed(environment, error) from error
 

@@ -15,10 +15,10 @@ from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.gang.backends.group import Group
+from tpu_trainer.gang.backends.group import ProcessGroup
 
 
-class Mirror(Group):
+class SoloGroup(ProcessGroup):
     """Collectives whose other members have the values of this one."""
 
     def __init__(self, size: int) -> None:
@@ -43,9 +43,9 @@ class Mirror(Group):
         """Nothing was opened."""
 
 
-def open_mirror(spec: RunSpec, _: WorkerEnvironment, __: StopFlag) -> Backend:
+def open_solo(spec: RunSpec, _: WorkerEnvironment, __: StopFlag) -> Backend:
     """Replica 0 of the run spec's slice, on this machine's CPU."""
-    group = Mirror(spec.slice.replicas)
+    group = SoloGroup(spec.slice.replicas)
     if spec.backend == "torch":
         from tpu_trainer.gang.backends.torch_dist import TorchDistributed
 

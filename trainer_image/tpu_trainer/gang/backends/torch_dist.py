@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.spec import TorchSpec
-from tpu_trainer.gang.backends.base import Counters, in_rows, map_tensors, move_model
+from tpu_trainer.gang.backends.base import Counters, map_tensors, move_model, to_rows
 from tpu_trainer.gang.backends.feed import feed_in_turn
-from tpu_trainer.gang.backends.group import Group
+from tpu_trainer.gang.backends.group import ProcessGroup
 from tpu_trainer.gang.compiled import Compilations, check_compiler
 
 _KINDS = ("cpu", "cuda", "xpu", "mps", "tpu")
@@ -35,7 +35,9 @@ class TorchDistributed:
     TorchTPU's guide makes no exceptions. Where programs are compiled, every step also ends with a cut (`sync`).
     """
 
-    def __init__(self, group: Group, device: torch.device, local_rank: int = 0, execution: str = "Eager") -> None:
+    def __init__(
+        self, group: ProcessGroup, device: torch.device, local_rank: int = 0, execution: str = "Eager"
+    ) -> None:
         self._group = group
         self.rank = self.drawing_rank = group.rank
         self.world = self.terms = group.size
@@ -80,7 +82,7 @@ class TorchDistributed:
         return self._group.sum(gradients, signals)
 
     def part(self, whole: Tensor) -> Tensor:
-        return in_rows(whole, self.world)[self.rank].clone()
+        return to_rows(whole, self.world)[self.rank].clone()
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return self._group.join(parts)

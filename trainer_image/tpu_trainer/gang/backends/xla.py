@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from tpu_trainer.contract.errors import BadSpecError, UserCodeError
 from tpu_trainer.gang.backends.base import fill_from, in_groups, move_model
-from tpu_trainer.gang.backends.group import Group
+from tpu_trainer.gang.backends.group import ProcessGroup
 from tpu_trainer.gang.backends.xla_device import XlaDevice
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _XlaHosts(XlaDevice):
 
     local_rank = 0
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         super().__init__()
         self._group = group
         self.rank = group.rank
@@ -77,7 +77,7 @@ class XlaHost(_XlaHosts):
 
     one_program = False
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         super().__init__(group)
         self.drawing_rank = group.rank
         self.terms = group.size
@@ -111,7 +111,7 @@ class XlaSpmd(_XlaHosts):
     terms = 1
     one_program = True
 
-    def __init__(self, group: Group, expected_replicas: int) -> None:
+    def __init__(self, group: ProcessGroup, expected_replicas: int) -> None:
         super().__init__(group)
         # One program draws the numbers of the whole batch, and a device takes its part.
         self.drawing_rank = 0

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch_xla.debug import metrics
 
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.gang.backends.base import Counters, in_rows, map_tensors
+from tpu_trainer.gang.backends.base import Counters, map_tensors, to_rows
 from tpu_trainer.gang.backends.feed import feed_ahead
-from tpu_trainer.gang.backends.frozen_norm import mend_frozen_norms
-from tpu_trainer.gang.backends.scans import mend_scans
+from tpu_trainer.gang.backends.torch_xla_repairs import repair_frozen_norms, repair_scans
 
 _READ_OF_A_NUMBER = "aten::_local_scalar_dense"
 """torch_xla counts it among the fallbacks, but it is the read itself, and its transfer is counted already."""
@@ -40,8 +39,8 @@ class XlaDevice:
     def __init__(self, replicas: int = 1) -> None:
         """`replicas`: threads of this process that run one each (two per chip on v2 and v3). torch_xla counts for all
         of them together, so each gets its share."""
-        mend_scans()
-        mend_frozen_norms()
+        repair_scans()
+        repair_frozen_norms()
         self.device: torch.device = torch_xla.device()
         self._replicas = replicas
         self._meeting = self._meetings.setdefault(replicas, Barrier(replicas))
@@ -91,7 +90,7 @@ class XlaDevice:
         """Row `number`, data on the device, of the elements in `count` equal rows; see `in_rows`."""
         if whole.device.type != "xla":
             whole = self.send(whole)
-        return in_rows(whole, count).index_select(0, number.reshape(1)).reshape(-1)
+        return to_rows(whole, count).index_select(0, number.reshape(1)).reshape(-1)
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """In one transfer: fetched one by one, each would wait for a graph of its own. Host tensors pass through."""
