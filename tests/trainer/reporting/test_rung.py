@@ -133,7 +133,7 @@ def test_trials_that_cannot_be_removed_are_a_warning(ladder: Path, monkeypatch: 
     def refuses(prefix: str) -> int:
         raise StorageError("no")
 
-    monkeypatch.setattr("tpu_trainer.checkpoint.checkpointer.remove_trials", refuses)
+    monkeypatch.setattr("tpu_trainer.checkpoint.checkpointer.remove_rungs", refuses)
     done = run(small, **laddered(ladder, 3))
     assert done.outcome.step == 40
     assert any("what the trials of the ladder have left" in warning for warning in done.warnings)
