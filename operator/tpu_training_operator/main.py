@@ -21,34 +21,31 @@ from pythonjsonlogger.json import JsonFormatter
 
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.domain.cluster_state.observed import slim_worker
+from tpu_training_operator.domain.cluster_state.pod_events import slim_event
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.restarts.waiting import slim_event
 from tpu_training_operator.kube.client import Client, ClientOptions, connect
 from tpu_training_operator.kube.cluster import EVENTS, PODS, JobKey, Object
 from tpu_training_operator.kube.credentials import Credentials, NoCredentials, load_credentials
 from tpu_training_operator.kube.errors import ApiError, Unavailable
-from tpu_training_operator.kube.throttle import Throttle
-from tpu_training_operator.kube.turns import Turns
+from tpu_training_operator.kube.turns import TokenBucket, Turns
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
 from tpu_training_operator.runtime.controller import Controller, Haste
 from tpu_training_operator.runtime.events import EventSender
-from tpu_training_operator.runtime.health import Health, beat
+from tpu_training_operator.runtime.health import Liveness, beat
 from tpu_training_operator.runtime.health_server import serve_health
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.job_watch import JobWatch
-from tpu_training_operator.runtime.leader_label import OwnPod
-from tpu_training_operator.runtime.leadership import Election, LeaseName
+from tpu_training_operator.runtime.leadership import Election, LeaseName, OwnPod
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.server import serve_metrics
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
-from tpu_training_operator.runtime.progress.server import ProgressService, serve
+from tpu_training_operator.runtime.progress.server import ProgressServer, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
-from tpu_training_operator.runtime.queue_watching import QueueWatching
 from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
-from tpu_training_operator.runtime.watching import Watching
+from tpu_training_operator.runtime.watching import Watching, WorkloadWatching
 from tpu_training_operator.version import version
 
 log = logging.getLogger(__name__)
@@ -91,7 +88,7 @@ class Operator:
         self._credentials = credentials
         self._options = options
         self._controller: Controller | None = None
-        self._health: Health | None = None
+        self._health: Liveness | None = None
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -137,7 +134,7 @@ class Operator:
             pod = OwnPod(client, lease.namespace, options.pod_name) if options.service and options.pod_name else None
             election = Election(client, lease, identity, client.clock.now, time.monotonic)
             if pod:
-                await pod.tell(leads=False)
+                await pod.set_label(leads=False)
             await election.win()
             try:
                 await self._work_while_leading(election, pod, work, metrics)
@@ -168,8 +165,8 @@ class Operator:
             metrics.request_answered(method, status, seconds)
             beat()
 
-        throttle = Throttle(options.qps, options.burst, time.monotonic) if options.qps else None
-        client_options = ClientOptions(turns=Turns(throttle), on_answer=answered, keep=_KEPT)
+        rate = TokenBucket(options.qps, options.burst, time.monotonic) if options.qps else None
+        client_options = ClientOptions(turns=Turns(rate), on_answer=answered, keep=_KEPT)
         client = await enter(connect(self._credentials, client_options))
         watcher.clock = client.clock
         now = client.clock.now
@@ -182,7 +179,7 @@ class Operator:
             url = options.service.url(options.progress_port)
             reporting = Reporting(url, authority.pem.certificate.decode())
         events = EventSender(client)
-        queue_watching = QueueWatching(watcher, options.namespaces, self._hint)
+        workload_watching = WorkloadWatching(watcher, options.namespaces, self._hint)
         reconciler = Reconciler(
             cluster,
             now,
@@ -194,7 +191,7 @@ class Operator:
             metrics=metrics,
             max_hosts=options.max_hosts,
             fixed_node_pools=options.fixed_node_pools,
-            queues=Queues(client, queue_watching.begin),
+            queues=Queues(client, workload_watching.begin),
         )
         list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
         self._controller = Controller(reconciler, list_jobs, metrics=metrics)
@@ -202,17 +199,17 @@ class Operator:
             tls = await enter(server_tls(authority, options.service.dns_names, _now))
             reviewer = Reviewer(client, time.monotonic)
             enqueue = self._controller.enqueue_within
-            service = ProgressService(reviewer, inboxes, enqueue, now, time.monotonic, metrics)
+            service = ProgressServer(reviewer, inboxes, enqueue, now, time.monotonic, metrics)
             await enter(serve(service, options.progress_port, tls))
         runs = {
             "events": events.run(),
             "controller": self._controller.run(),
             "watching": watching.run(),
-            "queues": queue_watching.run(),
+            "queues": workload_watching.run(),
         }
         for name, work in runs.items():
             _run_until_closed(resources, work, name)
-        self._health = Health(self._controller, (client, watcher), watching)
+        self._health = Liveness(self._controller, (client, watcher), watching)
 
     def _check(self) -> Mapping[str, float]:
         return self._health.check() if self._health else {}
@@ -249,14 +246,14 @@ async def _work_alone(work: _Work) -> None:
 async def _begin_to_lead(resources: contextlib.AsyncExitStack, pod: OwnPod | None, work: _Work) -> None:
     await work(resources)
     if pod:
-        await pod.keep_telling()
+        await pod.keep_label()
 
 
 async def _no_longer_leads(pod: OwnPod | None) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_STOP_SECONDS):
             if pod:
-                await pod.tell(leads=False)
+                await pod.set_label(leads=False)
 
 
 def _run_until_closed(

@@ -22,7 +22,7 @@ from tests.controlplane.faulty_proxy import FaultyProxy
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
 from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
-from tpu_training_operator.runtime.leader_label import LABEL_LEADS
+from tpu_training_operator.runtime.leadership import LABEL_LEADS
 
 NAME = "tpu-training-operator"
 HERE = Path(__file__).parent

@@ -17,7 +17,8 @@ from tests.planner.model_cluster import READINGS, ModelCluster, copied, key_of
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.domain.cluster_state.observed import Observed, slim
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, Notes
-from tpu_training_operator.domain.objects.actions import Action, Plan
+from tpu_training_operator.domain.objects.actions import Action
+from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.planner import plan
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
@@ -344,7 +345,7 @@ def one_pass(cluster: ModelCluster) -> Plan:
 
 
 def actions(decided: Plan) -> list[Action]:
-    return [action for stage in decided.stages for action in stage]
+    return [action for batch in decided.batches for action in batch.actions]
 
 
 def _run(work: Coroutine[Any, Any, timedelta | None]) -> timedelta | None:

@@ -22,7 +22,7 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.cluster_state.workload import Workload, is_in_queue
 from tpu_training_operator.kube.cluster import Object
 
-# Numbers of slices: those of the job, and the trial of its ladder.
+# Numbers of slices: those of the job, and the lower rung of its ladder.
 ALL = {0, 1, 2, 3, 101}
 TOO_LARGE = ("Pending", "insufficient quota for google.com/tpu in flavor v5e, 16 > maximum capacity (0)")
 EVICTIONS = ["Preempted", "PodsReadyTimeout", "ClusterQueueStopped", "NodeFailures"]

@@ -14,6 +14,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import aiohttp
@@ -23,7 +26,6 @@ from tpu_training_operator.kube.cluster import EVENTS, PODS, Object, Resource, r
 from tpu_training_operator.kube.credentials import Credentials
 from tpu_training_operator.kube.encoding import encoded, parsed
 from tpu_training_operator.kube.errors import ApiError, Silence, TooLarge, Unavailable, error_of, quote
-from tpu_training_operator.kube.server_clock import ServerClock
 from tpu_training_operator.kube.turns import MOST, Turn, Turns
 
 log = logging.getLogger(__name__)
@@ -51,10 +53,56 @@ _PATIENCE_SECONDS = 2.0
 _LONGEST_RETRY_AFTER = 30.0
 _TOKEN_LIFETIME = 60.0
 
+# A change of the difference between the clocks that is logged.
+_NOTABLE_OFFSET = timedelta(seconds=10)
+_SECOND = timedelta(seconds=1)
+
 # What a list returns of an object; None leaves the object out.
 Keep = Callable[[Object], T | None]
 # Receives the method, the HTTP status (0: no answer) and the seconds of each request, in the context of its caller.
 OnAnswer = Callable[[str, int, float], None]
+
+
+def local_time() -> datetime:
+    return datetime.now(UTC)
+
+
+class ServerClock:
+    """The API server's clock, learned from the Date header of its answers. `local` is this machine's clock.
+
+    The operator compares the present with times that the control plane wrote: when a pod was created or got its node,
+    when its grace period ends. This machine's clock may be minutes off.
+    """
+
+    def __init__(self, local: Callable[[], datetime] = local_time) -> None:
+        self.local = local
+        self._offset = timedelta(0)
+
+    def now(self) -> datetime:
+        return self.local() + self._offset
+
+    def learn(self, date: str | None, asked: datetime, answered: datetime) -> None:
+        """`date`: the Date header of an answer. `asked`, `answered`: local times.
+
+        The server wrote the header between the two, in whole seconds, so it bounds the offset from both sides. The
+        clock moves into these bounds and no further, so that it does not jump back and forth with every answer.
+        """
+        try:
+            server_time = _parse_http_date(date or "")
+        except ValueError:
+            return
+        least, most = server_time - answered - _SECOND, server_time + _SECOND - asked + _SECOND
+        offset = min(max(self._offset, least), most)
+        if abs(offset - self._offset) >= _NOTABLE_OFFSET:
+            seconds = offset.total_seconds()
+            log.warning("this machine's clock differs by %+.0f s from the API server's, which is used", -seconds)
+        self._offset = offset
+
+
+# Hundreds of answers per second have the same date, and parsing it takes longer than the rest of `learn`.
+@lru_cache(maxsize=1)
+def _parse_http_date(date: str) -> datetime:
+    return parsedate_to_datetime(date).replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -137,8 +185,11 @@ class Client:
         return [found async for page in self.pages(selection, keep) for found in page.kept]
 
     async def create(self, body: Object) -> Object:
-        path = resource_of(body).path(body["metadata"].get("namespace"))
-        return await self.request("POST", path, body, {"fieldManager": MANAGER})
+        resource = resource_of(body)
+        # A pod has parts that the job's schema does not know. Otherwise the API server would drop a misspelt field.
+        strict = {"fieldValidation": "Strict"} if resource is PODS else {}
+        path = resource.path(body["metadata"].get("namespace"))
+        return await self.request("POST", path, body, {"fieldManager": MANAGER} | strict)
 
     async def update(self, body: Object) -> Object:
         """Replace the object. Raises Conflict unless metadata.resourceVersion is the current one."""
@@ -271,8 +322,8 @@ class Client:
                 ssl=self._ssl,
                 timeout=request.limits,
             ) as response:
-                self.clock.heard(response.headers.get("Date"), asked, self.clock.local())
-                turn.heard(response.status)
+                self.clock.learn(response.headers.get("Date"), asked, self.clock.local())
+                turn.record_answer(response.status)
                 if response.status == 401:
                     # The token was replaced earlier than expected.
                     self._authorized_at = float("-inf")
@@ -280,7 +331,7 @@ class Client:
                     self.last_answer = time.monotonic()
                 yield response
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            turn.heard(0)
+            turn.record_answer(0)
             self._options.on_answer(method, 0, time.monotonic() - began)
             raise Unavailable(0, "NoAnswer", f"{method} {request.path}: {error or type(error).__name__}") from error
         self._options.on_answer(method, response.status, time.monotonic() - began)

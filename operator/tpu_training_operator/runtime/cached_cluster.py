@@ -51,8 +51,8 @@ class CachedCluster:
             record = served.jobs.get((namespace, name))
             if record is None:
                 raise NotFound(404, "NotFound", f"there is no job {name}")
-            if record.whole is not None:
-                known: Object = parsed(record.whole)
+            if record.full is not None:
+                known: Object = parsed(record.full)
                 return known
         return await self.fresh.get(resource, namespace, name)
 

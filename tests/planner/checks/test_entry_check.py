@@ -20,7 +20,8 @@ from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.options import options_of
 from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.plan.freshness import Weight, weight
+from tpu_training_operator.domain.plan.freshness import Freshness
+from tpu_training_operator.domain.plan.plan import Turn
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Forbidden
 
@@ -82,7 +83,7 @@ def test_a_typo_fails_the_job_with_file_and_line_and_no_worker() -> None:
     cluster = given_a_check()
     check_ends(cluster, 1, message=TYPO)
     decided = one_pass(cluster)
-    assert weight(given_a_job(AUTO).status, decided) is Weight.STATUS
+    assert (decided.turn, decided.freshness) == (Turn.END, Freshness.FRESH_PODS)
     status = cluster.status
     assert status.state is State.FAILED
     assert reason(status, ConditionType.FAILED) == ("True", "EntryFailed")

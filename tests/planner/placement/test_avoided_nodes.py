@@ -7,7 +7,7 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import look, one_pass
 from tests.planner.scheduler import avoided, place_all
 from tests.planner.story import all_are_ready, all_finish, described, given_a_job, passes, present
-from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.plan import Plan
 
 BAD = "node-1"
 NODES = ["node-0", BAD, "node-2", "node-3"]

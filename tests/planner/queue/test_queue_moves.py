@@ -448,7 +448,7 @@ STAGES = [
     {"slice": {"acceleratorType": "v5litepod-8"}, "steps": 20, "gates": {"lossFalls": False}},
 ]
 LADDER = {
-    "spec.scaleUp": {"stages": STAGES},
+    "spec.ladder": {"rungs": STAGES},
     "spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"},
     "spec.recipe.globalBatchSize": 32,
 }
@@ -473,7 +473,7 @@ def test_each_rung_asks_for_its_own_slice_when_the_one_before_has_ended() -> Non
         one_pass(cluster)
     goes_on(cluster)
     assert cluster.status.state is State.SUCCEEDED
-    assert [stage.verdict for stage in cluster.status.stages] == ["Passed"] * 3
+    assert [stage.verdict for stage in cluster.status.rungs] == ["Passed"] * 3
     assert kueue.seen(cluster, 0).is_finished
 
 
@@ -496,17 +496,17 @@ def test_a_ladder_whose_status_is_lost_begins_again_with_the_quota_of_its_first_
     for pod in cluster.pods.values():
         kubelet.end(cluster, pod, message=PASSED)
     goes_on(cluster, free=(102,))
-    assert (cluster.status.stage, cluster.status.state) == ("2/3", State.RUNNING)
+    assert (str(cluster.status.ladder), cluster.status.state) == ("2/3", State.RUNNING)
     cluster.job["status"] = {}
     cluster.now += timedelta(minutes=10)
     goes_on(cluster)
-    assert (asked(cluster), cluster.pods, cluster.status.stage) == ([(101, 1)], {}, "1/3")
+    assert (asked(cluster), cluster.pods, str(cluster.status.ladder)) == ([(101, 1)], {}, "1/3")
 
 
 # What cannot be.
 
 
-@pytest.mark.parametrize(("field", "spec"), [("spec.placement", THREE), ("spec.scaleUp", LADDER)])
+@pytest.mark.parametrize(("field", "spec"), [("spec.placement", THREE), ("spec.ladder", LADDER)])
 def test_multikueue_sends_a_job_under_one_workload(field: str, spec: dict[str, Any]) -> None:
     cluster = given_a_job({**spec, "spec.managedBy": "kueue.x-k8s.io/multikueue"})
     kueue.put_in_queue(cluster)

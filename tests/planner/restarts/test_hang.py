@@ -20,7 +20,7 @@ from tests.planner.story import (
 from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT
-from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.kube.cluster import Object
 
 MINUTE = timedelta(minutes=1)
@@ -347,7 +347,7 @@ def test_there_is_no_straggler_unless_the_end_of_every_peer_is_known(forget: Cal
     forget(cluster.pods[WORKERS[0]])
     seen = look(cluster)
     # A status, perhaps: the chips of a worker without an end are given back.
-    assert (seen.stages, seen.events, seen.again) == ((), (), None)
+    assert (seen.batches, seen.events, seen.again) == ((), (), None)
 
 
 @UNKNOWN_ENDS

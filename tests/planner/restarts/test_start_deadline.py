@@ -21,9 +21,10 @@ from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
-from tpu_training_operator.domain.objects.actions import Plan
-from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
+from tpu_training_operator.domain.plan.blocked import blocked
 from tpu_training_operator.domain.plan.common.restart_budget import pause_after_release
+from tpu_training_operator.domain.plan.plan import Plan
 
 DEADLINE = timedelta(seconds=100)
 POLICY = {"spec.runPolicy": {"startDeadlineSeconds": 100, "restart": {"backoff": {"maxSeconds": 40}}}}

@@ -12,7 +12,7 @@ from tests.planner.story import WORKERS, fails, given_a_created_gang, given_a_ru
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import format_time
-from tpu_training_operator.domain.plan.restarts.waiting import line_of
+from tpu_training_operator.domain.cluster_state.pod_events import explain_wait
 from tpu_training_operator.kube.cluster import Object
 
 NO_NODE = "0/9 nodes are available: 9 Insufficient google.com/tpu."
@@ -221,4 +221,4 @@ def test_the_message_has_a_bounded_length() -> None:
 )
 def test_the_newest_event_that_explains_why_a_pod_waits_counts(events: list[Object], line: str) -> None:
     made = {"metadata": {"creationTimestamp": "2026-01-15T12:00:00Z"}}
-    assert line_of([made | event for event in events]) == line
+    assert explain_wait([made | event for event in events]) == line

@@ -181,7 +181,7 @@ def test_a_run_with_nothing_left_to_train_does_not_end_the_training_a_second_tim
     assert ending.finished[0] == ending.finished[1]
 
 
-def test_a_trial_keeps_the_weights_with_which_the_job_goes_on(tmp_path: Path) -> None:
+def test_a_lower_rung_keeps_the_weights_with_which_the_job_goes_on(tmp_path: Path) -> None:
     ending = Ending(tmp_path, "train_ends")
     ran = ending.run(trainSteps=8, endAfterSteps=4)
     assert ending.saved == pytest.approx(ran.outcome.metrics["length"], rel=1e-6)

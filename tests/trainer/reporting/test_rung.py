@@ -99,13 +99,13 @@ def test_the_job_continues_what_a_rung_has_trained(tmp_path: Path) -> None:
 def laddered(root: Path, attempt: int, **more: Any) -> dict[str, Any]:
     """The last rung of the job with the uid 5f0c."""
     job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": attempt}
-    trials = f"{root}/small.rungs/5f0c-"
-    return {"job": job, "checkpoint": {"uri": f"{root}/small", "keep": 1, "trials": trials, **more}}
+    rungs = f"{root}/small.rungs/5f0c-"
+    return {"job": job, "checkpoint": {"uri": f"{root}/small", "keep": 1, "rungs": rungs, **more}}
 
 
 @pytest.fixture
 def ladder(tmp_path: Path) -> Path:
-    """A trial that was repeated, and one of another job of that name."""
+    """A rung that was repeated, and one of another job of that name."""
     for place in ("5f0c-1", "5f0c-2", "77aa-1"):
         run(small, endAfterSteps=12, checkpoint={"uri": str(tmp_path / "small.rungs" / place), "keep": 1})
     return tmp_path
@@ -115,34 +115,34 @@ def places(root: Path) -> list[str]:
     return sorted(path.name for path in root.glob("small.rungs/*"))
 
 
-def test_what_its_trials_have_left_goes_when_the_job_has_succeeded(ladder: Path) -> None:
+def test_what_its_rungs_have_left_goes_when_the_job_has_succeeded(ladder: Path) -> None:
     resumes = f"{ladder}/small.rungs/5f0c-2"
     assert run(small, **laddered(ladder, 3, resumeFrom=resumes)).outcome.step == 40
     assert places(ladder) == ["77aa-1"]
-    # An attempt that finds nothing left to train finds no trial either.
+    # An attempt that finds nothing left to train finds no rung either.
     assert run(small, **laddered(ladder, 4, resumeFrom=resumes)).outcome.step == 40
 
 
-def test_the_last_checkpoint_of_trials_leaves_no_folder(tmp_path: Path) -> None:
+def test_the_last_checkpoint_of_rungs_leaves_no_folder(tmp_path: Path) -> None:
     run(small, endAfterSteps=12, checkpoint={"uri": f"{tmp_path}/small.rungs/5f0c-1", "keep": 1})
     run(small, **laddered(tmp_path, 2))
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
 
 
-def test_trials_that_cannot_be_removed_are_a_warning(ladder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rungs_that_cannot_be_removed_are_a_warning(ladder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(prefix: str) -> int:
         raise StorageError("no")
 
     monkeypatch.setattr("tpu_trainer.checkpoint.checkpointer.remove_rungs", refuses)
     done = run(small, **laddered(ladder, 3))
     assert done.outcome.step == 40
-    assert any("what the trials of the ladder have left" in warning for warning in done.warnings)
+    assert any("what the lower rungs of the ladder have left" in warning for warning in done.warnings)
 
 
-@pytest.mark.parametrize("trials", ["/", "{root}/small.rungs/", "{root}/other.rungs/5f0c-", "{root}/small/step-"])
-def test_a_run_spec_that_would_remove_anything_else_is_refused(tmp_path: Path, trials: str) -> None:
-    spec = laddered(tmp_path, 3, trials=trials.format(root=tmp_path))
-    with pytest.raises(BadSpecError, match=r"checkpoint\.trials"):
+@pytest.mark.parametrize("rungs", ["/", "{root}/small.rungs/", "{root}/other.rungs/5f0c-", "{root}/small/step-"])
+def test_a_run_spec_that_would_remove_anything_else_is_refused(tmp_path: Path, rungs: str) -> None:
+    spec = laddered(tmp_path, 3, rungs=rungs.format(root=tmp_path))
+    with pytest.raises(BadSpecError, match=r"checkpoint\.rungs"):
         run(small, **spec)
 
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.bad_jobs import BAD_JOBS, IMPOSSIBLE_JOBS
+from tests.unit.bad_jobs import BAD_JOBS, DOUBLED, IMPOSSIBLE_JOBS
 from tests.unit.good_jobs import GOOD_JOBS
 from tests.unit.jobs import ABSENT, job_body
 from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.domain.job.recipe.resolve import resolve
-from tpu_training_operator.domain.job.rungs import trials_of
+from tpu_training_operator.domain.job.rungs import lower_rungs_of
 
 
 def problems(body: dict[str, Any]) -> list[Problem]:
@@ -29,11 +29,17 @@ def test_a_wrong_field_is_reported_with_what_would_be_right(changes: dict[str, A
     assert any(problem.field == field and fragment in problem.message for problem in found), found
 
 
+@pytest.mark.parametrize(("changes", "field"), DOUBLED)
+def test_what_is_there_twice_is_named(changes: dict[str, Any], field: str) -> None:
+    [problem] = problems(job_body(changes))
+    assert (problem.field, problem.message.endswith(" is there twice")) == (field, True)
+
+
 @pytest.mark.parametrize(("changes", "field", "fragment"), IMPOSSIBLE_JOBS)
 def test_what_cannot_be_computed_is_reported_the_same_way(changes: dict[str, Any], field: str, fragment: str) -> None:
     valid = parse_job(job_body(changes))
     with pytest.raises(InvalidJob) as caught:
-        resolve(valid.spec), trials_of(valid)
+        resolve(valid.spec), lower_rungs_of(valid)
     assert [problem.field for problem in caught.value.problems] == [field]
     assert fragment in str(caught.value)
 

@@ -71,9 +71,9 @@ def test_the_report_of_a_job_in_a_cluster_has_its_ladder(
     cluster: OneJobCluster, kubeconfig: Path, tmp_path: Path
 ) -> None:
     rung = {"slice": "v5litepod-4", "chips": 4, "replicas": 4, "globalBatchSize": 32, "learningRate": "0.05"}
-    stages = [rung | {"steps": 100, "verdict": "Passed", "attempt": 1, "examplesPerSecond": "904"}]
+    rungs = [rung | {"steps": 100, "verdict": "Passed", "attempt": 1, "examplesPerSecond": "904"}]
     (tmp_path / "history.json").write_bytes(document(typical()))
-    cluster.show(seen_job(spec={"report": {"uri": "/mnt/reports"}}, stages=stages))
+    cluster.show(seen_job(spec={"report": {"uri": "/mnt/reports"}}, ladder={"rung": 1, "of": 2, "rungs": rungs}))
     result = tpujob(kubeconfig, "report", str(tmp_path), "--job", "digits", "-o", str(tmp_path / "page.html"))
     assert (result.exit_code, result.output) == (0, f"{tmp_path / 'page.html'}\n")
     assert "The ladder" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A ladder on the command line: before it is climbed in `tpujob plan`, afterwards in the report page."""
+"""A ladder on the command line: before the job is on it in `tpujob plan`, afterwards in the report page."""
 
 import json
 from pathlib import Path
@@ -10,12 +10,12 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.histories import document, typical
 from tests.unit.jobs import job_body
-from tpu_training_operator.api.status import Stage, Verdict
+from tpu_training_operator.api.status import GateResult, RungStatus, RungVerdict
 from tpu_training_operator.cli.main import main
-from tpu_training_operator.cli.plan.ladder import climbed
+from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.run.job_end import RESULT
 
-STAGES = [
+RUNGS = [
     {"slice": {"acceleratorType": "v5litepod-4"}, "steps": 20},
     {
         "slice": {"acceleratorType": "v5litepod-8"},
@@ -24,33 +24,36 @@ STAGES = [
     },
 ]
 TUNED = {"spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"}, "spec.recipe.globalBatchSize": 32}
-LADDER = TUNED | {"spec.scaleUp.stages": STAGES}
-PASSED = Stage(
+LADDER = TUNED | {"spec.ladder.rungs": RUNGS}
+PASSED = RungStatus(
     slice="v5litepod-4",
     chips=4,
     replicas=4,
     global_batch_size=32,
     learning_rate="0.1",
     steps=20,
-    verdict=Verdict.PASSED,
+    verdict=RungVerdict.PASSED,
     attempt=1,
     examples_per_second="400",
     first_loss="2",
     last_loss="1",
-    gates=["lossFalls passed: it fell"],
+    gates=[GateResult(name="lossFalls", passed=True, message="it fell")],
 )
-FAILED = Stage(
+FAILED = RungStatus(
     slice="v5litepod-8",
     chips=8,
     replicas=8,
     global_batch_size=64,
     learning_rate="0.2",
     steps=30,
-    verdict=Verdict.FAILED,
+    verdict=RungVerdict.FAILED,
     attempt=2,
     examples_per_second="500",
     efficiency="0.625",
-    gates=["finite passed: all steps were finite", "minEfficiency failed: efficiency 0.625, at least 0.9 required"],
+    gates=[
+        GateResult(name="finite", passed=True, message="all steps were finite"),
+        GateResult(name="minEfficiency", passed=False, message="efficiency 0.625, at least 0.9 required"),
+    ],
 )
 
 
@@ -72,7 +75,7 @@ def test_the_plan_has_every_rung_with_its_batch_steps_and_cost() -> None:
     assert found[1]["gates"][-2:] == ["minEfficiency 0.9", "evaluation f1 min 0.5"]
 
 
-def test_the_table_says_what_the_trials_cost(snapshot: SnapshotAssertion) -> None:
+def test_the_table_says_what_the_lower_rungs_cost(snapshot: SnapshotAssertion) -> None:
     text = planned()
     assert "320 chip-steps, 0.267 times" in text
     assert text == snapshot
@@ -88,12 +91,12 @@ def test_another_slice_leaves_the_ladder_out() -> None:
 
 
 def test_a_failed_rung_shows_what_its_gates_found(snapshot: SnapshotAssertion) -> None:
-    assert "\n".join(climbed([PASSED, FAILED])) == snapshot
+    assert "\n".join(rung_lines([PASSED, FAILED])) == snapshot
 
 
-def page(directory: Path, stages: list[Any]) -> str:
+def page(directory: Path, rungs: list[Any]) -> str:
     (directory / "history.json").write_bytes(document(typical()))
-    result = {"state": "Failed", "message": "rung 2 of 3 on v5litepod-8: no", "failure": None, "stages": stages}
+    result = {"state": "Failed", "message": "rung 2 of 3 on v5litepod-8: no", "failure": None, "rungs": rungs}
     (directory / RESULT).write_text(json.dumps(result))
     made = CliRunner().invoke(main, ["report", str(directory), "-o", str(directory / "page.html")])
     assert made.exit_code == 0, made.output
@@ -112,7 +115,7 @@ def test_the_report_of_a_job_without_a_ladder_has_none(tmp_path: Path) -> None:
     assert "The ladder" not in page(tmp_path, [])
 
 
-def test_stages_that_somebody_has_edited_do_not_keep_the_page_away(tmp_path: Path) -> None:
+def test_rungs_that_somebody_has_edited_do_not_keep_the_page_away(tmp_path: Path) -> None:
     broken = [PASSED.as_json() | {"examplesPerSecond": "fast", "chips": 0}, FAILED.as_json() | {"chips": -1}]
     assert "The ladder" in page(tmp_path, broken)
 
@@ -131,12 +134,12 @@ def test_a_gate_that_no_run_can_pass_gets_a_warning(
     trainer: dict[str, Any], wanted: list[str], named: str | None
 ) -> None:
     cpu = {"hardware": "CPU"}
-    stage = {"slice": {"acceleratorType": "v5litepod-4"} | cpu, "steps": 20, "gates": {"noFindings": wanted}}
-    changes = {"spec.scaleUp.stages": [stage], "spec.slice.hardware": "CPU"}
+    rung = {"slice": {"acceleratorType": "v5litepod-4"} | cpu, "steps": 20, "gates": {"noFindings": wanted}}
+    changes = {"spec.ladder.rungs": [rung], "spec.slice.hardware": "CPU"}
     changes |= {f"spec.trainer.{field}": value for field, value in trainer.items()}
     result = CliRunner().invoke(main, ["validate", "-f", "-"], input=json.dumps(job_body(changes)))
     assert result.exit_code == 0, result.output
     assert [line for line in result.stderr.splitlines() if "noFindings" in line] == [
-        "warning: spec.scaleUp.stages[0].gates.noFindings: with backend Torch nothing can look for "
+        "warning: spec.ladder.rungs[0].gates.noFindings: with backend Torch nothing can look for "
         f"{named}, so this gate fails; leave that out"
     ] * (named is not None)

@@ -37,7 +37,7 @@ def told(**changes: Any) -> Measurement:
 def found(gates: dict[str, Any], measured: Measurement, before: Pace | None = BEFORE) -> tuple[bool, str]:
     pace = Pace(measured.examples_per_second, CHIPS)
     (one,) = judge(Gates.model_validate(OFF | gates), STEPS, measured, pace, before)
-    return one.passes, one.words
+    return one.passed, one.message
 
 
 FALLS, FINITE, STEADY = {"lossFalls": True}, {"finite": True}, {"noRecompilation": True}
@@ -87,7 +87,7 @@ def test_gates(gates: dict[str, Any], measured: Measurement, passes: bool, words
 
 
 def test_a_rung_is_asked_for_a_falling_finite_loss_and_no_recompilation_by_default() -> None:
-    gates = [one.gate for one in judge(Gates(), STEPS, told(), Pace(1.0, 1), None)]
+    gates = [one.name for one in judge(Gates(), STEPS, told(), Pace(1.0, 1), None)]
     assert gates == ["lossFalls", "finite", "noRecompilation"]
 
 
@@ -114,7 +114,7 @@ def test_no_message_of_another_form_passes(message: Any) -> None:
     measured = Measurement.read(message)
     gates = Gates.model_validate({"minEfficiency": "0.01", "evaluation": {"metric": "f1", "min": "0"}})
     pace = Pace(measured.examples_per_second, 1)
-    assert not any(one.passes for one in judge(gates, STEPS, measured, pace, BEFORE))
+    assert not any(one.passed for one in judge(gates, STEPS, measured, pace, BEFORE))
 
 
 def test_a_rung_that_ended_early_has_not_shown_the_rest() -> None:

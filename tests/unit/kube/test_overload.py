@@ -16,7 +16,8 @@ from kubernetes.client import Configuration
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
 from tests.unit.virtual_time import run
-from tpu_training_operator.domain.objects.actions import Create, Plan
+from tpu_training_operator.domain.objects.actions import Create
+from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.client import Client, ClientOptions
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, JobKey
 from tpu_training_operator.kube.credentials import Credentials
@@ -85,7 +86,7 @@ async def restart(client: Client, server: Server, name: str) -> None:
     while missing := [pod for pod in names(name) if not server.pods[pod]]:
         execution = Execution(client, lambda: NOON, None, key, body, Memory())
         try:
-            await execution.carry_out(Plan(stages=([Create(a_pod(pod)) for pod in missing],)))
+            await execution.carry_out(Plan((Batch([Create(a_pod(pod)) for pod in missing]),)))
         except ApiError as error:
             await asyncio.sleep(max(error.retry_after, 0.05 * 2**failures))
             failures += 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.kube.server_clock import ServerClock
+from tpu_training_operator.kube.client import ServerClock
 
 NOON = datetime(2026, 1, 15, 12, tzinfo=UTC)
 
@@ -23,7 +23,7 @@ class Machines:
         asked = self.local
         written = asked + timedelta(seconds=there) + self.ahead
         self.local = asked + timedelta(seconds=there + back)
-        self.clock.heard(format_datetime(written, usegmt=True), asked, self.local)
+        self.clock.learn(format_datetime(written, usegmt=True), asked, self.local)
 
     @property
     def error(self) -> float:
@@ -65,5 +65,5 @@ def test_a_clock_that_is_corrected_later_is_followed() -> None:
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Thu, 99 Jan 2026 12:00:00 GMT"])
 def test_an_answer_without_a_date_changes_nothing(date: str | None) -> None:
     clock = ServerClock(lambda: NOON)
-    clock.heard(date, NOON, NOON)
+    clock.learn(date, NOON, NOON)
     assert clock.now() == NOON

@@ -9,46 +9,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.kube.throttle import Throttle
-from tpu_training_operator.kube.turns import LEAST, MOST, Flow, Places, Turn, Turns, flow
+from tpu_training_operator.kube.turns import LEAST, MOST, Flow, TokenBucket, Turn, Turns, WriteLimit, flow
 
 # How many requests are under way: the decision
 
 
 def test_an_overload_halves_the_places() -> None:
     for status in (0, 429, 503, 504):
-        assert Places(64).after(status, number=1, following=2, under_way=64).limit == 32
+        assert WriteLimit(64).after_answer(status, number=1, next_number=2, under_way=64).limit == 32
 
 
 @pytest.mark.parametrize("status", [200, 201, 403, 404, 409, 422, 500])
 def test_any_other_answer_is_no_sign_of_overload(status: int) -> None:
-    assert Places(32).after(status, number=1, following=2, under_way=32).limit > 32
+    assert WriteLimit(32).after_answer(status, number=1, next_number=2, under_way=32).limit > 32
 
 
 def test_requests_that_were_under_way_together_tell_of_one_overload() -> None:
-    places = Places(64)
+    places = WriteLimit(64)
     for number in range(1, 65):
-        places = places.after(429, number, following=65, under_way=64)
+        places = places.after_answer(429, number, next_number=65, under_way=64)
     assert places.limit == 32
-    assert places.after(429, 65, following=66, under_way=32).limit == 16, "one that was sent under the new limit"
+    assert places.after_answer(429, 65, next_number=66, under_way=32).limit == 16, (
+        "one that was sent under the new limit"
+    )
 
 
 def test_a_round_of_good_answers_adds_about_one_place() -> None:
-    places = Places(16)
+    places = WriteLimit(16)
     for number in range(1, 17):
-        places = places.after(201, number, following=17, under_way=16)
+        places = places.after_answer(201, number, next_number=17, under_way=16)
     assert places.limit == pytest.approx(17, abs=0.05)
 
 
 def test_places_that_nobody_takes_do_not_grow() -> None:
-    assert Places(32).after(201, number=1, following=2, under_way=15) == Places(32)
+    assert WriteLimit(32).after_answer(201, number=1, next_number=2, under_way=15) == WriteLimit(32)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 200, 429, 500]), st.integers(0, 200), st.integers(0, 70)), max_size=200))
 def test_the_places_stay_within_their_bounds(answers: list[tuple[int, int, int]]) -> None:
-    places = Places()
+    places = WriteLimit()
     for following, (status, number, under_way) in enumerate(answers, 200):
-        places = places.after(status, number, following, under_way)
+        places = places.after_answer(status, number, following, under_way)
         assert LEAST <= places.limit <= MOST
 
 
@@ -77,7 +78,7 @@ class Server:
     async def answer(self, status: int = 201, which: int = 0) -> None:
         """The request that has waited longest, or another one."""
         turn, answered = self._waiting.pop(which)
-        turn.heard(status)
+        turn.record_answer(status)
         if not answered.done():
             answered.set_result(None)
         await settle()
@@ -110,7 +111,7 @@ async def test_no_more_are_under_way_than_there_are_places(server: Server) -> No
     assert server.under_way == 32
     while server.under_way:
         await server.answer()
-        assert server.under_way <= server.turns.places.limit
+        assert server.under_way <= server.turns.limit.limit
     assert len(server.sent) == 100
     await asyncio.gather(*tasks)
 
@@ -140,7 +141,7 @@ async def test_a_gang_of_four_is_made_while_the_requests_of_others_are_not_answe
 
 
 async def test_flows_take_turns_at_the_last_places_of_an_overloaded_server(server: Server) -> None:
-    server.turns.places = Places(LEAST)
+    server.turns.limit = WriteLimit(LEAST)
     _, large = a_flow(server, "large", 50)
     await settle()
     _, small = a_flow(server, "small", 4)
@@ -181,7 +182,7 @@ async def test_a_rate_limit_lets_reads_and_statuses_go_first_and_flows_take_turn
             return self.now
 
     clock = Clock()
-    server = Server(Turns(Throttle(1, 1, clock)))
+    server = Server(Turns(TokenBucket(1, 1, clock)))
     tasks = [*a_flow(server, "large", 5)[1], *a_flow(server, "small", 2)[1]]
     await settle()
     tasks.append(asyncio.create_task(server.request("status", "PUT")))
@@ -197,7 +198,7 @@ async def test_a_rate_limit_lets_reads_and_statuses_go_first_and_flows_take_turn
 
 
 async def test_a_rate_limit_wakes_those_who_wait() -> None:
-    server = Server(Turns(Throttle(1000, 1, asyncio.get_running_loop().time)))
+    server = Server(Turns(TokenBucket(1000, 1, asyncio.get_running_loop().time)))
     _, tasks = a_flow(server, "large", 1)
     await settle()
     await server.answer_all()
@@ -208,12 +209,12 @@ async def test_a_rate_limit_wakes_those_who_wait() -> None:
 
 
 async def test_a_request_that_has_to_pause_keeps_its_place_and_then_goes_first(server: Server) -> None:
-    server.turns.places = Places(LEAST)
+    server.turns.limit = WriteLimit(LEAST)
     over = asyncio.Event()
 
     async def refused_once() -> None:
         async with server.turns.turn("POST") as turn:
-            turn.heard(429)
+            turn.record_answer(429)
             await over.wait()
         async with server.turns.turn("POST", again=True):
             server.sent.append("again")
@@ -250,14 +251,14 @@ async def test_a_cancelled_request_gives_its_place_or_its_turn_back(server: Serv
 
 
 async def test_a_request_that_is_cancelled_while_it_gets_its_turn_passes_it_on(server: Server) -> None:
-    server.turns.places = Places(LEAST)
+    server.turns.limit = WriteLimit(LEAST)
     begun, tasks = a_flow(server, "large", LEAST + 2)
     await settle()
     next_ = tasks[LEAST]
     assert next_ in begun.waiting
     # In one step: the answer admits the next one, which is cancelled before it runs.
     turn, answered = server._waiting.pop(0)
-    turn.heard(201)
+    turn.record_answer(201)
     answered.set_result(None)
     await asyncio.sleep(0)
     next_.cancel()

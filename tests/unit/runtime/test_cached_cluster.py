@@ -218,14 +218,14 @@ async def test_a_large_or_finished_job_is_read_from_the_api_server(cluster: Cach
 
 def test_jobs_beyond_the_budget_are_not_kept_whole() -> None:
     bodies = [with_version(job_body(name=f"job{number}"), number + 1) for number in range(4)]
-    size = len(keep_job(bodies[0]).whole or b"")
+    size = len(keep_job(bodies[0]).full or b"")
     jobs = KnownJobs(budget=2 * size + 10)
     for number, body in enumerate(bodies):
         jobs.changed(Version(("default", f"job{number}"), str(number), number + 1, keep_job(body)))
-    assert [record.whole is not None for _, record in jobs.items()] == [True, True, False, False]
+    assert [record.full is not None for _, record in jobs.items()] == [True, True, False, False]
     jobs.deleted(Version(("default", "job0"), "0", 10, None))
     jobs.changed(Version(("default", "job3"), "3", 11, keep_job(bodies[3])))
-    assert [record.whole is not None for _, record in jobs.items()] == [True, False, True]
+    assert [record.full is not None for _, record in jobs.items()] == [True, False, True]
 
 
 def test_eight_thousand_pods_take_little_memory() -> None:
@@ -245,7 +245,7 @@ def test_a_change_that_no_plan_can_see_is_none() -> None:
 def test_lone_surrogates_survive() -> None:
     body = with_version(job_body(), 1)
     body["metadata"]["annotations"] = {"odd": "\ud800"}
-    whole = keep_job(body).whole
+    whole = keep_job(body).full
     assert whole is not None
     assert parsed(whole) == body
 

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 
 from tests.unit.tls_probe import LOOPBACK
-from tpu_training_operator.runtime.health import Health, Unhealthy
+from tpu_training_operator.runtime.health import Liveness, Unhealthy
 from tpu_training_operator.runtime.health_server import serve_health
 
 
@@ -40,10 +40,10 @@ class Watching:
 
 def health(
     monkeypatch: pytest.MonkeyPatch, controller: Controller, silence: float, watching: Watching | None = None
-) -> Health:
+) -> Liveness:
     monkeypatch.setattr(time, "monotonic", lambda: 10_000.0)
     clients = Client(10_000.0 - silence), Client(0.0)
-    return Health(controller, clients, watching or Watching())
+    return Liveness(controller, clients, watching or Watching())
 
 
 def test_a_healthy_process_reports_its_ages(monkeypatch: pytest.MonkeyPatch) -> None:

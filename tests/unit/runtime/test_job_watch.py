@@ -93,7 +93,7 @@ async def test_every_change_is_reported_and_known(api: OneJobCluster, namespace:
         await observed.until_known("first", "second")
         api.show({**called("second"), "status": {"state": "Running", "progress": progress(3)}})
         assert (change := await observed.change()).after
-        assert b'"Running"' in (change.after.whole or b"")
+        assert b'"Running"' in (change.after.full or b"")
         api.remove(JOBS.plural, "first")
         await observed.until_known("second")
 

@@ -11,9 +11,8 @@ from tests.unit.scrape import counted
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
-from tpu_training_operator.runtime.progress.errors import Refused
-from tpu_training_operator.runtime.progress.server import REPORTS_AT_ONCE, ProgressService
-from tpu_training_operator.runtime.progress.tokens import Reviewer, Sender
+from tpu_training_operator.runtime.progress.server import REPORTS_AT_ONCE, ProgressServer
+from tpu_training_operator.runtime.progress.tokens import ReportRefused, Reviewer, Sender
 
 PATH = "/apis/tpu-operator.dev/v1alpha1/namespaces/default/tputrainingjobs/digits/progress"
 GOOD = {"phase": "Training", "step": 7}
@@ -32,7 +31,7 @@ class Door:
 
     async def sender(self, token: str, key: JobKey, address: str) -> Sender:
         if self.status != 200:
-            raise Refused(self.status, "no")
+            raise ReportRefused(self.status, "no")
         return Sender(key.name, attempt=1, pod_uid="uid-1", total_steps=300)
 
 
@@ -48,7 +47,7 @@ def door() -> Door:
 
 @pytest.fixture
 async def worker(metrics: Metrics, door: Door) -> AsyncIterator[TestClient[Any, Any]]:
-    service = ProgressService(
+    service = ProgressServer(
         reviewer=cast("Reviewer", door),
         inboxes=Inboxes(lambda: NOW),
         enqueue=lambda key, seconds: None,

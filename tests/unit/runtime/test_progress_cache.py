@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from tpu_training_operator.runtime.progress import tokens as module
-from tpu_training_operator.runtime.progress.errors import Refused
-from tpu_training_operator.runtime.progress.tokens import Cache
+from tpu_training_operator.runtime.progress.tokens import Cache, ReportRefused
 
 
 class Clock:
@@ -103,13 +102,13 @@ async def test_a_refusal_is_remembered_for_a_shorter_time() -> None:
     async def ask() -> int:
         nonlocal count
         count += 1
-        raise Refused(401, f"refusal {count}")
+        raise ReportRefused(401, f"refusal {count}")
 
     clock = Clock()
     answers: Cache[int] = Cache(60, clock)
     heard = []
     for clock.now in (0.0, 4.9, 5.0):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ReportRefused) as refused:
             await answers.get("key", ask)
         heard.append(str(refused.value))
     assert heard == ["refusal 1", "refusal 1", "refusal 2"]

@@ -3,8 +3,8 @@
 import pytest
 
 from tpu_training_operator.runtime.progress import server as module
-from tpu_training_operator.runtime.progress.errors import Refused
 from tpu_training_operator.runtime.progress.server import Limits
+from tpu_training_operator.runtime.progress.tokens import ReportRefused
 
 
 class Clock:
@@ -18,7 +18,7 @@ def attempt(limits: Limits[str], key: str) -> float | None:
     """Does it, and returns None; or the seconds to wait."""
     try:
         limits.take(key, "not so fast")
-    except Refused as refused:
+    except ReportRefused as refused:
         return refused.retry_after
     return None
 
@@ -43,7 +43,7 @@ def test_repeated_attempts_do_not_extend_the_wait() -> None:
 def test_a_refusal_says_why() -> None:
     limits: Limits[str] = Limits(per_second=1, burst=1, clock=Clock())
     limits.take("a", "not so fast")
-    with pytest.raises(Refused, match="not so fast") as refused:
+    with pytest.raises(ReportRefused, match="not so fast") as refused:
         limits.take("a", "not so fast")
     assert refused.value.status == 429
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tpu_training_operator.api.status import BestCheckpoint, Progress, ReportPhase
 from tpu_training_operator.domain.cluster_state.worker_reports import Report
 from tpu_training_operator.runtime.progress import payload
-from tpu_training_operator.runtime.progress.errors import Refused
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
-from tpu_training_operator.runtime.progress.tokens import Sender
+from tpu_training_operator.runtime.progress.tokens import ReportRefused, Sender
 
 NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
 SENDER = Sender("digits", attempt=2, pod_uid="uid-of-the-pod", total_steps=300)
@@ -33,7 +32,7 @@ def metrics(**values: Any) -> list[dict[str, str]]:
 
 
 def refusal(read: Any, body: bytes) -> str:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ReportRefused) as refused:
         read(body, SENDER, NOW)
     assert refused.value.status == 400
     return str(refused.value)
@@ -185,7 +184,7 @@ _PHASES = st.sampled_from([phase.value for phase in ReportPhase]) | _JSON
 def test_any_json_is_a_report_or_is_refused(said: dict[str, Any]) -> None:
     try:
         found = read_progress(json.dumps(said).encode(), SENDER, NOW)
-    except Refused:
+    except ReportRefused:
         return
     assert 0 <= found.step <= 2**53
 
@@ -283,7 +282,7 @@ def test_a_status_without_progress_or_of_another_form_is_refused(status: dict[st
 
 
 def test_a_percentage_of_an_unknown_number_of_steps_is_refused() -> None:
-    with pytest.raises(Refused, match="a metric named current_step"):
+    with pytest.raises(ReportRefused, match="a metric named current_step"):
         trainer_status(Sender("digits", 1, "uid", total_steps=None), progressPercentage=50)
 
 

@@ -84,7 +84,7 @@ async def test_the_longest_allowed_report_is_accepted(worker: TestClient[Any, An
     assert (await post(worker, data=body + b" " * (MOST_BYTES - len(body))))[0] == 200
 
 
-# Refused
+# ReportRefused
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_an_error_of_our_own_is_500_and_logged(
 
 
 async def test_an_unreachable_api_server_is_503(desk: Desk, worker: TestClient[Any, Any]) -> None:
-    desk.cluster.error = Unavailable(0, "NoAnswer", "no route")
+    desk.cluster.error = Unavailable(0, "TokenNotReviewed", "no route")
     async with worker.post(PROGRESS, headers=BEARER, json=GOOD) as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "5")
         assert "no route" in (await response.json())["message"]

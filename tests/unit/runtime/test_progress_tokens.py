@@ -11,13 +11,13 @@ from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.kube.cluster import Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound, Unavailable
 from tpu_training_operator.runtime.progress import tokens as module
-from tpu_training_operator.runtime.progress.errors import Refused
 from tpu_training_operator.runtime.progress.tokens import (
     MOST_QUESTIONS,
     MOST_QUESTIONS_PER_ADDRESS,
-    NoAnswer,
+    ReportRefused,
     Reviewer,
     Sender,
+    TokenNotReviewed,
 )
 
 KEY = JobKey("default", "digits")
@@ -37,8 +37,8 @@ def reviewer(cluster: ReviewingCluster, clock: Clock | None = None) -> Reviewer:
     return Reviewer(cast("Cluster", cluster), clock or Clock())
 
 
-async def refusal(cluster: ReviewingCluster, token: str = "token", key: JobKey = KEY) -> Refused:
-    with pytest.raises(Refused) as raised:
+async def refusal(cluster: ReviewingCluster, token: str = "token", key: JobKey = KEY) -> ReportRefused:
+    with pytest.raises(ReportRefused) as raised:
         await reviewer(cluster).sender(token, key, ADDRESS)
     return raised.value
 
@@ -172,27 +172,27 @@ async def test_a_job_that_is_gone_is_404() -> None:
     "error",
     [
         Unavailable(500, "InternalError", "etcd is slow"),
-        Unavailable(0, "NoAnswer", "no route"),
+        Unavailable(0, "TokenNotReviewed", "no route"),
         Forbidden(403, "Forbidden", "may not create tokenreviews"),
         NotFound(404, "NotFound", "no such resource"),
     ],
     ids=["error", "no answer", "no rights", "no such API"],
 )
 async def test_an_error_of_the_api_server_says_nothing_about_the_worker(error: ApiError) -> None:
-    with pytest.raises(NoAnswer, match=str(error)):
+    with pytest.raises(TokenNotReviewed, match=str(error)):
         await reviewer(ReviewingCluster(error=error)).sender("token", KEY, ADDRESS)
 
 
 async def test_a_silent_api_server_says_nothing_about_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_ANSWER", 0.01)
-    with pytest.raises(NoAnswer, match="no answer within"):
+    with pytest.raises(TokenNotReviewed, match="no answer within"):
         await reviewer(ReviewingCluster(gate=asyncio.Event())).sender("token", KEY, ADDRESS)
 
 
 async def test_after_an_error_the_next_report_is_reviewed_again() -> None:
     cluster = ReviewingCluster(error=Unavailable(500, "InternalError", "etcd is slow"))
     asked = reviewer(cluster)
-    with pytest.raises(NoAnswer):
+    with pytest.raises(TokenNotReviewed):
         await asked.sender("token", KEY, ADDRESS)
     cluster.error = None
     assert await asked.sender("token", KEY, ADDRESS) == LEADER
@@ -215,7 +215,7 @@ async def test_a_revoked_token_is_accepted_for_ten_minutes_at_most() -> None:
     await asked.sender("token", KEY, ADDRESS)
     del cluster.tokens["token"]
     clock.now += 600
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ReportRefused) as refused:
         await asked.sender("token", KEY, ADDRESS)
     assert refused.value.status == 401
 
@@ -224,7 +224,7 @@ async def test_a_refused_token_is_reviewed_again_after_five_seconds() -> None:
     cluster, clock = ReviewingCluster(tokens={}), Clock()
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 1.0, 4.9):
-        with pytest.raises(Refused):
+        with pytest.raises(ReportRefused):
             await asked.sender("token", KEY, ADDRESS)
     assert cluster.asked["TokenReview"] == 1
     cluster.tokens["token"] = token_of(pod())
@@ -287,7 +287,7 @@ async def test_a_token_is_trusted_during_its_review_and_while_the_last_review_wa
     clock.now += 600
     assert asked.trusts("token")
     del cluster.tokens["token"]
-    with pytest.raises(Refused):
+    with pytest.raises(ReportRefused):
         await asked.sender("token", KEY, ADDRESS)
     assert asked.trusts("token"), "for some seconds the answer is known"
     clock.now += 5

@@ -105,7 +105,7 @@ def test_a_cluster_without_kueue_is_a_sentence(snapshot: SnapshotAssertion) -> N
 
 
 MOVING = {"spec.placement": {"alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}}]}}
-LADDER = {"spec.scaleUp": {"stages": [{"slice": {"acceleratorType": "v5litepod-4"}, "steps": 10}]}}
+LADDER = {"spec.ladder": {"rungs": [{"slice": {"acceleratorType": "v5litepod-4"}, "steps": 10}]}}
 
 
 def owned(job: Object, number: int, uid: str = "") -> Object:
@@ -116,7 +116,7 @@ def owned(job: Object, number: int, uid: str = "") -> Object:
     return {"metadata": {"name": name, "uid": str(number), "ownerReferences": [owner]}, "spec": {"queueName": "q"}}
 
 
-@pytest.mark.parametrize("changes", [MOVING, LADDER], ids=["placement", "scaleUp"])
+@pytest.mark.parametrize("changes", [MOVING, LADDER], ids=["placement", "ladder"])
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
 def test_all_workloads_of_a_job_with_several_slices_are_read_with_one_request(version: str, changes: Object) -> None:
     job = a_job(**changes)

@@ -15,8 +15,9 @@ from tests.unit.pods import NOON, pod
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.domain.cluster_state.worker_reports import Report
-from tpu_training_operator.domain.objects.actions import Create, Plan
+from tpu_training_operator.domain.objects.actions import Create
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
+from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES, JobKey, Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
 from tpu_training_operator.local.store import Store
@@ -474,7 +475,7 @@ async def test_a_refused_placeholder_is_told_as_what_it_was_for(
     store: Recorded, clock: Clock, snapshot: SnapshotAssertion
 ) -> None:
     meta = {"name": "digits-hold0-0-0", "namespace": "default"}
-    asks = Plan(stages=((Create({"apiVersion": "v1", "kind": "Pod", "metadata": meta}, optional=True),),))
+    asks = Plan((Batch((Create({"apiVersion": "v1", "kind": "Pod", "metadata": meta}, optional=True),)),))
     store.refuses = {"Pod": Invalid(422, "Invalid", "spec.priorityClassName: no such class")}
     job = await store.get(JOBS, "default", "digits")
     assert await execution.Execution(store, clock, None, KEY, job, execution.Memory()).carry_out(asks)

@@ -369,14 +369,14 @@ def make_room(target: CheckpointTarget, step: int, best: Best | None = None) -> 
 
 
 def remove_rungs(prefix: str) -> int:
-    """Deletes the checkpoints of a ladder's rungs, whose URIs start with `prefix`, .../NAME.rungs/UID-. Only the job
-    after each rung reads them, until it has its own. Returns how many objects there were.
+    """Deletes the checkpoints of a ladder's lower rungs, whose URIs start with `prefix`, .../NAME.rungs/UID-. Only the
+    next rung reads them, until it has its own. Returns how many objects there were.
 
     Raises:
         StorageError: the storage refuses.
     """
     parent, folder, job = prefix.rsplit("/", 2)
-    store = open_store(parent, "checkpoint.trials")
+    store = open_store(parent, "checkpoint.rungs")
     # COMMITs first, so that no half-deleted checkpoint passes for a complete one.
     names = sorted(store.list(f"{folder}/{job}"), key=lambda name: not name.endswith(f"/{COMMIT}"))
     for name in names:

@@ -151,7 +151,7 @@ class Checkpointer(Checkpoints):
     take: makes the snapshot of a step, whole or as one of several parts. say: receives each message. found_best:
     receives each new best checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that
     the run continues from. peer_parts: returns the parts that other hosts write of a snapshot. repeats: this process
-    alone can take a step's snapshot a second time. trials: as in `CheckpointSpec`.
+    alone can take a step's snapshot a second time. rungs: as in `CheckpointSpec`.
     """
 
     def __init__(
@@ -165,10 +165,10 @@ class Checkpointer(Checkpoints):
         found_best: Callable[[Best], None] = lambda best: None,
         peer_parts: Callable[[Snapshot], PeerParts] = lambda _: PeerParts(),
         repeats: bool = True,
-        trials: str | None = None,
+        rungs: str | None = None,
     ) -> None:
         super().__init__(due)
-        self._trials = trials
+        self._rungs = rungs
         self._target, self._when, self._take, self._say, self._now = target, due, take, say, now
         self._peer_parts, self._repeats = peer_parts, repeats
         self._writing: Thread | None = None
@@ -227,12 +227,12 @@ class Checkpointer(Checkpoints):
             self._say(f"after the checkpoint of step {self.last_step} old ones were not deleted: {error}")
 
     def tidy(self) -> None:
-        if self._trials is None:
+        if self._rungs is None:
             return
         try:
-            remove_rungs(self._trials)
+            remove_rungs(self._rungs)
         except StorageError as error:
-            self._say(f"what the trials of the ladder have left in {self._trials}* stays there: {error}")
+            self._say(f"what the lower rungs of the ladder have left in {self._rungs}* stays there: {error}")
 
     def save(self, step: int, position: Position, health: NumericalHealth) -> None:
         self._save(step, position, health, alone=False)

@@ -266,8 +266,8 @@ class CheckpointSpec:
 
     With neither, there is a checkpoint only when the run is stopped or ends. `keep`: how many committed ones stay.
     `uri`: a folder of this job alone; `resume_from`: where the job begins while that folder is empty; `init_from`: the
-    weights with which it then begins at step 0; `trials`: a prefix: what the trials of a ladder have left below it is
-    removed once the training has succeeded.
+    weights with which it then begins at step 0; `rungs`: a prefix: what the lower rungs of a ladder have left below it
+    is removed once the training has succeeded.
     """
 
     uri: Text
@@ -277,7 +277,7 @@ class CheckpointSpec:
     keep_best: BestSpec | None = None
     resume_from: Text | None = None
     init_from: InitSpec | None = None
-    trials: Text | None = None
+    rungs: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -474,10 +474,10 @@ def _check_followed(spec: RunSpec) -> None:
         )
     if checkpoint is not None and checkpoint.resume_from is not None and checkpoint.init_from is not None:
         raise BadSpecError("checkpoint: resumeFrom or initFrom, got both")
-    if checkpoint is not None and checkpoint.trials is not None:
+    if checkpoint is not None and checkpoint.rungs is not None:
         beside = f"{checkpoint.uri}.rungs/"
-        if not checkpoint.trials.startswith(beside) or checkpoint.trials == beside:
-            raise BadSpecError(f"checkpoint.trials: a place in {beside}, got {checkpoint.trials!r}")
+        if not checkpoint.rungs.startswith(beside) or checkpoint.rungs == beside:
+            raise BadSpecError(f"checkpoint.rungs: a place in {beside}, got {checkpoint.rungs!r}")
 
 
 def _check_backend(spec: RunSpec) -> None:

@@ -235,7 +235,7 @@ class OwnTrainer:
                         trainer.fit(run.module, datamodule=run.data, ckpt_path=checkpoint)
                         # Lightning validates before the hooks of the end, which may have changed the weights.
                         last = watch.step, instruments.weights()
-                        if not self._is_trial and _validates(run) and instruments.evaluated != last:
+                        if not self._is_on_lower_rung and _validates(run) and instruments.evaluated != last:
                             trainer.validate(run.module, datamodule=run.data, verbose=False)
                     elif _validates(run):
                         trainer.validate(run.module, datamodule=run.data, ckpt_path=checkpoint, verbose=False)
@@ -343,7 +343,7 @@ class OwnTrainer:
         )
 
     @property
-    def _is_trial(self) -> bool:
+    def _is_on_lower_rung(self) -> bool:
         return self.context.spec.end_after_steps is not None
 
     def _end(
@@ -359,7 +359,7 @@ class OwnTrainer:
             return stopped_outcome(watch.step, watch.loss, instruments)
         warn_left_out(watch.step, watch.metrics, self.context.outputs)
         if done is None:
-            if not self._is_trial:
+            if not self._is_on_lower_rung:
                 save_result(watch.step, watch.position, instruments)
                 write_weights(self.context, module)
             with self.context.clock.during(Phase.CHECKPOINT):

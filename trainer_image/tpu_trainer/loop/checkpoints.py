@@ -191,7 +191,7 @@ class CheckpointStorage:
             found_best=found_best,
             peer_parts=peer_parts,
             repeats=repeats,
-            trials=spec.checkpoint.trials,
+            rungs=spec.checkpoint.rungs,
         )
         checkpointer.best = best_in(self.target)
         if checkpointer.best is not None:
@@ -339,5 +339,6 @@ def _resumed(start: Start, checkpoint: LoadedCheckpoint, hp: Hyperparameters) ->
     ramp = f"; the learning rate is reached over {start.ramp.steps} steps" if start.ramp else ""
     return (
         f"{line}: {start.examples} examples were seen with a global batch of "
-        f"{checkpoint.commit.author.global_batch}, the {left} that are left are trained with one of {hp.global_batch_size}{ramp}"
+        f"{checkpoint.commit.author.global_batch}, the {left} that are left are trained with one of "
+        f"{hp.global_batch_size}{ramp}"
     )

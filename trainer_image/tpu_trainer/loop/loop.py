@@ -115,8 +115,8 @@ def train(
 
         signals.add(sums)
         due = hp.evaluate_every_steps is not None and step % hp.evaluate_every_steps == 0
-        # A trial's last step is in the middle of the training.
-        evaluates = work.trial if last else due
+        # The last step of a lower rung is in the middle of the training.
+        evaluates = work.on_lower_rung if last else due
         saves = checkpoints.due(step)
         # Raises if the loss is not finite, before a checkpoint is made of it.
         if reading := instruments.read(signals, step, work.rates.present, whole=evaluates or saves or last):
@@ -137,8 +137,8 @@ def train(
 
     if not start.ended:
         with user_code("the end of the training"):
-            # A run that is stopped continues inside its epoch, and so does the job after a trial.
-            goes_on = trained.stopped or work.trial
+            # A run that is stopped continues inside its epoch, and so does the job after a lower rung.
+            goes_on = trained.stopped or work.on_lower_rung
             if not goes_on:
                 hooks.epoch_ends(epoch)
             hooks.train_ends(stopped=goes_on or trained.early is not None)

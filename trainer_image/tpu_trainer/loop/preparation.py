@@ -114,7 +114,7 @@ def prepare(
         policy,
         logbook=logbook,
         closing=closing,
-        trial=spec.end_after_steps is not None,
+        on_lower_rung=spec.end_after_steps is not None,
         average=_average(context, task.model, hp, checkpoint),
         noise_scale=_has_noise_scale(context),
         skips=skips,

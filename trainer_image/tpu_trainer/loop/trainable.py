@@ -45,8 +45,8 @@ class PreparedTask:
 
     skips: a step that is not finite is left out (recipe.onNotFinite). begun_with: where the initial weights come from,
     None if the task made them. clip_norm: the trainer scales gradients down to this length; None: it does not clip, or
-    the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is. trial: a rung
-    of a ladder, whose end is not the training's.
+    the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is. on_lower_rung:
+    a rung of a ladder, whose end is not the training's.
     """
 
     task: Task
@@ -61,7 +61,7 @@ class PreparedTask:
     skips: bool
     logbook: Logbook
     closing: Closing
-    trial: bool = False
+    on_lower_rung: bool = False
     average: Average | None = None
     begun_with: str | None = None
     clip_norm: float | None = None

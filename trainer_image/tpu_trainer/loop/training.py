@@ -158,11 +158,11 @@ class _Training:
         self._fit_ends()
         warn_left_out(trained.step, evaluated, self.context.outputs)
         # A rung of a ladder is not the result.
-        if not self.work.trial:
+        if not self.work.on_lower_rung:
             save_result(trained.step, trained.position, instruments, again=is_best and trained.loss is None)
         with self.context.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, instruments)
-            if not self.work.trial:
+            if not self.work.on_lower_rung:
                 average = self.work.average
                 write_weights(self.context, self.work.task.model, None if average is None else average.tensors)
                 self._finish()
@@ -217,7 +217,7 @@ class _Training:
         policy, step = self.work.policy, trained.step
         judged = policy.evaluated == step
         # An evaluation has just ended the training, and no hook has changed the weights since.
-        if judged and (self.work.trial or self.instruments.evaluated == (step, self.instruments.weights())):
+        if judged and (self.work.on_lower_rung or self.instruments.evaluated == (step, self.instruments.weights())):
             return dict(policy.metrics), False
         self.context.outputs.progress.begin_evaluation(evaluation_size(self.work.task))
         with self.context.clock.during(Phase.EVALUATE):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tests.unit.virtual_time import run
 from tpu_training_operator.kube.cluster import Object, Resource
 from tpu_training_operator.kube.errors import Forbidden
-from tpu_training_operator.runtime.leader_label import LABEL_LEADS, OwnPod
+from tpu_training_operator.runtime.leadership import LABEL_LEADS, OwnPod
 
 
 @dataclass
@@ -26,7 +26,7 @@ class OnePod:
 def test_a_label_that_was_refused_or_taken_away_comes_back() -> None:
     async def story() -> list[object]:
         pod, seen = OnePod(may=False), list[object]()
-        telling = asyncio.create_task(OwnPod(pod, "tpu-system", "operator-0").keep_telling())
+        telling = asyncio.create_task(OwnPod(pod, "tpu-system", "operator-0").keep_label())
         for may in (False, True, True):
             pod.may, pod.labels = may, {}
             await asyncio.sleep(60)

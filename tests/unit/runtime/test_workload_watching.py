@@ -9,7 +9,7 @@ import pytest
 from tpu_training_operator.kube.client import Client, Keep, Page, Selection
 from tpu_training_operator.kube.cluster import KUEUE_VERSIONS, WORKLOADS, JobKey, Object
 from tpu_training_operator.runtime.controller import Haste
-from tpu_training_operator.runtime.queue_watching import QueueWatching
+from tpu_training_operator.runtime.watching import WorkloadWatching
 
 KIND = WORKLOADS[KUEUE_VERSIONS[0]]
 OWNER = {"apiVersion": "tpu-operator.dev/v1alpha1", "kind": "TPUTrainingJob", "name": "digits", "controller": True}
@@ -40,7 +40,9 @@ class Watched:
     def __init__(self, *namespaces: str) -> None:
         self.api = Api()
         self.hints: asyncio.Queue[tuple[JobKey, str | None, Haste]] = asyncio.Queue()
-        self.watching = QueueWatching(cast("Client", self.api), namespaces, lambda *hint: self.hints.put_nowait(hint))
+        self.watching = WorkloadWatching(
+            cast("Client", self.api), namespaces, lambda *hint: self.hints.put_nowait(hint)
+        )
         self.task = asyncio.create_task(self.watching.run())
 
     async def hint(self) -> tuple[JobKey, str | None, Haste]:
