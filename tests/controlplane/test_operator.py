@@ -243,10 +243,18 @@ def test_suspend_and_resume_are_not_charged_and_may_change_the_workers(
     assert [toleration in pod["spec"]["tolerations"] for pod in space.pods()] == [True] * 4
 
 
-def test_a_misspelt_field_of_a_volume_is_named_and_not_dropped(space: Namespace, operator: OperatorProcess) -> None:
+def test_a_misspelt_field_of_a_volume_is_named_and_corrected(space: Namespace, operator: OperatorProcess) -> None:
+    def patch(**spec: object) -> None:
+        space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", json.dumps({"spec": spec}))
+
     space.apply(digits(trainer={"volumes": [{"name": "scratch", "emptyDir": {"sizeLimitt": "1Gi"}}]}))
     stalled = condition(space.wait_for_state("Blocked"), "Stalled")
     assert '.emptyDir.sizeLimitt"' in stalled["message"]
+
+    patch(runPolicy={"suspend": True})
+    space.wait_for_state("Suspended")
+    patch(trainer={"volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}]}, runPolicy={"suspend": False})
+    space.wait_for_state("Running")
 
 
 def test_a_service_with_another_owner_is_left_alone_and_named(space: Namespace, operator: OperatorProcess) -> None:

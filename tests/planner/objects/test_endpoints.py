@@ -29,7 +29,7 @@ from tpu_training_operator.domain.job.naming import service_name
 from tpu_training_operator.domain.objects.actions import Publish
 from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
 from tpu_training_operator.kube.cluster import Object
-from tpu_training_operator.kube.errors import ApiError, Forbidden, Invalid
+from tpu_training_operator.kube.errors import ApiError, Forbidden, InvalidRequest
 
 PUBLICATION = "publish EndpointSlice digits-0, Endpoints digits"
 
@@ -288,7 +288,7 @@ def test_a_service_with_a_selector_of_an_earlier_version_keeps_its_endpoints() -
 REFUSALS: dict[str, tuple[ApiError, str]] = {
     "no right": (Forbidden(403, "Forbidden", "no right"), "NotPermitted"),
     "a quota": (Forbidden(403, "Forbidden", "exceeded quota: endpointslices"), "NotPermitted"),
-    "a webhook": (Invalid(422, "Invalid", "denied by a webhook"), "InvalidObject"),
+    "a webhook": (InvalidRequest(422, "Invalid", "denied by a webhook"), "InvalidObject"),
 }
 
 
