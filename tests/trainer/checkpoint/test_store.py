@@ -21,7 +21,8 @@ from tests.cluster.ports import free_port
 from tests.trainer.checkpoint.conftest import BUCKET
 from tests.trainer.checkpoint.refusing_server import answering
 from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, StorageError
-from tpu_trainer.storage.store import DirectoryStore, MissingError, ObjectStore, open_store
+from tpu_trainer.storage import open_store
+from tpu_trainer.storage.store import DirectoryStore, MissingError, ObjectStore
 
 NO_PAUSES = SimpleNamespace(sleep=lambda _: asyncio.sleep(0))
 
@@ -209,7 +210,7 @@ def test_a_full_disk_leaves_the_object_that_was_there(tmp_path: Path, snapshot: 
 
 AS_A_STRANGER = """
 import os, sys
-from tpu_trainer.storage.store import open_store
+from tpu_trainer.storage import open_store
 from tpu_trainer.contract.errors import StorageDeniedError
 os.setgid(65532); os.setuid(65532)
 try:

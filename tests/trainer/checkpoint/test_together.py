@@ -114,7 +114,7 @@ class Gang:
         return Snapshot(step, whole.examples, whole.document, whole.trees, own, CheckpointPart(host, HOSTS))
 
     def lead(self, step: int) -> None:
-        write(self.target(0), self.mine(0, step), others=self.channel(step))
+        write(self.target(0), self.mine(0, step), peer_parts=self.channel(step))
         make_room(self.target(0), step)
 
     def help(self, host: int, step: int) -> None:
@@ -321,7 +321,7 @@ def test_a_stop_has_its_checkpoint_once_and_host_0_repeats_alone_what_another_co
         def others(held: Snapshot) -> PeerParts:
             return PeerParts() if held.part == WHOLE else channels[held.step]
 
-        checkpoints: Checkpoints = Checkpointer(target, due, take, said.append, others=others)
+        checkpoints: Checkpoints = Checkpointer(target, due, take, said.append, peer_parts=others)
         if backend.rank:
             checkpoints = PartWriter(due, take_part)
         checkpoints.save(10, Position(), NumericalHealth())

@@ -22,7 +22,7 @@ from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, TrainerError, UserCodeError
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.contract.spec import CodeSpec
-from tpu_trainer.storage.store import open_store
+from tpu_trainer.storage import open_store
 from tpu_trainer.worker import code as trainer_code
 from tpu_trainer.worker.code import install
 
