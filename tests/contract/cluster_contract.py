@@ -26,8 +26,8 @@ from tests.contract.objects import (
 )
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.cluster_state.observed import parse_time
+from tpu_training_operator.domain.cluster_state.pod_events import explain_wait
 from tpu_training_operator.domain.objects.actions import Event
-from tpu_training_operator.domain.plan.restarts.waiting import line_of
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
     ENDPOINT_SLICES,
@@ -38,7 +38,7 @@ from tpu_training_operator.kube.cluster import (
     Object,
     Resource,
 )
-from tpu_training_operator.kube.errors import AlreadyExists, Conflict, Invalid, NotFound
+from tpu_training_operator.kube.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
 from tpu_training_operator.runtime.events import event_body
 
 ANOTHER_UID = "11111111-2222-3333-4444-555555555555"
@@ -117,14 +117,14 @@ class CreationContract:
     async def test_an_invalid_job_is_refused_with_the_fields_path(
         self, cluster: Cluster, namespace: str, changes: Mapping[str, Any], field: str
     ) -> None:
-        with pytest.raises(Invalid) as refusal:
+        with pytest.raises(InvalidRequest) as refusal:
             await cluster.create(job_body(changes, namespace=namespace))
         assert f"{field}: " in str(refusal.value)
         with pytest.raises(NotFound):
             await cluster.get(JOBS, namespace, "digits")
 
     async def test_a_job_name_that_cannot_be_a_host_name_is_refused(self, cluster: Cluster, namespace: str) -> None:
-        with pytest.raises(Invalid, match=r"metadata\.name must be at most 48 characters"):
+        with pytest.raises(InvalidRequest, match=r"metadata\.name must be at most 48 characters"):
             await cluster.create(job_body(name="d" * 49, namespace=namespace))
 
 
@@ -163,7 +163,7 @@ class ReadingContract:
             body = event_body(Event("FailedMount", "no volume", warning=True), job, datetime.now(UTC))
             await cluster.create({**body, "regarding": regarding})
         found = await cluster.list(EVENTS, namespace, None, {"regarding.uid": "uid-1"})
-        assert [line_of([event]) for event in found] == ["FailedMount: no volume"] * 2
+        assert [explain_wait([event]) for event in found] == ["FailedMount: no volume"] * 2
         assert await cluster.list(EVENTS, namespace, None, {"regarding.uid": "uid-3"}) == []
 
     async def test_a_list_covers_one_namespace_or_all(self, cluster: Cluster, namespace: str) -> None:

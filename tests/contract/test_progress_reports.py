@@ -17,8 +17,9 @@ from tpu_trainer.contract.environment import ProgressEndpoint, read_environment
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.reporting import report
 from tpu_training_operator.api import constants, status
+from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.api.words import number_text
-from tpu_training_operator.domain.cluster_state.worker_reports import Report, ReportPhase
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.shared import config_map

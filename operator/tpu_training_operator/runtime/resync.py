@@ -8,7 +8,7 @@ from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.workload import is_of_others
-from tpu_training_operator.domain.plan.common.completion import may_need_a_pass
+from tpu_training_operator.domain.plan.at_rest import may_need_a_pass
 from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError
 from tpu_training_operator.runtime.metrics import Metrics

@@ -10,7 +10,7 @@ from tpu_training_operator.api.constants import RESERVED_ENV
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job.naming import WorkerId, workers
-from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy, config_map, service
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy, config_map
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
 OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
@@ -340,12 +340,12 @@ def test_a_parameter_that_looks_like_a_reference_reaches_the_worker_unchanged() 
 
 # The network policy.
 
-OF_SERVICE = service(parse_job(job_body()))["metadata"]
+JOB = parse_job(job_body())
 
 
 def test_only_the_workers_of_a_job_can_reach_each_other() -> None:
     own = {"podSelector": {"matchLabels": {"tpu-operator.dev/job-name": "digits"}}}
-    assert WorkerNetworkPolicy().network_policy(OF_SERVICE) == {
+    assert WorkerNetworkPolicy().network_policy(JOB) == {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {
@@ -364,7 +364,7 @@ def test_only_the_workers_of_a_job_can_reach_each_other() -> None:
 
 def test_the_operators_settings_let_others_in() -> None:
     scrape = {"from": [{"namespaceSelector": {}}], "ports": [{"port": 8431}]}
-    assert WorkerNetworkPolicy((scrape,)).network_policy(OF_SERVICE)["spec"]["ingress"][1:] == [scrape]
+    assert WorkerNetworkPolicy((scrape,)).network_policy(JOB)["spec"]["ingress"][1:] == [scrape]
 
 
 # What the reporting worker has in addition.

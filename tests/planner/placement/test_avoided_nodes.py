@@ -7,7 +7,7 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import look, one_pass
 from tests.planner.scheduler import avoided, place_all
 from tests.planner.story import all_are_ready, all_finish, described, given_a_job, passes, present
-from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.plan import Plan
 
 BAD = "node-1"
 NODES = ["node-0", BAD, "node-2", "node-3"]
@@ -102,7 +102,7 @@ def test_a_gang_that_cannot_be_placed_without_the_node_may_use_it_again(nodes: l
     assert waits is not None
     cluster.now += waits
     [event] = one_pass(cluster).events
-    assert event.message.endswith(f"release their nodes; the job may use {BAD} again")
+    assert event.message.endswith(f"; the job may use {BAD} again")
     assert (cluster.status.attempt, cluster.status.avoided_nodes, cluster.status.device_faults) == (4, [], [])
 
 

@@ -25,7 +25,8 @@ from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.constants import LABEL_ALTERNATIVE
 from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
-from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
+from tpu_training_operator.domain.plan.blocked import blocked
 from tpu_training_operator.kube.errors import Forbidden
 
 SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 600}

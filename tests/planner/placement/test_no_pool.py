@@ -7,7 +7,7 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
 from tests.planner.restarts.test_waiting import finds_no_node, tell, waits
 from tests.planner.story import WORKERS, given_a_created_gang, given_a_running_gang, passes, ready_message
-from tpu_training_operator.domain.plan.placement.no_pool import autoscaler_has_none, scheduler_has_none
+from tpu_training_operator.domain.cluster_state.pod_events import autoscaler_has_none, scheduler_has_none
 
 ALTERNATIVE = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 600}
 TWO = {"spec.placement.alternatives": [ALTERNATIVE]}

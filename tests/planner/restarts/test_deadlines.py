@@ -23,7 +23,7 @@ from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import format_time
-from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.plan import Plan
 
 LIMIT = timedelta(seconds=100)
 ACTIVE = {"spec.runPolicy": {"activeDeadlineSeconds": 100}}

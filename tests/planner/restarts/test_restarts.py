@@ -23,8 +23,9 @@ from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.objects.actions import DeletePod
-from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
+from tpu_training_operator.domain.plan.blocked import blocked
 
 
 def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:

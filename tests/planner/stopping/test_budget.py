@@ -31,7 +31,7 @@ from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, find, is_true
 from tpu_training_operator.api.status import ChipSeconds, State
 from tpu_training_operator.domain.cluster_state.observed import parse_time
-from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.local.run import is_over
 
 # v5litepod-16 has 4 hosts with 4 chips each: one chip-hour lasts 225 s.
@@ -186,7 +186,7 @@ def test_a_job_that_has_used_up_its_budget_saves_stops_and_only_then_fails(
     assert cluster.status.restarts.total == 0
     passes(cluster, 10**6)
     later = look(cluster)
-    assert (later.stages, later.status or cluster.status, later.again) == ((), cluster.status, None)
+    assert (later.batches, later.status or cluster.status, later.again) == ((), cluster.status, None)
 
 
 def test_the_pass_comes_when_the_budget_ends() -> None:
@@ -255,7 +255,7 @@ def test_a_gang_that_is_finishing_has_its_grace_period_to_finish() -> None:
     cluster = given_a_running_gang(budget(1, "Fail"))
     passes(cluster, HOUR)
     kubelet.end(cluster, cluster.pods[WORKERS[0]])
-    assert look(cluster).stages == ()
+    assert look(cluster).batches == ()
     passes(cluster, 10)
     all_finish(cluster)
     one_pass(cluster)

@@ -9,7 +9,7 @@ from tests.unit.pods import pod
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.cluster_state.hosts import waits_for
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, slim, slim_worker
-from tpu_training_operator.domain.plan.restarts.waiting import line_of, slim_event
+from tpu_training_operator.domain.cluster_state.pod_events import explain_wait, slim_event
 
 LONG = "x" * 1_000_000
 OWNER = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "name": "digits", "uid": "1", "controller": True}
@@ -108,7 +108,7 @@ def test_a_slim_event_is_short_and_says_the_same(event: dict[str, Any]) -> None:
     slimmed = slim_event(event)
     assert slimmed is not None
     assert len(json.dumps(slimmed)) < 1500
-    assert line_of([slimmed]) == line_of([event]) != ""
+    assert explain_wait([slimmed]) == explain_wait([event]) != ""
 
 
 def test_an_event_that_tells_nothing_is_left_out() -> None:

@@ -12,8 +12,8 @@ from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, at
 from tpu_training_operator.api.status import Activity, Goodput, Status
 from tpu_training_operator.domain.cluster_state.observed import EARLIEST, LATEST, Observed, format_time, parse_time
-from tpu_training_operator.domain.plan.common.completion import after_the_end
 from tpu_training_operator.domain.plan.common.goodput import charge
+from tpu_training_operator.domain.plan.stopping.departure import after_the_end
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A stage is a stream: how many actions are under way, which are begun, and what ends it. Requests are counted in their
+"""A batch is a stream: how many actions are under way, which are begun, and what ends it. Requests are counted in their
 order; no time passes."""
 
 import asyncio
@@ -13,12 +13,13 @@ import pytest
 from tests.unit.jobs import job, job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.domain.job.options import options_of
-from tpu_training_operator.domain.objects.actions import Action, Create, DeletePod, Plan
+from tpu_training_operator.domain.objects.actions import Action, Create, DeletePod
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
+from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.cluster import JobKey, Object, Resource
-from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
+from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, InvalidRequest, NotFound, Unavailable
 from tpu_training_operator.kube.turns import LEAST, Turns, WriteLimit
-from tpu_training_operator.runtime.execution import Execution, Memory, Refused
+from tpu_training_operator.runtime.execution import Memory, PlanExecution, Refused
 
 SIDE_BY_SIDE = 32
 
@@ -135,7 +136,7 @@ class Running:
 
     async def begin(
         self,
-        *stages: Sequence[Action],
+        *batches: Sequence[Action],
         name: str = "large",
         told: Collection[str] = (),
         body: Object | None = None,
@@ -144,8 +145,8 @@ class Running:
         as the pass has read it."""
         key = JobKey("default", name)
         memory = Memory(sent_missing=set(told))
-        execution = Execution(self._server, self._clock, None, key, body or a_job(name), memory)
-        self.tasks.append(asyncio.create_task(execution.carry_out(Plan(stages=stages))))
+        execution = PlanExecution(self._server, self._clock, None, key, body or a_job(name), memory)
+        self.tasks.append(asyncio.create_task(execution.carry_out(Plan(tuple(map(Batch, batches))))))
         await settle()
         return self.tasks[-1]
 
@@ -188,7 +189,7 @@ async def test_the_actions_begin_in_their_order(server: Server, running: Running
     assert server.names == [f"large-{index}" for index in range(100)]
 
 
-async def test_a_stage_begins_when_the_one_before_has_ended(server: Server, running: Running) -> None:
+async def test_a_batch_begins_when_the_one_before_has_ended(server: Server, running: Running) -> None:
     await running.begin(deletions("old", 3), Pods("new", 3))
     await server.answer_all(leaving=1)
     assert server.sent == ["old"] * 3
@@ -196,12 +197,12 @@ async def test_a_stage_begins_when_the_one_before_has_ended(server: Server, runn
     assert server.sent == ["old"] * 3 + ["new"] * 3
 
 
-async def test_an_empty_stage_asks_for_nothing(server: Server, running: Running) -> None:
+async def test_an_empty_batch_asks_for_nothing(server: Server, running: Running) -> None:
     assert await (await running.begin([]))
     assert (server.sent, server.reads) == ([], 0)
 
 
-async def test_one_line_tells_what_a_stage_has_done(
+async def test_one_line_tells_what_a_batch_has_done(
     server: Server, running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -280,10 +281,10 @@ async def test_the_job_is_read_once_in_32_actions(server: Server, running: Runni
     assert server.reads == 9
 
 
-async def test_a_refusal_ends_the_stage(server: Server, running: Running) -> None:
+async def test_a_refusal_ends_the_batch(server: Server, running: Running) -> None:
     task = await running.begin(Pods("large", 2304))
     await server.answer(Unavailable(500, "", "before"))
-    await server.answer(Invalid(422, "Invalid", "no such field"))
+    await server.answer(InvalidRequest(422, "Invalid", "no such field"))
     assert not task.done(), "what was sent is awaited"
     sent = len(server.sent)
     await server.answer_all()
@@ -292,7 +293,7 @@ async def test_a_refusal_ends_the_stage(server: Server, running: Running) -> Non
     assert len(server.sent) == sent
 
 
-async def test_the_refusal_of_one_placeholder_ends_their_stage_and_not_the_pass(
+async def test_the_refusal_of_one_placeholder_ends_their_batch_and_not_the_pass(
     server: Server, running: Running, clock: Clock
 ) -> None:
     """A quota refuses all of them, and they are asked for again and again while the gang trains."""
@@ -306,7 +307,7 @@ async def test_the_refusal_of_one_placeholder_ends_their_stage_and_not_the_pass(
     assert Counter(server.sent) == {"digits": SIDE_BY_SIDE, "old": 3}
 
 
-async def test_failures_in_a_row_end_the_stage(server: Server, running: Running) -> None:
+async def test_failures_in_a_row_end_the_batch(server: Server, running: Running) -> None:
     task = await running.begin(Pods("large", 2304))
     for number in range(3):
         await server.answer(Unavailable(503, "", f"failure {number}"))
@@ -331,7 +332,7 @@ async def test_a_single_failure_is_told_after_the_rest_was_done(
     assert len(server.sent) == 200
 
 
-async def test_what_waits_for_its_turn_is_not_sent_once_the_stage_is_in_vain(server: Server, running: Running) -> None:
+async def test_what_waits_for_its_turn_is_not_sent_once_the_batch_is_in_vain(server: Server, running: Running) -> None:
     server.turns.limit = WriteLimit(LEAST)
     task = await running.begin(Pods("large", 2304))
     for _ in range(3):
@@ -377,7 +378,7 @@ async def test_a_large_gang_does_not_hold_up_the_restart_of_a_small_one(
     while not restart.done():
         await server.answer()
     sent = Counter(server.sent[before:])
-    # Both stages wait for four places, and then for the answers to all that were sent before theirs.
+    # Both batches wait for four places, and then for the answers to all that were sent before theirs.
     assert sent["small"] == 8
     assert sent["large"] < 3 * 64
     assert running.tasks[0].done() is running.tasks[1].done() is False

@@ -32,7 +32,7 @@ from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.loop.evaluation_policy import reduction_of
 from tpu_trainer.loop.trainable import PreparedTask
 from tpu_trainer.reporting.run_outputs import RunOutputs
-from tpu_trainer.storage.store import open_store
+from tpu_trainer.storage import open_store
 from tpu_trainer.task.task import Hyperparameters
 
 if TYPE_CHECKING:
@@ -94,19 +94,19 @@ class CheckpointStorage:
             outputs.add_finding(Finding("Checkpoint", 0, _not_shared(self.target.store.uri, unable)))
         return writers
 
-    def steering_of(self, found: LoadedCheckpoint | None) -> Mapping[str, Any] | None:
+    def steering_of(self, checkpoint: LoadedCheckpoint | None) -> Mapping[str, Any] | None:
         """What the checkpoint keeps of decisions by evaluations; None if they were another job's."""
-        if found is None or not self._is_own(found):
+        if checkpoint is None or not self._is_own(checkpoint):
             return None
-        kept: Mapping[str, Any] | None = found.snapshot.document.get("steering")
+        kept: Mapping[str, Any] | None = checkpoint.snapshot.document.get("steering")
         return kept
 
-    def ended(self, found: LoadedCheckpoint | None) -> bool:
+    def ended(self, checkpoint: LoadedCheckpoint | None) -> bool:
         """Whether the checkpoint is this job's own, and its training had ended."""
-        return found is not None and self._is_own(found) and bool(found.snapshot.document.get("ended"))
+        return checkpoint is not None and self._is_own(checkpoint) and bool(checkpoint.snapshot.document.get("ended"))
 
-    def _is_own(self, found: LoadedCheckpoint) -> bool:
-        return self.target is not None and self.target.author.may_continue(found.commit.author)
+    def _is_own(self, checkpoint: LoadedCheckpoint) -> bool:
+        return self.target is not None and self.target.author.may_continue(checkpoint.commit.author)
 
     def checkpoints(
         self,
@@ -179,7 +179,7 @@ class CheckpointStorage:
             outputs.progress.best = best
             outputs.progress.say(f"the best checkpoint is {best}")
 
-        def others(snapshot: Snapshot) -> PeerParts:
+        def peer_parts(snapshot: Snapshot) -> PeerParts:
             return PeerParts() if writers is None or snapshot.part == WHOLE else writers.channel(snapshot.part.count)
 
         checkpointer = Checkpointer(
@@ -189,7 +189,7 @@ class CheckpointStorage:
             warn,
             resumed=resumed,
             found_best=found_best,
-            others=others,
+            peer_parts=peer_parts,
             repeats=repeats,
             rungs=spec.checkpoint.rungs,
         )
@@ -206,11 +206,11 @@ class CheckpointStorage:
             outputs.add_finding(Finding("Checkpoint", 0, text))
 
         with reading(self.target):
-            found = choose_own(self.target.store, author, self.elsewhere, say, warn)
-            if found is None and self.elsewhere is not None:
-                found = choose_named(self.elsewhere, author, say, warn)
+            checkpoint = choose_own(self.target.store, author, self.elsewhere, say, warn)
+            if checkpoint is None and self.elsewhere is not None:
+                checkpoint = choose_named(self.elsewhere, author, say, warn)
         prepare(self.target)
-        return found
+        return checkpoint
 
 
 def _due(checkpoint: CheckpointSpec, spec: RunSpec) -> CheckpointSchedule:
@@ -279,27 +279,29 @@ def _written(spec: RunSpec) -> dict[str, str]:
 
 
 def start_of(
-    found: LoadedCheckpoint | None, hp: Hyperparameters, spec: RunSpec, policy: Mapping[str, Any] | None
+    checkpoint: LoadedCheckpoint | None, hp: Hyperparameters, spec: RunSpec, policy: Mapping[str, Any] | None
 ) -> Start:
     """Where the run begins, with the checkpoint `found` or without one. `policy`: as in the checkpoint, if the run
     continues it."""
-    if found is None:
+    if checkpoint is None:
         return fresh_start(hp, spec.slice.replicas, spec.job.attempt)
     reduction = reduction_of(policy, spec)
-    return continued_start(found.snapshot.document, hp, spec.slice.replicas, spec.job.attempt, reduction)
+    return continued_start(checkpoint.snapshot.document, hp, spec.slice.replicas, spec.job.attempt, reduction)
 
 
-def nothing_left(start: Start, found: LoadedCheckpoint | None, hp: Hyperparameters) -> str | None:
+def nothing_left(start: Start, checkpoint: LoadedCheckpoint | None, hp: Hyperparameters) -> str | None:
     """What to say of a run that has no steps left, or whose training had ended; None if it trains."""
-    if found is None or (start.step < hp.last_step and not start.ended):
+    if checkpoint is None or (start.step < hp.last_step and not start.ended):
         return None
     return (
-        f"nothing left to train: checkpoint {found.folder} of job {found.commit.author} is at step {start.step} of "
-        f"{hp.train_steps}"
+        f"nothing left to train: checkpoint {checkpoint.folder} of job {checkpoint.commit.author} is at step "
+        f"{start.step} of {hp.train_steps}"
     )
 
 
-def report_origin(start: Start, found: LoadedCheckpoint, me: Author, hp: Hyperparameters, outputs: RunOutputs) -> None:
+def report_origin(
+    start: Start, checkpoint: LoadedCheckpoint, me: Author, hp: Hyperparameters, outputs: RunOutputs
+) -> None:
     """Says what the run continues from, as a warning if the user may not expect it.
 
     `me`: this job.
@@ -307,35 +309,36 @@ def report_origin(start: Start, found: LoadedCheckpoint, me: Author, hp: Hyperpa
     Raises:
         UserCodeError: checkpoint.resumeFrom names another job's checkpoint, and no steps are left to train.
     """
-    author, done = found.commit.author, nothing_left(start, found, hp)
+    author, done = checkpoint.commit.author, nothing_left(start, checkpoint, hp)
     named = not me.may_continue(author)
     if done is not None and named:
         raise UserCodeError(f"checkpoint.resumeFrom: {done}; raise recipe.trainSteps to train on")
-    line = done or _resumed(start, found, hp)
+    line = done or _resumed(start, checkpoint, hp)
     outputs.progress.resume(start.step, line)
     if author.code != me.code:
-        outputs.add_finding(Finding("Checkpoint", start.step, _other_code(found, me)))
+        outputs.add_finding(Finding("Checkpoint", start.step, _other_code(checkpoint, me)))
     if done is not None or not (named or me.uid == author.uid):
         outputs.add_finding(Finding("Checkpoint", start.step, line))
 
 
-def _other_code(found: LoadedCheckpoint, me: Author) -> str:
+def _other_code(checkpoint: LoadedCheckpoint, me: Author) -> str:
     there, here = (
-        f"with sha256 {author.code}" if author.code else "of the image" for author in (found.commit.author, me)
+        f"with sha256 {author.code}" if author.code else "of the image" for author in (checkpoint.commit.author, me)
     )
-    return f"checkpoint {found.folder} was made by other code: the code {there}, this job runs the code {here}"
+    return f"checkpoint {checkpoint.folder} was made by other code: the code {there}, this job runs the code {here}"
 
 
-def _resumed(start: Start, found: LoadedCheckpoint, hp: Hyperparameters) -> str:
+def _resumed(start: Start, checkpoint: LoadedCheckpoint, hp: Hyperparameters) -> str:
     line = (
-        f"continues from checkpoint {found.folder} of job {found.commit.author}, with step {start.step + 1} of "
-        f"{hp.train_steps}"
+        f"continues from checkpoint {checkpoint.folder} of job {checkpoint.commit.author}, with step "
+        f"{start.step + 1} of {hp.train_steps}"
     )
-    if found.commit.author.global_batch == hp.global_batch_size:
+    if checkpoint.commit.author.global_batch == hp.global_batch_size:
         return line
     left = (hp.train_steps - start.step) * hp.global_batch_size
     ramp = f"; the learning rate is reached over {start.ramp.steps} steps" if start.ramp else ""
     return (
-        f"{line}: {start.examples} examples were seen with a global batch of {found.commit.author.global_batch}, the "
-        f"{left} that are left are trained with one of {hp.global_batch_size}{ramp}"
+        f"{line}: {start.examples} examples were seen with a global batch of "
+        f"{checkpoint.commit.author.global_batch}, the {left} that are left are trained with one of "
+        f"{hp.global_batch_size}{ramp}"
     )

@@ -52,19 +52,19 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
         check_data(task, hp.seed, backend, context.environment.host_index, outputs.add_finding)
         storage = CheckpointStorage.of(spec, task.model, backend)
         try:
-            found = storage.choose(backend, outputs)
+            checkpoint = storage.choose(backend, outputs)
         except OtherModelError:
             if not is_lightning(task.model):
                 raise
             # Lightning's Trainer counts the module's tensors before its setup(), which may add some.
             raise NeedsTrainerError("the job's checkpoints do not fit the module in the trainer's own loop") from None
-        if found is not None and is_from_lightning(found.snapshot):
+        if checkpoint is not None and is_from_lightning(checkpoint.snapshot):
             raise NeedsTrainerError("the job's checkpoint was written under it")
         writers = storage.writers(backend, context.environment, outputs)
-        work, resumed = prepare(context, task, hooks, hp, storage, found), found is not None
-        done = nothing_left(work.start, found, hp)
+        work, resumed = prepare(context, task, hooks, hp, storage, checkpoint), checkpoint is not None
+        done = nothing_left(work.start, checkpoint, hp)
         # As large as the model and its optimizer, and not needed any more.
-        del found
+        del checkpoint
         together = backend.reads_together
         checkpoints = storage.checkpoints(spec, work, outputs, writers, resumed, together=together)
         try:

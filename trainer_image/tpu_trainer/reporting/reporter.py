@@ -31,7 +31,8 @@ from tpu_trainer.reporting.history import (
     newest_attempt,
 )
 from tpu_trainer.reporting.tensorboard import EventFile
-from tpu_trainer.storage.store import MissingError, ObjectStore, open_store
+from tpu_trainer.storage import open_store
+from tpu_trainer.storage.store import MissingError, ObjectStore
 from tpu_trainer.task.logbook import LoggedCurve
 
 HISTORY = "history.json"

@@ -21,13 +21,13 @@ from tpu_training_operator.api.status import (
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.job.rung_gates import Measurement, Pace, judge
 from tpu_training_operator.domain.job.rungs import Rung, rung_of
-from tpu_training_operator.domain.objects.actions import Plan
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail, final_progress
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import lost, saved
 from tpu_training_operator.domain.plan.common.restart_budget import refill
 from tpu_training_operator.domain.plan.common.rung_status import on_rung, pace_of, three_digits, with_verdict
+from tpu_training_operator.domain.plan.plan import Plan
 
 
 def finish_rung(ctx: Context) -> Plan:

@@ -1,5 +1,6 @@
 """One look at a job that is valid and has not finished: everything its planner decides by."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -15,6 +16,8 @@ from tpu_training_operator.domain.job.naming import WorkerId, workers
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.rungs import Rung
+from tpu_training_operator.domain.objects.actions import Create
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.common.chips import Holding, holding
 from tpu_training_operator.domain.plan.common.conditions import Snapshot
 from tpu_training_operator.domain.plan.common.goodput import lost, new_goodput, saved, settle
@@ -31,7 +34,8 @@ class Context(Snapshot):
 
     options: tuple[Option, ...]
     option: Option
-    reporting: Reporting | None
+    reporting: Reporting | None = None
+    network_policy: WorkerNetworkPolicy | None = None
     lower_rungs: tuple[Option, ...] = ()
     rung: Rung | None = None
 
@@ -190,3 +194,11 @@ class Context(Snapshot):
         if given is None or not self.is_running or self.was_heard:
             return self.settled_goodput(until)
         return self.charge(replace(given, activity=Activity.TRAIN), until, Activity.TRAIN)
+
+
+def isolate(ctx: Context, *, again: bool = False) -> Sequence[Create]:
+    """Returns the creation of what keeps other pods from the job's, if the installation wants that. `again`: an earlier
+    attempt has created it."""
+    if ctx.network_policy is None:
+        return ()
+    return (Create(ctx.network_policy.network_policy(ctx.job), optional=True, again=again),)
