@@ -21,7 +21,7 @@ from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.client import Client, ClientOptions
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, JobKey
 from tpu_training_operator.kube.credentials import Credentials
-from tpu_training_operator.kube.encoding import encoded, parsed
+from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import ApiError
 from tpu_training_operator.kube.turns import LEAST, MOST
 from tpu_training_operator.runtime.execution import Execution, Memory
@@ -63,7 +63,7 @@ class Server:
             await asyncio.sleep(ANSWER_SECONDS)
         finally:
             self._under_way -= 1
-        body = parsed(data)
+        body = decode(data)
         self.pods[body["metadata"]["name"]] += 1
         self.created[second] += 1
         yield answer(201, body)
@@ -71,7 +71,7 @@ class Server:
 
 def answer(status: int, body: object, headers: dict[str, str] | None = None) -> Any:
     async def pieces() -> AsyncIterator[bytes]:
-        yield encoded(body)
+        yield encode(body)
 
     content = SimpleNamespace(iter_any=pieces)
     return SimpleNamespace(
