@@ -46,7 +46,7 @@ def names(message: str, field: str) -> bool:
 
 
 def test_every_bad_job_is_refused_on_the_field_that_tpujob_names(space: Namespace) -> None:
-    answers = [(field, refusal(space, changes)) for changes, field, _ in REFUSED_JOBS]
+    answers = [(field, refusal(space, changes)) for changes, field in REFUSED_JOBS]
     assert [(field, answer) for field, answer in answers if not names(answer, field)] == []
 
 
@@ -56,7 +56,7 @@ def test_what_is_there_twice_is_refused(space: Namespace) -> None:
 
 
 def test_an_object_that_is_not_a_job_is_refused(space: Namespace) -> None:
-    assert [changes for changes, _, _ in UNDECODABLE_JOBS if not refusal(space, changes)] == []
+    assert [changes for changes, _ in UNDECODABLE_JOBS if not refusal(space, changes)] == []
 
 
 def test_every_good_job_is_accepted(space: Namespace) -> None:
@@ -64,7 +64,7 @@ def test_every_good_job_is_accepted(space: Namespace) -> None:
 
 
 def test_a_job_that_only_arithmetic_rules_out_is_left_to_the_operator(space: Namespace) -> None:
-    assert [answer for changes, _, _ in IMPOSSIBLE_JOBS if (answer := refusal(space, changes))] == []
+    assert [answer for changes, _ in IMPOSSIBLE_JOBS if (answer := refusal(space, changes))] == []
 
 
 def patched(space: Namespace, spec: Object, *options: str) -> str:
