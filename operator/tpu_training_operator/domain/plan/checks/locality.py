@@ -58,15 +58,15 @@ def region_of(place: str) -> str:
     return place if _REGION.match(place) else ""
 
 
-def judged(buckets: Sequence[Bucket], region: str) -> tuple[Near, str]:
+def judge_locality(buckets: Sequence[Bucket], region: str) -> tuple[Near, str]:
     """All buckets together, the worst first. `region`: the slice's, "" if it is unknown."""
-    each = [_judged(bucket, region) for bucket in buckets]
+    each = [_judge(bucket, region) for bucket in buckets]
     order = (Near.REMOTE, Near.UNKNOWN, Near.LOCAL)
     worst = min((near for near, _ in each), key=order.index, default=Near.LOCAL)
     return worst, "; ".join(text for kind in order for near, text in each if near is kind)
 
 
-def _judged(bucket: Bucket, region: str) -> tuple[Near, str]:
+def _judge(bucket: Bucket, region: str) -> tuple[Near, str]:
     name = f"gs://{bucket.name}"
     if bucket.trouble or not bucket.location:
         why = _TROUBLES.get(bucket.trouble, _TROUBLES["unavailable"])

@@ -19,9 +19,9 @@ from tpu_training_operator.domain.plan.common.context import Context
 _STEP = ConditionType.STEP_FITS
 
 
-def with_step_fits(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
+def record_fit(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
     """The status with the condition, and its event; both only if the pod was to compile the step."""
-    each = list(_each(ctx))
+    each = list(_read_results(ctx))
     if not each:
         return status, []
     _, own = each[0]
@@ -33,9 +33,9 @@ def with_step_fits(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
     return status, [] if own.trouble == NOT_THERE else [Event(EventReason(reason), message, warning=warns)]
 
 
-def step_refused(ctx: Context) -> tuple[Reason, str, str] | None:
+def find_refusal(ctx: Context) -> tuple[Reason, str, str] | None:
     """Why the job may not begin: reason, what was found, and what follows; None if it may."""
-    each = list(_each(ctx))
+    each = list(_read_results(ctx))
     for option, found in each:
         if found.fits is False and option in (ctx.option, ctx.options[0]):
             return Reason.STEP_TOO_LARGE, f"the step on {found.message}", "no worker was created"
@@ -50,7 +50,7 @@ def step_refused(ctx: Context) -> tuple[Reason, str, str] | None:
 _REQUIRED = "spec.entryCheck.compile is Require"
 
 
-def _each(ctx: Context) -> Iterator[tuple[Option, Compiled]]:
+def _read_results(ctx: Context) -> Iterator[tuple[Option, Compiled]]:
     """What was compiled, the job's own slice first."""
     pod = ctx.observed.entry_check_pod
     said = None if pod is None else pod.trainer_message
@@ -65,10 +65,10 @@ def _each(ctx: Context) -> Iterator[tuple[Option, Compiled]]:
         [ctx.option, *compiled_elsewhere(ctx.option, ctx.options)], listed or [None], strict=False
     ):
         found = compiled(words, option.layout)
-        yield option, _cut_short(found, pod, ctx) if found.trouble == UNFINISHED else found
+        yield option, _explain_end(found, pod, ctx) if found.trouble == UNFINISHED else found
 
 
-def _cut_short(found: Compiled, pod: EntryCheckPod, ctx: Context) -> Compiled:
+def _explain_end(found: Compiled, pod: EntryCheckPod, ctx: Context) -> Compiled:
     """The same, and what ended the pod."""
     if pod.termination.get("reason") == "OOMKilled":
         why = "out of memory; spec.entryCheck.resources gives it more"

@@ -9,7 +9,7 @@ from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.plan.common.context import Context
 
 
-def on_slice(ctx: Context, status: Status, option: Option, message: str) -> Status:
+def record_admission(ctx: Context, status: Status, option: Option, message: str) -> Status:
     """The status that begins an attempt on that slice. Until the Workload of the slice is admitted, the attempt waits
     without workers. `message`: why it waits."""
     queue = ctx.queue_on(option)
@@ -17,7 +17,7 @@ def on_slice(ctx: Context, status: Status, option: Option, message: str) -> Stat
         return replace(status, conditions=without_condition(status.conditions, ConditionType.ADMITTED))
     if queue.workload is None or not queue.workload.is_admitted:
         return ctx.with_condition(status, ConditionType.ADMITTED, False, Reason.QUEUED, message)
-    return ctx.with_condition(status, ConditionType.ADMITTED, True, Reason.ADMITTED, admission(queue))
+    return ctx.with_condition(status, ConditionType.ADMITTED, True, Reason.ADMITTED, describe_admission(queue))
 
 
 def is_queued(status: Status) -> bool:
@@ -26,7 +26,7 @@ def is_queued(status: Status) -> bool:
     return found is not None and not found.is_true
 
 
-def admission(queue: Queue) -> str:
+def describe_admission(queue: Queue) -> str:
     found = queue.workload
     if found is None:
         return ""

@@ -2,8 +2,8 @@
 
               Ready    Reconciling   Stalled    kstatus, kubectl wait, Flux, Argo CD
 in progress   False    True          -          InProgress
-settled       True     -             -          Current  (running, suspended and succeeded are what was asked for)
-stuck         False    -             True       Failed
+current       True     -             -          Current  (running, suspended and succeeded are what was asked for)
+failed        False    -             True       Failed
 """
 
 from dataclasses import dataclass, replace
@@ -24,13 +24,15 @@ from tpu_training_operator.api.conditions import (
 from tpu_training_operator.api.status import Activity, Goodput, State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time
 from tpu_training_operator.domain.plan.common import goodput as accounts
-from tpu_training_operator.domain.plan.common.chips import Holding, holding
+from tpu_training_operator.domain.plan.common.chips import Holding, read_holding
 
 
-class Kind(Enum):
-    IN_PROGRESS = "in progress"
-    SETTLED = "settled"
-    STUCK = "stuck"
+class Kstatus(Enum):
+    """What kstatus makes of the conditions."""
+
+    IN_PROGRESS = "InProgress"
+    CURRENT = "Current"
+    FAILED = "Failed"
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,14 @@ class ReadyState:
     """What the job shows: its state, and why it is or is not ready."""
 
     state: State
-    kind: Kind
+    kind: Kstatus
     reason: Reason
     message: str
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """One look at a job, whether or not its spec is valid, and how its next status is written."""
+class JobState:
+    """The state of a job as one look finds it, whether or not its spec is valid, and how its next status is written."""
 
     observed: Observed
     status: Status
@@ -74,7 +76,7 @@ class Snapshot:
     @cached_property
     def holding(self) -> Holding:
         """The chips of the job's workers and placeholders."""
-        return holding(self.observed, self.status, self.now)
+        return read_holding(self.observed, self.status, self.now)
 
     def charge(self, goodput: Goodput, until: datetime, then: Activity) -> Goodput:
         return accounts.charge(goodput, until, then, self.holding)
@@ -97,9 +99,9 @@ class Snapshot:
     def present(self, status: Status, ready: ReadyState) -> Status:
         """The status that shows `ready`, as observed now."""
         shown = {
-            ConditionType.READY: ready.kind is Kind.SETTLED,
-            ConditionType.RECONCILING: ready.kind is Kind.IN_PROGRESS,
-            ConditionType.STALLED: ready.kind is Kind.STUCK,
+            ConditionType.READY: ready.kind is Kstatus.CURRENT,
+            ConditionType.RECONCILING: ready.kind is Kstatus.IN_PROGRESS,
+            ConditionType.STALLED: ready.kind is Kstatus.FAILED,
         }
         for kind, value in shown.items():
             if value or kind is ConditionType.READY:

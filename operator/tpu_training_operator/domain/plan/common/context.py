@@ -18,16 +18,16 @@ from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.rungs import Rung
 from tpu_training_operator.domain.objects.actions import Create
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.common.chips import Holding, holding
-from tpu_training_operator.domain.plan.common.conditions import Snapshot
-from tpu_training_operator.domain.plan.common.goodput import lost, new_goodput, saved, settle
+from tpu_training_operator.domain.plan.common.chips import Holding, read_holding
+from tpu_training_operator.domain.plan.common.conditions import JobState
+from tpu_training_operator.domain.plan.common.goodput import mark_lost, mark_saved, settle, start_goodput
 
 # How long a failed worker is waited for that has yet to be reported as ended, so that its log can be kept.
 _LAST_MOMENT = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
-class Context(Snapshot):
+class Context(JobState):
     """`status`: the stored status, with what the workers have reported since. `options`: all slices that the job may
     run on, in order of preference; `option`: the one that its attempt runs on. `lower_rungs`: the rungs of its ladder
     below the job itself; `rung`: where it is on the ladder, None without one."""
@@ -127,7 +127,7 @@ class Context(Snapshot):
     def holding(self) -> Holding:
         """The chips of the job's workers and placeholders, each on its own slice."""
         per_host = {option.number: option.layout.shape.chips_per_host for option in self.options}
-        return holding(self.observed, self.status, self.now, per_host)
+        return read_holding(self.observed, self.status, self.now, per_host)
 
     @cached_property
     def queue(self) -> Queue | None:
@@ -179,14 +179,14 @@ class Context(Snapshot):
             return None
         reports_checkpoints = self.reports or (progress is not None and progress.checkpoint_step is not None)
         if self.job.spec.checkpoint is None or (self.was_heard and reports_checkpoints):
-            return lost(goodput)
-        return saved(goodput)
+            return mark_lost(goodput)
+        return mark_saved(goodput)
 
     def settled_goodput(self, until: datetime | None = None) -> Goodput:
         """The goodput up to `until`, by default up to now."""
         created = self.job.metadata.get("creationTimestamp", format_time(self.now))
         pods = [] if self.missing else self.pods
-        return settle(self.status.goodput or new_goodput(created), pods, until or self.now, self.holding)
+        return settle(self.status.goodput or start_goodput(created), pods, until or self.now, self.holding)
 
     def goodput_at_end(self, until: datetime) -> Goodput:
         """The goodput of an attempt that ends. A gang that ran and never reported counts as having trained."""

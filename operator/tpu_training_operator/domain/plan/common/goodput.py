@@ -15,7 +15,7 @@ from tpu_training_operator.domain.plan.common import chips
 from tpu_training_operator.domain.plan.common.chips import Holding
 
 
-def new_goodput(created: str) -> Goodput:
+def start_goodput(created: str) -> Goodput:
     """A new job: it has waited for nodes since it was created."""
     return Goodput(activity=Activity.QUEUE, since=format_time(parse_time(created)))
 
@@ -32,7 +32,7 @@ def charge(goodput: Goodput, until: datetime, then: Activity, seen: Holding | No
     def spent(activity: Activity, before: int) -> int:
         return before + seconds if goodput.activity is activity else before
 
-    return _with_ratio(
+    return _update_ratio(
         replace(
             goodput,
             queue_seconds=spent(Activity.QUEUE, goodput.queue_seconds),
@@ -61,22 +61,22 @@ def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime, seen: H
     return charge(goodput, until, activity, seen)
 
 
-def saved(goodput: Goodput, but: float = 0.0) -> Goodput:
+def mark_saved(goodput: Goodput, but: float = 0.0) -> Goodput:
     """After a checkpoint: all training so far is saved, except the share `but` of what was unsaved before."""
     but = min(but, 1.0)
     unsaved = int(goodput.unsaved_seconds * but)
-    return replace(goodput, unsaved_seconds=unsaved, chip_seconds=chips.saved(goodput.chip_seconds, but))
+    return replace(goodput, unsaved_seconds=unsaved, chip_seconds=chips.mark_saved(goodput.chip_seconds, but))
 
 
-def lost(goodput: Goodput) -> Goodput:
+def mark_lost(goodput: Goodput) -> Goodput:
     """After a failure: the training since the last checkpoint was wasted."""
-    return _with_ratio(
+    return _update_ratio(
         replace(
             goodput,
             productive_seconds=goodput.productive_seconds - goodput.unsaved_seconds,
             wasted_seconds=goodput.wasted_seconds + goodput.unsaved_seconds,
             unsaved_seconds=0,
-            chip_seconds=chips.lost(goodput.chip_seconds),
+            chip_seconds=chips.mark_lost(goodput.chip_seconds),
         )
     )
 
@@ -97,6 +97,6 @@ def _unsuspended_seconds(goodput: Goodput) -> int:
     )
 
 
-def _with_ratio(goodput: Goodput) -> Goodput:
+def _update_ratio(goodput: Goodput) -> Goodput:
     life = _unsuspended_seconds(goodput)
     return replace(goodput, ratio=f"{goodput.productive_seconds / life:.3f}" if life else None)

@@ -33,7 +33,7 @@ class Budget:
 
 
 def budget(policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime) -> Budget:
-    counting = len(_counting(policy, restarts, now).get(failure_class, ()))
+    counting = len(_find_counting(policy, restarts, now).get(failure_class, ()))
     return Budget(failure_class, restarts.by_class.get(failure_class, 0), counting, policy.limits.of(failure_class))
 
 
@@ -41,11 +41,11 @@ def may_restart(policy: Restart, restarts: Restarts, failure_class: FailureClass
     return budget(policy, restarts, failure_class, now).left != 0
 
 
-def with_restart(
+def count_restart(
     policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime, wait: timedelta
 ) -> Restarts:
     """Counts one more restart of the class, whose attempt starts after `wait`."""
-    counting = _counting(policy, restarts, now)
+    counting = _find_counting(policy, restarts, now)
     # Restarts of an unlimited class are kept for the backoff only.
     times = [*counting.get(failure_class, ()), format_time(now)][-MOST_COUNTED_RESTARTS:]
     by_class = {**restarts.by_class, failure_class: restarts.by_class.get(failure_class, 0) + 1}
@@ -62,7 +62,7 @@ def refill(restarts: Restarts) -> Restarts:
 def backoff(policy: Restart, restarts: Restarts, seed: str, now: datetime) -> timedelta:
     """The wait before the next attempt: none at first, then `initialSeconds`, doubled for every restart that counts, up
     to `maxSeconds`, less up to 50 % jitter."""
-    count = sum(map(len, _counting(policy, restarts, now).values()))
+    count = sum(map(len, _find_counting(policy, restarts, now).values()))
     if count == 0:
         return timedelta(0)
     # Bounded, so that a long-lived job does not compute an astronomical power.
@@ -87,7 +87,7 @@ def _jitter(seed: str) -> float:
     return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8]) / 2**64
 
 
-def _counting(policy: Restart, restarts: Restarts, now: datetime) -> dict[str, list[str]]:
+def _find_counting(policy: Restart, restarts: Restarts, now: datetime) -> dict[str, list[str]]:
     """The times of the restarts that still count, by class."""
     oldest = now - policy.window
     recent = {kind: [time for time in times if parse_time(time) > oldest] for kind, times in restarts.charged.items()}

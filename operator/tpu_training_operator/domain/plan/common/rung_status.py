@@ -8,7 +8,7 @@ from tpu_training_operator.domain.job.rung_gates import Pace
 from tpu_training_operator.domain.job.rungs import Rung
 
 
-def on_rung(status: Status, rung: Rung | None) -> Status:
+def record_rung(status: Status, rung: Rung | None) -> Status:
     """The status of an attempt on `rung`; it is written together with the attempt."""
     if rung is None:
         return status if status.ladder is None else replace(status, ladder=None)
@@ -48,12 +48,12 @@ def with_end(status: Status, examples_per_second: str | None, *, succeeded: bool
         verdict=RungVerdict.PASSED if succeeded else RungVerdict.FAILED,
         attempt=status.attempt,
         examples_per_second=examples_per_second if rate is not None else None,
-        efficiency=three_digits(Pace(rate, last.chips).efficiency(pace_of(status.rungs[:-1]))),
+        efficiency=format_ratio(Pace(rate, last.chips).efficiency(read_pace(status.rungs[:-1]))),
     )
     return with_verdict(status, own)
 
 
-def pace_of(below: Sequence[RungStatus]) -> Pace | None:
+def read_pace(below: Sequence[RungStatus]) -> Pace | None:
     return Pace(_number(below[-1].examples_per_second), below[-1].chips) if below else None
 
 
@@ -65,5 +65,5 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-def three_digits(value: float | None) -> str | None:
+def format_ratio(value: float | None) -> str | None:
     return None if value is None else f"{value:.3g}"

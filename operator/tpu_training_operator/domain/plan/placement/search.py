@@ -41,7 +41,7 @@ _QUOTA = re.compile(r"exceeded quota: .*requested: (?P<requested>.*), used: .*, 
 
 
 @dataclass(frozen=True)
-class Due:
+class PendingMove:
     """A move that is due at a certain time, unless the gang finds its nodes first."""
 
     to: Option
@@ -54,33 +54,33 @@ class Due:
         return f"moves to {self.to} at {format_time(self.at)} unless {self.unless} first"
 
 
-def next_move(ctx: Context) -> Due | None:
+def next_slice(ctx: Context) -> PendingMove | None:
     """None for a job that has nowhere to go, and for one that should stay: its gang runs, or has all its nodes."""
     if len(ctx.options) == 1 or ctx.is_on_lower_rung or ctx.is_running:
         return None
     waits_since, was_here = _waiting_since(ctx)
     if was_here and not _may_shrink(ctx):
         return None
-    to = _next(ctx)
+    to = _next_option(ctx)
     if ctx.queue is not None and (ctx.attempt == 0 or ctx.is_held):
-        return _without_quota(ctx, ctx.queue, to)
+        return _next_without_quota(ctx, ctx.queue, to)
     if not _lacks_something(ctx):
         return None
     # A slice that was lost has a node pool: its nodes may be on their way back.
-    certain = _certain_refusal(ctx) or (None if was_here else no_pool(ctx))
+    certain = _certain_refusal(ctx) or (None if was_here else explain_missing_pool(ctx))
     wait = _wait(ctx, to, certain=certain is not None)
     at = max(waits_since + wait, _first_pod(ctx) + min(wait, _TO_SCHEDULE), _latest_node(ctx))
     if certain is not None:
-        return Due(to, at, PlacementReason.NOT_ADMITTED, certain)
+        return PendingMove(to, at, PlacementReason.NOT_ADMITTED, certain)
     minutes = f"{wait.total_seconds():.0f} s"
     found = len(_placed_slices(ctx))
     so_far = f"; {found} of {ctx.option.layout.slices} slices have theirs" if found else ""
     if was_here:
-        return Due(to, at, PlacementReason.LOST, f"{ctx.option} did not come back within {minutes}{so_far}")
-    return Due(to, at, PlacementReason.NO_CAPACITY, f"no nodes for {ctx.option} within {minutes}{so_far}")
+        return PendingMove(to, at, PlacementReason.LOST, f"{ctx.option} did not come back within {minutes}{so_far}")
+    return PendingMove(to, at, PlacementReason.NO_CAPACITY, f"no nodes for {ctx.option} within {minutes}{so_far}")
 
 
-def _without_quota(ctx: Context, queue: Queue, to: Option) -> Due | None:
+def _next_without_quota(ctx: Context, queue: Queue, to: Option) -> PendingMove | None:
     """For a gang that Kueue does not admit. None if no other slice would help, because the queue itself does not work
     or somebody has taken the job out of it."""
     found = queue.workload
@@ -101,10 +101,10 @@ def _without_quota(ctx: Context, queue: Queue, to: Option) -> Due | None:
     elif was_here:
         reason, why = PlacementReason.LOST, f"did not admit {ctx.option} again within {wait.total_seconds():.0f} s"
     said = found.waits_for()[:_LONGEST_WORDS]
-    return Due(to, at, reason, f"queue {queue.name} {why}: {said}", "Kueue admits it")
+    return PendingMove(to, at, reason, f"queue {queue.name} {why}: {said}", "Kueue admits it")
 
 
-def moves_that_count(ctx: Context) -> int:
+def count_moves(ctx: Context) -> int:
     """Against maxMoves: the moves away from a slice on which the job ran."""
     placement, policy = ctx.status.placement, ctx.job.spec.placement
     if placement is None or policy is None:
@@ -116,13 +116,13 @@ def moves_that_count(ctx: Context) -> int:
 
 def may_move_again(ctx: Context) -> bool:
     policy = ctx.job.spec.placement
-    return policy is not None and moves_that_count(ctx) < policy.max_moves.count
+    return policy is not None and count_moves(ctx) < policy.max_moves.count
 
 
-def _next(ctx: Context) -> Option:
+def _next_option(ctx: Context) -> Option:
     """As many slices as have found their nodes, if enough have; else the fewest; else the next in order of
     preference."""
-    fewer = _fewer(ctx)
+    fewer = _fewer_slices(ctx)
     if fewer:
         found = len(_placed_slices(ctx))
         return next((option for option in fewer if option.layout.slices <= found), fewer[-1])
@@ -131,7 +131,7 @@ def _next(ctx: Context) -> Option:
     return others[(place + 1) % len(others)]
 
 
-def _fewer(ctx: Context) -> list[Option]:
+def _fewer_slices(ctx: Context) -> list[Option]:
     """The options with fewer of the present slices, the most first."""
     if not ctx.option.is_own:
         return []
@@ -144,7 +144,7 @@ def _placed_slices(ctx: Context) -> set[int]:
     return {slice_ for slice_, hosts in placed.items() if hosts == ctx.option.layout.hosts_per_slice}
 
 
-def _stops(ctx: Context) -> int:
+def _count_stops(ctx: Context) -> int:
     """How many moves make a round."""
     others = sum(not option.is_own for option in ctx.options)
     return 1 + others + any(option.is_own and option.number for option in ctx.options)
@@ -176,7 +176,7 @@ def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
 def _wait(ctx: Context, to: Option, *, certain: bool) -> timedelta:
     """The first slice has no wait of its own: the job waits before it returns there as long as for any other."""
     searches = ctx.status.placement.searches if ctx.status.placement else 0
-    rounds = min(searches // _stops(ctx), _MOST_DOUBLINGS)
+    rounds = min(searches // _count_stops(ctx), _MOST_DOUBLINGS)
     if certain and rounds == 0:
         return AT_ONCE
     given = to.choice.wait if to.number else max(option.choice.wait for option in ctx.options)
@@ -195,7 +195,7 @@ def _latest_node(ctx: Context) -> datetime:
     before its pod, such as one that survived the loss of the slice, is no sign that others will come."""
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
     # Where fewer slices will do, a complete slice does not promise another one.
-    whole = _placed_slices(ctx) if _fewer(ctx) else set[int]()
+    whole = _placed_slices(ctx) if _fewer_slices(ctx) else set[int]()
     came_up = (
         pod.placed
         for pod in ctx.pods
@@ -231,7 +231,7 @@ def _is_too_small(message: str, hosts: int) -> bool:
     return any(name in limited and amount * hosts > limited[name] for name, amount in requested.items())
 
 
-def no_pool(ctx: Context) -> str | None:
+def explain_missing_pool(ctx: Context) -> str | None:
     """Why no worker of the gang can ever have a node here; None if one may."""
     notes = ctx.observed.notes
     known = notes.events.without_pool if notes and notes.events else frozenset[str]()

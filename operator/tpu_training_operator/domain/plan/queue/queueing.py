@@ -46,13 +46,13 @@ from tpu_training_operator.domain.objects.workload import (
     with_priority,
     workload,
 )
-from tpu_training_operator.domain.plan.common.admission import admission
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.common.admission import describe_admission
+from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
+from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import carry_out
-from tpu_training_operator.domain.plan.placement.search import next_move
+from tpu_training_operator.domain.plan.placement.search import next_slice
 from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan, Turn
 
 # Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
@@ -78,13 +78,13 @@ def wait_for_admission(ctx: Context) -> Plan | None:
             return None if is_true(ctx.status.conditions, ConditionType.ADMITTED) else _adopt(ctx, queue)
         # If the Workload cannot be read, the training goes on.
         return _evict(ctx, queue) if queue.version else None
-    queue = _fitting(ctx, queue)
+    queue = _check_fit(ctx, queue)
     if is_admitted and not queue.problem and not _is_outdated(ctx, queue):
         return None
     return _return_to_queue(ctx, queue) if ctx.is_suspended else _wait(ctx, queue)
 
 
-def _fitting(ctx: Context, queue: Queue) -> Queue:
+def _check_fit(ctx: Context, queue: Queue) -> Queue:
     """The queue; with a problem if the Workload that somebody else has made is not for this job."""
     if not queue.is_prebuilt or queue.workload is None or queue.problem:
         return queue
@@ -103,7 +103,7 @@ def _is_outdated(ctx: Context, queue: Queue) -> bool:
 
 def _adopt(ctx: Context, queue: Queue) -> Plan:
     """A gang that runs with quota and does not know it: its status was lost, or its job was given a queue by hand."""
-    message = admission(queue)
+    message = describe_admission(queue)
     status = ctx.with_condition(ctx.status, ConditionType.ADMITTED, True, Reason.ADMITTED, message)
     return Plan(status=status, again=AT_ONCE)
 
@@ -112,7 +112,7 @@ def _evict(ctx: Context, queue: Queue) -> Plan:
     """Kueue wants the chips back, or never gave them. No failure class is charged."""
     why = queue.workload.waits_for() if queue.workload else "its Workload is gone"
     message = f"queue {_name(queue)}: {why}; the workers save and stop"
-    ready = ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.EVICTED, message)
+    ready = ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.EVICTED, message)
     status = replace(ctx.status, goodput=ctx.charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.QUEUE))
     for kind in (ConditionType.ADMITTED, ConditionType.GANG_READY):
         status = ctx.with_condition(status, kind, False, ready.reason, message)
@@ -130,7 +130,7 @@ def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
         batches = (Batch((UpdateWorkload(workload.with_active(True)),)),)
     goodput = ctx.charge(ctx.goodput_of_stopped() or ctx.settled_goodput(), ctx.now, Activity.QUEUE)
     message = f"queue {_name(queue)}: resumed, waiting for admission"
-    ready = ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, message)
+    ready = ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, message)
     status = replace(ctx.status, goodput=goodput)
     status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, message)
     status = ctx.with_condition(status, ConditionType.ADMITTED, False, ready.reason, message)
@@ -142,15 +142,15 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
     """Stops what still runs, then asks for admission."""
     workers = ctx.all_workers
     active = [pod for pod in workers if pod.may_use_chips]
-    queue = _nameable(queue)
-    batches = deletions(workers, ctx.now)
+    queue = _check_name(queue)
+    batches = delete_pods(workers, ctx.now)
     if not active and not queue.problem:
         batches = (*batches, *_next_step(ctx, queue))
-    ready = shown(queue, len(active))
+    ready = describe_wait(queue, len(active))
     status = replace(ctx.status, resolved=ctx.resolution.resolved)
     if ctx.attempt and not active:
         status = replace(status, goodput=ctx.goodput_of_stopped())
-    due = None if active else next_move(ctx)
+    due = None if active else next_slice(ctx)
     if due is not None and ctx.now >= due.at:
         return carry_out(replace(ctx, status=status), due)
     if due is not None:
@@ -162,7 +162,7 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
     return wanted.due_within(look_again(workers, ctx.now), due.at - ctx.now if due else None)
 
 
-def _nameable(queue: Queue) -> Queue:
+def _check_name(queue: Queue) -> Queue:
     """The queue; with a problem if the job needs another Workload and no longer says in which queue."""
     if queue.workload is not None or queue.name or queue.problem:
         return queue
@@ -221,34 +221,34 @@ def pass_on_labels(queue: Queue) -> Batches:
     return (Batch((UpdateWorkload(with_priority(dict(workload.raw), queue.priority)),)),)
 
 
-def shown(queue: Queue, active: int) -> ReadyState:
+def describe_wait(queue: Queue, active: int) -> ReadyState:
     """What a waiting job shows. `active`: workers that still run."""
     found, name = queue.workload, _name(queue)
     if queue.problem:
-        return ReadyState(State.BLOCKED, Kind.STUCK, Reason.QUEUE_UNUSABLE, queue.problem)
+        return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.QUEUE_UNUSABLE, queue.problem)
     if found is None:
         why = f"waiting for {count(active, 'worker')} to stop" if active else "waiting for Kueue to consider the job"
-        return ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {why}")
+        return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {why}")
     if active:
         why = f"{found.waits_for()}; waiting for {count(active, 'worker')} to stop"
-        return ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.EVICTED, f"queue {name}: {why}")
+        return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.EVICTED, f"queue {name}: {why}")
     if found.is_finished:
         message = f"Workload {found.name} says that it has finished, and the job has not; delete the Workload"
-        return ReadyState(State.BLOCKED, Kind.STUCK, Reason.DEACTIVATED, message)
+        return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.DEACTIVATED, message)
     if not found.is_active:
         message = (
             f"queue {name}: {found.waits_for()}; Workload {found.name} is not active: suspend and resume the job, or"
             " set the Workload's spec.active to true"
         )
-        return ReadyState(State.BLOCKED, Kind.STUCK, Reason.DEACTIVATED, message)
-    return ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {found.waits_for()}")
+        return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.DEACTIVATED, message)
+    return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {found.waits_for()}")
 
 
 def _name(queue: Queue) -> str:
     return queue.name or (queue.workload.queue if queue.workload else "")
 
 
-def suspended(ctx: Context, status: Status, message: str) -> Status:
+def withdraw_admission(ctx: Context, status: Status, message: str) -> Status:
     """The status that begins a suspension: a job without workers is not admitted."""
     if find(status.conditions, ConditionType.ADMITTED) is None:
         return status
@@ -266,7 +266,7 @@ def leave_queue(ctx: Context, workers: Sequence[WorkerPod]) -> Batches:
     return (release_quota(workload, ctx.now),) if workload.is_evicted and workload.holds_quota else ()
 
 
-def evicted(look: Snapshot) -> str | None:
+def explain_eviction(look: JobState) -> str | None:
     """Why a job that has begun may not have its workers any longer, whatever its spec; None if it may, or if its
     Workload cannot be read."""
     if look.observed.queue is None:
@@ -309,7 +309,7 @@ def look_at_queue(ctx: Context) -> timedelta | None:
 # Where the workers go.
 
 
-def placement(ctx: Context, option: Option | None = None) -> Placement | Obstacle | None:
+def read_placement(ctx: Context, option: Option | None = None) -> Placement | Obstacle | None:
     """What Kueue adds to the workers' pods on that slice, by default the present one; None for a job without a queue.
     An Obstacle if it contradicts what the job asks for: nothing is overwritten."""
     option = option or ctx.option
@@ -337,7 +337,7 @@ def tell_pods_ready(ctx: Context) -> Plan:
     return Plan() if told is None else Plan((Batch((WriteWorkloadStatus(told),)),))
 
 
-def end_workloads(look: Snapshot) -> Plan:
+def end_workloads(look: JobState) -> Plan:
     """Ends the Workloads of a finished job once no worker is active. That gives the quota back, so it waits for the end
     of the workers, not of the job."""
     observed, status = look.observed, look.status

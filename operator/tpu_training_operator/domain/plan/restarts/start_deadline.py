@@ -31,7 +31,7 @@ class Late:
     deadline: datetime
 
 
-def starts_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
+def find_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
     """None for a gang that lacks nodes, or whose containers have all started."""
     placed = [pod.placed for pod in pods if pod.placed is not None]
     waiting = [pod for pod in pods if not has_started(pod) and not pod.has_ended]
@@ -41,7 +41,7 @@ def starts_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
     return Late(waiting[0], limit, max(placed) + limit)
 
 
-def not_started(late: Late, event: str, attempt: int, now: datetime) -> Failure:
+def start_failure(late: Late, event: str, attempt: int, now: datetime) -> Failure:
     """`event`: the newest event that tells why the pod waits; empty if none is known."""
     pod = late.pod
     waits = f"{waits_for(pod)} ({event})" if event else waits_for(pod)
@@ -58,7 +58,7 @@ class PartlyPlaced:
     deadline: datetime
 
 
-def partly_placed(pods: Sequence[WorkerPod], policy: RunPolicy, avoided: Sequence[str]) -> PartlyPlaced | None:
+def find_partly_placed(pods: Sequence[WorkerPod], policy: RunPolicy, avoided: Sequence[str]) -> PartlyPlaced | None:
     """None if all workers have nodes, or none has one and none is kept from a node (`avoided`).
 
     The time runs from the latest progress, the youngest pod or the latest placement: the nodes of a large slice come up

@@ -18,7 +18,7 @@ from tpu_training_operator.domain.failures.pod_signs import ended_by, has_succee
 from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.domain.plan.common import chips
 from tpu_training_operator.domain.plan.common.completion import fail
-from tpu_training_operator.domain.plan.common.conditions import Snapshot
+from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.stopping.suspension import Cause, suspend
@@ -56,7 +56,7 @@ def hours(chip_seconds: int) -> str:
     return f"{chip_seconds // 36 / 100:.2f}"
 
 
-def used(look: Snapshot, status: Status) -> int:
+def count_used(look: JobState, status: Status) -> int:
     """Chip-seconds up to now."""
     if status.goodput is None:
         return 0
@@ -64,15 +64,15 @@ def used(look: Snapshot, status: Status) -> int:
     return spent.total if spent else 0
 
 
-def spent(ctx: Context) -> Spent | None:
+def read_spent(ctx: Context) -> Spent | None:
     """None without a budget."""
     budget = ctx.job.spec.run_policy.budget
-    return None if budget is None else Spent(used(ctx, ctx.status), budget.chip_hours * _HOUR)
+    return None if budget is None else Spent(count_used(ctx, ctx.status), budget.chip_hours * _HOUR)
 
 
 def over_budget(ctx: Context) -> Plan | None:
     """The plan for a job that has used up its budget; None for any other job, and for one that is about to succeed."""
-    budget, found = ctx.job.spec.run_policy.budget, spent(ctx)
+    budget, found = ctx.job.spec.run_policy.budget, read_spent(ctx)
     if budget is None or found is None or not found.is_all:
         return None
     if (until := _succeeds_by(ctx)) and ctx.now < until:
@@ -85,7 +85,7 @@ def over_budget(ctx: Context) -> Plan | None:
         Reason.BUDGET_EXCEEDED,
         EventReason.BUDGET_EXCEEDED,
         told=found.words(),
-        shown=f"{found.words()}; raise chipHours, and the job continues{_saved(ctx, ' after step {}')}",
+        shown=f"{found.words()}; raise chipHours, and the job continues{_name_checkpoint(ctx, ' after step {}')}",
         stopping=f"{found.words()}; waiting for {{}} to save and stop, then {then}",
         warning=True,
     )
@@ -106,20 +106,20 @@ def _succeeds_by(ctx: Context) -> datetime | None:
 def _fail(ctx: Context, found: Spent) -> Plan:
     goodput = ctx.goodput_of_stopped() if ctx.is_suspended else ctx.goodput_at_end(ctx.now)
     status = replace(ctx.status, goodput=goodput)
-    message = f"{found.words()}{_saved(ctx, '; the newest checkpoint holds step {}')}"
+    message = f"{found.words()}{_name_checkpoint(ctx, '; the newest checkpoint holds step {}')}"
     if ctx.is_suspended:
         status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.BUDGET_EXCEEDED, message)
     return fail(ctx, status, Reason.BUDGET_EXCEEDED, message)
 
 
-def _saved(ctx: Context, words: str) -> str:
+def _name_checkpoint(ctx: Context, words: str) -> str:
     """The words, {} being the step of the newest checkpoint; empty without one."""
     step = ctx.status.progress.checkpoint_step if ctx.status.progress else None
     return "" if step is None else words.format(step)
 
 
 def next_look(ctx: Context) -> timedelta | None:
-    found = spent(ctx)
+    found = read_spent(ctx)
     if found is not None and found.is_all and (until := _succeeds_by(ctx)):
         return max(timedelta(seconds=1), until - ctx.now)
     return None if found is None else until_spent(found, ctx.holding)
@@ -135,16 +135,16 @@ def until_spent(found: Spent, holding: chips.Holding) -> timedelta | None:
     return min(timedelta(seconds=max(1, seconds)), _LONGEST_WAIT)
 
 
-def resumed(ctx: Context) -> str:
+def explain_resumption(ctx: Context) -> str:
     """Why a job that its budget had stopped continues; empty if something else had stopped it."""
     suspended = find(ctx.status.conditions, ConditionType.SUSPENDED)
     if suspended is None or not suspended.is_true or suspended.reason != Reason.BUDGET_EXCEEDED:
         return ""
-    found = spent(ctx)
+    found = read_spent(ctx)
     return found.words() if found else "spec.runPolicy.budget is gone"
 
 
-def with_usage(decided: Plan, look: Snapshot, stored: Status, budget: ChipBudget | None = None) -> Plan:
+def record_usage(decided: Plan, look: JobState, stored: Status, budget: ChipBudget | None = None) -> Plan:
     """The plan, whose status says what the job has used. It gets a status if chips were given back since the last one,
     and once when most of the budget is used. `look`: with what the workers have reported; `stored`: without."""
     writes = decided.status is not None and decided.status != stored
@@ -156,23 +156,23 @@ def with_usage(decided: Plan, look: Snapshot, stored: Status, budget: ChipBudget
     known = chips.spend(status.goodput, look.holding.now, look.holding)
     if known is None:
         return decided
-    warned = _warned(look, status, known, budget)
+    warned = _warn_if_low(look, status, known, budget)
     if not (writes or warned is not None or given_back == _NOW):
         return decided.due_within(given_back)
     if warned is not None:
         status, event = warned
         decided = replace(decided, events=(*decided.events, *event))
     goodput = status.goodput and replace(status.goodput, chip_seconds=known)
-    usage = _usage(status, known, look.holding.gang, budget)
+    usage = _compute_usage(status, known, look.holding.gang, budget)
     return replace(decided, status=replace(status, goodput=goodput, usage=usage))
 
 
-def _time_to_write(before: ChipSeconds, look: Snapshot) -> timedelta | None:
+def _time_to_write(before: ChipSeconds, look: JobState) -> timedelta | None:
     """In how long to write down which chips were given back; None if none were. This waits for other workers that are
     leaving, so that the end of a gang costs one write whatever its size; but not for long, because chips that are gone
     count until the write."""
     is_stale = any(pod.worker.attempt > look.attempt for pod in look.observed.pods)
-    if is_stale or not chips.vanished(before, look.holding):
+    if is_stale or not chips.count_vanished(before, look.holding):
         return None
     age = look.holding.now - parse_time(before.since)
     if age < _NOW:
@@ -182,8 +182,8 @@ def _time_to_write(before: ChipSeconds, look: Snapshot) -> timedelta | None:
     return max(_NOW, _LONGEST_LEAVE - age) if are_leaving else _NOW
 
 
-def _warned(
-    look: Snapshot, status: Status, known: ChipSeconds, budget: ChipBudget | None
+def _warn_if_low(
+    look: JobState, status: Status, known: ChipSeconds, budget: ChipBudget | None
 ) -> tuple[Status, tuple[Event, ...]] | None:
     """The status with or without the warning, and the event that tells it; None if nothing is new. A job that has ended
     needs no warning, and a job over its budget has another event."""
@@ -202,7 +202,7 @@ def _warned(
     return status, () if found.is_all else (Event(EventReason.BUDGET_LOW, message, warning=True),)
 
 
-def _usage(status: Status, known: ChipSeconds, gang: int, budget: ChipBudget | None) -> Usage:
+def _compute_usage(status: Status, known: ChipSeconds, gang: int, budget: ChipBudget | None) -> Usage:
     left = max(0, budget.chip_hours * _HOUR - known.total) // gang if budget and gang else None
     # The spec of a finished job is not read again.
     had = status.usage.budget_chip_hours if status.completion_time is not None and status.usage else None
