@@ -35,8 +35,8 @@ def is_at_rest(job: Object) -> bool:
 
 
 def time_to_live(job: Object) -> timedelta | None:
-    """From the raw spec: this operator might refuse the spec of a finished job. A copy is deleted by Kueue, once it has
-    told the other cluster how it ended; until then, one that is gone would run once more."""
+    """Reads the time from the raw spec: this operator might refuse the spec of a finished job. Kueue deletes a copy
+    once it has told the other cluster how the job ended; a copy that is gone before would run once more."""
     if is_copy(job):
         return None
     policy = job.get("spec", {}).get("runPolicy") or {}

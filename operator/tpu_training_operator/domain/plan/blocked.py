@@ -26,7 +26,7 @@ _SOON = timedelta(seconds=5)
 
 
 def show_obstacle(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan:
-    """In progress while the obstacle passes by itself; else Stalled, with the cluster's own words."""
+    """Shows the job in progress while the obstacle passes by itself; else Stalled, with the cluster's own words."""
     look = JobState(observed, Status.read(observed.job.get("status")), now)
     if obstacle.passes:
         state = State.RESTARTING if look.status.state is State.RESTARTING else State.STARTING
@@ -41,17 +41,17 @@ def show_obstacle(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan
 
 
 def show_retry(observed: Observed, message: str, now: datetime) -> Status:
-    """The status while passes keep failing: Reconciling says why, and for kstatus the job is in progress.
+    """Returns the status while passes keep failing: Reconciling says why, and for kstatus the job is in progress.
 
     Nothing else changes. As Ready holds the last decision, any operator whose pass succeeds can restore Reconciling
-    from it (`recovered`).
+    from it (`undo_retry`).
     """
     look = JobState(observed, Status.read(observed.job.get("status")), now)
     return look.with_condition(look.status, ConditionType.RECONCILING, True, Reason.PROGRESSING_WITH_RETRY, message)
 
 
 def undo_retry(status: Status) -> Status:
-    """The status as it was before passes failed; the same object if none did."""
+    """Returns the status as it was before passes failed; the same object if none did."""
     reconciling = find(status.conditions, ConditionType.RECONCILING)
     if reconciling is None or reconciling.reason != Reason.PROGRESSING_WITH_RETRY:
         return status

@@ -45,7 +45,7 @@ _SHOWN_HERE = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STA
 
 
 def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS) -> Plan:
-    """The plan for a job that this operator does not run. It has no worker here."""
+    """Plans for a job that this operator does not run. It has no worker here."""
     queue, status = look.observed.queue, look.status
     if manager_of(look.observed.job) != constants.MULTIKUEUE or "deletionTimestamp" in look.observed.job["metadata"]:
         return Plan()
@@ -74,7 +74,7 @@ def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS
 
 
 def _wait_without_queue(look: JobState) -> Plan:
-    """Kueue does not know a job without a Workload. The status of an earlier copy stays as it is."""
+    """Blocks a job without a Workload, which Kueue does not know. The status of an earlier copy stays as it is."""
     if look.attempt:
         return Plan()
     message = (
@@ -98,7 +98,7 @@ def _has_copy(found: Workload) -> bool:
 
 
 def _create(look: JobState, queue: Queue, cache: ParseCache, max_hosts: int) -> Batches:
-    """Raises InvalidJob. From then on the operator of the other cluster judges the job."""
+    """Creates the Workload. From then on the operator of the other cluster judges the job. Raises InvalidJob."""
     job = look.observed.job
     options = cache.job(job)
     check_options((*options, *cache.lower_rungs(job)), job, max_hosts)

@@ -103,7 +103,8 @@ def _create_missing(ctx: Context) -> Plan:
 
 
 def _delete_shared(ctx: Context, attempt: int) -> Iterator[Action]:
-    """What that attempt leaves behind. Its names must not lead to addresses that others may have now."""
+    """Yields the deletions of what that attempt leaves behind. Its names must not lead to addresses that others may
+    have now."""
     yield DeleteConfigMap(config_map_name(ctx.job.name, attempt))
     of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.lower_rungs))
     for name in max(of_each, key=len):
@@ -111,7 +112,8 @@ def _delete_shared(ctx: Context, attempt: int) -> Iterator[Action]:
 
 
 def _wait_before_attempt(ctx: Context) -> timedelta:
-    """The rest of the wait before this attempt. A wait longer than any backoff means that the clock was set back."""
+    """Returns the rest of the wait before this attempt. A wait longer than any backoff means that the clock was set
+    back."""
     earliest = ctx.status.restarts.next_attempt_time
     left = parse_time(earliest) - ctx.now if earliest else AT_ONCE
     return left if left <= longest_wait(ctx.job.spec.run_policy) else AT_ONCE
@@ -162,7 +164,7 @@ def _watch_start(ctx: Context) -> Plan:
 
 
 def _watch_peers(ctx: Context) -> Plan:
-    """Whether all workers of a running gang end when the first one does, and make progress until then."""
+    """Checks that all workers of a running gang end when the first one does, and make progress until then."""
     late = straggler(ctx.pods, ctx.status, ctx.job.spec.run_policy)
     if late is None:
         return _watch_progress(ctx)

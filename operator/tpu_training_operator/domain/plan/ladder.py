@@ -31,7 +31,7 @@ from tpu_training_operator.domain.plan.plan import Plan
 
 
 def finish_rung(ctx: Context) -> Plan:
-    """All workers of a lower rung have succeeded: the next rung, or the end of the job."""
+    """Returns all workers of a lower rung have succeeded: the next rung, or the end of the job."""
     rung, lower_rung = ctx.rung, ctx.resolution.lower_rung
     assert rung is not None
     assert lower_rung is not None
@@ -78,7 +78,7 @@ def _next_rung(ctx: Context, status: Status, rung: Rung, ended: RungStatus) -> P
 
 
 def _after(ctx: Context, passes: bool) -> Goodput:
-    """What a lower rung has trained counts as saved only if the job continues it."""
+    """Counts what a lower rung has trained as saved only if the job continues it."""
     ladder = ctx.job.spec.ladder
     assert ladder is not None
     assert ctx.rung is not None

@@ -32,16 +32,16 @@ class ParseCache:
         self._known: OrderedDict[bytes, Parsed | Status] = OrderedDict()
 
     def status(self, body: Any) -> Status:
-        """The status in `body`, which may be absent."""
+        """Returns the status in `body`, which may be absent."""
         return cast("Status", self._remembered({"status": body}, lambda: Status.read(body)))
 
     def job(self, body: Mapping[str, Any]) -> Parsed:
-        """The job without its status, on each of the slices that it may run on. Raises InvalidJob."""
+        """Returns the job without its status, on each of the slices that it may run on. Raises InvalidJob."""
         said = _said(body)
         return cast("Parsed", self._remembered({"job": said}, lambda: _read(said)))
 
     def lower_rungs(self, body: Mapping[str, Any]) -> Parsed:
-        """The rungs of the job's ladder below the job itself. Raises InvalidJob."""
+        """Returns the rungs of the job's ladder below the job itself. Raises InvalidJob."""
         if not isinstance(body.get("spec"), Mapping) or body["spec"].get("ladder") is None:
             return ()
         said = _said(body)

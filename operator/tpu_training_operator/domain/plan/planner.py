@@ -108,7 +108,7 @@ def _read(look: JobState, cache: ParseCache, max_hosts: int) -> Context:
 
 
 def _without_entry_check(job: Object) -> Object:
-    """The job as it concerns an attempt that has begun: a later change of the entry check must not stop it."""
+    """Returns the job as it concerns an attempt that has begun: a later change of the entry check must not stop it."""
     spec = job.get("spec")
     if not isinstance(spec, Mapping) or "entryCheck" not in spec:
         return job

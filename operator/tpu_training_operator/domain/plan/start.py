@@ -47,14 +47,14 @@ def may_be_news(unknown: Sequence[WorkerPod], now: datetime) -> bool:
 
 
 def find_unknown_workers(ctx: Context) -> list[WorkerPod]:
-    """Workers of later attempts than the status knows, unless its own attempt has workers."""
+    """Returns workers of later attempts than the status knows; none while its own attempt has workers."""
     if ctx.attempt and (not ctx.missing or any(not pod.has_ended and not pod.is_terminating for pod in ctx.pods)):
         return []
     return later_workers(ctx.observed, ctx.attempt)
 
 
 def recover_status(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
-    """There are workers of attempts that the status does not know: it was lost, unless the read is old."""
+    """Plans for a job with workers of attempts that the status does not know: it was lost, unless the read is old."""
     if may_be_news(pods, ctx.now):
         return Plan(again=_READ_AGAIN)
     attempt = max(pod.worker.attempt for pod in pods)
@@ -70,8 +70,8 @@ def recover_status(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
 
 
 def _replace_unknown(ctx: Context, attempt: int) -> Plan:
-    """The next attempt after this one, of which there are workers; the status shows an earlier one. A job that rests
-    stays at rest, and its workers are stopped."""
+    """Plans the attempt after this one, of which there are workers although the status shows an earlier one. A job that
+    rests stays at rest, and its workers are stopped."""
     number = attempt + 1
     message = (
         f"the status shows attempt {ctx.attempt}, but there are workers of attempt {attempt}: it was edited or restored"
@@ -86,7 +86,7 @@ def _replace_unknown(ctx: Context, attempt: int) -> Plan:
 
 
 def start(ctx: Context) -> Plan:
-    """The first attempt, or the one after a suspension or an eviction. No failure class is charged."""
+    """Plans the first attempt, or the one after a suspension or an eviction. No failure class is charged."""
     goodput = ctx.goodput_of_stopped() if ctx.is_suspended or ctx.is_held else None
     status = note_unchecked(ctx, replace(ctx.status, goodput=goodput or ctx.settled_goodput()))
     events = []

@@ -25,7 +25,7 @@ _REASONS = {
 
 
 def record_distance(ctx: Context, status: Status) -> Status:
-    """The status, with the condition if the check has asked about a bucket."""
+    """Returns the status, with the condition if the check has asked about a bucket."""
     found = _judge(ctx)
     if found is None:
         return status
@@ -35,7 +35,7 @@ def record_distance(ctx: Context, status: Status) -> Status:
 
 
 def explain_distance(ctx: Context) -> str | None:
-    """Why the job may not begin, by spec.entryCheck.dataInRegion; None if it may."""
+    """Says why the job may not begin, by spec.entryCheck.dataInRegion; None if it may."""
     if ctx.job.spec.entry_check.data_in_region is not DataInRegion.REQUIRE or not list(_list_uris(ctx)):
         return None
     found = _judge(ctx)

@@ -44,7 +44,7 @@ _RESUMED = "spec.runPolicy.suspend is false"
 
 
 def check_entry(ctx: Context) -> Plan | None:
-    """The plan for a job whose code is still to be checked; None for any other."""
+    """Plans for a job whose code is still to be checked; None for any other."""
     if ctx.attempt or not (ctx.is_checking or find(ctx.status.conditions, _CHECKED) is None):
         return None
     if not is_wanted(ctx.job.spec):
@@ -63,8 +63,8 @@ def check_entry(ctx: Context) -> Plan | None:
 
 
 def note_unchecked(ctx: Context, status: Status) -> Status:
-    """The status that begins the first attempt. It says why the code of a job on TPUs was not checked, unless the user
-    has chosen that."""
+    """Returns the status that begins the first attempt. It says why the code of a job on TPUs was not checked, unless
+    the user has chosen that."""
     spec = ctx.job.spec
     chosen = spec.entry_check.mode is not EntryCheckMode.AUTO or spec.slice.hardware is not Hardware.TPU
     if ctx.attempt or chosen or spec.trainer.entrypoint is not None:
@@ -74,14 +74,14 @@ def note_unchecked(ctx: Context, status: Status) -> Status:
 
 
 def reset_check(ctx: Context, status: Status) -> Status:
-    """The status that begins a suspension, after which an unfinished check starts again."""
+    """Returns the status that begins a suspension, after which an unfinished check starts again."""
     if not ctx.is_checking:
         return status
     return replace(status, conditions=without_condition(status.conditions, _CHECKED))
 
 
 def delete_left_by_check(ctx: Context) -> Sequence[Action]:
-    """What the first attempt deletes. The pod stays for its log."""
+    """Returns the deletions of what the check has left. The pod stays for its log."""
     if find(ctx.status.conditions, _CHECKED) is None:
         return ()
     return (DeleteConfigMap(config_map_name(ctx.job.name, REPLICA_ZERO.attempt)),)
@@ -118,7 +118,7 @@ def _create(ctx: Context) -> Plan:
 
 
 def _wait_until_gone(ctx: Context, pod: EntryCheckPod) -> Plan:
-    """Somebody wants its node, or wants it checked again. Once it is gone, it is created again."""
+    """Waits for the deletion of the check's pod, after which it is created again."""
     if not is_stuck(pod, ctx.now):
         return Plan(delete_by_force([pod], ctx.now), again=look_again([pod], ctx.now) or _LOOK_AGAIN)
     why = describe_stuck(pod)
@@ -174,7 +174,7 @@ def _decide(ctx: Context, found: Verdict) -> Plan:
 
 
 def _fail(ctx: Context, found: Verdict, reason: Reason, why: str) -> Plan:
-    """No worker was created, and no class is charged."""
+    """Fails the job. No worker was created, and no failure class is charged."""
     message = f"{found.message}; {why}"
     status = replace(ctx.status, first_failure=found.failure, last_failure=found.failure, goodput=ctx.settled_goodput())
     status = ctx.with_condition(record_distance(ctx, status), _CHECKED, False, reason, message)

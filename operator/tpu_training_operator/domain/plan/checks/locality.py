@@ -52,14 +52,14 @@ class Bucket:
 
 
 def region_of(place: str) -> str:
-    """Of a zone or a region; "" for any other text."""
+    """Returns the region of a zone or a region; "" for any other text."""
     if found := _ZONE.match(place):
         return found[1]
     return place if _REGION.match(place) else ""
 
 
 def judge_locality(buckets: Sequence[Bucket], region: str) -> tuple[Near, str]:
-    """All buckets together, the worst first. `region`: the slice's, "" if it is unknown."""
+    """Judges all buckets together, the worst first. `region`: the slice's, "" if it is unknown."""
     each = [_judge(bucket, region) for bucket in buckets]
     order = (Near.REMOTE, Near.UNKNOWN, Near.LOCAL)
     worst = min((near for near, _ in each), key=order.index, default=Near.LOCAL)
@@ -87,7 +87,7 @@ def _judge(bucket: Bucket, region: str) -> tuple[Near, str]:
 
 
 def _continent(region: str) -> str:
-    """As the regions' names begin. Those of North America begin in two ways."""
+    """Returns how the names of the regions there begin; those of North America begin in two ways."""
     name = region.partition("-")[0]
     return "northamerica" if name == "us" else name
 

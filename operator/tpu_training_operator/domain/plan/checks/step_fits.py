@@ -20,7 +20,7 @@ _STEP = ConditionType.STEP_FITS
 
 
 def record_fit(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
-    """The status with the condition, and its event; both only if the pod was to compile the step."""
+    """Returns the status with the condition, and its event; both only if the pod was to compile the step."""
     each = list(_read_results(ctx))
     if not each:
         return status, []
@@ -34,7 +34,7 @@ def record_fit(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
 
 
 def find_refusal(ctx: Context) -> tuple[Reason, str, str] | None:
-    """Why the job may not begin: reason, what was found, and what follows; None if it may."""
+    """Says why the job may not begin: the reason, what was found, and what follows. None if it may begin."""
     each = list(_read_results(ctx))
     for option, found in each:
         if found.fits is False and option in (ctx.option, ctx.options[0]):
@@ -51,7 +51,7 @@ _REQUIRED = "spec.entryCheck.compile is Require"
 
 
 def _read_results(ctx: Context) -> Iterator[tuple[Option, Compiled]]:
-    """What was compiled, the job's own slice first."""
+    """Yields what was compiled, the job's own slice first."""
     pod = ctx.observed.entry_check_pod
     said = None if pod is None else pod.trainer_message
     if pod is None or said is None or said.get("outcome") != "Succeeded" or compile_seconds(ctx.job) is None:
@@ -69,7 +69,7 @@ def _read_results(ctx: Context) -> Iterator[tuple[Option, Compiled]]:
 
 
 def _explain_end(found: Compiled, pod: EntryCheckPod, ctx: Context) -> Compiled:
-    """The same, and what ended the pod."""
+    """Adds to the result what ended the pod."""
     if pod.termination.get("reason") == "OOMKilled":
         why = "out of memory; spec.entryCheck.resources gives it more"
     elif pod.exit_code == 0 or pod.raw.get("status", {}).get("reason") == "DeadlineExceeded":

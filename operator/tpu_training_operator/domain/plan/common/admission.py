@@ -10,8 +10,8 @@ from tpu_training_operator.domain.plan.common.context import Context
 
 
 def record_admission(ctx: Context, status: Status, option: Option, message: str) -> Status:
-    """The status that begins an attempt on that slice. Until the Workload of the slice is admitted, the attempt waits
-    without workers. `message`: why it waits."""
+    """Returns the status that begins an attempt on that slice. Until the Workload of the slice is admitted, the attempt
+    waits without workers. `message`: why it waits."""
     queue = ctx.queue_on(option)
     if queue is None:
         return replace(status, conditions=without_condition(status.conditions, ConditionType.ADMITTED))

@@ -65,8 +65,8 @@ class Holding:
 def read_holding(
     observed: Observed, status: Status, now: datetime, per_host: Mapping[int, int] | None = None
 ) -> Holding:
-    """`per_host`: the chips of a host, by the number of the slice among those that the job may use; by default as in
-    the present slice."""
+    """Reads from the pods which chips they hold. `per_host`: the chips of a host, by the number of its slice; by
+    default as on the present slice."""
     now, resolved = now.replace(microsecond=0), status.resolved
     if resolved is None:
         return Holding(now, 0, ())
@@ -80,7 +80,7 @@ def read_holding(
 
 
 def _is_known(pod: WorkerPod) -> bool:
-    """A pod that ended at an unknown time does not count: it never ran, or counts as gone."""
+    """Whether the pod counts. One that ended at an unknown time never ran, or counts as gone."""
     return pod.placed is not None and not (pod.has_ended and ended_by(pod) is None)
 
 
@@ -91,8 +91,8 @@ def _read_span(pod: WorkerPod, chips: int, is_placeholder: bool) -> Span:
 
 
 def spend(goodput: Goodput, until: datetime, seen: Holding | None) -> ChipSeconds | None:
-    """What the chips have done up to `until`. All that they did since the last time counts for the present activity.
-    None if no gang is known. `seen`: None if nobody looks at the pods; then the chips count that were last held."""
+    """Charges the chips up to `until` to the present activity. None if no gang is known. `seen`: None if the pods have
+    not been looked at; then the chips count that were held last."""
     spent = goodput.chip_seconds
     if spent is None:
         if seen is None or not seen.gang:
@@ -116,7 +116,7 @@ def spend(goodput: Goodput, until: datetime, seen: Holding | None) -> ChipSecond
 
 
 def count_vanished(spent: ChipSeconds, seen: Holding) -> int:
-    """Chips that pods held when the sums were last updated, and that are gone with their pods."""
+    """Returns the chips that pods held when the sums were last updated, and that are gone with their pods."""
     return max(0, spent.held - seen.at(parse_time(spent.since)))
 
 
@@ -131,7 +131,8 @@ def mark_lost(spent: ChipSeconds | None) -> ChipSeconds | None:
 
 
 def _estimate(goodput: Goodput, chips: int) -> ChipSeconds:
-    """For a job that began before its chips were counted: as if every attempt had held all of them from its start."""
+    """Counts for a job that began before its chips were counted, as if every attempt had held all of them from its
+    start."""
     return ChipSeconds(
         start=goodput.start_seconds * chips,
         productive=goodput.productive_seconds * chips,

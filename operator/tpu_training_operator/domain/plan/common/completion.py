@@ -35,7 +35,8 @@ _LONGEST_WORDS = 500
 
 
 def succeed(look: JobState, gang: Sequence[WorkerPod], goodput: Goodput | None, train_steps: int) -> Plan:
-    """`gang`: all workers of the attempt; the first one leads. `goodput`: up to now. `train_steps`: of the recipe."""
+    """Ends the job as succeeded. `gang`: all workers of the attempt; the first one leads. `goodput`: up to now.
+    `train_steps`: of the recipe."""
     finished = "the worker has finished" if len(gang) == 1 else f"all {len(gang)} workers have finished"
     message = f"{finished}{_read_summary(gang[0])}"
     ready = ReadyState(State.SUCCEEDED, Kstatus.CURRENT, Reason.ALL_WORKERS_SUCCEEDED, message)
@@ -60,7 +61,7 @@ def fail(ctx: JobState, status: Status, reason: Reason, message: str) -> Plan:
 
 
 def active_time_left(ctx: Context) -> timedelta | None:
-    """Time until `activeDeadlineSeconds` if the job stays active; None without that deadline."""
+    """Returns the time until `activeDeadlineSeconds` if the job stays active; None without that deadline."""
     limit = ctx.job.spec.run_policy.active_deadline_seconds
     return None if limit is None else timedelta(seconds=limit - active_seconds(ctx.settled_goodput()))
 
@@ -76,8 +77,8 @@ def exceed_deadline(ctx: Context) -> Plan:
 
 
 def read_final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:
-    """Step, speed and metrics from worker 0's termination message, on top of what it `reported` before; None if the
-    message has no step, as with the user's own loop."""
+    """Reads step, speed and metrics from worker 0's termination message and adds them to what it `reported` before;
+    None if the message has no step, as with the user's own loop."""
     message, step = leader.trainer_message, step_reached(leader)
     if message is None or step is None:
         return None
@@ -98,7 +99,7 @@ def read_final_progress(leader: WorkerPod, total_steps: int, reported: Progress 
 
 
 def _read_summary(leader: WorkerPod) -> str:
-    """The trainer's own summary in one line, such as ": trained 300 steps, loss 0.1"; empty if it left none."""
+    """Reads the trainer's own summary in one line, such as ": trained 300 steps, loss 0.1"; empty if it left none."""
     message = leader.trainer_message or {}
     words = message.get("message") if message.get("outcome") == "Succeeded" else None
     line = next(iter(plain(words).strip().splitlines()), "") if isinstance(words, str) else ""
@@ -106,7 +107,7 @@ def _read_summary(leader: WorkerPod) -> str:
 
 
 def _read_metrics(given: Any) -> dict[str, str]:
-    """Those values that are numbers, as many as the status has room for."""
+    """Reads the values that are numbers, as many as the status has room for."""
     if not isinstance(given, dict):
         return {}
     texts = ((plain(name), number_text(value)) for name, value in given.items())
@@ -114,7 +115,7 @@ def _read_metrics(given: Any) -> dict[str, str]:
 
 
 def _read_best(given: Any) -> BestCheckpoint | None:
-    """None unless every field is there as the trainer writes it."""
+    """Reads the best checkpoint; None unless every field is there as the trainer writes it."""
     if not isinstance(given, dict):
         return None
     name, step, metric, value = given.get("name"), given.get("step"), given.get("metric"), given.get("value")

@@ -59,7 +59,8 @@ class JobState:
 
     @property
     def has_finished(self) -> bool:
-        """An edit of the status may leave only one of the signs, and a finished job must not train again."""
+        """Whether the job has ended. An edit of the status may leave only one of the signs, and a finished job must not
+        train again."""
         ends = (ConditionType.SUCCEEDED, ConditionType.FAILED)
         return self.status.completion_time is not None or any(is_true(self.status.conditions, end) for end in ends)
 
@@ -84,7 +85,7 @@ class JobState:
     def with_condition(
         self, status: Status, kind: ConditionType, value: bool | None, reason: Reason, message: str
     ) -> Status:
-        """`value`: None for Unknown."""
+        """Returns the status with this condition. `value`: None for Unknown."""
         condition = Condition(
             type=kind,
             status="Unknown" if value is None else "True" if value else "False",
@@ -97,7 +98,7 @@ class JobState:
         return replace(status, conditions=with_condition(status.conditions, condition))
 
     def present(self, status: Status, ready: ReadyState) -> Status:
-        """The status that shows `ready`, as observed now."""
+        """Returns the status that shows `ready`, as observed now."""
         shown = {
             ConditionType.READY: ready.kind is Kstatus.CURRENT,
             ConditionType.RECONCILING: ready.kind is Kstatus.IN_PROGRESS,
@@ -111,8 +112,8 @@ class JobState:
         return replace(status, observed_generation=self.observed.generation, state=ready.state)
 
     def finish(self, status: Status, ready: ReadyState) -> Status:
-        """The last status of the job. The job ends when its goodput does: if the clock was set back, that is later than
-        now."""
+        """Returns the last status of the job. The job ends when its goodput does: if the clock was set back, that is
+        later than now."""
         status = self.with_condition(status, ConditionType.GANG_READY, False, ready.reason, ready.message)
         goodput = status.goodput and self.charge(status.goodput, self.now, Activity.FINISHED)
         ended = goodput.since if goodput else format_time(self.now)

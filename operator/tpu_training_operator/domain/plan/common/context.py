@@ -41,7 +41,7 @@ class Context(JobState):
 
     @property
     def job(self) -> TPUTrainingJob:
-        """With the slice that its attempt runs on as its spec.slice."""
+        """The job with the slice that its attempt runs on as its spec.slice."""
         return self.option.job
 
     @property
@@ -120,7 +120,7 @@ class Context(JobState):
 
     @property
     def of_rung(self) -> str:
-        """How a message about an attempt begins."""
+        """The words with which a message about an attempt begins."""
         return f"{self.rung.words}: " if self.rung else ""
 
     @cached_property
@@ -131,17 +131,17 @@ class Context(JobState):
 
     @cached_property
     def queue(self) -> Queue | None:
-        """With the Workload of the present slice."""
+        """The queue with the Workload of the present slice; None without a queue."""
         return self.queue_on(self.option)
 
     def queue_on(self, option: Option) -> Queue | None:
-        """With the Workload of that slice."""
+        """Returns the queue with the Workload of that slice; None without a queue."""
         name = workload_name(self.job.name, self.job.uid, option.number)
         return None if self.observed.queue is None else self.observed.queue.at(name)
 
     @property
     def all_workers(self) -> list[WorkerPod]:
-        """Of the current attempt and of earlier ones, on whichever slice."""
+        """The workers of the current attempt and of earlier ones, on whichever slice."""
         return [*self.observed.before_attempt(self.attempt), *self.observed.of_attempt(self.attempt)]
 
     @property
@@ -172,8 +172,9 @@ class Context(JobState):
         return self.status.progress is not None and self.status.progress.phase is not None
 
     def goodput_of_stopped(self) -> Goodput | None:
-        """The goodput of an attempt that a suspension or Kueue has stopped. A worker that reports its checkpoints has
-        saved only what came before the last of them; a trainer that cannot report saves before it stops."""
+        """Returns the goodput of an attempt that a suspension or Kueue has stopped. A worker that reports its
+        checkpoints has saved only what came before the last of them; a trainer that cannot report saves before it
+        stops."""
         goodput, progress = self.status.goodput, self.status.progress
         if goodput is None:
             return None
@@ -183,13 +184,13 @@ class Context(JobState):
         return mark_saved(goodput)
 
     def settled_goodput(self, until: datetime | None = None) -> Goodput:
-        """The goodput up to `until`, by default up to now."""
+        """Returns the goodput up to `until`, by default up to now."""
         created = self.job.metadata.get("creationTimestamp", format_time(self.now))
         pods = [] if self.missing else self.pods
         return settle(self.status.goodput or start_goodput(created), pods, until or self.now, self.holding)
 
     def goodput_at_end(self, until: datetime) -> Goodput:
-        """The goodput of an attempt that ends. A gang that ran and never reported counts as having trained."""
+        """Returns the goodput of an attempt that ends. A gang that ran and never reported counts as having trained."""
         given = self.status.goodput
         if given is None or not self.is_running or self.was_heard:
             return self.settled_goodput(until)

@@ -16,7 +16,7 @@ from tpu_training_operator.domain.plan.common.chips import Holding
 
 
 def start_goodput(created: str) -> Goodput:
-    """A new job: it has waited for nodes since it was created."""
+    """Returns the goodput of a new job: it has waited for nodes since it was created."""
     return Goodput(activity=Activity.QUEUE, since=format_time(parse_time(created)))
 
 
@@ -49,8 +49,8 @@ def charge(goodput: Goodput, until: datetime, then: Activity, seen: Holding | No
 
 
 def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime, seen: Holding | None = None) -> Goodput:
-    """The goodput up to `until`. From the creation of the attempt's pods until the last of them has its node, the gang
-    waits in the queue, whatever its activity before and after."""
+    """Returns the goodput up to `until`. From the creation of the attempt's pods until the last of them has its node,
+    the gang waits in the queue, whatever its activity before and after."""
     activity = goodput.activity
     if activity in (Activity.QUEUE, Activity.RECOVERY, Activity.MOVING) and pods:
         goodput = charge(goodput, min(until, max(pod.created for pod in pods)), Activity.QUEUE, seen)
@@ -62,14 +62,14 @@ def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime, seen: H
 
 
 def mark_saved(goodput: Goodput, but: float = 0.0) -> Goodput:
-    """After a checkpoint: all training so far is saved, except the share `but` of what was unsaved before."""
+    """Counts all training up to a checkpoint as saved, except the share `but` of what was unsaved before."""
     but = min(but, 1.0)
     unsaved = int(goodput.unsaved_seconds * but)
     return replace(goodput, unsaved_seconds=unsaved, chip_seconds=chips.mark_saved(goodput.chip_seconds, but))
 
 
 def mark_lost(goodput: Goodput) -> Goodput:
-    """After a failure: the training since the last checkpoint was wasted."""
+    """Counts the training since the last checkpoint as wasted, after a failure."""
     return _update_ratio(
         replace(
             goodput,
@@ -82,7 +82,7 @@ def mark_lost(goodput: Goodput) -> Goodput:
 
 
 def active_seconds(goodput: Goodput) -> int:
-    """The job's life without its waits for nodes and its suspensions."""
+    """Returns the length of the job's life without its waits for nodes and its suspensions."""
     return _unsuspended_seconds(goodput) - goodput.queue_seconds
 
 

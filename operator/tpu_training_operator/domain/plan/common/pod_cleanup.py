@@ -41,19 +41,19 @@ def _forced(pods: Iterable[WorkerPod], now: datetime) -> Iterator[DeletePod]:
 
 
 def find_blockers(pods: Iterable[WorkerPod]) -> list[WorkerPod]:
-    """The pods that the next attempt must wait for. Not those on a lost node: no pod is placed there while it is lost,
-    and when it comes back, the pod's chips count as taken until the pod has stopped."""
+    """Returns the pods that the next attempt must wait for. It does not wait for those on a lost node: no pod is placed
+    there while the node is lost, and when it comes back, the pod's chips count as taken until the pod has stopped."""
     return [pod for pod in pods if not (pod.is_terminating and (is_on_lost_node(pod) or pod.is_released))]
 
 
 def next_force(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
-    """When the next of them must be deleted by force, unless it goes before."""
+    """Returns in how long the next of them must be deleted by force, unless it goes before."""
     waits = [_force_time(pod) - now for pod in pods if pod.is_terminating and not pod.is_released]
     return max(min(waits), AT_ONCE) if waits else None
 
 
 def look_again(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
-    """When to look again at pods that should go, if the cluster reports nothing before."""
+    """Returns in how long to look again at pods that should go, if the cluster reports nothing before."""
     force = next_force(pods, now)
     if not find_blockers(pods):
         return force
@@ -72,19 +72,19 @@ def is_on_lost_node(pod: WorkerPod) -> bool:
 
 
 def is_stuck(pod: WorkerPod, now: datetime) -> bool:
-    """Whether only somebody's finalizer keeps the pod, and not just for the moment that every deletion takes."""
+    """Whether only a finalizer keeps the pod, and not just for the moment that every deletion takes."""
     return pod.is_released and now >= parse_time(pod.raw["metadata"]["deletionTimestamp"]) + _SILENCE
 
 
 def describe_stuck(pod: WorkerPod) -> str:
-    """Of a pod that stays."""
+    """Says what keeps a pod that is stuck."""
     return (
         f"Pod {pod.name} is deleted, but a finalizer keeps it and with it the name: remove it from metadata.finalizers"
     )
 
 
 def _force_time(pod: WorkerPod) -> datetime:
-    """When to stop waiting for the pod's node. A pod's deletionTimestamp is the end of its grace period."""
+    """Returns when to stop waiting for the pod's node. A pod's deletionTimestamp is the end of its grace period."""
     if not pod.is_terminating or pod.is_released:
         return datetime.max.replace(tzinfo=pod.created.tzinfo)
     end = parse_time(pod.raw["metadata"]["deletionTimestamp"])

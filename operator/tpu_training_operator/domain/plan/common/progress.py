@@ -19,7 +19,7 @@ from tpu_training_operator.domain.plan.common.restart_budget import refill
 def apply_report(
     status: Status, report: Report | None, total_steps: int, now: datetime, chips: Holding | None = None
 ) -> Status:
-    """The status after the report; unchanged if the report is old or of another attempt.
+    """Returns the status after the report; unchanged if the report is old or of another attempt.
 
     The step never decreases within an attempt, the newest checkpoint never at all. Times later than `now` were written
     before the clock was set back, and are ignored.
@@ -62,8 +62,8 @@ def apply_report(
 
 
 def _count_training(status: Status, report: Report, chips: Holding | None) -> Goodput | None:
-    """From its first step on, the gang trains. Not before it is ready: until then, its pods have yet to show how long
-    it waited for nodes."""
+    """Counts as training from the gang's first step on, but not before the gang is ready: only then do its pods show
+    how long it waited for nodes."""
     goodput = status.goodput
     begins = report.phase is not ReportPhase.STARTING and report.step > 0
     if goodput is None or not begins or not is_true(status.conditions, ConditionType.GANG_READY):
@@ -74,8 +74,8 @@ def _count_training(status: Status, report: Report, chips: Holding | None) -> Go
 
 
 def _count_saved(goodput: Goodput | None, report: Report, unsaved: float, chips: Holding | None) -> Goodput | None:
-    """All training up to the report is in a checkpoint, except `unsaved`: the steps since the new checkpoint, as a
-    share of those since the one before."""
+    """Counts all training up to the report as saved, except `unsaved`: the steps since the new checkpoint, as a share
+    of those since the one before."""
     if goodput is not None and goodput.activity is Activity.SUSPENDED:
         # Saved while the gang stops; its training is already accounted for.
         return mark_saved(goodput, but=unsaved)
@@ -85,7 +85,7 @@ def _count_saved(goodput: Goodput | None, report: Report, unsaved: float, chips:
 
 
 def carry_over(progress: Progress | None) -> Progress | None:
-    """What stays true when the next attempt begins: how far the last one came, and what is saved."""
+    """Returns what stays true when the next attempt begins: how far the last one came, and what is saved."""
     if progress is None:
         return None
     return Progress(
@@ -99,7 +99,7 @@ def carry_over(progress: Progress | None) -> Progress | None:
 
 
 def write_due(stored: Status, inbox: Inbox, now: datetime) -> timedelta:
-    """How long a report waits until it is worth a status write."""
+    """Returns how long a report waits until it is worth a status write."""
     last = stored.progress.last_report_time if stored.progress else None
     wait = parse_time(last) + inbox.between_writes - now if last else AT_ONCE
     # A longer wait means that the clock was set back.

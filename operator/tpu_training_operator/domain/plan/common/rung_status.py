@@ -9,7 +9,7 @@ from tpu_training_operator.domain.job.rungs import Rung
 
 
 def record_rung(status: Status, rung: Rung | None) -> Status:
-    """The status of an attempt on `rung`; it is written together with the attempt."""
+    """Returns the status of an attempt on `rung`; it is written together with the attempt."""
     if rung is None:
         return status if status.ladder is None else replace(status, ladder=None)
     below = status.rungs[: rung.number - 1]
@@ -27,7 +27,7 @@ def record_rung(status: Status, rung: Rung | None) -> Status:
 
 
 def with_verdict(status: Status, last: RungStatus) -> Status:
-    """The status with `last` in place of the rung that the job is on."""
+    """Returns the status with `last` in place of the rung that the job is on."""
     assert status.ladder is not None
     return replace(status, ladder=replace(status.ladder, rungs=[*status.rungs[:-1], last]))
 
@@ -38,7 +38,7 @@ def is_on_lower_rung(status: Status) -> bool:
 
 
 def with_end(status: Status, examples_per_second: str | None, *, succeeded: bool) -> Status:
-    """The status of a job that ends, with the verdict on the rung that it ends on."""
+    """Returns the status of a job that ends, with the verdict on the rung that it ends on."""
     if not status.rungs or status.rungs[-1].verdict is not RungVerdict.RUNNING:
         return status
     last = status.rungs[-1]
@@ -58,7 +58,7 @@ def read_pace(below: Sequence[RungStatus]) -> Pace | None:
 
 
 def _number(text: str | None) -> float | None:
-    """A rate in the status; None if somebody has edited it into something else."""
+    """Reads a rate in the status; None if an edit has made it something else."""
     try:
         return None if text is None else float(text)
     except ValueError:

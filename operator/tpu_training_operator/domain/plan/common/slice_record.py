@@ -19,7 +19,7 @@ PLACEHOLDERS = "placeholders"
 
 
 def choose_option(options: Sequence[Option], status: Status, pods: Sequence[WorkerPod]) -> Option:
-    """The slice that the status names; spec.slice before the first attempt.
+    """Returns the slice that the status names; spec.slice before the first attempt.
 
     If the status has lost it, or names none of the job's, the labels of the attempt's workers tell.
     """
@@ -33,13 +33,13 @@ def choose_option(options: Sequence[Option], status: Status, pods: Sequence[Work
 
 
 def _find_named(options: Sequence[Option], placement: Placement) -> Option | None:
-    """The option of that number, if its slice has that name; else the first whose slice has."""
+    """Returns the option of that number, if its slice has that name; else the first whose slice has."""
     called = [option for option in options if str(option) == placement.slice]
     return next((option for option in called if option.number == placement.alternative), next(iter(called), None))
 
 
 def find_strays(option: Option, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
-    """Workers of the attempt on another slice than the status says: somebody has edited it."""
+    """Returns the workers of the attempt on another slice than the status says, after an edit of the status."""
     return [pod for pod in pods if pod.alternative != option.number]
 
 
@@ -78,8 +78,8 @@ def _drop_moves(moves: Sequence[Move]) -> list[Move]:
 
 
 def record_arrival(placement: Placement) -> Placement:
-    """All workers are ready where the job is. A fact and not a comparison of times, which have whole seconds: a gang
-    may be lost in the second in which it came."""
+    """Records that all workers are ready where the job is. This is a fact and not a comparison of times, which have
+    whole seconds: a gang may be lost in the second in which it came."""
     return replace(placement, has_run=True, searches=0)
 
 
@@ -92,7 +92,7 @@ def is_wrong(status: Status, option: Option) -> bool:
 
 
 def keep_record(after: Status, before: Status, option: Option, now: datetime, *, begins: bool) -> Status:
-    """The status, in which the slice of the attempt is charged with the chips used since `before`. An attempt without a
+    """Returns the status with the chips used since `before` charged to the slice of the attempt. An attempt without a
     placement gets one. `begins`: the attempt begins with this status, so its placement is right."""
     if after.attempt == 0:
         return after
@@ -107,7 +107,7 @@ def keep_record(after: Status, before: Status, option: Option, now: datetime, *,
 
 
 def charge_chips(after: Status, before: Status, name: str) -> Status:
-    """The status, in which the slice of that name is charged with the chips used since `before`."""
+    """Returns the status with the chips used since `before` charged to the slice of that name."""
     placement = after.placement
     if placement is None:
         return after

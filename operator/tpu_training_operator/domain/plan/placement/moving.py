@@ -53,7 +53,7 @@ def move(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Plan:
 
 
 def _after_stop(ctx: Context) -> Goodput:
-    """A gang that trains saves before it stops. One that has failed is already accounted for."""
+    """Counts the training of a gang that saves before it stops. One that has failed is already accounted for."""
     if not ctx.is_running:
         return ctx.settled_goodput()
     goodput = ctx.goodput_at_end(ctx.now)
@@ -76,7 +76,7 @@ def _record(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Move
 
 
 def _translate(progress: Progress | None, before: Option, after: Option) -> Progress | None:
-    """With another global batch, the same examples are another number of steps."""
+    """Translates the steps to another global batch: the same examples are another number of steps."""
     sizes = before.resolution.recipe.batch.total, after.resolution.recipe.batch.total
     if progress is None or sizes[0] == sizes[1]:
         return progress

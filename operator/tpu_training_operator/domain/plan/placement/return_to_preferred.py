@@ -67,18 +67,19 @@ def _placeholders_for(ctx: Context, target: Option) -> list[WorkerPod]:
 
 
 def _count_lacking(ctx: Context, target: Option) -> int:
-    """How many more slices the gang needs there."""
+    """Returns how many more slices the gang needs there."""
     return target.layout.slices - (ctx.option.layout.slices if target.is_own and ctx.option.is_own else 0)
 
 
 def _count_whole_slices(target: Option, own: Iterable[WorkerPod]) -> int:
-    """The number of slices on which all placeholders run."""
+    """Returns the number of slices on which all placeholders run."""
     running = Counter(placeholder_slice(pod.name) for pod in own if pod.is_ready)
     return sum(hosts == target.layout.hosts_per_slice for hosts in running.values())
 
 
 def _find_reachable(ctx: Context) -> Option | None:
-    """The option with the most slices for which placeholders hold the nodes, once no more nodes are coming up."""
+    """Returns the option with the most slices for which placeholders hold the nodes, once no more nodes are coming
+    up."""
     turns = count_turns(ctx)
     if turns is None or turns < 0 or 0 in _find_coming_up(ctx):
         return None
@@ -90,8 +91,8 @@ def _find_reachable(ctx: Context) -> Option | None:
 
 
 def _find_useless(own: Sequence[WorkerPod]) -> list[WorkerPod]:
-    """The placeholders that have ended, and those that hold nodes of a slice whose host 0 is gone. That one alone kept
-    the pool for this slice, and the next one may come to another pool."""
+    """Returns the placeholders that have ended, and those that hold nodes of a slice whose host 0 is gone. That one
+    alone kept the pool for this slice, and the next one may come to another pool."""
     there = [pod for pod in own if not pod.is_terminating and not pod.has_ended]
     led = {placeholder_slice(pod.name) for pod in there if leads_a_slice(pod.name)}
     return [pod for pod in own if pod.has_ended or (pod.node is not None and placeholder_slice(pod.name) not in led)]
@@ -105,7 +106,7 @@ def _return(ctx: Context, target: Option) -> Plan:
 
 
 def _find_target(ctx: Context) -> Option | None:
-    """The better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
+    """Returns the better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
     turns = count_turns(ctx)
     if turns is None or turns < 0:
         return None
@@ -119,7 +120,8 @@ def _find_target(ctx: Context) -> Option | None:
 
 
 def _is_asked_for(option: Option) -> bool:
-    """Placeholders ask for all slices. Fewer are an outcome (`_some_more`)."""
+    """Whether placeholders ask for the slice. They ask for all of spec.slice; fewer slices are an outcome
+    (`_find_reachable`)."""
     return option.number == 0 or not option.is_own
 
 
@@ -129,7 +131,8 @@ def _is_for(pod: WorkerPod, target: Option) -> bool:
 
 
 def count_turns(ctx: Context) -> int | None:
-    """How many turns are over since the gang was first allowed to move: below 0 before that, None if it is not."""
+    """Returns how many turns are over since the gang was first allowed to move: below 0 before that, None if it may not
+    move."""
     policy = ctx.job.spec.placement
     if (
         policy is None
@@ -149,13 +152,13 @@ def count_turns(ctx: Context) -> int | None:
 
 
 def _is_starting(ctx: Context) -> bool:
-    """A gang that still compiles has trained nothing here, and would have to compile again elsewhere."""
+    """Whether the gang still compiles: it has trained nothing here, and would have to compile again elsewhere."""
     progress = ctx.status.progress
     return ctx.reports and (progress is None or progress.phase in (None, ReportPhase.STARTING))
 
 
 def turn_length(ctx: Context) -> timedelta:
-    """As long as the job itself would wait for a slice."""
+    """Returns the length of a turn: as long as the job itself would wait for a slice."""
     return max(option.choice.wait for option in ctx.options)
 
 
@@ -169,7 +172,7 @@ def until_next_turn(ctx: Context) -> timedelta | None:
 
 
 def _find_coming_up(ctx: Context) -> set[int]:
-    """The slices on which a placeholder has recently found a node."""
+    """Returns the slices on which a placeholder has recently found a node."""
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
     found = ((pod, pod.placed) for pod in ctx.observed.placeholders if not pod.has_ended)
     return {pod.alternative for pod, placed in found if placed is not None and ctx.now < placed + patience}

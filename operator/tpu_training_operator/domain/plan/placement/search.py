@@ -55,7 +55,8 @@ class PendingMove:
 
 
 def next_slice(ctx: Context) -> PendingMove | None:
-    """None for a job that has nowhere to go, and for one that should stay: its gang runs, or has all its nodes."""
+    """Returns the move that comes next; None for a job that has nowhere to go, and for one that should stay because its
+    gang runs or has all its nodes."""
     if len(ctx.options) == 1 or ctx.is_on_lower_rung or ctx.is_running:
         return None
     waits_since, was_here = _waiting_since(ctx)
@@ -81,8 +82,8 @@ def next_slice(ctx: Context) -> PendingMove | None:
 
 
 def _next_without_quota(ctx: Context, queue: Queue, to: Option) -> PendingMove | None:
-    """For a gang that Kueue does not admit. None if no other slice would help, because the queue itself does not work
-    or somebody has taken the job out of it."""
+    """Returns the next move of a gang that Kueue does not admit; None if no other slice would help, because the queue
+    itself does not work or the job was taken out of it."""
     found = queue.workload
     if found is None or queue.problem or not queue.name or not (found.waits_in_line or found.is_given_up):
         return None
@@ -105,7 +106,7 @@ def _next_without_quota(ctx: Context, queue: Queue, to: Option) -> PendingMove |
 
 
 def count_moves(ctx: Context) -> int:
-    """Against maxMoves: the moves away from a slice on which the job ran."""
+    """Counts the moves away from a slice on which the job ran, which are those that maxMoves limits."""
     placement, policy = ctx.status.placement, ctx.job.spec.placement
     if placement is None or policy is None:
         return 0
@@ -120,7 +121,7 @@ def may_move_again(ctx: Context) -> bool:
 
 
 def _next_option(ctx: Context) -> Option:
-    """As many slices as have found their nodes, if enough have; else the fewest; else the next in order of
+    """Returns as many slices as have found their nodes, if enough have; else the fewest; else the next in order of
     preference."""
     fewer = _fewer_slices(ctx)
     if fewer:
@@ -132,20 +133,20 @@ def _next_option(ctx: Context) -> Option:
 
 
 def _fewer_slices(ctx: Context) -> list[Option]:
-    """The options with fewer of the present slices, the most first."""
+    """Returns the options with fewer of the present slices, the most first."""
     if not ctx.option.is_own:
         return []
     return [option for option in ctx.options if option.is_own and option.number > ctx.option.number]
 
 
 def _placed_slices(ctx: Context) -> set[int]:
-    """The slices of which all workers have nodes."""
+    """Returns the slices of which all workers have nodes."""
     placed = Counter(pod.worker.slice for pod in ctx.pods if pod.node is not None)
     return {slice_ for slice_, hosts in placed.items() if hosts == ctx.option.layout.hosts_per_slice}
 
 
 def _count_stops(ctx: Context) -> int:
-    """How many moves make a round."""
+    """Returns how many moves make a round."""
     others = sum(not option.is_own for option in ctx.options)
     return 1 + others + any(option.is_own and option.number for option in ctx.options)
 
@@ -156,12 +157,12 @@ def _may_shrink(ctx: Context) -> bool:
 
 
 def _lacks_something(ctx: Context) -> bool:
-    """Nodes, or permission to create the workers."""
+    """Whether the gang lacks nodes, or permission to create its workers."""
     return _refusal(ctx) is not None or any(pod.node is None for pod in ctx.pods)
 
 
 def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
-    """Since when the gang waits, and whether it has run on this slice before."""
+    """Returns since when the gang waits, and whether it has run on this slice before."""
     changed = {each.type: parse_time(each.last_transition_time) for each in ctx.status.conditions}
     # Before the first attempt, a job waits for nothing but its queue.
     queued = changed.get(ConditionType.ADMITTED)
@@ -174,7 +175,8 @@ def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
 
 
 def _wait(ctx: Context, to: Option, *, certain: bool) -> timedelta:
-    """The first slice has no wait of its own: the job waits before it returns there as long as for any other."""
+    """Returns how long the job waits for its slice before it goes on to `to`. The first slice has no wait of its own:
+    the job waits as long as for any other before it returns there."""
     searches = ctx.status.placement.searches if ctx.status.placement else 0
     rounds = min(searches // _count_stops(ctx), _MOST_DOUBLINGS)
     if certain and rounds == 0:
@@ -185,14 +187,15 @@ def _wait(ctx: Context, to: Option, *, certain: bool) -> timedelta:
 
 
 def _first_pod(ctx: Context) -> datetime:
-    """The wait may be over before the attempt has workers, because the backoff and the end of the old workers count.
-    Even then the scheduler needs a moment to find nodes that are free."""
+    """Returns when the attempt got its first worker. The wait may be over before that, because the backoff and the end
+    of the old workers count, and the scheduler needs a moment to find free nodes."""
     return min((pod.created for pod in ctx.pods), default=_LONG_AGO)
 
 
 def _latest_node(ctx: Context) -> datetime:
-    """The nodes of a large slice come up one after the other, and meanwhile the gang stays. A node that was there
-    before its pod, such as one that survived the loss of the slice, is no sign that others will come."""
+    """Returns until when the gang stays for the nodes that are coming up, because those of a large slice come one after
+    the other. A node that was there before its pod, such as one that survived the loss of the slice, is no sign that
+    others will come."""
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
     # Where fewer slices will do, a complete slice does not promise another one.
     whole = _placed_slices(ctx) if _fewer_slices(ctx) else set[int]()
@@ -211,7 +214,8 @@ def _refusal(ctx: Context) -> Condition | None:
 
 
 def _certain_refusal(ctx: Context) -> str | None:
-    """The cluster's words, if waiting cannot help. A right that the operator lacks is missing on every slice."""
+    """Returns the cluster's words, if waiting cannot help. A right that the operator lacks is missing on every
+    slice."""
     refusal = _refusal(ctx)
     if refusal is None:
         return None
@@ -222,7 +226,7 @@ def _certain_refusal(ctx: Context) -> str | None:
 
 
 def _is_too_small(message: str, hosts: int) -> bool:
-    """Whether the quota could not hold the gang even if nobody else used it."""
+    """Whether the quota could not hold the gang even if nothing else used it."""
     found = _QUOTA.search(message)
     if found is None:
         return False
@@ -232,7 +236,7 @@ def _is_too_small(message: str, hosts: int) -> bool:
 
 
 def explain_missing_pool(ctx: Context) -> str | None:
-    """Why no worker of the gang can ever have a node here; None if one may."""
+    """Says why no worker of the gang can ever have a node here; None if one may."""
     notes = ctx.observed.notes
     known = notes.events.without_pool if notes and notes.events else frozenset[str]()
     if not known or any(pod.node is not None for pod in ctx.pods):

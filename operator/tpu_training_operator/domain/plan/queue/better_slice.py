@@ -107,8 +107,8 @@ def _find_unneeded(ctx: Context, queue: Queue, target: Option | None) -> Sequenc
 
 
 def _delete_left_behind(ctx: Context) -> Batches:
-    """Deletes the ConfigMap of the attempt before one that only waits: an attempt with workers deletes only the one of
-    the attempt before it."""
+    """Deletes the ConfigMap of the attempt before one that only waits. Later attempts delete only that of the attempt
+    right before them."""
     name = config_map_name(ctx.job.name, ctx.attempt - 1)
     return (Batch((DeleteConfigMap(name),)),) if ctx.is_held and ctx.attempt > 1 else ()
 

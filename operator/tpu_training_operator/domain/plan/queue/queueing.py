@@ -64,7 +64,7 @@ _LOOK_AT_RUNNING = timedelta(seconds=30)
 
 
 def wait_for_admission(ctx: Context) -> Plan | None:
-    """The plan for a job that may not have workers now; None if it may."""
+    """Plans for a job that may not have workers now; None if it may."""
     queue = ctx.queue
     if queue is None:
         return None
@@ -85,7 +85,7 @@ def wait_for_admission(ctx: Context) -> Plan | None:
 
 
 def _check_fit(ctx: Context, queue: Queue) -> Queue:
-    """The queue; with a problem if the Workload that somebody else has made is not for this job."""
+    """Returns the queue, with a problem if its prebuilt Workload is not for this job."""
     if not queue.is_prebuilt or queue.workload is None or queue.problem:
         return queue
     worker = worker_pod(ctx.job, ctx.resolution, WorkerId(1, 0, 0))
@@ -102,14 +102,15 @@ def _is_outdated(ctx: Context, queue: Queue) -> bool:
 
 
 def _adopt(ctx: Context, queue: Queue) -> Plan:
-    """A gang that runs with quota and does not know it: its status was lost, or its job was given a queue by hand."""
+    """Records the admission of a gang that runs with quota, after its status was lost or its job was given a queue by
+    hand."""
     message = describe_admission(queue)
     status = ctx.with_condition(ctx.status, ConditionType.ADMITTED, True, Reason.ADMITTED, message)
     return Plan(status=status, again=AT_ONCE)
 
 
 def _evict(ctx: Context, queue: Queue) -> Plan:
-    """Kueue wants the chips back, or never gave them. No failure class is charged."""
+    """Stops a gang whose chips Kueue wants back, or has never given. No failure class is charged."""
     why = queue.workload.waits_for() if queue.workload else "its Workload is gone"
     message = f"queue {_name(queue)}: {why}; the workers save and stop"
     ready = ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.EVICTED, message)
@@ -121,7 +122,7 @@ def _evict(ctx: Context, queue: Queue) -> Plan:
 
 
 def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
-    """After a suspension."""
+    """Ends a suspension: the job waits for admission again."""
     batches: Batches = ()
     workload = queue.workload
     if workload is not None and _is_outdated(ctx, queue):
@@ -163,7 +164,7 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
 
 
 def _check_name(queue: Queue) -> Queue:
-    """The queue; with a problem if the job needs another Workload and no longer says in which queue."""
+    """Returns the queue, with a problem if the job needs another Workload and no longer says in which queue."""
     if queue.workload is not None or queue.name or queue.problem:
         return queue
     problem = (
@@ -222,7 +223,7 @@ def pass_on_labels(queue: Queue) -> Batches:
 
 
 def describe_wait(queue: Queue, active: int) -> ReadyState:
-    """What a waiting job shows. `active`: workers that still run."""
+    """Returns what a waiting job shows. `active`: workers that still run."""
     found, name = queue.workload, _name(queue)
     if queue.problem:
         return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.QUEUE_UNUSABLE, queue.problem)
@@ -249,7 +250,7 @@ def _name(queue: Queue) -> str:
 
 
 def withdraw_admission(ctx: Context, status: Status, message: str) -> Status:
-    """The status that begins a suspension: a job without workers is not admitted."""
+    """Returns the status that begins a suspension: a job without workers is not admitted."""
     if find(status.conditions, ConditionType.ADMITTED) is None:
         return status
     return ctx.with_condition(status, ConditionType.ADMITTED, False, Reason.SUSPENDED, message)
@@ -267,8 +268,8 @@ def leave_queue(ctx: Context, workers: Sequence[WorkerPod]) -> Batches:
 
 
 def explain_eviction(look: JobState) -> str | None:
-    """Why a job that has begun may not have its workers any longer, whatever its spec; None if it may, or if its
-    Workload cannot be read."""
+    """Says why a job that has begun may not keep its workers, whatever its spec; None if it may, or if its Workload
+    cannot be read."""
     if look.observed.queue is None:
         return None
     metadata, placement = look.observed.job["metadata"], look.status.placement
@@ -281,7 +282,7 @@ def explain_eviction(look: JobState) -> str | None:
 
 def give_up_quota(observed: Observed) -> Batches:
     """Takes a job out of its queue whose spec cannot be used, once none of its workers is active. With a valid spec it
-    asks again. Only of a Workload that Kueue has made itself, its quota is all that goes."""
+    asks again. A prebuilt Workload stays, and only its quota goes."""
     queue = observed.queue
     if queue is None or not queue.version or any(pod.may_use_chips for pod in observed.pods):
         return ()
@@ -293,7 +294,8 @@ def give_up_quota(observed: Observed) -> Batches:
 
 
 def look_at_suspended(ctx: Context) -> timedelta | None:
-    """When to look at a suspended job, if nothing is heard of its Workload; None once that holds no quota."""
+    """Returns in how long to look at a suspended job, if nothing is heard of its Workload; None once that holds no
+    quota."""
     found = ctx.queue.workload if ctx.queue else None
     if ctx.queue and ctx.queue.others:
         return _LOOK_AGAIN
@@ -302,7 +304,7 @@ def look_at_suspended(ctx: Context) -> timedelta | None:
 
 
 def look_at_queue(ctx: Context) -> timedelta | None:
-    """When to look at a job that runs, if nothing is heard of its Workload."""
+    """Returns in how long to look at a job that runs, if nothing is heard of its Workload."""
     return None if ctx.queue is None else _LOOK_AT_RUNNING
 
 
@@ -310,8 +312,8 @@ def look_at_queue(ctx: Context) -> timedelta | None:
 
 
 def read_placement(ctx: Context, option: Option | None = None) -> Placement | Obstacle | None:
-    """What Kueue adds to the workers' pods on that slice, by default the present one; None for a job without a queue.
-    An Obstacle if it contradicts what the job asks for: nothing is overwritten."""
+    """Returns what Kueue adds to the workers' pods on that slice, by default the present one; None for a job without a
+    queue. An Obstacle if it contradicts what the job asks for: nothing is overwritten."""
     option = option or ctx.option
     queue = ctx.queue_on(option)
     if queue is None:

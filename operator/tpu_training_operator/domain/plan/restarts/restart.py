@@ -53,7 +53,7 @@ def fail_or_restart(ctx: Context, failure: Failure) -> Plan:
 
 
 def release(ctx: Context, waiting: int) -> Plan:
-    """The next attempt, after a pause in which another gang may take the nodes. No failure class is charged.
+    """Plans the next attempt, after a pause in which another gang may take the nodes. No failure class is charged.
 
     `waiting`: how many workers could not be placed.
     """
@@ -91,7 +91,7 @@ def _is_confirming(ctx: Context, failure: Failure) -> bool:
 
 
 def _find_same_divergence(status: Status, failure: Failure) -> Failure | None:
-    """An earlier divergence at the same step. The status remembers the first and the last failure."""
+    """Returns an earlier divergence at the same step. The status remembers the first and the last failure."""
     if failure.reason != FailureReason.DIVERGED or failure.step is None:
         return None
     known = (status.last_failure, status.first_failure)
@@ -138,7 +138,7 @@ def _give_up(ctx: Context, status: Status, failure: Failure) -> Plan:
 
 
 def _account_for_failure(ctx: Context, failure: Failure) -> Goodput:
-    """The attempt's training ends at its failure. A preempted trainer has saved all of it."""
+    """Ends the attempt's training at its failure. A preempted trainer has saved all of it."""
     goodput = ctx.goodput_at_end(parse_time(failure.time))
     keeps = failure.exit_code == ExitCode.PREEMPTED and ctx.job.spec.checkpoint is not None
     goodput = mark_saved(goodput) if keeps else mark_lost(goodput)
@@ -152,7 +152,8 @@ def _add_device_fault(status: Status, failure: Failure) -> list[DeviceFault]:
 
 
 def _find_nodes_to_avoid(ctx: Context, faults: list[DeviceFault]) -> list[str]:
-    """One fault may come from a process that released the chips too late. Two on one node come from the node."""
+    """Returns the nodes to avoid. One fault may come from a process that released the chips too late; two on one node
+    come from the node."""
     oldest = ctx.now - ctx.job.spec.run_policy.restart.window
     recent = [fault.node for fault in faults if parse_time(fault.time) > oldest]
     return sorted({node for node in recent if recent.count(node) >= _FAULTS_TO_AVOID_A_NODE})

@@ -32,7 +32,7 @@ class Late:
 
 
 def find_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
-    """None for a gang that lacks nodes, or whose containers have all started."""
+    """Returns the worker that is late; None for a gang that lacks nodes, or whose containers have all started."""
     placed = [pod.placed for pod in pods if pod.placed is not None]
     waiting = [pod for pod in pods if not has_started(pod) and not pod.has_ended]
     if len(placed) < len(pods) or not waiting:
@@ -42,7 +42,8 @@ def find_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
 
 
 def start_failure(late: Late, event: str, attempt: int, now: datetime) -> Failure:
-    """`event`: the newest event that tells why the pod waits; empty if none is known."""
+    """Returns the failure of a late worker. `event`: the newest event that tells why the pod waits; empty if none is
+    known."""
     pod = late.pod
     waits = f"{waits_for(pod)} ({event})" if event else waits_for(pod)
     what = f"the container has not started within {late.limit.total_seconds():.0f} s on its node"
@@ -59,7 +60,8 @@ class PartlyPlaced:
 
 
 def find_partly_placed(pods: Sequence[WorkerPod], policy: RunPolicy, avoided: Sequence[str]) -> PartlyPlaced | None:
-    """None if all workers have nodes, or none has one and none is kept from a node (`avoided`).
+    """Returns what a partly placed gang lacks; None if all workers have nodes, or none has one and none is kept from a
+    node (`avoided`).
 
     The time runs from the latest progress, the youngest pod or the latest placement: the nodes of a large slice come up
     one after the other, and a gang may have queued for hours before.
@@ -72,5 +74,5 @@ def find_partly_placed(pods: Sequence[WorkerPod], policy: RunPolicy, avoided: Se
 
 
 def is_partly_refused(pods: Sequence[WorkerPod], policy: RunPolicy, now: datetime) -> bool:
-    """Whether the cluster has refused the missing workers for so long that the others hold their nodes in vain."""
+    """Whether the cluster has refused the missing workers for so long that the others hold their nodes for nothing."""
     return bool(pods) and now >= max(pod.created for pod in pods) + timedelta(seconds=policy.start_deadline_seconds)

@@ -39,7 +39,7 @@ _SAME = {"ErrImagePull": "ImagePullBackOff"}
 
 
 def tell_why(ctx: Context, decided: Plan) -> Plan:
-    """The plan for a gang whose workers are not all ready, extended by what it waits for."""
+    """Adds to the plan for a gang whose workers are not all ready what it waits for."""
     notes = ctx.observed.notes
     if notes is None or decided.status is not None:
         return decided
@@ -59,7 +59,7 @@ def tell_why(ctx: Context, decided: Plan) -> Plan:
 
 
 def describe_wait(ctx: Context) -> str:
-    """attempt 2: 3 of 4 hosts ready; 1 host: ErrImagePull: ..."""
+    """Says what the gang waits for, such as "attempt 2: 3 of 4 hosts ready; 1 host: ErrImagePull: ..."."""
     layout = ctx.resolution.layout
     hosts = (host for pod in ctx.pods if (host := host_of(pod.raw)) is not None)
     found = summary(hosts, ctx.attempt, layout.slices, layout.hosts_per_slice)
@@ -76,7 +76,7 @@ def describe_wait(ctx: Context) -> str:
 
 
 def read_event_lines(ctx: Context) -> Mapping[str, str]:
-    """By pod name, the event that tells why the pod waits, as of the last look at its events."""
+    """Returns, by pod name, the event that tells why the pod waits, as of the last look at its events."""
     notes = ctx.observed.notes
     return notes.events.lines if notes and notes.events else {}
 
@@ -88,8 +88,8 @@ def _describe_group(group: Group, ctx: Context, lines: Mapping[str, str]) -> str
 
 
 def _choose_silent(ctx: Context) -> tuple[tuple[str, str], ...]:
-    """Names and uids of pods whose own status does not say why they wait: a few with a node, and one without, about
-    which the cluster autoscaler may have something to say."""
+    """Returns names and uids of pods whose own status does not say why they wait: a few with a node, and one without,
+    about which the cluster autoscaler may have something to say."""
     silent = [pod for pod in ctx.pods if pod.node and not pod.is_ready and not pod.has_ended and not _says_why(pod)]
     unplaced = [pod for pod in ctx.pods if pod.node is None]
     return tuple((pod.name, pod.uid) for pod in (*silent[:_MOST_ASKED], *unplaced[:1]))
@@ -100,19 +100,20 @@ def _says_why(pod: WorkerPod) -> bool:
 
 
 def _is_due(notes: Notes, ctx: Context, between: timedelta) -> bool:
-    """Not in the first seconds, in which every gang waits."""
+    """Whether it is time to look at events. In the first seconds every gang waits."""
     youngest = max(pod.created for pod in ctx.pods)
     return ctx.now >= youngest + _NEW_REASON and (notes.events is None or ctx.now >= notes.events.asked + between)
 
 
 def _between_looks(ctx: Context) -> timedelta:
-    """A new event wakes nobody, so a waiting gang is looked at from time to time; less often after a long wait."""
+    """Returns the pause between two looks at a waiting gang, because a new event causes no pass; it is longer after a
+    long wait."""
     latest = max(max(pod.created, pod.placed or pod.created) for pod in ctx.pods)
     return _NEW_COUNTS if ctx.now < latest + _SHORT_WAIT else _AGAIN
 
 
 def _wait(notes: Notes, ctx: Context, message: str) -> timedelta:
-    """How long until this message may be written."""
+    """Returns how long until this message may be written."""
     ready = find(ctx.status.conditions, ConditionType.READY)
     before = ready.message if ready else ""
     is_new = _find_reasons(message) != _find_reasons(before)
@@ -129,7 +130,8 @@ def _find_reasons(message: str) -> set[str]:
 
 
 def _tell(ctx: Context, message: str) -> Status:
-    """The state and its reason stay: a gang that is being replaced is Restarting until it runs."""
+    """Returns the status with the message. The state and its reason stay: a gang that is being replaced is Restarting
+    until it runs."""
     is_replaced = ctx.status.state is State.RESTARTING
     reason = Reason.REPLACING_WORKERS if is_replaced else Reason.WAITING_FOR_WORKERS
     state = State.RESTARTING if is_replaced else State.STARTING

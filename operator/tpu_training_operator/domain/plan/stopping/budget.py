@@ -47,17 +47,17 @@ class Spent:
         return 100 * self.used >= _LOW_PERCENT * self.limit
 
     def words(self) -> str:
-        """10.35 of 10 chip-hours (spec.runPolicy.budget) are used"""
+        """Says, for example, "10.35 of 10 chip-hours (spec.runPolicy.budget) are used"."""
         return f"{hours(self.used)} of {count(self.limit // _HOUR, 'chip-hour')} (spec.runPolicy.budget) are used"
 
 
 def hours(chip_seconds: int) -> str:
-    """Chip-hours as text, rounded down: the budget must not seem to be used up when it is not."""
+    """Returns chip-hours as text, rounded down: the budget must not seem to be used up when it is not."""
     return f"{chip_seconds // 36 / 100:.2f}"
 
 
 def count_used(look: JobState, status: Status) -> int:
-    """Chip-seconds up to now."""
+    """Returns the chip-seconds used up to now."""
     if status.goodput is None:
         return 0
     spent = chips.spend(status.goodput, look.holding.now, look.holding)
@@ -65,13 +65,13 @@ def count_used(look: JobState, status: Status) -> int:
 
 
 def read_spent(ctx: Context) -> Spent | None:
-    """None without a budget."""
+    """Returns what the job has used of its budget; None without a budget."""
     budget = ctx.job.spec.run_policy.budget
     return None if budget is None else Spent(count_used(ctx, ctx.status), budget.chip_hours * _HOUR)
 
 
 def over_budget(ctx: Context) -> Plan | None:
-    """The plan for a job that has used up its budget; None for any other job, and for one that is about to succeed."""
+    """Plans for a job that has used up its budget; None for any other job, and for one that is about to succeed."""
     budget, found = ctx.job.spec.run_policy.budget, read_spent(ctx)
     if budget is None or found is None or not found.is_all:
         return None
@@ -94,8 +94,8 @@ def over_budget(ctx: Context) -> Plan | None:
 
 
 def _succeeds_by(ctx: Context) -> datetime | None:
-    """By when a gang must be done of which a worker has succeeded: its training is over, so stopping it saves little.
-    None for any other gang."""
+    """Returns by when a gang must be done of which a worker has succeeded: its training is over, so stopping it saves
+    little. None for any other gang."""
     if ctx.is_suspended:
         return None
     ends = [end for pod in ctx.pods if has_succeeded(pod) and (end := ended_by(pod))]
@@ -113,7 +113,7 @@ def _fail(ctx: Context, found: Spent) -> Plan:
 
 
 def _name_checkpoint(ctx: Context, words: str) -> str:
-    """The words, {} being the step of the newest checkpoint; empty without one."""
+    """Returns the words, with {} as the step of the newest checkpoint; empty without one."""
     step = ctx.status.progress.checkpoint_step if ctx.status.progress else None
     return "" if step is None else words.format(step)
 
@@ -126,7 +126,7 @@ def next_look(ctx: Context) -> timedelta | None:
 
 
 def until_spent(found: Spent, holding: chips.Holding) -> timedelta | None:
-    """How long until the budget is low or used up, if the gang holds all its chips from now on."""
+    """Returns how long until the budget is low or used up, if the gang holds all its chips from now on."""
     rate = max(holding.gang, holding.held)
     if not rate:
         return None
@@ -136,7 +136,7 @@ def until_spent(found: Spent, holding: chips.Holding) -> timedelta | None:
 
 
 def explain_resumption(ctx: Context) -> str:
-    """Why a job that its budget had stopped continues; empty if something else had stopped it."""
+    """Says why a job that its budget had stopped continues; empty if something else had stopped it."""
     suspended = find(ctx.status.conditions, ConditionType.SUSPENDED)
     if suspended is None or not suspended.is_true or suspended.reason != Reason.BUDGET_EXCEEDED:
         return ""
@@ -145,8 +145,9 @@ def explain_resumption(ctx: Context) -> str:
 
 
 def record_usage(decided: Plan, look: JobState, stored: Status, budget: ChipBudget | None = None) -> Plan:
-    """The plan, whose status says what the job has used. It gets a status if chips were given back since the last one,
-    and once when most of the budget is used. `look`: with what the workers have reported; `stored`: without."""
+    """Returns the plan with a status that says what the job has used. It gets a status if chips were given back since
+    the last one, and once when most of the budget is used. `look`: with what the workers have reported; `stored`:
+    without."""
     writes = decided.status is not None and decided.status != stored
     status = decided.status or look.status
     if status.goodput is None:
@@ -168,9 +169,9 @@ def record_usage(decided: Plan, look: JobState, stored: Status, budget: ChipBudg
 
 
 def _time_to_write(before: ChipSeconds, look: JobState) -> timedelta | None:
-    """In how long to write down which chips were given back; None if none were. This waits for other workers that are
-    leaving, so that the end of a gang costs one write whatever its size; but not for long, because chips that are gone
-    count until the write."""
+    """Returns in how long to write down which chips were given back; None if none were. This waits for other workers
+    that are leaving, so that the end of a gang costs one write whatever its size; but not for long, because chips that
+    are gone count until the write."""
     is_stale = any(pod.worker.attempt > look.attempt for pod in look.observed.pods)
     if is_stale or not chips.count_vanished(before, look.holding):
         return None
@@ -185,8 +186,8 @@ def _time_to_write(before: ChipSeconds, look: JobState) -> timedelta | None:
 def _warn_if_low(
     look: JobState, status: Status, known: ChipSeconds, budget: ChipBudget | None
 ) -> tuple[Status, tuple[Event, ...]] | None:
-    """The status with or without the warning, and the event that tells it; None if nothing is new. A job that has ended
-    needs no warning, and a job over its budget has another event."""
+    """Returns the status with or without the warning, and the event that tells it; None if nothing is new. A job that
+    has ended needs no warning, and a job over its budget has another event."""
     found = Spent(known.total, budget.chip_hours * _HOUR) if budget else None
     is_there = find(status.conditions, ConditionType.BUDGET_LOW) is not None
     if budget is None or found is None or not found.is_most or status.completion_time is not None:
