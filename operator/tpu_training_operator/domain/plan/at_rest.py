@@ -29,7 +29,9 @@ def is_at_rest(job: Object) -> bool:
         return False
     if is_in_queue(job) or manager_of(job) or "deletionTimestamp" in metadata:
         return False
-    is_true = {each.get("type") for each in status.get("conditions") or () if each.get("status") == "True"}
+    is_true = {
+        condition.get("type") for condition in status.get("conditions") or () if condition.get("status") == "True"
+    }
     is_settled = ConditionType.READY in is_true and ConditionType.RECONCILING not in is_true
     return is_settled and status.get("observedGeneration") == metadata.get("generation")
 
@@ -40,5 +42,5 @@ def time_to_live(job: Object) -> timedelta | None:
     if is_copy(job):
         return None
     policy = job.get("spec", {}).get("runPolicy") or {}
-    given = policy.get("ttlSecondsAfterFinished")
-    return timedelta(seconds=max(0, min(given, _LONGEST_TTL_SECONDS))) if isinstance(given, int) else None
+    seconds = policy.get("ttlSecondsAfterFinished")
+    return timedelta(seconds=max(0, min(seconds, _LONGEST_TTL_SECONDS))) if isinstance(seconds, int) else None

@@ -54,12 +54,14 @@ def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS
         return delete_when_due(look) or after_the_end(look)
     if queue is None:
         return _wait_without_queue(look)
-    found = queue.workload
+    workload = queue.workload
     try:
-        batches = _create(look, queue, cache, max_hosts) if found is None else _next_step(look, queue, found, cache)
+        batches = (
+            _create(look, queue, cache, max_hosts) if workload is None else _next_step(look, queue, workload, cache)
+        )
     except InvalidJob as error:
         return plan_invalid(replace(look, status=Status()), error)
-    if found is not None and _has_copy(found):
+    if workload is not None and _has_copy(workload):
         return Plan(batches, again=_LOOK_AGAIN)
     # Kueue copies a status as a whole. What an earlier copy has left here no longer describes this job.
     left = replace(Status(), conditions=[each for each in status.conditions if each.type in _SHOWN_HERE])
@@ -92,9 +94,9 @@ def _is_to_be_suspended(look: JobState) -> bool:
     return isinstance(policy, dict) and policy.get("suspend") is True
 
 
-def _has_copy(found: Workload) -> bool:
+def _has_copy(workload: Workload) -> bool:
     """Whether Kueue may write the job's status."""
-    return found.is_true("Admitted") or (found.is_evicted and found.holds_quota)
+    return workload.is_true("Admitted") or (workload.is_evicted and workload.holds_quota)
 
 
 def _create(look: JobState, queue: Queue, cache: ParseCache, max_hosts: int) -> Batches:
@@ -123,17 +125,17 @@ def _next_step(look: JobState, queue: Queue, workload: Workload, cache: ParseCac
         return (Batch((UpdateWorkload(workload.with_active(True)),)),)
     if workload.is_admitted:
         is_running = is_true(look.status.conditions, ConditionType.GANG_READY)
-        told = workload.with_pods_ready(is_running, format_time(look.now))
-        return () if told is None else (Batch((WriteWorkloadStatus(told),)),)
+        report = workload.with_pods_ready(is_running, format_time(look.now))
+        return () if report is None else (Batch((WriteWorkloadStatus(report),)),)
     return pass_on_labels(queue)
 
 
-def _copy_has_stopped(look: JobState, found: Workload) -> bool:
+def _copy_has_stopped(look: JobState, workload: Workload) -> bool:
     """Whether the copy says that no worker runs, or has had enough time to stop them."""
     ready = find(look.status.conditions, ConditionType.READY)
     if not look.attempt or (look.is_held and (ready is None or ready.reason != Reason.EVICTED)):
         return True
-    since = found.condition("Evicted").get("lastTransitionTime")
+    since = workload.condition("Evicted").get("lastTransitionTime")
     return since is None or look.now >= parse_time(str(since)) + _LONGEST_STOP
 
 

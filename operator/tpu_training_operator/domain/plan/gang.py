@@ -184,8 +184,8 @@ def _watch_progress(ctx: Context) -> Plan:
         return Plan()
     if ctx.now < still.deadline:
         return Plan(again=still.deadline - ctx.now)
-    said = ctx.observed.report
-    report = said if said and said.attempt == ctx.attempt else None
+    latest = ctx.observed.report
+    report = latest if latest and latest.attempt == ctx.attempt else None
     wait = stacks_due(inbox, ctx.now)
     if report is not None and wait is None:
         return Plan((Batch((AskForStacks(),)),), again=STACKS_WAIT)

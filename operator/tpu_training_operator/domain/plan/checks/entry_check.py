@@ -58,8 +58,8 @@ def check_entry(ctx: Context) -> Plan | None:
         return _create(ctx)
     if pod.is_terminating:
         return _wait_until_gone(ctx, pod)
-    found = verdict(pod, ctx.job.spec.entry_check, ctx.now)
-    return _wait(ctx, pod) if found is None else _decide(ctx, found)
+    result = verdict(pod, ctx.job.spec.entry_check, ctx.now)
+    return _wait(ctx, pod) if result is None else _decide(ctx, result)
 
 
 def note_unchecked(ctx: Context, status: Status) -> Status:
@@ -142,15 +142,15 @@ def _wait(ctx: Context, pod: EntryCheckPod) -> Plan:
     is_old = notes is not None and (notes.written is None or ctx.now >= notes.written + _NEW_WORDS)
     if message == shown or (shown.startswith(begins) and not is_old):
         return Plan(again=again)
-    said = ReadyState(State.STARTING, Kstatus.IN_PROGRESS, Reason.CHECKING_ENTRY, message)
-    return Plan(status=ctx.present(ctx.status, said), again=again)
+    ready_state = ReadyState(State.STARTING, Kstatus.IN_PROGRESS, Reason.CHECKING_ENTRY, message)
+    return Plan(status=ctx.present(ctx.status, ready_state), again=again)
 
 
-def _decide(ctx: Context, found: Verdict) -> Plan:
+def _decide(ctx: Context, result: Verdict) -> Plan:
     is_required = ctx.job.spec.entry_check.mode is EntryCheckMode.REQUIRE
-    if found.finding is Finding.FAILED or (found.finding is Finding.NOTHING and is_required):
-        why = "no worker was created" if found.finding is Finding.FAILED else "spec.entryCheck.mode is Require"
-        return _fail(ctx, found, Reason.ENTRY_FAILED, why)
+    if result.finding is Finding.FAILED or (result.finding is Finding.NOTHING and is_required):
+        why = "no worker was created" if result.finding is Finding.FAILED else "spec.entryCheck.mode is Require"
+        return _fail(ctx, result, Reason.ENTRY_FAILED, why)
     if far := explain_distance(ctx):
         return _fail(
             ctx, Verdict(Finding.NOTHING, far), Reason.BUCKET_OUTSIDE_REGION, "spec.entryCheck.dataInRegion is Require"
@@ -158,10 +158,10 @@ def _decide(ctx: Context, found: Verdict) -> Plan:
     if refused := find_refusal(ctx):
         reason, what, why = refused
         return _fail(ctx, Verdict(Finding.NOTHING, what), reason, why)
-    has_passed = found.finding is Finding.PASSED
+    has_passed = result.finding is Finding.PASSED
     reason = Reason.ENTRY_PASSED if has_passed else Reason.ENTRY_NOT_CHECKED
-    said = found.message if has_passed else f"the job starts all the same: {found.message}"
-    message = f"entry check: {said}"
+    words = result.message if has_passed else f"the job starts all the same: {result.message}"
+    message = f"entry check: {words}"
     status = ctx.with_condition(record_distance(ctx, ctx.status), _CHECKED, has_passed, reason, message)
     status, compiled = record_fit(ctx, status)
     ready = ReadyState(State.STARTING, Kstatus.IN_PROGRESS, reason, message)
@@ -173,10 +173,12 @@ def _decide(ctx: Context, found: Verdict) -> Plan:
     return Plan(status=ctx.present(status, ready), events=tuple(events), again=AT_ONCE)
 
 
-def _fail(ctx: Context, found: Verdict, reason: Reason, why: str) -> Plan:
+def _fail(ctx: Context, result: Verdict, reason: Reason, why: str) -> Plan:
     """Fails the job. No worker was created, and no failure class is charged."""
-    message = f"{found.message}; {why}"
-    status = replace(ctx.status, first_failure=found.failure, last_failure=found.failure, goodput=ctx.settled_goodput())
+    message = f"{result.message}; {why}"
+    status = replace(
+        ctx.status, first_failure=result.failure, last_failure=result.failure, goodput=ctx.settled_goodput()
+    )
     status = ctx.with_condition(record_distance(ctx, status), _CHECKED, False, reason, message)
     status, _ = record_fit(ctx, status)
     return fail(ctx, status, reason, message)

@@ -53,17 +53,17 @@ class Bucket:
 
 def region_of(place: str) -> str:
     """Returns the region of a zone or a region; "" for any other text."""
-    if found := _ZONE.match(place):
-        return found[1]
+    if match := _ZONE.match(place):
+        return match[1]
     return place if _REGION.match(place) else ""
 
 
 def judge_locality(buckets: Sequence[Bucket], region: str) -> tuple[Near, str]:
     """Judges all buckets together, the worst first. `region`: the slice's, "" if it is unknown."""
-    each = [_judge(bucket, region) for bucket in buckets]
+    judgements = [_judge(bucket, region) for bucket in buckets]
     order = (Near.REMOTE, Near.UNKNOWN, Near.LOCAL)
-    worst = min((near for near, _ in each), key=order.index, default=Near.LOCAL)
-    return worst, "; ".join(text for kind in order for near, text in each if near is kind)
+    worst = min((near for near, _ in judgements), key=order.index, default=Near.LOCAL)
+    return worst, "; ".join(text for kind in order for near, text in judgements if near is kind)
 
 
 def _judge(bucket: Bucket, region: str) -> tuple[Near, str]:

@@ -22,13 +22,13 @@ def record_admission(ctx: Context, status: Status, option: Option, message: str)
 
 def is_queued(status: Status) -> bool:
     """Whether the status says that the job waits for its admission."""
-    found = find(status.conditions, ConditionType.ADMITTED)
-    return found is not None and not found.is_true
+    admitted = find(status.conditions, ConditionType.ADMITTED)
+    return admitted is not None and not admitted.is_true
 
 
 def describe_admission(queue: Queue) -> str:
-    found = queue.workload
-    if found is None:
+    workload = queue.workload
+    if workload is None:
         return ""
-    flavors = f" with {', '.join(found.flavors)}" if found.flavors else ""
-    return f"admitted by ClusterQueue {found.cluster_queue}{flavors}"
+    flavors = f" with {', '.join(workload.flavors)}" if workload.flavors else ""
+    return f"admitted by ClusterQueue {workload.cluster_queue}{flavors}"

@@ -106,19 +106,19 @@ def _read_summary(leader: WorkerPod) -> str:
     return f": {line[:_LONGEST_WORDS]}" if line else ""
 
 
-def _read_metrics(given: Any) -> dict[str, str]:
+def _read_metrics(values: Any) -> dict[str, str]:
     """Reads the values that are numbers, as many as the status has room for."""
-    if not isinstance(given, dict):
+    if not isinstance(values, dict):
         return {}
-    texts = ((plain(name), number_text(value)) for name, value in given.items())
+    texts = ((plain(name), number_text(value)) for name, value in values.items())
     return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))
 
 
-def _read_best(given: Any) -> BestCheckpoint | None:
+def _read_best(fields: Any) -> BestCheckpoint | None:
     """Reads the best checkpoint; None unless every field is there as the trainer writes it."""
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         return None
-    name, step, metric, value = given.get("name"), given.get("step"), given.get("metric"), given.get("value")
+    name, step, metric, value = fields.get("name"), fields.get("step"), fields.get("metric"), fields.get("value")
     number = number_text(value)
     if not (isinstance(name, str) and isinstance(metric, str) and number is not None):
         return None

@@ -191,10 +191,10 @@ class Context(JobState):
 
     def goodput_at_end(self, until: datetime) -> Goodput:
         """Returns the goodput of an attempt that ends. A gang that ran and never reported counts as having trained."""
-        given = self.status.goodput
-        if given is None or not self.is_running or self.was_heard:
+        goodput = self.status.goodput
+        if goodput is None or not self.is_running or self.was_heard:
             return self.settled_goodput(until)
-        return self.charge(replace(given, activity=Activity.TRAIN), until, Activity.TRAIN)
+        return self.charge(replace(goodput, activity=Activity.TRAIN), until, Activity.TRAIN)
 
 
 def isolate(ctx: Context, *, again: bool = False) -> Sequence[Create]:

@@ -15,7 +15,7 @@ def record_rung(status: Status, rung: Rung | None) -> Status:
     below = status.rungs[: rung.number - 1]
     resolution = rung.option.resolution
     layout, recipe = resolution.layout, resolution.recipe
-    own = RungStatus(
+    current = RungStatus(
         slice=str(rung.option),
         chips=layout.chips,
         replicas=layout.replicas,
@@ -23,7 +23,7 @@ def record_rung(status: Status, rung: Rung | None) -> Status:
         learning_rate=recipe.learning_rate,
         steps=resolution.steps,
     )
-    return replace(status, ladder=LadderStatus(rung=rung.number, of=rung.of, rungs=[*below, own]))
+    return replace(status, ladder=LadderStatus(rung=rung.number, of=rung.of, rungs=[*below, current]))
 
 
 def with_verdict(status: Status, last: RungStatus) -> Status:
@@ -43,14 +43,14 @@ def with_end(status: Status, examples_per_second: str | None, *, succeeded: bool
         return status
     last = status.rungs[-1]
     rate = _number(examples_per_second) if succeeded else None
-    own = replace(
+    ended = replace(
         last,
         verdict=RungVerdict.PASSED if succeeded else RungVerdict.FAILED,
         attempt=status.attempt,
         examples_per_second=examples_per_second if rate is not None else None,
         efficiency=format_ratio(Pace(rate, last.chips).efficiency(read_pace(status.rungs[:-1]))),
     )
-    return with_verdict(status, own)
+    return with_verdict(status, ended)
 
 
 def read_pace(below: Sequence[RungStatus]) -> Pace | None:

@@ -28,8 +28,8 @@ def choose_option(options: Sequence[Option], status: Status, pods: Sequence[Work
         return named
     attempt = status.attempt or max((pod.worker.attempt for pod in pods), default=0)
     known = {option.number: option for option in options}
-    told = (known[pod.alternative] for pod in pods if pod.worker.attempt == attempt and pod.alternative in known)
-    return next(told, options[0])
+    labelled = (known[pod.alternative] for pod in pods if pod.worker.attempt == attempt and pod.alternative in known)
+    return next(labelled, options[0])
 
 
 def _find_named(options: Sequence[Option], placement: Placement) -> Option | None:
@@ -71,10 +71,10 @@ def reason_to_stay(placement: Placement | None, option: Option) -> PlacementReas
 
 def _drop_moves(moves: Sequence[Move]) -> list[Move]:
     """Returns as many moves as the status has room for. Those for lack of capacity are dropped first."""
-    kept = list(moves)
-    while len(kept) > MOST_MOVES:
-        kept.pop(next((i for i, move in enumerate(kept[:-1]) if move.reason in FOR_CAPACITY), 0))
-    return kept
+    moves_left = list(moves)
+    while len(moves_left) > MOST_MOVES:
+        moves_left.pop(next((i for i, move in enumerate(moves_left[:-1]) if move.reason in FOR_CAPACITY), 0))
+    return moves_left
 
 
 def record_arrival(placement: Placement) -> Placement:

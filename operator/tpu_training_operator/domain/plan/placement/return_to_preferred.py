@@ -55,11 +55,11 @@ def hold_nodes(ctx: Context, turn: Turn) -> Plan:
         unwanted = [pod for pod in held if not _is_for_the_next_gang(pod, ctx)]
         wait = until_next_turn(ctx) if not held else None
         return Plan(delete_pods(unwanted, ctx.now)).due_within(wait, _LOOK_AGAIN if held else None)
-    own = _placeholders_for(ctx, target)
-    unwanted = [*_find_useless(own), *(pod for pod in held if pod.alternative != target.number)]
+    asking = _placeholders_for(ctx, target)
+    unwanted = [*_find_useless(asking), *(pod for pod in held if pod.alternative != target.number)]
     # One on a dead node would keep its name for good.
-    going = (*delete_pods(unwanted, ctx.now), *delete_by_force((pod for pod in own if pod not in unwanted), ctx.now))
-    return Plan((*(going or _create_missing(ctx, target, own)), *_warnings(ctx, own)), again=_LOOK_AGAIN)
+    going = (*delete_pods(unwanted, ctx.now), *delete_by_force((pod for pod in asking if pod not in unwanted), ctx.now))
+    return Plan((*(going or _create_missing(ctx, target, asking)), *_warnings(ctx, asking)), again=_LOOK_AGAIN)
 
 
 def _placeholders_for(ctx: Context, target: Option) -> list[WorkerPod]:
@@ -90,12 +90,12 @@ def _find_reachable(ctx: Context) -> Option | None:
     return next((option for option in better if more and option.layout.slices <= could), None)
 
 
-def _find_useless(own: Sequence[WorkerPod]) -> list[WorkerPod]:
+def _find_useless(asking: Sequence[WorkerPod]) -> list[WorkerPod]:
     """Returns the placeholders that have ended, and those that hold nodes of a slice whose host 0 is gone. That one
     alone kept the pool for this slice, and the next one may come to another pool."""
-    there = [pod for pod in own if not pod.is_terminating and not pod.has_ended]
+    there = [pod for pod in asking if not pod.is_terminating and not pod.has_ended]
     led = {placeholder_slice(pod.name) for pod in there if leads_a_slice(pod.name)}
-    return [pod for pod in own if pod.has_ended or (pod.node is not None and placeholder_slice(pod.name) not in led)]
+    return [pod for pod in asking if pod.has_ended or (pod.node is not None and placeholder_slice(pod.name) not in led)]
 
 
 def _return(ctx: Context, target: Option) -> Plan:
@@ -174,8 +174,8 @@ def until_next_turn(ctx: Context) -> timedelta | None:
 def _find_coming_up(ctx: Context) -> set[int]:
     """Returns the slices on which a placeholder has recently found a node."""
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
-    found = ((pod, pod.placed) for pod in ctx.observed.placeholders if not pod.has_ended)
-    return {pod.alternative for pod, placed in found if placed is not None and ctx.now < placed + patience}
+    placements = ((pod, pod.placed) for pod in ctx.observed.placeholders if not pod.has_ended)
+    return {pod.alternative for pod, placed in placements if placed is not None and ctx.now < placed + patience}
 
 
 def _is_for_the_next_gang(pod: WorkerPod, ctx: Context) -> bool:
@@ -184,15 +184,15 @@ def _is_for_the_next_gang(pod: WorkerPod, ctx: Context) -> bool:
     return _is_for(pod, ctx.option) and bool(ctx.missing) and not is_stopped
 
 
-def _create_missing(ctx: Context, target: Option, own: Iterable[WorkerPod]) -> Batches:
+def _create_missing(ctx: Context, target: Option, asking: Iterable[WorkerPod]) -> Batches:
     first = target.layout.slices - _count_lacking(ctx, target)
-    missing = missing_placeholders(target, first, [pod.name for pod in own])
+    missing = missing_placeholders(target, first, [pod.name for pod in asking])
     return (Batch(missing, Freshness.FRESH_ALL),) if missing else ()
 
 
-def _warnings(ctx: Context, own: Iterable[WorkerPod]) -> Batches:
+def _warnings(ctx: Context, asking: Iterable[WorkerPod]) -> Batches:
     """Tells once of a placeholder whose name a finalizer keeps: until it is gone, no other can ask for the slice."""
     notes = ctx.observed.notes
-    reasons = (describe_stuck(pod) for pod in own if is_stuck(pod, ctx.now))
+    reasons = (describe_stuck(pod) for pod in asking if is_stuck(pod, ctx.now))
     new = next((why for why in reasons if notes is not None and why not in notes.told), None)
     return () if new is None else (Batch((WarnPlaceholderRefused(new),)),)

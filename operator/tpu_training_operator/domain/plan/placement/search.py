@@ -74,8 +74,8 @@ def next_slice(ctx: Context) -> PendingMove | None:
     if certain is not None:
         return PendingMove(to, at, PlacementReason.NOT_ADMITTED, certain)
     minutes = f"{wait.total_seconds():.0f} s"
-    found = len(_placed_slices(ctx))
-    so_far = f"; {found} of {ctx.option.layout.slices} slices have theirs" if found else ""
+    placed = len(_placed_slices(ctx))
+    so_far = f"; {placed} of {ctx.option.layout.slices} slices have theirs" if placed else ""
     if was_here:
         return PendingMove(to, at, PlacementReason.LOST, f"{ctx.option} did not come back within {minutes}{so_far}")
     return PendingMove(to, at, PlacementReason.NO_CAPACITY, f"no nodes for {ctx.option} within {minutes}{so_far}")
@@ -84,24 +84,24 @@ def next_slice(ctx: Context) -> PendingMove | None:
 def _next_without_quota(ctx: Context, queue: Queue, to: Option) -> PendingMove | None:
     """Returns the next move of a gang that Kueue does not admit; None if no other slice would help, because the queue
     itself does not work or the job was taken out of it."""
-    found = queue.workload
-    if found is None or queue.problem or not queue.name or not (found.waits_in_line or found.is_given_up):
+    workload = queue.workload
+    if workload is None or queue.problem or not queue.name or not (workload.waits_in_line or workload.is_given_up):
         return None
     since, was_here = _waiting_since(ctx)
-    wait = _wait(ctx, to, certain=found.is_too_large or found.is_given_up)
+    wait = _wait(ctx, to, certain=workload.is_too_large or workload.is_given_up)
     at = since + wait
-    if found.reserved_since is not None:
+    if workload.reserved_since is not None:
         # The quota is reserved, and an admission check is bringing up the nodes.
         patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
-        at = max(at, parse_time(found.reserved_since) + patience)
+        at = max(at, parse_time(workload.reserved_since) + patience)
     reason, why = PlacementReason.NO_CAPACITY, f"did not admit {ctx.option} within {wait.total_seconds():.0f} s"
-    if found.is_too_large:
+    if workload.is_too_large:
         reason, why = PlacementReason.NOT_ADMITTED, f"never has the quota for {ctx.option}"
-    elif found.is_given_up:
+    elif workload.is_given_up:
         reason, why = PlacementReason.NOT_ADMITTED, f"has given up {ctx.option}"
     elif was_here:
         reason, why = PlacementReason.LOST, f"did not admit {ctx.option} again within {wait.total_seconds():.0f} s"
-    said = found.waits_for()[:_LONGEST_WORDS]
+    said = workload.waits_for()[:_LONGEST_WORDS]
     return PendingMove(to, at, reason, f"queue {queue.name} {why}: {said}", "Kueue admits it")
 
 
@@ -111,8 +111,8 @@ def count_moves(ctx: Context) -> int:
     if placement is None or policy is None:
         return 0
     oldest = ctx.now - policy.max_moves.window
-    counting = (one for one in placement.moves if one.reason not in FOR_CAPACITY)
-    return sum(parse_time(one.at) > oldest for one in counting)
+    counting = (move for move in placement.moves if move.reason not in FOR_CAPACITY)
+    return sum(parse_time(move.at) > oldest for move in counting)
 
 
 def may_move_again(ctx: Context) -> bool:
@@ -163,7 +163,7 @@ def _lacks_something(ctx: Context) -> bool:
 
 def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
     """Returns since when the gang waits, and whether it has run on this slice before."""
-    changed = {each.type: parse_time(each.last_transition_time) for each in ctx.status.conditions}
+    changed = {condition.type: parse_time(condition.last_transition_time) for condition in ctx.status.conditions}
     # Before the first attempt, a job waits for nothing but its queue.
     queued = changed.get(ConditionType.ADMITTED)
     placed = parse_time(ctx.status.placement.since) if ctx.status.placement else queued or ctx.now
@@ -227,11 +227,11 @@ def _certain_refusal(ctx: Context) -> str | None:
 
 def _is_too_small(message: str, hosts: int) -> bool:
     """Whether the quota could not hold the gang even if nothing else used it."""
-    found = _QUOTA.search(message)
-    if found is None:
+    match = _QUOTA.search(message)
+    if match is None:
         return False
-    limited = {name: int(amount) for name, amount in _AMOUNT.findall(found["limited"])}
-    requested = {name: int(amount) for name, amount in _AMOUNT.findall(found["requested"])}
+    limited = {name: int(amount) for name, amount in _AMOUNT.findall(match["limited"])}
+    requested = {name: int(amount) for name, amount in _AMOUNT.findall(match["requested"])}
     return any(name in limited and amount * hosts > limited[name] for name, amount in requested.items())
 
 
@@ -242,5 +242,5 @@ def explain_missing_pool(ctx: Context) -> str | None:
     if not known or any(pod.node is not None for pod in ctx.pods):
         return None
     said = (str(pod.condition("PodScheduled").get("message") or "") for pod in ctx.pods if pod.name in known)
-    told = next(filter(None, map(scheduler_has_none, said)), None)
-    return None if told is None else f"the cluster has no node pool for {ctx.option}: {told}"
+    words = next(filter(None, map(scheduler_has_none, said)), None)
+    return None if words is None else f"the cluster has no node pool for {ctx.option}: {words}"

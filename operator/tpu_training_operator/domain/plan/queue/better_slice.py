@@ -68,23 +68,23 @@ def _find_target(ctx: Context) -> Option | None:
 def _is_coming(ctx: Context, option: Option) -> bool:
     """Whether Kueue has reserved quota for the slice. An admission check that brings its nodes takes a while."""
     queue = ctx.queue_on(option)
-    found = queue.workload if queue else None
-    return found is not None and found.holds_quota and found.is_active and not _is_late(ctx, found)
+    workload = queue.workload if queue else None
+    return workload is not None and workload.holds_quota and workload.is_active and not _is_late(ctx, workload)
 
 
-def _is_late(ctx: Context, found: Workload) -> bool:
+def _is_late(ctx: Context, workload: Workload) -> bool:
     """Whether it has held quota for as long as a gang may take to start, without being admitted."""
-    if found.is_admitted or found.reserved_since is None:
+    if workload.is_admitted or workload.reserved_since is None:
         return False
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
-    return ctx.now >= parse_time(found.reserved_since) + patience
+    return ctx.now >= parse_time(workload.reserved_since) + patience
 
 
-def _is_over(ctx: Context, found: Workload) -> bool:
+def _is_over(ctx: Context, workload: Workload) -> bool:
     """Whether Kueue gave it up a turn ago, so that the job may ask for the slice again."""
-    if not found.is_given_up:
+    if not workload.is_given_up:
         return False
-    return ctx.now >= parse_time(str(found.condition("Evicted")["lastTransitionTime"])) + turn_length(ctx)
+    return ctx.now >= parse_time(str(workload.condition("Evicted")["lastTransitionTime"])) + turn_length(ctx)
 
 
 def _is_proven(ctx: Context, target: Option) -> bool:
@@ -100,10 +100,14 @@ def _find_unneeded(ctx: Context, queue: Queue, target: Option | None) -> Sequenc
     if not covered or (queue.workload is None and not queue.name):
         return ()
     wanted = ctx.queue_on(target) if target is not None else None
-    found = wanted.workload if wanted else None
-    kept = found.name if found and not _is_late(ctx, found) and not _is_over(ctx, found) else ""
+    target_workload = wanted.workload if wanted else None
+    needed = (
+        target_workload.name
+        if target_workload and not _is_late(ctx, target_workload) and not _is_over(ctx, target_workload)
+        else ""
+    )
     others = (other.workload for other in queue.others if other.workload is not None)
-    return [workload for workload in others if workload.name != kept and not workload.is_going]
+    return [workload for workload in others if workload.name != needed and not workload.is_going]
 
 
 def _delete_left_behind(ctx: Context) -> Batches:

@@ -286,8 +286,8 @@ def give_up_quota(observed: Observed) -> Batches:
     queue = observed.queue
     if queue is None or not queue.version or any(pod.may_use_chips for pod in observed.pods):
         return ()
-    found = [each.workload for each in (queue, *queue.others) if each.workload is not None]
-    left = [each for each in found if not each.is_going and not each.is_finished]
+    workloads = [each.workload for each in (queue, *queue.others) if each.workload is not None]
+    left = [each for each in workloads if not each.is_going and not each.is_finished]
     if not queue.is_prebuilt:
         return delete_workloads(left)
     return tuple(deactivate(workload) for workload in left if workload.is_active)
@@ -296,10 +296,10 @@ def give_up_quota(observed: Observed) -> Batches:
 def look_at_suspended(ctx: Context) -> timedelta | None:
     """Returns in how long to look at a suspended job, if nothing is heard of its Workload; None once that holds no
     quota."""
-    found = ctx.queue.workload if ctx.queue else None
+    workload = ctx.queue.workload if ctx.queue else None
     if ctx.queue and ctx.queue.others:
         return _LOOK_AGAIN
-    is_over = found is None or found.is_finished or (not found.is_active and not found.holds_quota)
+    is_over = workload is None or workload.is_finished or (not workload.is_active and not workload.holds_quota)
     return None if is_over else _LOOK_AGAIN
 
 
@@ -321,8 +321,8 @@ def read_placement(ctx: Context, option: Option | None = None) -> Placement | Ob
     if queue.problem:
         return Obstacle(Reason.QUEUE_UNUSABLE, queue.problem)
     wanted = placement_of(queue)
-    if found := conflicts(worker_pod(option.job, option.resolution, WorkerId(1, 0, 0)), wanted):
-        message = f"the workers cannot be placed as Kueue has decided: {'; '.join(found)}"
+    if contradictions := conflicts(worker_pod(option.job, option.resolution, WorkerId(1, 0, 0)), wanted):
+        message = f"the workers cannot be placed as Kueue has decided: {'; '.join(contradictions)}"
         return Obstacle(Reason.PLACEMENT_CONFLICT, message)
     return wanted
 
@@ -335,8 +335,8 @@ def tell_pods_ready(ctx: Context) -> Plan:
     workload = ctx.queue.workload if ctx.queue else None
     if workload is None or not workload.is_admitted or not ctx.may_have_workers:
         return Plan()
-    told = workload.with_pods_ready(ctx.is_running, format_time(ctx.now))
-    return Plan() if told is None else Plan((Batch((WriteWorkloadStatus(told),)),))
+    report = workload.with_pods_ready(ctx.is_running, format_time(ctx.now))
+    return Plan() if report is None else Plan((Batch((WriteWorkloadStatus(report),)),))
 
 
 def end_workloads(look: JobState) -> Plan:
@@ -351,7 +351,7 @@ def end_workloads(look: JobState) -> Plan:
     has_succeeded = is_true(status.conditions, ConditionType.SUCCEEDED)
     ready = find(status.conditions, ConditionType.READY)
     # On all slices: the job may have asked for a better one.
-    workloads = [each.workload for each in (queue, *queue.others) if each.workload is not None]
+    workloads = [entry.workload for entry in (queue, *queue.others) if entry.workload is not None]
     message, now = ready.message if ready else "", format_time(look.now)
     ends = [
         WriteWorkloadStatus(workload.finished(has_succeeded, message, now), frees_quota=True)

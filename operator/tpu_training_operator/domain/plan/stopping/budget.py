@@ -72,21 +72,21 @@ def read_spent(ctx: Context) -> Spent | None:
 
 def over_budget(ctx: Context) -> Plan | None:
     """Plans for a job that has used up its budget; None for any other job, and for one that is about to succeed."""
-    budget, found = ctx.job.spec.run_policy.budget, read_spent(ctx)
-    if budget is None or found is None or not found.is_all:
+    budget, spent = ctx.job.spec.run_policy.budget, read_spent(ctx)
+    if budget is None or spent is None or not spent.is_all:
         return None
     if (until := _succeeds_by(ctx)) and ctx.now < until:
         return None
     running = [pod for pod in ctx.all_workers if pod.may_use_chips]
     if budget.on_exceeded is OnExceeded.FAIL and not running:
-        return _fail(ctx, found)
+        return _fail(ctx, spent)
     then = "the job fails" if budget.on_exceeded is OnExceeded.FAIL else "the job stays suspended"
     cause = Cause(
         Reason.BUDGET_EXCEEDED,
         EventReason.BUDGET_EXCEEDED,
-        told=found.words(),
-        shown=f"{found.words()}; raise chipHours, and the job continues{_name_checkpoint(ctx, ' after step {}')}",
-        stopping=f"{found.words()}; waiting for {{}} to save and stop, then {then}",
+        told=spent.words(),
+        shown=f"{spent.words()}; raise chipHours, and the job continues{_name_checkpoint(ctx, ' after step {}')}",
+        stopping=f"{spent.words()}; waiting for {{}} to save and stop, then {then}",
         warning=True,
     )
     # A failed worker is deleted only if another attempt may follow: its log says why it failed.
@@ -119,19 +119,19 @@ def _name_checkpoint(ctx: Context, words: str) -> str:
 
 
 def next_look(ctx: Context) -> timedelta | None:
-    found = read_spent(ctx)
-    if found is not None and found.is_all and (until := _succeeds_by(ctx)):
+    spent = read_spent(ctx)
+    if spent is not None and spent.is_all and (until := _succeeds_by(ctx)):
         return max(timedelta(seconds=1), until - ctx.now)
-    return None if found is None else until_spent(found, ctx.holding)
+    return None if spent is None else until_spent(spent, ctx.holding)
 
 
-def until_spent(found: Spent, holding: chips.Holding) -> timedelta | None:
+def until_spent(spent: Spent, holding: chips.Holding) -> timedelta | None:
     """Returns how long until the budget is low or used up, if the gang holds all its chips from now on."""
     rate = max(holding.gang, holding.held)
     if not rate:
         return None
-    marks = [found.limit] if found.is_most else [found.limit * _LOW_PERCENT // 100, found.limit]
-    seconds = min(math.ceil((mark - found.used) / rate) for mark in marks)
+    marks = [spent.limit] if spent.is_most else [spent.limit * _LOW_PERCENT // 100, spent.limit]
+    seconds = min(math.ceil((mark - spent.used) / rate) for mark in marks)
     return min(timedelta(seconds=max(1, seconds)), _LONGEST_WAIT)
 
 
@@ -140,8 +140,8 @@ def explain_resumption(ctx: Context) -> str:
     suspended = find(ctx.status.conditions, ConditionType.SUSPENDED)
     if suspended is None or not suspended.is_true or suspended.reason != Reason.BUDGET_EXCEEDED:
         return ""
-    found = read_spent(ctx)
-    return found.words() if found else "spec.runPolicy.budget is gone"
+    spent = read_spent(ctx)
+    return spent.words() if spent else "spec.runPolicy.budget is gone"
 
 
 def record_usage(decided: Plan, look: JobState, stored: Status, budget: ChipBudget | None = None) -> Plan:
