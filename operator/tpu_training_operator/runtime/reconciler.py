@@ -224,7 +224,7 @@ class Reconciler:
         if memory.began == seen.job["metadata"]["resourceVersion"] and memory.pods == 0:
             now = await fresh.get(JOBS, key.namespace, key.name)
             if now["metadata"]["resourceVersion"] == memory.began:
-                # Nobody has touched the job since its first attempt began here, when it had no pods. Workers can only
+                # Nothing has touched the job since its first attempt began here, when it had no pods. Workers can only
                 # come of that attempt, with the names of those that are about to be created.
                 return seen
         return await self._look(key, memory, fresh, fresh, seen)

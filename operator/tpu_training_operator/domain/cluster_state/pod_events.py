@@ -63,7 +63,7 @@ def explain_wait(events: Sequence[Mapping[str, Any]]) -> str:
 
 def slim_event(event: Mapping[str, Any]) -> dict[str, Any] | None:
     """The fields that `explain_wait` reads; None if the event does not tell why a pod waits. The texts are cut, because
-    anybody who may create events chooses their length."""
+    whoever may create events chooses their length."""
     if not _tells(event):
         return None
     series = event.get("series") or {}

@@ -1,4 +1,4 @@
-"""A job that somebody else runs: `spec.managedBy`.
+"""A job that another controller runs: `spec.managedBy`.
 
 With MultiKueue, Kueue runs the job in another cluster. The job here has a Workload and no workers. When Kueue has
 reserved quota here and found a cluster that admits the job, it creates a copy there, without managedBy. The operator
@@ -26,7 +26,7 @@ from tpu_training_operator.domain.objects.workload import is_for_others
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.invalid import plan_invalid
 from tpu_training_operator.domain.plan.parse_cache import ParseCache
-from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan
 from tpu_training_operator.domain.plan.queue.queueing import (
     ask_for,
     deactivate,
@@ -38,7 +38,6 @@ from tpu_training_operator.domain.plan.queue.queueing import (
 from tpu_training_operator.domain.plan.startable import check_options
 from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due
 
-_LOOK_AGAIN = timedelta(seconds=15)
 # A lost cluster never says that its workers have stopped.
 _LONGEST_STOP = timedelta(minutes=10)
 _SHOWN_HERE = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUSPENDED)
@@ -62,7 +61,7 @@ def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS
     except InvalidJob as error:
         return plan_invalid(replace(look, status=Status()), error)
     if workload is not None and _has_copy(workload):
-        return Plan(batches, again=_LOOK_AGAIN)
+        return Plan(batches, again=LOOK_AGAIN)
     # Kueue copies a status as a whole. What an earlier copy has left here no longer describes this job.
     left = replace(Status(), conditions=[each for each in status.conditions if each.type in _SHOWN_HERE])
     ready = _describe(look, queue)
@@ -72,7 +71,7 @@ def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS
     if suspends or is_true(left.conditions, ConditionType.SUSPENDED):
         reason = Reason.SUSPENDED if suspends else Reason.RESUMED
         left = look.with_condition(left, ConditionType.SUSPENDED, suspends, reason, ready.message)
-    return Plan(batches, look.present(left, ready), events, again=_LOOK_AGAIN)
+    return Plan(batches, look.present(left, ready), events, again=LOOK_AGAIN)
 
 
 def _wait_without_queue(look: JobState) -> Plan:

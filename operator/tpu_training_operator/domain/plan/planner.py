@@ -68,9 +68,9 @@ def plan(
 ) -> Plan:
     """Plans the next actions and the status to write. The same arguments give the same plan.
 
-    `reporting`: where the workers report to; None if nobody listens. `network_policy`: what keeps other pods from the
-    workers; None if nothing should. `max_hosts`: a larger job is not started; one that has started under another bound
-    continues. `cache`: of earlier looks.
+    `reporting`: where the workers report to; None if no operator listens. `network_policy`: what keeps other pods from
+    the workers; None if nothing should. `max_hosts`: a larger job is not started; one that has started under another
+    bound continues. `cache`: of earlier looks.
     """
     look = JobState(observed, cache.status(observed.job.get("status")), now)
     if manager_of(observed.job):

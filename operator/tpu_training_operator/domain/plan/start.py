@@ -61,7 +61,7 @@ def recover_status(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
     if ctx.attempt:
         return _replace_unknown(ctx, attempt)
     if ctx.rung is not None:
-        # Nobody knows which rung they are on, so the ladder starts again.
+        # Nothing says which rung they are on, so the ladder starts again.
         begun = start(replace(ctx, status=replace(ctx.status, attempt=attempt)))
         lost = Event(EventReason.STATUS_LOST, "the status was lost; the ladder begins again", warning=True)
         return replace(begun, events=(lost, *begun.events))

@@ -1,6 +1,6 @@
 """Whether the job's buckets are near its slice: the condition DataInRegion, from what the entry check has found.
 
-Only the check has the job's identity. Its pod runs an image that anybody may have written, so its message can have any
+Only the check has the job's identity. Its pod runs an image of any origin, so its message can have any
 form.
 """
 

@@ -32,14 +32,12 @@ from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadySt
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, describe_stuck, is_stuck, look_again
 from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.plan import Batch, Plan
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Plan
 
 _CHECKED = ConditionType.ENTRY_CHECK_PASSED
 # How a cluster refuses the pod for good.
 _REFUSALS = (Reason.NOT_PERMITTED, Reason.INVALID_OBJECT, Reason.NAME_CONFLICT)
 _NEW_WORDS = timedelta(minutes=1)
-# At a pod that should be gone any moment.
-_LOOK_AGAIN = timedelta(seconds=15)
 _RESUMED = "spec.runPolicy.suspend is false"
 
 
@@ -120,7 +118,7 @@ def _create(ctx: Context) -> Plan:
 def _wait_until_gone(ctx: Context, pod: EntryCheckPod) -> Plan:
     """Waits for the deletion of the check's pod, after which it is created again."""
     if not is_stuck(pod, ctx.now):
-        return Plan(delete_by_force([pod], ctx.now), again=look_again([pod], ctx.now) or _LOOK_AGAIN)
+        return Plan(delete_by_force([pod], ctx.now), again=look_again([pod], ctx.now) or LOOK_AGAIN)
     why = describe_stuck(pod)
     if not ctx.job.spec.entry_check.is_required:
         return _decide(ctx, Verdict(Finding.NOTHING, why))
@@ -160,7 +158,7 @@ def _decide(ctx: Context, result: Verdict) -> Plan:
         return _fail(ctx, Verdict(Finding.NOTHING, what), reason, why)
     has_passed = result.finding is Finding.PASSED
     reason = Reason.ENTRY_PASSED if has_passed else Reason.ENTRY_NOT_CHECKED
-    words = result.message if has_passed else f"the job starts all the same: {result.message}"
+    words = result.message if has_passed else f"the job starts anyway: {result.message}"
     message = f"entry check: {words}"
     status = ctx.with_condition(record_distance(ctx, ctx.status), _CHECKED, has_passed, reason, message)
     status, compiled = record_fit(ctx, status)

@@ -12,13 +12,10 @@ from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse
 from tpu_training_operator.domain.failures.pod_signs import NODE_GONE, TAINT_EVICTION
 from tpu_training_operator.domain.objects.actions import AT_ONCE, DeletePod
 from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.plan import Batch, Batches
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches
 
 # A node under load takes a while to report that a container has stopped.
 _SILENCE = timedelta(seconds=30)
-# A watch can be broken for a while, and tells what has gone only afterwards. So waiting for pods to go needs a look as
-# well. Not more often than this, because many gangs can wait at once.
-_UNHEARD = timedelta(seconds=15)
 
 
 def delete_pods(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Freshness.CACHED) -> Batches:
@@ -57,7 +54,7 @@ def look_again(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
     force = next_force(pods, now)
     if not find_blockers(pods):
         return force
-    return _UNHEARD if force is None else min(force, _UNHEARD)
+    return LOOK_AGAIN if force is None else min(force, LOOK_AGAIN)
 
 
 def is_on_lost_node(pod: WorkerPod) -> bool:

@@ -6,7 +6,7 @@ and the placeholders go and leave their nodes to the workers. Until then the gan
 
 A job on fewer slices than it wants asks only for the missing ones. If only some of them come, it grows by those.
 
-Placeholders hold chips that nobody uses, so they do not stay. They ask for each better slice in turn, then rest. While
+Placeholders hold chips that stay unused, so they do not stay. They ask for each better slice in turn, then rest. While
 the nodes of a slice are coming up, its turn goes on. The turns follow from the clock, so nothing has to be stored.
 """
 
@@ -28,9 +28,7 @@ from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force
 from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import move
 from tpu_training_operator.domain.plan.placement.search import may_move_again
-from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan, Turn
-
-_LOOK_AGAIN = timedelta(seconds=15)
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan, Turn
 
 
 def move_once_held(ctx: Context) -> Plan | None:
@@ -54,12 +52,12 @@ def hold_nodes(ctx: Context, turn: Turn) -> Plan:
     if target is None:
         unwanted = [pod for pod in held if not _is_for_the_next_gang(pod, ctx)]
         wait = until_next_turn(ctx) if not held else None
-        return Plan(delete_pods(unwanted, ctx.now)).due_within(wait, _LOOK_AGAIN if held else None)
+        return Plan(delete_pods(unwanted, ctx.now)).due_within(wait, LOOK_AGAIN if held else None)
     asking = _placeholders_for(ctx, target)
     unwanted = [*_find_useless(asking), *(pod for pod in held if pod.alternative != target.number)]
     # One on a dead node would keep its name for good.
     going = (*delete_pods(unwanted, ctx.now), *delete_by_force((pod for pod in asking if pod not in unwanted), ctx.now))
-    return Plan((*(going or _create_missing(ctx, target, asking)), *_warnings(ctx, asking)), again=_LOOK_AGAIN)
+    return Plan((*(going or _create_missing(ctx, target, asking)), *_warnings(ctx, asking)), again=LOOK_AGAIN)
 
 
 def _placeholders_for(ctx: Context, target: Option) -> list[WorkerPod]:

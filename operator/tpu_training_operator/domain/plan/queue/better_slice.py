@@ -23,7 +23,7 @@ from tpu_training_operator.domain.objects.workload import beside
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.placement.moving import move
 from tpu_training_operator.domain.plan.placement.return_to_preferred import count_turns, turn_length, until_next_turn
-from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan
 from tpu_training_operator.domain.plan.queue.queueing import (
     ask_for,
     deactivate,
@@ -31,8 +31,6 @@ from tpu_training_operator.domain.plan.queue.queueing import (
     read_placement,
     release_quota,
 )
-
-_LOOK_AGAIN = timedelta(seconds=15)
 
 
 def move_once_admitted(ctx: Context) -> Plan | None:
@@ -52,7 +50,7 @@ def ask_for_better_slice(ctx: Context) -> Plan:
     if unneeded := delete_workloads(_find_unneeded(ctx, queue, target)):
         return Plan((*_delete_left_behind(ctx), *unneeded), again=AT_ONCE)
     batches = () if target is None else _next_step(ctx, target)
-    return Plan(batches, again=_LOOK_AGAIN if batches else None).due_within(until_next_turn(ctx))
+    return Plan(batches, again=LOOK_AGAIN if batches else None).due_within(until_next_turn(ctx))
 
 
 def _find_target(ctx: Context) -> Option | None:

@@ -53,10 +53,9 @@ from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, lo
 from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import carry_out
 from tpu_training_operator.domain.plan.placement.search import next_slice
-from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan, Turn
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan, Turn
 
 # Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
-_LOOK_AGAIN = timedelta(seconds=15)
 _LOOK_AT_RUNNING = timedelta(seconds=30)
 
 
@@ -159,7 +158,7 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
     status = ctx.with_condition(status, ConditionType.ADMITTED, False, ready.reason, ready.message)
     is_new = find(ctx.status.conditions, ConditionType.ADMITTED) is None
     events = (Event(EventReason.QUEUED, ready.message),) if is_new else ()
-    wanted = Plan(batches, ctx.present(status, ready), events, again=_LOOK_AGAIN)
+    wanted = Plan(batches, ctx.present(status, ready), events, again=LOOK_AGAIN)
     return wanted.due_within(look_again(workers, ctx.now), due.at - ctx.now if due else None)
 
 
@@ -298,9 +297,9 @@ def look_at_suspended(ctx: Context) -> timedelta | None:
     quota."""
     workload = ctx.queue.workload if ctx.queue else None
     if ctx.queue and ctx.queue.others:
-        return _LOOK_AGAIN
+        return LOOK_AGAIN
     is_over = workload is None or workload.is_finished or (not workload.is_active and not workload.holds_quota)
-    return None if is_over else _LOOK_AGAIN
+    return None if is_over else LOOK_AGAIN
 
 
 def look_at_queue(ctx: Context) -> timedelta | None:
@@ -347,7 +346,7 @@ def end_workloads(look: JobState) -> Plan:
     if queue is None or not queue.version:
         return Plan()
     if any(pod.may_use_chips for pod in observed.pods):
-        return Plan(again=_LOOK_AGAIN)
+        return Plan(again=LOOK_AGAIN)
     has_succeeded = is_true(status.conditions, ConditionType.SUCCEEDED)
     ready = find(status.conditions, ConditionType.READY)
     # On all slices: the job may have asked for a better one.

@@ -1,6 +1,6 @@
 """How long a gang may hold nodes without running on them.
 
-Two gangs that each hold nodes which the other needs would wait forever. A gang without any node blocks nobody and may
+Two gangs that each hold nodes which the other needs would wait forever. A gang without any node blocks no other and may
 wait as long as it takes. A gang that has all its nodes and does not start on them, because a volume cannot be mounted
 or a runtime hangs, would hold its chips forever, too.
 """
