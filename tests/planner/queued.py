@@ -159,7 +159,11 @@ class QueuedGang(MovingGang):
 
     def is_covered(self, pod: Object) -> bool:
         found = kueue.workload(self.cluster, alternative_of(pod))
-        return found is not None and _holds(Workload(found))
+        return (
+            found is not None
+            and _holds(Workload(found))
+            and _limits(found["spec"]["podSets"][0]["template"]) == _limits(pod)
+        )
 
     def holding(self) -> list[int]:
         return [n for n in kueue.numbers(self.cluster) if _holds(kueue.seen(self.cluster, n))]
@@ -215,6 +219,12 @@ class QueuedGang(MovingGang):
 
 def is_only_check(created: list[str]) -> bool:
     return created == ["digits-entry-check"]
+
+
+def _limits(pod: Object) -> Object:
+    """What quota counts."""
+    limits: Object = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    return limits
 
 
 def _holds(found: Workload) -> bool:
