@@ -115,7 +115,7 @@ dist: .setup
 # A real cluster on this machine without Docker (root, Linux), with the images of README's commands; prints the
 # KUBECONFIG to export.
 NODES ?= 2
-cluster-up: .setup chart
+cluster-up: .setup
 	@.venv/bin/python -m tests.cluster up --nodes $(NODES) --images
 
 cluster-down: .setup

@@ -50,11 +50,11 @@ from tpu_training_operator.version import version
 
 log = logging.getLogger(__name__)
 
-# The parts of listed objects that are kept in memory, for kinds with many or large objects.
+# What is kept of listed objects, for kinds with many or large objects.
 _KEPT = {PODS: slim_worker, EVENTS: slim_event}
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 5.0
-# Some megabytes of garbage at most.
+# At most some megabytes of garbage.
 _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 
 
@@ -63,8 +63,9 @@ _Work = Callable[[contextlib.AsyncExitStack], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Options:
-    """Without `namespaces` the operator serves the whole cluster; without a `service` no worker can report; without a
-    `lease` it works at once. `pod_name`: this process's pod, in the namespace of the Lease."""
+    """The options of the command line. Without `namespaces` the operator serves the whole cluster; without a `service`
+    workers cannot report; without a `lease` it works at once. `pod_name`: the pod of this process, in the namespace of
+    the Lease."""
 
     namespaces: tuple[str, ...]
     qps: float
@@ -100,7 +101,7 @@ class Operator:
             await enter(serve_health(self._options.health_port, self._check))
             if self._options.metrics_port is not None:
                 await enter(serve_metrics(self._options.metrics_port, metrics))
-            # With connections of its own: news must not wait behind thousands of creations.
+            # A separate client: watches must not wait behind thousands of creations.
             watcher = await enter(connect(self._credentials, ClientOptions(connections=0)))
             job_watches = {
                 namespace: JobWatch(watcher, self._credentials, namespace, self._claim_signals)
@@ -126,10 +127,10 @@ class Operator:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
 
     async def _take_turns(self, lease: LeaseName, work: _Work, metrics: Metrics) -> None:
-        """Waits until this process leads, then works as long as it does. What the process knows and counts is of its
-        own term, so it ends then, and the next one begins as one that waits."""
+        """Waits until this process leads, then works as long as it does. The process ends after that, because what it
+        knows and has counted belongs to its term."""
         options, identity = self._options, f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        # With connections of its own: a renewal must not wait behind thousands of creations.
+        # A separate client: a renewal must not wait behind thousands of creations.
         async with connect(self._credentials, ClientOptions(connections=2)) as client:
             pod = OwnPod(client, lease.namespace, options.pod_name) if options.service and options.pod_name else None
             election = Election(client, lease, identity, client.clock.now, time.monotonic)
@@ -157,7 +158,7 @@ class Operator:
         metrics: Metrics,
         resources: contextlib.AsyncExitStack,
     ) -> None:
-        """Reconcile jobs and take reports until `resources` are closed."""
+        """Reconciles jobs and receives reports until `resources` are closed."""
         options, enter = self._options, resources.enter_async_context
         metrics.leads(leads=True)
 
@@ -220,8 +221,8 @@ class Operator:
 
 
 async def _load_authority(cluster: Client, service: ServiceName) -> Authority | None:
-    """From the service's Secret, as soon as the API server answers; None if the Secret cannot be used. Training works
-    without reports."""
+    """Loads the authority from the service's Secret as soon as the API server answers; None if the Secret cannot be
+    used. Training works without reports."""
     while True:
         try:
             return await load_authority(cluster, service, _now())
@@ -273,7 +274,7 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 
 
 def _configure_logs(level: str, log_format: str) -> None:
-    """One JSON object a line for machines, or plain lines for people."""
+    """Logs one JSON object per line for machines, or plain lines for people."""
     handler = logging.StreamHandler(sys.stdout)
     if log_format == "json":
         fields = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -285,8 +286,8 @@ def _configure_logs(level: str, log_format: str) -> None:
 
 
 def _spare_the_collector() -> None:
-    """A pass parses thousands of small objects, which go without the collector. By default it walks through them, and
-    through all modules, again and again: that took a fifth of the processor time of a pass over a large gang."""
+    """Makes garbage collections rare. A pass parses thousands of small objects, which reference counting frees. With
+    Python's defaults, collections took a fifth of the processor time of a pass over a large gang."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)

@@ -2,7 +2,7 @@
 
 The Lease saves work; it does not make two operators safe, and cannot: an operator that was stopped for a minute still
 believes that it leads, and its next request is on its way. Two operators do nothing twice because the attempt is raised
-by one write with the job's resourceVersion as precondition (`domain.lifecycle.plan`).
+by one write with the job's resourceVersion as precondition (`domain.plan.planner`).
 
 So a holder that cannot renew the Lease continues until it sees that another one holds it. While no request gets
 through, it can do nothing anyway; and if the API server is only slow, there would be no operator at work otherwise.

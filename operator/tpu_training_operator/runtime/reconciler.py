@@ -26,11 +26,11 @@ from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.parse_cache import ParseCache
 from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.planner import plan
-from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, JobKey, Object, Reader
+from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, ClusterReader, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
 from tpu_training_operator.runtime.cached_cluster import Fresh
 from tpu_training_operator.runtime.events import EventSender, send_events
-from tpu_training_operator.runtime.execution import Execution, Memory, Refused, Unconfirmed
+from tpu_training_operator.runtime.execution import Memory, PlanExecution, Refused, Unconfirmed
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.transitions import unready_since
@@ -72,7 +72,7 @@ class Reconciler:
         cluster: Cluster,
         clock: Callable[[], datetime],
         *,
-        fresh: Reader | None = None,
+        fresh: ClusterReader | None = None,
         events: EventSender | None = None,
         inboxes: Inboxes | None = None,
         reporting: Reporting | None = None,
@@ -144,7 +144,7 @@ class Reconciler:
         job, observed, stored, before, decided = seen.job, seen.observed, seen.stored, seen.before, seen.decided
 
         # 2. Act. If the cluster refuses an action for good, the job is blocked.
-        execution = Execution(self._cluster, self._clock, self._inboxes, key, job, memory, self._fixed_node_pools)
+        execution = PlanExecution(self._cluster, self._clock, self._inboxes, key, job, memory, self._fixed_node_pools)
         try:
             if not await execution.carry_out(decided):
                 return AT_ONCE
@@ -178,7 +178,7 @@ class Reconciler:
         return decided.again
 
     async def _look(
-        self, key: JobKey, memory: Memory, jobs: Reader, pods_of: Reader, earlier: "_Look | None" = None
+        self, key: JobKey, memory: Memory, jobs: ClusterReader, pods_of: ClusterReader, earlier: "_Look | None" = None
     ) -> "_Look":
         """Read and decide. Raises NotFound if there is no such job.
 
@@ -214,7 +214,7 @@ class Reconciler:
             cache=self._cache,
         )
 
-    async def _fresh_enough(self, seen: "_Look", key: JobKey, memory: Memory, fresh: Reader) -> "_Look":
+    async def _fresh_enough(self, seen: "_Look", key: JobKey, memory: Memory, fresh: ClusterReader) -> "_Look":
         """A look that is as fresh as its plan needs. Raises NotFound if there is no such job."""
         if seen.decided.freshness is Freshness.FRESH_PODS:
             # With the present pods, the plan may be another one, which may need more.

@@ -2,7 +2,7 @@
 
 Python objects would take several times as much. Memory is bounded, although users decide how many jobs there are and
 how large they are: of a job that is large or has finished, and of any job when the budget is used up, only the fields
-that the resync reads are kept. A pass over such a job reads it from the API server.
+that the resync reads are record. A pass over such a job reads it from the API server.
 """
 
 from collections import Counter, OrderedDict
@@ -17,7 +17,7 @@ from tpu_training_operator.domain.cluster_state.ownership import job_of
 from tpu_training_operator.domain.cluster_state.workload import manager_of, owes_an_end
 from tpu_training_operator.domain.plan.at_rest import is_at_rest
 from tpu_training_operator.kube.cluster import Object
-from tpu_training_operator.kube.encoding import encoded
+from tpu_training_operator.kube.encoding import encode
 from tpu_training_operator.kube.replica import Change, Name, Replica, Version
 from tpu_training_operator.runtime.resync import slim_job
 
@@ -81,15 +81,15 @@ class PodRecord:
 
 def keep_job(job: Object) -> JobRecord:
     slim = slim_job(job)
-    # Two versions of a job must differ, also if only this is kept.
+    # Two versions of a job must differ, also if only this is record.
     slim["metadata"]["resourceVersion"] = job["metadata"]["resourceVersion"]
     if slim["status"].get("completionTime") is not None:
-        return JobRecord(encoded(slim), None, is_at_rest=not owes_an_end(job))
-    full, status = encoded(job), job.get("status") or {}
+        return JobRecord(encode(slim), None, is_at_rest=not owes_an_end(job))
+    full, status = encode(job), job.get("status") or {}
     has_workers = status.get("state") in _WITH_WORKERS and not manager_of(job)
     attempt = int(status.get("attempt") or 0)
     return JobRecord(
-        encoded(slim),
+        encode(slim),
         full if len(full) <= _LARGEST_JOB else None,
         is_at_rest=is_at_rest(job),
         attempt=attempt,
@@ -107,7 +107,7 @@ def keep_pod(pod: Object) -> PodRecord | None:
     slim["metadata"].pop("resourceVersion", None)
     worker = WorkerPod(slim)
     attempt = worker.named_worker.attempt if worker.named_worker else 0
-    return PodRecord(label, label == job_of(pod), attempt, PodStage.of(worker), encoded(slim))
+    return PodRecord(label, label == job_of(pod), attempt, PodStage.of(worker), encode(slim))
 
 
 class KnownJobs(Replica[JobRecord]):
@@ -117,15 +117,15 @@ class KnownJobs(Replica[JobRecord]):
         super().__init__()
         self._left_over = budget
 
-    def _entering(self, name: Name, kept: JobRecord) -> JobRecord:
-        size = len(kept.full or b"")
+    def _before_storing(self, name: Name, record: JobRecord) -> JobRecord:
+        size = len(record.full or b"")
         if size > self._left_over:
-            return replace(kept, full=None)
+            return replace(record, full=None)
         self._left_over -= size
-        return kept
+        return record
 
-    def _left(self, name: Name, kept: JobRecord) -> None:
-        self._left_over += len(kept.full or b"")
+    def _after_removal(self, name: Name, record: JobRecord) -> None:
+        self._left_over += len(record.full or b"")
 
 
 class KnownPods(Replica[PodRecord]):
@@ -139,13 +139,13 @@ class KnownPods(Replica[PodRecord]):
         # The last versions of the pods that were deleted last.
         self._ends: OrderedDict[Name, bytes] = OrderedDict()
 
-    def deleted(self, version: Version[PodRecord]) -> Change[PodRecord] | None:
-        if version.kept is not None:
-            self._ends[version.name] = version.kept.body
+    def apply_deletion(self, version: Version[PodRecord]) -> Change[PodRecord] | None:
+        if version.record is not None:
+            self._ends[version.name] = version.record.body
             self._ends.move_to_end(version.name)
             if len(self._ends) > _MOST_ENDS:
                 self._ends.popitem(last=False)
-        return super().deleted(version)
+        return super().apply_deletion(version)
 
     def end_of(self, name: Name) -> bytes | None:
         """Returns the last version of a pod that was deleted; None if that was long ago."""
@@ -160,17 +160,17 @@ class KnownPods(Replica[PodRecord]):
         """Returns the number of pods of the same attempt in the same stage."""
         return self._stages.get((namespace, like.job, like.attempt), Counter())[like.stage]
 
-    def _entering(self, name: Name, kept: PodRecord) -> PodRecord:
-        self._gangs.setdefault((name[0], kept.job), {})[name] = None
-        self._stages.setdefault((name[0], kept.job, kept.attempt), Counter())[kept.stage] += 1
-        return kept
+    def _before_storing(self, name: Name, record: PodRecord) -> PodRecord:
+        self._gangs.setdefault((name[0], record.job), {})[name] = None
+        self._stages.setdefault((name[0], record.job, record.attempt), Counter())[record.stage] += 1
+        return record
 
-    def _left(self, name: Name, kept: PodRecord) -> None:
-        gang = self._gangs[name[0], kept.job]
+    def _after_removal(self, name: Name, record: PodRecord) -> None:
+        gang = self._gangs[name[0], record.job]
         del gang[name]
         if not gang:
-            del self._gangs[name[0], kept.job]
-        attempt = name[0], kept.job, kept.attempt
-        self._stages[attempt][kept.stage] -= 1
+            del self._gangs[name[0], record.job]
+        attempt = name[0], record.job, record.attempt
+        self._stages[attempt][record.stage] -= 1
         if not self._stages[attempt].total():
             del self._stages[attempt]

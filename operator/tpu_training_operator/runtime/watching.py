@@ -66,12 +66,12 @@ class Watching:
 
     def longest_standstill_seconds(self) -> float:
         """Returns the longest time for which one of the watches has had neither news nor an error."""
-        return time.monotonic() - min(informer.moved_at for informer in self._informers())
+        return time.monotonic() - min(informer.active_at for informer in self._informers())
 
     def longest_silence_seconds(self) -> float:
         """Returns the longest time for which the API server has not confirmed one of the watches; if it never has, the
         time since the start."""
-        return time.monotonic() - min(max(informer.heard_at, self._began) for informer in self._informers())
+        return time.monotonic() - min(max(informer.confirmed_at, self._began) for informer in self._informers())
 
     def _informers(self) -> list[Informer[Any]]:
         return [informer for watched in self._watched.values() for informer in (watched.jobs, watched.pods)]
@@ -80,7 +80,7 @@ class Watching:
 def _watch(client: Client, namespace: str | None, jobs: JobWatch, hint: Hint) -> _WatchedNamespace:
     def is_current() -> bool:
         oldest = time.monotonic() - _TRUSTED_SECONDS
-        return all(informer.is_listed and informer.heard_at > oldest for informer in (jobs, pods))
+        return all(informer.is_listed and informer.confirmed_at > oldest for informer in (jobs, pods))
 
     async def listed() -> None:
         await jobs.has_tried.wait()

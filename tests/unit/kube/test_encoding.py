@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.kube.encoding import encoded, parsed
+from tpu_training_operator.kube.encoding import decode, encode
 
 
 def is_refused(text: bytes) -> bool:
     try:
-        parsed(text)
+        decode(text)
     except ValueError:
         return True
     return False
@@ -27,7 +27,7 @@ _VALUES = st.recursive(
 
 @given(_VALUES.filter(lambda value: not _has_infinity(value)))
 def test_what_is_sent_can_be_read(value: Any) -> None:
-    assert parsed(encoded(value)) == value
+    assert decode(encode(value)) == value
 
 
 @given(st.binary())
@@ -37,7 +37,7 @@ def test_a_text_is_read_as_the_standard_library_reads_it_or_refused(text: bytes)
     except ValueError:
         assert is_refused(text)
     else:
-        assert parsed(text) == expected or math.isnan(expected)
+        assert decode(text) == expected or math.isnan(expected)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_a_text_is_read_as_the_standard_library_reads_it_or_refused(text: bytes)
     ],
 )
 def test_a_hostile_text_is_read(text: bytes, value: object) -> None:
-    assert parsed(text) == value
-    assert parsed(bytearray(text)) == value
+    assert decode(text) == value
+    assert decode(bytearray(text)) == value
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_text_that_cannot_be_read_is_refused(text: bytes) -> None:
 @pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a]\\"[":', b"}")], ids=["lists", "maps"])
 def test_an_object_that_is_nested_too_deeply_does_not_hide_the_others(opens: bytes, closes: bytes, depth: int) -> None:
     deep = opens * depth + b"1" + closes * depth
-    found = parsed(b'{"items": [{"name": "first [["}, ' + deep + b', {"name": "last }"}]}')["items"]
+    found = decode(b'{"items": [{"name": "first [["}, ' + deep + b', {"name": "last }"}]}')["items"]
     assert (found[0], found[2]) == ({"name": "first [["}, {"name": "last }"})
     assert "nested too deeply to be read" in json.dumps(found[1])
 
@@ -89,12 +89,12 @@ def nested(depth: int) -> object:
     "value", ["\ud800", 2**64, nested(300), {1: 2}], ids=["a surrogate", "a large number", "deep", "a number as key"]
 )
 def test_what_orjson_does_not_send_is_sent_as_before(value: object) -> None:
-    assert encoded({"key": value}) == json.dumps({"key": value}).encode()
+    assert encode({"key": value}) == json.dumps({"key": value}).encode()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_number_that_json_does_not_know_is_sent_as_null(value: float) -> None:
-    assert encoded([value]) == b"[null]"
+    assert encode([value]) == b"[null]"
 
 
 def _has_infinity(value: Any) -> bool:

@@ -21,10 +21,10 @@ from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.client import Client, ClientOptions
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, JobKey
 from tpu_training_operator.kube.credentials import Credentials
-from tpu_training_operator.kube.encoding import encoded, parsed
+from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import ApiError
 from tpu_training_operator.kube.turns import LEAST, MOST
-from tpu_training_operator.runtime.execution import Execution, Memory
+from tpu_training_operator.runtime.execution import Memory, PlanExecution
 
 JOBS, HOSTS = 16, 400
 ANSWER_SECONDS = 0.1
@@ -63,7 +63,7 @@ class Server:
             await asyncio.sleep(ANSWER_SECONDS)
         finally:
             self._under_way -= 1
-        body = parsed(data)
+        body = decode(data)
         self.pods[body["metadata"]["name"]] += 1
         self.created[second] += 1
         yield answer(201, body)
@@ -71,7 +71,7 @@ class Server:
 
 def answer(status: int, body: object, headers: dict[str, str] | None = None) -> Any:
     async def pieces() -> AsyncIterator[bytes]:
-        yield encoded(body)
+        yield encode(body)
 
     content = SimpleNamespace(iter_any=pieces)
     return SimpleNamespace(
@@ -84,7 +84,7 @@ async def restart(client: Client, server: Server, name: str) -> None:
     key, body = JobKey("default", name), job_body()
     failures = 0
     while missing := [pod for pod in names(name) if not server.pods[pod]]:
-        execution = Execution(client, lambda: NOON, None, key, body, Memory())
+        execution = PlanExecution(client, lambda: NOON, None, key, body, Memory())
         try:
             await execution.carry_out(Plan((Batch([Create(a_pod(pod)) for pod in missing]),)))
         except ApiError as error:

@@ -56,35 +56,35 @@ class OneKind(RuleBasedStateMachine):
     @rule(name=NAMES)
     def a_change_that_nobody_sees(self, name: str) -> None:
         if name in self.stored:
-            self.store(name, self.stored[name].uid, self.stored[name].kept or "")
+            self.store(name, self.stored[name].uid, self.stored[name].record or "")
 
     @rule(name=NAMES)
     def an_object_is_deleted(self, name: str) -> None:
         if old := self.stored.pop(name, None):
             self.number += 1
-            self.journal.append((True, version(name, old.uid, self.number, old.kept)))
+            self.journal.append((True, version(name, old.uid, self.number, old.record)))
 
     # What this process hears.
 
     @rule(which=st.integers(0, 20))
     @precondition(lambda self: self.answers)
     def an_answer_arrives(self, which: int) -> None:
-        self.replica.answered(self.answers.pop(which % len(self.answers)))
+        self.replica.apply_answer(self.answers.pop(which % len(self.answers)))
 
     @rule(name=NAMES)
     def a_read_finds_what_there_is(self, name: str) -> None:
         uid = self.replica.uid(("team", name))
         if name in self.stored:
-            self.replica.answered(self.stored[name])
+            self.replica.apply_answer(self.stored[name])
         elif uid is not None:
-            self.replica.not_found(("team", name), uid)
+            self.replica.mark_gone(("team", name), uid)
             self.known_to_be_gone.add(uid)
 
     @rule(events=st.integers(1, 4))
     @precondition(lambda self: not self.pages)
     def the_watch_tells(self, events: int) -> None:
         for is_gone, told in self.journal[self.heard : self.heard + events]:
-            (self.replica.deleted if is_gone else self.replica.changed)(told)
+            (self.replica.apply_deletion if is_gone else self.replica.apply_change)(told)
             if is_gone:
                 self.known_to_be_gone.add(told.uid)
         self.heard = min(len(self.journal), self.heard + events)
@@ -95,15 +95,15 @@ class OneKind(RuleBasedStateMachine):
         everything = list(self.stored.values())
         self.pages = [everything[start : start + page] for start in range(0, len(everything), page)] or [[]]
         self.heard, self.listed_as_of = len(self.journal), self.number
-        self.replica.listing(self.number)
+        self.replica.begin_list(self.number)
 
     @rule()
     @precondition(lambda self: self.pages)
     def a_page_arrives(self) -> None:
         for listed in self.pages.pop(0):
-            self.replica.listed(listed)
+            self.replica.add_listed(listed)
         if not self.pages:
-            self.replica.list_ended(self.listed_as_of)
+            self.replica.end_list(self.listed_as_of)
 
     # What must hold.
 
@@ -115,17 +115,17 @@ class OneKind(RuleBasedStateMachine):
     @invariant()
     def what_was_told_is_known(self) -> None:
         for name, stored in self.stored.items():
-            if stored.number <= self.replica.told and not self.pages:
-                assert self.replica.get(("team", name)) == stored.kept
+            if stored.number <= self.replica.known_until and not self.pages:
+                assert self.replica.get(("team", name)) == stored.record
 
     def teardown(self) -> None:
         while self.pages:
             self.a_page_arrives()
         self.the_watch_tells(len(self.journal))
         while self.answers:
-            self.replica.answered(self.answers.pop())
+            self.replica.apply_answer(self.answers.pop())
         assert {name[1]: kept for name, kept in self.replica.items()} == {
-            name: stored.kept for name, stored in self.stored.items()
+            name: stored.record for name, stored in self.stored.items()
         }
 
 
@@ -145,7 +145,7 @@ class OneKindStreamed(OneKind):
         for _ in range(min(events, len(waiting))):
             if stream := waiting[which % len(waiting)]:
                 is_gone, told = stream.pop(0)
-                (self.replica.streamed_deletion if is_gone else self.replica.streamed)(told)
+                (self.replica.apply_streamed_deletion if is_gone else self.replica.apply_streamed_change)(told)
                 if is_gone:
                     self.known_to_be_gone.add(told.uid)
 
@@ -176,73 +176,73 @@ def test_any_order_of_news_ends_with_what_the_api_server_has(machine: type[OneKi
 
 def a_replica(*listed: Version[str], as_of: int = 10) -> Replica[str]:
     replica: Replica[str] = Replica()
-    replica.listing(as_of)
+    replica.begin_list(as_of)
     for each in listed:
-        replica.listed(each)
-    replica.list_ended(as_of)
+        replica.add_listed(each)
+    replica.end_list(as_of)
     return replica
 
 
 def test_an_answer_stands_until_the_watch_has_caught_up_and_is_news_then() -> None:
     replica = a_replica(version("a", "1", 5, "old"))
-    replica.answered(version("a", "1", 12, "ours"))
-    assert replica.changed(version("a", "1", 11, "somebody's")) is None
+    replica.apply_answer(version("a", "1", 12, "ours"))
+    assert replica.apply_change(version("a", "1", 11, "somebody's")) is None
     assert replica.get(("team", "a")) == "ours"
-    assert replica.changed(version("a", "1", 12, "ours")) == Change(("team", "a"), 12, "ours", "ours")
-    assert replica.changed(version("a", "1", 13, "ours")) is None, "nothing has changed that is kept"
+    assert replica.apply_change(version("a", "1", 12, "ours")) == Change(("team", "a"), 12, "ours", "ours")
+    assert replica.apply_change(version("a", "1", 13, "ours")) is None, "nothing has changed that is kept"
 
 
 def test_what_a_stream_deletes_during_a_list_does_not_come_back_with_it() -> None:
     replica = a_replica(version("a", "1", 5, "x"))
-    replica.listing(20)
-    assert replica.streamed_deletion(version("a", "1", 21, "x")) == Change(("team", "a"), 21, "x", None)
-    assert replica.listed(version("a", "1", 5, "x")) is None
-    replica.answered(version("a", "1", 5, "x"))
-    assert (replica.list_ended(20), replica.get(("team", "a"))) == ([], None)
+    replica.begin_list(20)
+    assert replica.apply_streamed_deletion(version("a", "1", 21, "x")) == Change(("team", "a"), 21, "x", None)
+    assert replica.add_listed(version("a", "1", 5, "x")) is None
+    replica.apply_answer(version("a", "1", 5, "x"))
+    assert (replica.end_list(20), replica.get(("team", "a"))) == ([], None)
 
 
 def test_a_stream_that_is_behind_a_list_brings_nothing_back() -> None:
     replica = a_replica(version("a", "1", 5, "x"))
-    replica.listing(20)
-    replica.list_ended(20)
-    assert replica.streamed(version("a", "1", 11, "y")) is None
-    assert replica.streamed_deletion(version("a", "1", 12, "y")) is None
+    replica.begin_list(20)
+    replica.end_list(20)
+    assert replica.apply_streamed_change(version("a", "1", 11, "y")) is None
+    assert replica.apply_streamed_deletion(version("a", "1", 12, "y")) is None
     assert replica.get(("team", "a")) is None
 
 
 def test_an_answer_that_comes_after_the_deletion_was_told_is_no_news() -> None:
     replica = a_replica()
-    replica.changed(version("a", "1", 11, "ours"))
-    replica.deleted(version("a", "1", 12, "ours"))
-    replica.answered(version("a", "1", 11, "ours"))
+    replica.apply_change(version("a", "1", 11, "ours"))
+    replica.apply_deletion(version("a", "1", 12, "ours"))
+    replica.apply_answer(version("a", "1", 11, "ours"))
     assert replica.get(("team", "a")) is None
 
 
 def test_the_deletion_of_a_namesake_does_not_remove_what_was_created_after_it() -> None:
     replica = a_replica(version("a", "1", 5, "first"))
-    replica.answered(version("a", "2", 14, "second"))
-    assert replica.deleted(version("a", "1", 13, "first")) is None
+    replica.apply_answer(version("a", "2", 14, "second"))
+    assert replica.apply_deletion(version("a", "1", 13, "first")) is None
     assert replica.get(("team", "a")) == "second"
 
 
 def test_a_list_drops_what_it_lacks_but_not_what_was_created_after_it() -> None:
     replica = a_replica(version("gone", "1", 5, "x"))
-    replica.answered(version("new", "2", 25, "y"))
-    replica.listing(20)
-    assert replica.list_ended(20) == [Change(("team", "gone"), 20, "x", None)]
+    replica.apply_answer(version("new", "2", 25, "y"))
+    replica.begin_list(20)
+    assert replica.end_list(20) == [Change(("team", "gone"), 20, "x", None)]
     assert dict(replica.items()) == {("team", "new"): "y"}
 
 
 def test_a_cluster_that_was_restored_from_a_backup_counts_from_there() -> None:
     replica = a_replica(version("kept", "1", 90, "later"), version("lost", "2", 95, "x"), as_of=100)
-    replica.not_found(("team", "kept"), "1")
-    replica.listing(50)
-    replica.listed(version("kept", "1", 40, "earlier"))
-    replica.list_ended(50)
-    assert (dict(replica.items()), replica.told) == ({("team", "kept"): "earlier"}, 50)
+    replica.mark_gone(("team", "kept"), "1")
+    replica.begin_list(50)
+    replica.add_listed(version("kept", "1", 40, "earlier"))
+    replica.end_list(50)
+    assert (dict(replica.items()), replica.known_until) == ({("team", "kept"): "earlier"}, 50)
 
 
 def test_an_object_that_is_of_no_interest_any_more_is_like_a_deleted_one() -> None:
     replica = a_replica(version("a", "1", 5, "x"))
-    assert replica.changed(version("a", "1", 11, None)) == Change(("team", "a"), 11, "x", None)
+    assert replica.apply_change(version("a", "1", 11, None)) == Change(("team", "a"), 11, "x", None)
     assert replica.get(("team", "a")) is None

@@ -12,7 +12,7 @@ from tests.contract.jobs import job_body
 from tests.unit.pods import pod
 from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
-from tpu_training_operator.kube.encoding import parsed
+from tpu_training_operator.kube.encoding import decode
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from tpu_training_operator.kube.replica import Version
 from tpu_training_operator.local.store import Store
@@ -72,9 +72,9 @@ class Known(Served):
             metadata = body["metadata"]
             name, number = (metadata["namespace"], metadata["name"]), int(metadata["resourceVersion"])
             if body["kind"] == "Pod":
-                self.pods.changed(Version(name, metadata["uid"], number, keep_pod(body)))
+                self.pods.apply_change(Version(name, metadata["uid"], number, keep_pod(body)))
             else:
-                self.jobs.changed(Version(name, metadata["uid"], number, keep_job(body)))
+                self.jobs.apply_change(Version(name, metadata["uid"], number, keep_job(body)))
 
 
 @pytest.fixture
@@ -221,10 +221,10 @@ def test_jobs_beyond_the_budget_are_not_kept_whole() -> None:
     size = len(keep_job(bodies[0]).full or b"")
     jobs = KnownJobs(budget=2 * size + 10)
     for number, body in enumerate(bodies):
-        jobs.changed(Version(("default", f"job{number}"), str(number), number + 1, keep_job(body)))
+        jobs.apply_change(Version(("default", f"job{number}"), str(number), number + 1, keep_job(body)))
     assert [record.full is not None for _, record in jobs.items()] == [True, True, False, False]
-    jobs.deleted(Version(("default", "job0"), "0", 10, None))
-    jobs.changed(Version(("default", "job3"), "3", 11, keep_job(bodies[3])))
+    jobs.apply_deletion(Version(("default", "job0"), "0", 10, None))
+    jobs.apply_change(Version(("default", "job3"), "3", 11, keep_job(bodies[3])))
     assert [record.full is not None for _, record in jobs.items()] == [True, False, True]
 
 
@@ -247,7 +247,7 @@ def test_lone_surrogates_survive() -> None:
     body["metadata"]["annotations"] = {"odd": "\ud800"}
     whole = keep_job(body).full
     assert whole is not None
-    assert parsed(whole) == body
+    assert decode(whole) == body
 
 
 def a_running_pod() -> Object:

@@ -6,7 +6,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tpu_training_operator.api.crd import custom_resource_definition
-from tpu_training_operator.installed import of_definition, of_deployment
+from tpu_training_operator.installed import check_definition, check_deployment
 from tpu_training_operator.kube.cluster import Object
 
 
@@ -25,7 +25,7 @@ def served() -> Object:
 
 def test_a_ready_operator() -> None:
     ready = deployment(observedGeneration=2, updatedReplicas=1, readyReplicas=1)
-    assert of_deployment(ready).good
+    assert check_deployment(ready).good
 
 
 @pytest.mark.parametrize(
@@ -40,23 +40,23 @@ def test_a_ready_operator() -> None:
     ids=["not looked at", "no pod", "not ready", "only the old one is ready", "the upgrade is not seen yet"],
 )
 def test_an_operator_that_is_not_ready_yet(status: dict[str, int]) -> None:
-    answer = of_deployment(deployment(**status))
+    answer = check_deployment(deployment(**status))
     assert (answer.good, answer.final) == (False, False)
     assert "deployment op is not ready" in answer.text
 
 
 def test_waiting_for_a_paused_operator_is_of_no_use(snapshot: SnapshotAssertion) -> None:
-    answer = of_deployment(deployment(replicas=0, observedGeneration=2))
+    answer = check_deployment(deployment(replicas=0, observedGeneration=2))
     assert (answer.good, answer.final) == (False, True)
     assert answer.text == snapshot
 
 
 def test_a_definition_of_this_version() -> None:
-    assert of_definition(served()).good
+    assert check_definition(served()).good
 
 
 def test_a_definition_that_is_not_there_is_told_with_the_command_that_installs_it(snapshot: SnapshotAssertion) -> None:
-    answer = of_definition(None)
+    answer = check_definition(None)
     assert not answer.good
     assert "tpu-operator.dev/v1alpha1" in answer.text
     assert answer.text == snapshot
@@ -81,7 +81,7 @@ def test_a_definition_of_another_version_is_known_by_any_field_that_it_lacks(
         node = node["items"] if name.endswith("[]") else node
     del node["properties"][field]
 
-    answer = of_definition(schema)
+    answer = check_definition(schema)
 
     assert not answer.good
     assert f"another version's, without {path}" in answer.text
@@ -90,4 +90,4 @@ def test_a_definition_of_another_version_is_known_by_any_field_that_it_lacks(
 def test_a_definition_with_additional_fields_serves() -> None:
     schema = served()
     schema["properties"]["spec"]["properties"]["later"] = {"type": "string"}
-    assert of_definition(schema).good
+    assert check_definition(schema).good

@@ -374,9 +374,12 @@ def advice(view: JobView, command: str) -> list[str]:
                 " kubectl get deployments -A -l app.kubernetes.io/name=tpu-training-operator"
             ]
         case State.INVALID:
-            return ["Correct what the message names, then delete the job and create it again: a spec is immutable."]
+            return ["Correct what the message names, then delete the job and create it again."]
         case State.BLOCKED:
-            return ["Remove what the message names; the operator tries again every 30 s."]
+            return [
+                "Remove what the message names; the operator tries again every 30 s. If the job itself is wrong,"
+                " suspend it, correct it and resume it."
+            ]
         case State.QUEUED:
             return []
         case State.SUSPENDED if _is_over_budget(view, ConditionType.SUSPENDED):
