@@ -36,24 +36,14 @@ class TrainingResult:
     early: str | None = None
 
 
-def train(
-    work: PreparedTask,
-    batches: Iterator[tuple[Batch, Position]],
-    backend: Backend,
-    instruments: Instruments,
-    stop: StopFlag,
-    evaluate_now: Callable[[int], bool],
-) -> TrainingResult:
+class TrainingLoop:
     """Trains from `work.start` to `hp.last_step`; a step takes `hp.accumulation_steps` batches, on the device.
 
     Ends early once any replica's `stop` is set, or once an evaluation asks for it; all replicas end after the same
     step. `evaluate_now`: evaluates after that many steps, on all replicas alike, and returns whether the result is the
     best so far. The caller makes the evaluation after the last step.
     """
-    return _Loop(work, backend, instruments, stop, evaluate_now).run(batches)
 
-
-class _Loop:
     def __init__(
         self,
         work: PreparedTask,
