@@ -170,7 +170,7 @@ class TrainingLoop:
         evaluates = work.on_lower_rung if last else every is not None and step % every == 0
         saves = instruments.checkpoints.due(step)
         # Raises if the loss is not finite, before a checkpoint is made of it.
-        if results := instruments.read(self.signals, step, work.rates.present, whole=evaluates or saves or last):
+        if results := instruments.read(self.signals, step, work.rates.present, read_all=evaluates or saves or last):
             self.result = TrainingResult(step, results.losses[-1], position, results.stopping and not last)
             saves = saves or results.saving
         stopped = self.result.stopped
