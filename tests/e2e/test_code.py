@@ -51,7 +51,7 @@ def job(**trainer: Any) -> dict[str, Any]:
         "spec": {
             "slice": {"acceleratorType": "v5litepod-8", "hardware": "CPU"},
             "trainer": {"image": "localhost/tpu-examples:1", "backend": "Torch", **trainer},
-            "recipe": {"globalBatchSize": 16, "trainSteps": 6, "optimizer": {"name": "sgd", "learningRate": "0.1"}},
+            "recipe": {"globalBatchSize": 16, "trainSteps": 6, "optimizer": {"name": "sgd", "learningRate": 0.1}},
         },
     }
 

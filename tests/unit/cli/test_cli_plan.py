@@ -44,8 +44,8 @@ def test_a_recipe_of_one_v2_host_on_four_v3_hosts(batch: int, steps: int, scaled
     resolved = planned(tuned_on_v2_8(batch, steps))["resolved"]
     assert (resolved["hosts"], resolved["chips"], resolved["replicas"]) == (4, 16, 32)
     assert (resolved["globalBatchSize"], resolved["trainSteps"]) == (scaled_batch, scaled_steps)
-    assert (resolved["perReplicaBatchSize"], resolved["scaleFactor"]) == (batch // 8, "4")
-    assert resolved["learningRate"] == "0.4"
+    assert (resolved["perReplicaBatchSize"], resolved["scaleFactor"]) == (batch // 8, 4)
+    assert resolved["learningRate"] == 0.4
 
 
 def test_the_plan_holds_the_objects_of_the_first_attempt() -> None:
