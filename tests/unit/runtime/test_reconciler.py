@@ -478,7 +478,7 @@ async def test_a_refused_placeholder_is_told_as_what_it_was_for(
     asks = Plan((Batch((Create({"apiVersion": "v1", "kind": "Pod", "metadata": meta}, optional=True),)),))
     store.refuses = {"Pod": InvalidRequest(422, "Invalid", "spec.priorityClassName: no such class")}
     job = await store.get(JOBS, "default", "digits")
-    assert await execution.Execution(store, clock, None, KEY, job, execution.Memory()).carry_out(asks)
+    assert await execution.PlanExecution(store, clock, None, KEY, job, execution.Memory()).carry_out(asks)
     (event,) = await events(store, "PlaceholderRefused")
     assert event["note"] == snapshot
 
