@@ -26,7 +26,7 @@ from tpu_trainer.lightning import NeedsTrainerError, adopt
 from tpu_trainer.lightning.choice import reason_in_code
 from tpu_trainer.lightning_trainer.loaders import shares
 from tpu_trainer.lightning_trainer.package import package_of, refuse_mixed
-from tpu_trainer.lightning_trainer.state import marked, unmarked
+from tpu_trainer.lightning_trainer.state import mark, unmark
 
 # Lightning warns of what a user should think of, such as a step that returned nothing.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -416,13 +416,13 @@ NESTED = st.recursive(
 
 @given(NESTED)
 def test_lightnings_state_comes_back_as_it_was(value: Any) -> None:
-    tree, tensors = take_apart(marked(value), "it")
-    assert unmarked(put_together(tree, tensors)) == value
+    tree, tensors = take_apart(mark(value), "it")
+    assert unmark(put_together(tree, tensors)) == value
 
 
 def test_tensors_and_numbers_of_numpy_are_part_of_the_state() -> None:
     weights = torch.arange(3.0)
-    tree, tensors = take_apart(marked({0: (weights, torch.ones(1).numpy()[0])}), "it")
-    back = unmarked(put_together(tree, tensors))
+    tree, tensors = take_apart(mark({0: (weights, torch.ones(1).numpy()[0])}), "it")
+    back = unmark(put_together(tree, tensors))
     assert back[0][0] is weights
     assert back[0][1] == 1.0
