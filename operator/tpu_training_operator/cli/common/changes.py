@@ -65,7 +65,7 @@ def move(body: Body, accelerator_type: str) -> None:
 def rehearse(body: Body) -> None:
     """Puts the job, its alternatives and its ladder on the CPUs of this machine."""
     spec = body.get("spec")
-    for holder in _holders_of_slices(spec):
+    for holder in _slice_holders(spec):
         # A copy: with an anchor in the YAML, recipe.tunedOn may be the same mapping.
         holder["slice"] = {**holder["slice"], "hardware": Hardware.CPU.value}
     if isinstance(spec, dict) and isinstance(spec.get("trainer"), dict):
@@ -109,7 +109,7 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
         schedule["milestones"] = sorted({max(1, int(step * share)) for step in schedule["milestones"]})
 
 
-def _holders_of_slices(spec: Any) -> Iterator[dict[str, Any]]:
+def _slice_holders(spec: Any) -> Iterator[dict[str, Any]]:
     """What has a `slice`: the job, its alternatives and the rungs of its ladder, where the body has the right form."""
     if not isinstance(spec, dict):
         return
@@ -135,7 +135,7 @@ def _put(at: Any, names: Sequence[str], value: Any, assignment: str) -> None:
 
 def _value(assignment: str, path: Sequence[str], text: str) -> Any:
     """As YAML would read it, but text where the API wants text: a parameter of 0.1 is a string."""
-    if _wants_text(path):
+    if _is_text_field(path):
         return text
     try:
         return load(text)
@@ -143,7 +143,7 @@ def _value(assignment: str, path: Sequence[str], text: str) -> Any:
         raise CommandError(f"--set {assignment}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def _wants_text(path: Sequence[str]) -> bool:
+def _is_text_field(path: Sequence[str]) -> bool:
     (version,) = custom_resource_definition()["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     for part in path:

@@ -15,7 +15,7 @@ import click
 from tpu_training_operator.api.constants import GROUP, PLURAL
 from tpu_training_operator.api.text import plain_json
 from tpu_training_operator.cli.common.errors import CommandError
-from tpu_training_operator.cli.common.words import several
+from tpu_training_operator.cli.common.terminal import several
 from tpu_training_operator.kube.client import Client, ClientOptions, Selection, connect
 from tpu_training_operator.kube.cluster import JOBS, Object
 from tpu_training_operator.kube.credentials import NoCredentials, load_personal_credentials
@@ -69,7 +69,7 @@ class Target:
             async with connect(credentials, OPTIONS) as client:
                 return await work(Connection(client, credentials.server, self.namespace or credentials.namespace))
         except ApiError as error:
-            raise ClusterProblem(_explained(error, credentials.server, rights)) from None
+            raise ClusterProblem(_explanation(error, credentials.server, rights)) from None
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -119,7 +119,7 @@ def _name(job: Object) -> str:
     return str(job["metadata"]["name"])
 
 
-def _explained(error: ApiError, server: str, rights: str) -> str:
+def _explanation(error: ApiError, server: str, rights: str) -> str:
     if isinstance(error, Forbidden):
         return f"{error}\nneeded: {rights}"
     if isinstance(error, NotFound) and not error.reason:

@@ -1,7 +1,8 @@
 """Reads a job from a file, or from standard input (`-`), for every command that takes `-f`."""
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,16 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import Rule
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.common.errors import BadInput
-from tpu_training_operator.cli.common.metadata import metadata_problems
 from tpu_training_operator.cli.common.yaml_text import load_all, read_text
 from tpu_training_operator.domain.job.options import Option, options_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.rungs import lower_rungs_of
 from tpu_training_operator.domain.plan.startable import check_options
+
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_LABEL_FORM = "at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at both ends"
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = 
     """The job in `body`, which was read from `path`. Raises BadInput with every problem found."""
     try:
         job = parse_job(_with_namespace(body), except_rules=except_rules)
-        if problems := list(metadata_problems(job.metadata)):
+        if problems := list(_metadata_problems(job.metadata)):
             raise InvalidJob(problems)
         options, lower_rungs = options_of(job), lower_rungs_of(job)
         check_options((*options, *lower_rungs), body)
@@ -122,3 +127,22 @@ def _with_namespace(body: dict[str, Any]) -> dict[str, Any]:
     if isinstance(metadata, dict) and metadata.get("namespace") is None:
         metadata["namespace"] = "default"
     return body
+
+
+def _metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields what the API server itself would refuse in the metadata; the operator never sees such a job."""
+    namespace = metadata.get("namespace")
+    if namespace is not None and not (isinstance(namespace, str) and _NAMESPACE.fullmatch(namespace)):
+        yield Problem("metadata.namespace", f"{namespace!r} is not a name of at most 63 characters of a-z, 0-9 and '-'")
+    for field in ("labels", "annotations"):
+        entries, path = metadata.get(field), f"metadata.{field}"
+        if entries is not None and not isinstance(entries, Mapping):
+            yield Problem(path, "must be a mapping of names to strings")
+            continue
+        for key, value in (entries or {}).items():
+            if not isinstance(key, str) or not _KEY.fullmatch(key):
+                yield Problem(path, f"{key!r} is not a name such as team or example.com/team: {_LABEL_FORM}")
+            elif not isinstance(value, str):
+                yield Problem(f"{path}.{key}", f"{value!r} is not a string; put it into quotes")
+            elif field == "labels" and not _LABEL.fullmatch(value):
+                yield Problem(f"{path}.{key}", f"{value!r} is not the value of a label: {_LABEL_FORM}")

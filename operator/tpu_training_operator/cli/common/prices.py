@@ -30,20 +30,20 @@ class Prices:
         """What so many chip-hours of the job cost; None if they are unknown, or the table has no price for some of
         them. Those of earlier slices have their own price. All others have that of the present slice; so do
         placeholders, because no status says on which slice they were."""
-        if chip_hours is None or status.resolved is None or self.without_price(status):
+        if chip_hours is None or status.resolved is None or self.unpriced_slices(status):
             return None
-        earlier = {name: Decimal(seconds) / _HOUR for name, seconds in _earlier(status).items()}
+        earlier = {name: Decimal(seconds) / _HOUR for name, seconds in _earlier_slices(status).items()}
         here = Decimal(chip_hours) - sum(earlier.values())
         parts = {**earlier, status.resolved.accelerator_type: here}
-        total = sum(hours * (self._of(name) or 0) for name, hours in parts.items())
+        total = sum(hours * (self._price_of(name) or 0) for name, hours in parts.items())
         return f"{total:.2f} {self.currency}".strip()
 
-    def without_price(self, status: Status) -> list[str]:
+    def unpriced_slices(self, status: Status) -> list[str]:
         """The slices of the job that the table has no price for."""
         here = [status.resolved.accelerator_type] if status.resolved else []
-        return [name for name in (*_earlier(status), *here) if self._of(name) is None]
+        return [name for name in (*_earlier_slices(status), *here) if self._price_of(name) is None]
 
-    def _of(self, name: str) -> Decimal | None:
+    def _price_of(self, name: str) -> Decimal | None:
         """On the slice that a status calls by this name, such as 2 x v5litepod-16 (spot)."""
         accelerator_type = name.rpartition(" x ")[2].partition(" (")[0]
         prefix = accelerator_type.rpartition("-")[0]
@@ -51,7 +51,7 @@ class Prices:
         return self.per_chip_hour.get(accelerator_type, self.per_chip_hour.get(generation))
 
 
-def _earlier(status: Status) -> dict[str, int]:
+def _earlier_slices(status: Status) -> dict[str, int]:
     """The chip-seconds of the slices that the job has left, by their names."""
     placement = status.placement
     if placement is None:

@@ -91,12 +91,12 @@ def _check(text: str) -> None:
             known.pop(anchor or "", None)
             open_.append((anchor, 1))
             if len(open_) > _DEEPEST:
-                raise _refused(event, f"nested more than {_DEEPEST} levels deep")
+                raise _refusal(event, f"nested more than {_DEEPEST} levels deep")
         elif isinstance(event, yaml.ScalarEvent | yaml.AliasEvent | yaml.CollectionEndEvent):
             if isinstance(event, yaml.AliasEvent):
                 # An unknown one is still open, or the composer refuses it.
                 if anchor in (name for name, _ in open_) and anchor not in known:
-                    raise _refused(event, f"*{anchor} contains itself")
+                    raise _refusal(event, f"*{anchor} contains itself")
                 size = known.get(anchor or "", 0)
             elif isinstance(event, yaml.ScalarEvent):
                 size = 1 + len(event.value)
@@ -107,8 +107,8 @@ def _check(text: str) -> None:
             above, sum_ = open_[-1]
             open_[-1] = above, sum_ + size
             if sum_ + size > _LARGEST_DOCUMENT:
-                raise _refused(event, f"has more than {_LARGEST_DOCUMENT} characters with all aliases followed")
+                raise _refusal(event, f"has more than {_LARGEST_DOCUMENT} characters with all aliases followed")
 
 
-def _refused(event: Any, problem: str) -> yaml.constructor.ConstructorError:
+def _refusal(event: Any, problem: str) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, problem, event.start_mark)

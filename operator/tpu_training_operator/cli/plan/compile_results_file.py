@@ -31,7 +31,7 @@ class CompiledSteps:
     def __init__(self, path: Path) -> None:
         try:
             found = json.loads(path.read_bytes())
-            self._answers = {_key(one): _step(one) for one in _all(found)}
+            self._answers = {_key(answer): _step(answer) for answer in _all_answers(found)}
         except OSError as error:
             raise click.UsageError(f"{OPTION} {path}: {(error.strerror or str(error)).lower()}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -47,25 +47,25 @@ class CompiledSteps:
         """A row's name, and its value for each of them."""
         found = [self.of(resolution) for resolution in resolutions]
         return {
-            "compiled": ["no" if one is None else one.verdict for one in found],
-            "HBM": ["-" if one is None else one.memory for one in found],
-            "step at best": ["-" if one is None or not one.at_best else one.at_best for one in found],
+            "compiled": ["no" if answer is None else answer.verdict for answer in found],
+            "HBM": ["-" if answer is None else answer.memory for answer in found],
+            "step at best": ["-" if answer is None or not answer.at_best else answer.at_best for answer in found],
         }
 
 
-def _all(found: Any) -> Iterator[Mapping[str, Any]]:
-    for one in found if isinstance(found, list) else [found]:
-        yield one
-        yield from one.get("alternatives", ())
+def _all_answers(found: Any) -> Iterator[Mapping[str, Any]]:
+    for answer in found if isinstance(found, list) else [found]:
+        yield answer
+        yield from answer.get("alternatives", ())
 
 
-def _key(one: Mapping[str, Any]) -> tuple[str, int, int]:
-    return str(one["slice"]), int(one["batch"]["perReplica"]), int(one["batch"].get("accumulation", 1))
+def _key(answer: Mapping[str, Any]) -> tuple[str, int, int]:
+    return str(answer["slice"]), int(answer["batch"]["perReplica"]), int(answer["batch"].get("accumulation", 1))
 
 
-def _step(one: Mapping[str, Any]) -> CompiledStep:
-    memory, best = one.get("memory", {}), one.get("atBest")
-    verdict = {True: "fits", False: "does not fit", None: "unknown"}[one["fits"]]
+def _step(answer: Mapping[str, Any]) -> CompiledStep:
+    memory, best = answer.get("memory", {}), answer.get("atBest")
+    verdict = {True: "fits", False: "does not fit", None: "unknown"}[answer["fits"]]
     needed, limit = memory.get("needed"), memory.get("limit")
     used = "-" if needed is None else gib(needed)
     return CompiledStep(

@@ -26,7 +26,7 @@ class PlannedRung:
         if lower_rung is None:
             return []
         given = lower_rung.gates.model_dump(by_alias=True, exclude_none=True, mode="json")
-        return list(_asked(given))
+        return list(_gate_lines(given))
 
     def as_json(self) -> dict[str, Any]:
         resolution = self.option.resolution
@@ -96,7 +96,7 @@ def rung_lines(rungs: Sequence[RungStatus]) -> Iterator[str]:
             yield from (f"  {gate}" for gate in rung.gates)
 
 
-def _asked(gates: dict[str, Any]) -> Iterator[str]:
+def _gate_lines(gates: dict[str, Any]) -> Iterator[str]:
     for gate, value in gates.items():
         match value:
             case True:

@@ -133,7 +133,7 @@ def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: Comp
 
 def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     """Those of the entry check, and those of the first attempt."""
-    first, options = _stored((*file.lower_rungs, *file.options)[0]), [_stored(option) for option in file.options]
+    first, options = _with_uid((*file.lower_rungs, *file.options)[0]), [_with_uid(option) for option in file.options]
     job = first.job
     if is_wanted(job.spec):
         yield entry_check_config_map(first, options)
@@ -144,7 +144,7 @@ def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
         yield worker_pod(job, first.resolution, worker)
 
 
-def _stored(option: Option) -> Option:
+def _with_uid(option: Option) -> Option:
     """With the job as the API server will have it."""
     metadata = {**option.job.metadata, "uid": _UID}
     return replace(option, job=TPUTrainingJob.model_validate(dict(option.job) | {"metadata": metadata}))

@@ -44,12 +44,12 @@ def print_summary(
     hardware = "" if file.job.spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
     # Not as the table's title, which would be padded with spaces to its width.
     out.print(f"[bold]{file.job.name}: {file.resolution.layout}{hardware}[/bold]", soft_wrap=True)
-    rows = [*_rows(file, cost), *_compiled(file, compiled)]
+    rows = [*_rows(file, cost), *_compiled_rows(file, compiled)]
     tuned_on = "recipe" if file.job.spec.recipe.tuned_on is None else "tuned on"
     out.print(_table(rows, tuned_on) if out.width >= _NARROWEST_TABLE else _list(rows))
     if len(file.options) > 1:
         out.print(_alternatives(file, compiled))
-    if left_out := list(_left_out(file)):
+    if left_out := list(_skipped_counts(file)):
         slices = f"{', '.join(map(str, left_out))} slice{'s' if left_out != [1] else ''}"
         batch = file.resolution.recipe.batch.total
         out.print(
@@ -92,14 +92,14 @@ def _alternatives(file: JobFile, compiled: CompiledSteps | None) -> Table:
     return table
 
 
-def _left_out(file: JobFile) -> Iterator[int]:
+def _skipped_counts(file: JobFile) -> Iterator[int]:
     """The numbers of slices between the fewest and the most that the job does not run on."""
     placement, taken = file.job.spec.placement, {option.layout.slices for option in file.options if option.is_own}
     if placement is not None and placement.count is not None:
         yield from (n for n in range(placement.count.min, file.resolution.layout.slices) if n not in taken)
 
 
-def _compiled(file: JobFile, compiled: CompiledSteps | None) -> Iterator[Row]:
+def _compiled_rows(file: JobFile, compiled: CompiledSteps | None) -> Iterator[Row]:
     step = compiled.of(file.resolution) if compiled else None
     if step is not None:
         yield Row("HBM", "", step.memory, f"{step.verdict}; compiled, not run")
