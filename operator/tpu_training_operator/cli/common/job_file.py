@@ -1,4 +1,4 @@
-"""Reads a job from a file, or from standard input (`-`), for every command that takes `-f`."""
+"""Reads and checks a job from a file, or from standard input (`-`)."""
 
 import functools
 import re
@@ -30,7 +30,7 @@ _LABEL_FORM = "at most 63 letters, digits, '-', '_' and '.', with a letter or a 
 
 @dataclass(frozen=True)
 class JobFile:
-    """A job: as written (`body`), checked (`job`) and resolved, on each of the slices that it may run on.
+    """A job as written (`body`), and checked and resolved for each slice that it may run on (`options`).
     `lower_rungs`: the rungs of its ladder below the job itself."""
 
     path: Path
@@ -44,12 +44,12 @@ class JobFile:
 
     @property
     def resolution(self) -> Resolution:
-        """On spec.slice."""
+        """The recipe on spec.slice."""
         return self.options[0].resolution
 
 
 def filename_option(command: Callable[..., None]) -> Callable[..., None]:
-    """The job's file as `filename`: `tpujob plan job.yaml`, or with -f as in kubectl."""
+    """Gives the command the job's file as `filename`: `tpujob plan job.yaml`, or with -f as in kubectl."""
 
     @click.argument("file", nargs=-1, metavar="FILE", type=click.Path(path_type=Path))
     @click.option(
@@ -62,25 +62,25 @@ def filename_option(command: Callable[..., None]) -> Callable[..., None]:
     )
     @functools.wraps(command)
     def with_file(file: tuple[Path, ...], named: tuple[Path, ...], **options: Any) -> None:
-        command(filename=_only_one((*file, *named)), **options)
+        command(filename=_only_file((*file, *named)), **options)
 
     return with_file
 
 
-def _only_one(given: tuple[Path, ...]) -> Path:
-    """Without this, click would silently take the last of two."""
+def _only_file(files: tuple[Path, ...]) -> Path:
+    """Returns the only file. Raises UsageError for two, of which click would silently take the last."""
     context = click.get_current_context()
-    if not given:
+    if not files:
         raise click.UsageError(f"name the job's YAML file: {context.command_path} job.yaml")
-    if len(given) > 1:
-        raise click.UsageError(f"one file is needed; {len(given)} were given: {', '.join(map(str, given))}")
-    return given[0]
+    if len(files) > 1:
+        raise click.UsageError(f"one file is needed; {len(files)} were given: {', '.join(map(str, files))}")
+    return files[0]
 
 
 def load(
     path: Path, *, except_rules: tuple[Rule, ...] = (), change: Callable[[dict[str, Any]], None] | None = None
 ) -> JobFile:
-    """The job in the file, after `change` has changed its body. Raises BadInput with every problem found."""
+    """Reads the job, lets `change` modify its body, and checks it. Raises BadInput with every problem found."""
     body = _job_in(path)
     if change is not None:
         change(body)
@@ -90,7 +90,7 @@ def load(
 
 
 def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = ()) -> JobFile:
-    """The job in `body`, which was read from `path`. Raises BadInput with every problem found."""
+    """Checks the job in `body`, which was read from `path`. Raises BadInput with every problem found."""
     try:
         job = parse_job(_with_namespace(body), except_rules=except_rules)
         if problems := list(_metadata_problems(job.metadata)):
@@ -117,8 +117,8 @@ def _job_in(path: Path) -> dict[str, Any]:
     jobs = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     candidates = jobs or documents
     if len(candidates) != 1 or not isinstance(candidates[0], dict):
-        found = f"{len(jobs)} of them" if jobs else "none"
-        raise BadInput(path, [Problem("", f"the file must hold one {KIND}; it holds {found}")])
+        number = f"{len(jobs)} of them" if jobs else "none"
+        raise BadInput(path, [Problem("", f"the file must hold one {KIND}; it holds {number}")])
     return candidates[0]
 
 

@@ -1,4 +1,4 @@
-"""`tpujob plan --compile-results FILE`: what `tpujob compile-check -o json` found, beside the numbers of the plan."""
+"""`tpujob plan --compile-results FILE` shows the results of `tpujob compile-check -o json` beside the plan's numbers."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ OPTION = "--compile-results"
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """`memory`: "5.38 of 15.75 GiB"; `verdict`: fits or not; `at_best`: the step's shortest time, "" if unknown;
-    `bound`: by what."""
+    """One compiled step, as text. `memory`: such as "5.38 of 15.75 GiB"; `verdict`: whether it fits; `at_best`: the step's
+    shortest time, "" if unknown; `bound`: what limits it."""
 
     memory: str
     verdict: str
@@ -26,7 +26,7 @@ class CompiledStep:
 
 
 class CompiledSteps:
-    """The answers in a file, one for each slice and batch."""
+    """The compile results in a file, by slice and batch."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -39,12 +39,12 @@ class CompiledSteps:
             raise click.UsageError(f"{OPTION} {path}: expected {expected}, got something else") from None
 
     def of(self, resolution: Resolution) -> CompiledStep | None:
-        """None if this slice was not compiled, or another batch."""
+        """Returns the step for this slice and batch; None if it was not compiled."""
         batch = resolution.recipe.batch
         return self._answers.get((str(resolution.layout), batch.per_replica, batch.accumulation))
 
     def lines(self, resolutions: Sequence[Resolution]) -> dict[str, list[str]]:
-        """A row's name, and its value for each of them."""
+        """Returns the rows of a comparison: each row's name, and its value for each resolution."""
         found = [self.of(resolution) for resolution in resolutions]
         return {
             "compiled": ["no" if answer is None else answer.verdict for answer in found],
