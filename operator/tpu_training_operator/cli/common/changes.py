@@ -48,8 +48,8 @@ def apply_options(body: Body, assignments: Sequence[str], on_slice: str | None) 
 
 
 def move(body: Body, accelerator_type: str) -> None:
-    """Moves the job to another slice. A recipe without tunedOn counts as tuned on the job's own slice. A ladder leads to
-    that slice, so it is removed."""
+    """Moves the job to another slice. A recipe without tunedOn counts as tuned on the job's own slice. The ladder leads
+    to that slice, so it is removed."""
     spec = body.get("spec")
     if not isinstance(spec, dict) or not isinstance(spec.get("slice"), dict):
         # The check reports what is wrong.

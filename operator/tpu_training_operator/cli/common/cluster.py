@@ -51,7 +51,7 @@ class Target:
     context: str | None
 
     def run(self, work: Callable[[Connection], Coroutine[Any, Any, int]], rights: str = _RIGHTS) -> None:
-        """Runs `work` with a connection, then exits with the status that it returns. `rights`: the permissions it needs."""
+        """Runs `work` with a connection, then exits with the status that it returns. `rights`: those it needs."""
         # The client's log messages are for operators.
         logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
         try:

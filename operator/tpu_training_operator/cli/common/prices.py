@@ -21,7 +21,7 @@ _EXAMPLE = "such as {currency: EUR, perChipHour: {v5e: 1.20, v5litepod-16: 1.10}
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices per chip-hour. `per_chip_hour`: by accelerator type, or by generation for all types that are not listed."""
+    """`per_chip_hour`: prices by accelerator type, or by generation for all types that are not listed."""
 
     currency: str
     per_chip_hour: dict[str, Decimal]

@@ -33,7 +33,7 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
         self._checked: set[int] = set()
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuses a repeated key. PyYAML calls this before it makes a mapping, and again for each mapping that merges it."""
+        """Refuses repeated keys. PyYAML calls this before it makes a mapping, and again for each one that merges it."""
         if id(node) not in self._checked:
             self._checked.add(id(node))
             seen: set[str] = set()

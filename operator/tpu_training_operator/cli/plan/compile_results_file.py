@@ -1,4 +1,4 @@
-"""`tpujob plan --compile-results FILE` shows the results of `tpujob compile-check -o json` beside the plan's numbers."""
+"""Reads the results of `tpujob compile-check -o json` for `tpujob plan --compile-results FILE`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ OPTION = "--compile-results"
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """One compiled step, as text. `memory`: such as "5.38 of 15.75 GiB"; `verdict`: whether it fits; `at_best`: the step's
-    shortest time, "" if unknown; `bound`: what limits it."""
+    """One compiled step, as text. `memory`: such as "5.38 of 15.75 GiB"; `verdict`: whether it fits; `at_best`: the
+    step's shortest time, "" if unknown; `bound`: what limits it."""
 
     memory: str
     verdict: str
