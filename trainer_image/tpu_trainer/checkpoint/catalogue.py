@@ -299,7 +299,7 @@ def write(
     marks: dict[str, Mark] = {}
     try:
         # A restarted process of the same attempt may reach the same step again: while the files are being replaced, the
-        # first COMMIT would vouch for a mixture.
+        # first COMMIT would cover a mixture.
         store.delete(f"{folder}/{COMMIT}")
         peer_parts.begin()
         put_files(store, folder, snapshot_files(snapshot), marks)
