@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.checkpoint.best import best_in
-from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, PeerParts, prepare, reading
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, PeerParts, mark_reading, prepare
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, NoCheckpoints, PartWriter
 from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.handover import read_once
@@ -208,7 +208,7 @@ class CheckpointStorage:
         def warn(text: str) -> None:
             outputs.add_finding(Finding("Checkpoint", 0, text))
 
-        with reading(self.target):
+        with mark_reading(self.target):
             checkpoint = choose_own(self.target.store, author, self.source, say, warn)
             if checkpoint is None and self.source is not None:
                 checkpoint = choose_named(self.source, author, say, warn)
