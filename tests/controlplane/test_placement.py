@@ -291,7 +291,7 @@ def placeholders_of_a_negative_priority_yield_to_another_gang(place: Place) -> N
     place.cordon(wanted, 0, cordoned=False)
     space.wait_for_state("Running", name="other")
 
-    assert space.status("moving")["placement"]["alternative"] == 1
+    assert space.status("moving")["placement"]["optionIndex"] == 1
     assert not held(space)
 
 
@@ -359,7 +359,7 @@ def wait_until_it_runs_on(space: Namespace, alternative: int) -> str:
 
     def runs() -> bool:
         status = space.status("moving")
-        where = status.get("placement", {}).get("alternative", 0)
+        where = status.get("placement", {}).get("optionIndex", 0)
         return status.get("state") == "Running" and where == alternative
 
     space.wait(runs, f"the job runs on alternative {alternative}", timeout=180)

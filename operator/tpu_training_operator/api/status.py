@@ -245,8 +245,8 @@ class ChipSeconds(StatusModel):
 class Usage(StatusModel):
     """What the job has used and will use, when the status was last written."""
 
-    chip_hours: str = Field(description="Chip-hours that all attempts have used.")
-    forecast_chip_hours: str | None = Field(
+    chip_hours: ResolvedDecimal = Field(description="Chip-hours that all attempts have used.")
+    forecast_chip_hours: ResolvedDecimal | None = Field(
         default=None,
         description="Chip-hours that the job will have used when it ends, at the speed that its workers last reported.",
     )
@@ -378,9 +378,9 @@ class Move(StatusModel):
     from_: int = Field(
         validation_alias="from",
         serialization_alias="from",
-        description="The place in the order of preference before; 0 is spec.slice.",
+        description="The optionIndex before; 0 is spec.slice.",
     )
-    to: int = Field(description="The place in the order of preference after.")
+    to: int = Field(description="The optionIndex after.")
     from_slice: _Text | None = Field(default=None, description="The slice before, in words.")
     to_slice: _Text | None = Field(default=None, description="The slice after, in words.")
     step: int | None = Field(default=None, description="Last step reported before the move.")
@@ -394,7 +394,7 @@ class Move(StatusModel):
 class Placement(StatusModel):
     """The choice of a slice. Written with the attempt that runs on it, before anything is done."""
 
-    alternative: int = Field(
+    option_index: int = Field(
         default=0,
         ge=0,
         description="Which slice the attempt runs on, by its place in the order of preference: 0 is spec.slice; fewer"
@@ -406,8 +406,8 @@ class Placement(StatusModel):
     has_run: bool = Field(
         default=False, description="Whether all workers have been ready on this slice since the job came to it."
     )
-    searches: int = Field(
-        default=0, ge=0, description="Moves for lack of capacity since all workers were ready last, on whichever slice."
+    moves_for_capacity: int = Field(
+        default=0, ge=0, description="Consecutive moves for lack of capacity since all workers were last ready."
     )
     moves: Annotated[list[Move], Field(max_length=MOST_MOVES)] = Field(
         default_factory=list,

@@ -226,8 +226,8 @@ def test_the_status_says_what_is_used_expected_and_left() -> None:
     kubelet.report(cluster, 20, total_steps=300, estimated_remaining_seconds=2 * HOUR)
     one_pass(cluster)
     assert cluster.job["status"]["usage"] == {
-        "chipHours": "1.00",
-        "forecastChipHours": "3.00",
+        "chipHours": 1,
+        "forecastChipHours": 3,
         "budgetChipHours": 10,
         "budgetLeftSeconds": 9 * HOUR,
     }
@@ -454,5 +454,5 @@ def test_a_job_that_has_ended_still_says_what_its_budget_was_and_on_which_slice_
     usage, placement = cluster.status.usage, cluster.status.placement
     assert usage is not None
     assert placement is not None
-    assert (usage.chip_hours, usage.budget_chip_hours) == ("2.80", 20)
+    assert (usage.chip_hours, usage.budget_chip_hours) == ("2.8", 20)
     assert placement.chip_seconds == {"v5litepod-16": spent(cluster).total}

@@ -238,7 +238,7 @@ def chips_of(view: JobView) -> list[str]:
 
 def test_chip_hours_are_shown_with_the_budget_the_forecast_and_what_they_were_for(snapshot: SnapshotAssertion) -> None:
     used, what_for = chips_of(with_chips(JOBS["hung"].view()))
-    assert re.findall(r"\d\S*", used) == ["12.34", "20", "28m43s", "16", "40.10"]
+    assert re.findall(r"\d\S*", used) == ["12.34", "20", "28m43s", "16", "40.1"]
     assert re.findall(r"\d\S*", what_for) == ["1.00,", "11.34"]
     assert [used, what_for] == snapshot
     without = with_chips(JOBS["hung"].view(), chip_hours=None, forecast=None)
@@ -278,7 +278,7 @@ def test_a_job_that_moved_pays_the_price_of_each_slice(
     view = with_chips(JOBS["hung"].view())
     spent = {"2 x v5p-8 (spot)": 18000, "v5litepod-16": 22824, "placeholders": 3600}
     placement = Placement(
-        alternative=1, slice="v5litepod-16", since="2026-03-01T12:00:00Z", reason="Lost", chip_seconds=spent
+        option_index=1, slice="v5litepod-16", since="2026-03-01T12:00:00Z", reason="Lost", chip_seconds=spent
     )
     view = replace(view, status=replace(view.status, placement=placement))
     prices = Prices("EUR", {name: Decimal(price) for name, price in table.items()})

@@ -175,7 +175,7 @@ def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
 
 def _wait(ctx: Context, to: Option, *, certain: bool) -> timedelta:
     """The first slice has no wait of its own: the job waits before it returns there as long as for any other."""
-    searches = ctx.status.placement.searches if ctx.status.placement else 0
+    searches = ctx.status.placement.moves_for_capacity if ctx.status.placement else 0
     rounds = min(searches // _stops(ctx), _MOST_DOUBLINGS)
     if certain and rounds == 0:
         return AT_ONCE
