@@ -201,7 +201,7 @@ def test_a_gang_that_starts_is_known_to_wait() -> None:
 
 @pytest.mark.parametrize(("code", "said"), [(0, "Succeeded"), (1, "Failed")])
 def test_the_workload_has_finished_when_no_worker_is_active(code: int, said: str) -> None:
-    cluster = given_a_running_job({"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 0}}}})
+    cluster = given_a_running_job({"spec.runPolicy": {"restart": {"limits": [{"class": "Infrastructure", "max": 0}]}}})
     if code:
         kubelet.end(cluster, cluster.pods["digits-1-0-0"], 137)
     else:
@@ -256,6 +256,26 @@ def test_a_job_whose_workers_have_changed_while_it_was_suspended_asks_for_other_
     (pod_set,) = after.raw["spec"]["podSets"]
     assert pod_set["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "9Gi"
     assert cluster.status.state is State.QUEUED
+    kueue.admit(cluster)
+    all_passes(cluster)
+    assert (cluster.status.state, cluster.status.attempt) == (State.RUNNING, 2)
+
+
+def test_quota_counts_the_workers_that_still_stop_before_others_are_asked_for() -> None:
+    """As in a job that a change has made Invalid before it came to rest."""
+    cluster = given_a_running_job()
+    before = kueue.seen(cluster).uid
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    cluster.edit_trainer(resources={"limits": {"memory": "9Gi"}})
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    one_pass(cluster)
+    assert (kueue.seen(cluster).uid, kueue.seen(cluster).is_admitted) == (before, True)
+    assert "waiting for 4 workers to stop" in ready_message(cluster)
+    kubelet.sweep(cluster)
+    all_passes(cluster, 2)
+    assert kueue.seen(cluster).uid != before
     kueue.admit(cluster)
     all_passes(cluster)
     assert (cluster.status.state, cluster.status.attempt) == (State.RUNNING, 2)

@@ -140,7 +140,7 @@ def test_every_second_of_the_jobs_life_is_accounted_for(stage: str) -> None:
 def test_a_restart_counts_for_its_window_only() -> None:
     charged = {"Infrastructure": [time_at(-7000), time_at(-100)]}
     job = seen_job(
-        spec={"runPolicy": {"restart": {"windowSeconds": 3600, "limits": {"Infrastructure": 3}}}},
+        spec={"runPolicy": {"restart": {"windowSeconds": 3600, "limits": [{"class": "Infrastructure", "max": 3}]}}},
         restarts={"byClass": {"Infrastructure": 5}, "charged": charged},
     )
     budgets = {budget.failure_class: budget for budget in view_of(job).budgets}
@@ -194,7 +194,7 @@ def test_a_users_own_loop_is_told_how_to_report() -> None:
 
 def test_what_a_newer_operator_wrote_is_still_shown() -> None:
     job = seen_job("Levitating", progress={**progress(1), "phase": "Pondering"}, future=[1])
-    job["spec"]["runPolicy"] = {"restart": {"limits": {"CosmicRays": 3}}}
+    job["spec"]["runPolicy"] = {"restart": {"limits": [{"class": "CosmicRays", "max": 3}]}}
     view = view_of(job, *running_pods())
     assert "Levitating" in headline(view)
     assert advice(view, "tpujob") == []
