@@ -81,7 +81,7 @@ _CHANGED_PAUSE = timedelta(seconds=30)
 
 
 class Refused(Exception):
-    """An action was refused, and will be until somebody changes something. `kind`: of the refused object."""
+    """An action was refused, and will be until a person changes something. `kind`: of the refused object."""
 
     def __init__(self, obstacle: Obstacle, kind: str, *, sure: bool = True) -> None:
         super().__init__(obstacle.message)
@@ -352,7 +352,7 @@ class _Stream:
         self.is_wanted = True
 
     async def work(self) -> None:
-        """Acts until nothing is left, or the rest is in vain."""
+        """Acts until nothing is left, or the rest is of no use."""
         for number in self._rest:
             try:
                 if self._is_time_to_look(number) and not await self._execution.is_still_wanted():
