@@ -102,7 +102,7 @@ class Unconfirmed(Exception):
 @dataclass
 class Memory:
     """The memory of one operator process about a job between passes. Without it, a write, an event or a list is
-    repeated once, and no more."""
+    repeated once."""
 
     notes: Notes = field(default_factory=Notes)
     version: str = ""
@@ -113,7 +113,7 @@ class Memory:
     is_restarting: bool = False
     """By the status of the last pass."""
     failed_passes: int = 0
-    """In a row."""
+    """The number of passes that failed in a row."""
     sent_retrying: bool = False
     sent_missing: set[str] = field(default_factory=set)
     """The kinds of missing optional objects about which an event was sent."""
@@ -154,7 +154,7 @@ class PlanExecution:
     fixed_node_pools: bool = False
     _not_found_before: set[str] = field(default_factory=set, init=False)
     _was_there: Counter[str] = field(default_factory=Counter, init=False)
-    """Counts, by verb, what the present batch wanted to create and found as it should be."""
+    """Counts, by verb, the objects of the present batch that existed already as they should be."""
 
     async def carry_out(self, plan: Plan) -> bool:
         """Returns False if the job has changed in the meantime, so that the rest of the plan no longer applies. Raises
@@ -326,10 +326,10 @@ class PlanExecution:
         lines, without_pool = {}, set()
         try:
             for name, uid in pods:
-                found = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
-                if line := explain_wait(found):
+                events = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
+                if line := explain_wait(events):
                     lines[name] = line
-                if self.fixed_node_pools and autoscaler_has_none(found):
+                if self.fixed_node_pools and autoscaler_has_none(events):
                     without_pool.add(name)
         except ApiError as error:
             level = logging.WARNING if self.memory.notes.events is None else logging.DEBUG

@@ -45,7 +45,7 @@ class JobRecord:
 
 
 class PodStage(IntEnum):
-    """How far a worker's pod has come."""
+    """The stages of a worker's pod, in their order."""
 
     NEW = auto()
     ADDRESSED = auto()
