@@ -179,7 +179,7 @@ class PlanExecution:
                     for _ in range(min(_SIDE_BY_SIDE, len(actions))):
                         tasks.create_task(stream.work())
             finally:
-                # A job that is blocked would tell of the same again and again.
+                # Without those that existed, or a blocked job would log the same in every pass.
                 if done := stream.done - self._was_there:
                     what = ", ".join(f"{verb} x {count}" for verb, count in done.items())
                     log.info("carried out %s", what, extra={"job": str(self.key), "uid": self.job["metadata"]["uid"]})
