@@ -382,18 +382,6 @@ def test_a_gang_leaves_the_one_that_preempted_it_time_to_take_its_place() -> Non
     assert "create Pod digits-2-0-0" in described(one_pass(cluster))
 
 
-def test_every_further_wait_is_longer() -> None:
-    cluster = given_a_running_gang()
-    for longest, name in ((0, "digits-1-0-0"), (5, "digits-2-0-0"), (10, "digits-3-0-0"), (20, "digits-4-0-0")):
-        fails(cluster, name)
-        one_pass(cluster)
-        earliest = cluster.status.restarts.next_attempt_time
-        assert earliest is not None
-        wait = parse_time(earliest) - cluster.now
-        assert timedelta(seconds=longest // 2) <= wait <= timedelta(seconds=longest)
-        until_running(cluster)
-
-
 # Disappearing pods.
 
 

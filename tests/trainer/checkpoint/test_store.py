@@ -84,7 +84,8 @@ def test_a_deleted_object_is_gone_and_may_be_deleted_again(store: ObjectStore) -
 def test_anything_but_a_bucket_with_a_path_or_an_absolute_path_is_a_bad_spec(uri: str) -> None:
     with pytest.raises(BadSpecError) as raised:
         open_store(uri)
-    assert str(raised.value) == f'checkpoint.uri: "gs://bucket/path" or the absolute path of a directory, got {uri!r}'
+    assert str(raised.value).startswith("checkpoint.uri: ")
+    assert str(raised.value).endswith(f"got {uri!r}")
 
 
 def test_a_large_object_is_sent_to_the_bucket_in_pieces_and_reads_as_it_was(

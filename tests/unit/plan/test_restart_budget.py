@@ -91,10 +91,6 @@ def test_the_wait_doubles_with_every_restart_up_to_its_limit(restarts: int, seco
     assert len(set(waits)) > 190, "two jobs that failed together come back together"
 
 
-def test_the_first_restart_is_immediate() -> None:
-    assert backoff(policy(), Restarts(by_class={"Unknown": 7}), "seed", NOON) == timedelta(0)
-
-
 def test_restarts_of_every_class_lengthen_the_wait() -> None:
     two = after(Preemption=1, Unknown=1)
     assert backoff(policy(), two, "seed", NOON) == backoff(policy(), after(Unknown=2), "seed", NOON)

@@ -1,4 +1,4 @@
-"""What is trained, made ready: the task, its model and optimizer on the device, and a checkpoint's state in them."""
+"""Prepares what is trained: the task, its model and optimizer on the device, and a checkpoint's state in them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SHARES_EPOCHS = (
 
 
 def load(context: RunContext, hp: Hyperparameters) -> Loaded:
-    """The task, built with the run's seed: the same on every replica."""
+    """Builds the task with the run's seed: the same on every replica."""
     with context.seeded(hp.seed):
         loaded = load_task(context.spec.entrypoint, hp, context.share)
     refuse_lazy(loaded.task.model)
@@ -61,11 +61,11 @@ def prepare(
     storage: CheckpointStorage,
     checkpoint: LoadedCheckpoint | None,
 ) -> PreparedTask:
-    """Model and optimizer on the device, with the checkpoint's state if there is one."""
+    """Puts model and optimizer on the device, with the checkpoint's state if there is one."""
     spec, backend, tell = context.spec, context.backend, context.outputs.add_finding
     _tell_of_data(context, task, hp)
-    steered = storage.steering_of(checkpoint)
-    start = replace(start_of(checkpoint, hp, spec, steered), ended=storage.ended(checkpoint))
+    policy_state = storage.policy_state(checkpoint)
+    start = replace(start_of(checkpoint, hp, spec, policy_state), ended=storage.ended(checkpoint))
     begun_with = _place_model(context, task.model, checkpoint)
     optimizer = build_optimizer(task, hp)
     if not hooks.gives_closure:
@@ -100,7 +100,7 @@ def prepare(
         state = fetch_hooks_state(checkpoint, backend)
         with user_code("restoring the state of the task's hooks"):
             hooks.load(state)
-        policy.load(steered)
+        policy.load(policy_state)
         report_origin(start, checkpoint, storage.target.author, hp, context.outputs)
         _tell_of_resized(context, task, checkpoint, start)
     return PreparedTask(
@@ -171,8 +171,8 @@ def _place_model(context: RunContext, model: nn.Module, checkpoint: LoadedCheckp
 
 
 def _begin_with(context: RunContext, model: nn.Module) -> str | None:
-    """Where the weights come from. Rank 0 reads them, since all others get its weights; so does the replica that
-    reports, to tell of them."""
+    """Loads the initial weights in rank 0, which passes them to all others, and in the replica that reports. Returns
+    where they come from."""
     outputs, checkpoint = context.outputs, context.spec.checkpoint
     if context.backend.rank != 0 and not outputs.is_reporter:
         return None
@@ -186,10 +186,10 @@ def _begin_with(context: RunContext, model: nn.Module) -> str | None:
 
 
 def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> OptimizerSharding | None:
-    """How the optimizer's state is divided among the replicas; None if each has all of it.
+    """Returns how the optimizer's state is divided among the replicas; None if each has all of it.
 
     Raises:
-        UserCodeError: it was asked for and cannot be.
+        UserCodeError: the recipe divides the state, and this run cannot.
     """
     if context.spec.sharding == "Replicated":
         return None
@@ -198,7 +198,7 @@ def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> Op
             "recipe.sharding: Optimizer needs a process per replica, and backend XLASPMD runs one per host; use "
             "backend XLA or Torch"
         )
-    # Also on the smallest slice, where recipes are tried first.
+    # Also with one replica, because recipes are tried on the smallest slice first.
     refuse_whole_parameters(optimizer, context.backend)
     return OptimizerSharding(optimizer, model, context.backend) if context.backend.world > 1 else None
 
@@ -206,7 +206,7 @@ def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> Op
 def _average(
     context: RunContext, model: nn.Module, hp: Hyperparameters, checkpoint: LoadedCheckpoint | None
 ) -> Average | None:
-    """With the checkpoint's average, or else beginning with its weights."""
+    """Returns the average of the weights, from the checkpoint if it has one; None if the recipe has none."""
     if hp.ema_decay is None:
         return None
     say = context.outputs.progress.say

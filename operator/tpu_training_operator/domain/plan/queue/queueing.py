@@ -79,8 +79,15 @@ def wait_for_admission(ctx: Context) -> Plan | None:
         # If the Workload cannot be read, the training goes on.
         return _evict(ctx, queue) if queue.version else None
     queue = _fitting(ctx, queue)
-    if is_admitted and not queue.problem and not _is_outdated(ctx, queue):
+    is_outdated = _is_outdated(ctx, queue)
+    if is_admitted and not queue.problem and not is_outdated:
         return None
+    if is_outdated and (active := sum(pod.may_use_chips for pod in ctx.all_workers)):
+        # Its quota counts them.
+        status = ctx.present(ctx.status, shown(queue, active))
+        return Plan(deletions(ctx.all_workers, ctx.now), status).due_within(
+            look_again(ctx.all_workers, ctx.now), _LOOK_AGAIN
+        )
     return _return_to_queue(ctx, queue) if ctx.is_suspended else _wait(ctx, queue)
 
 
