@@ -21,9 +21,9 @@ from tpu_training_operator.domain.cluster_state.workload import Queue, is_of_oth
 from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.blocked import blocked, recovered, retrying
+from tpu_training_operator.domain.plan.blocked import show_obstacle, show_retry, undo_retry
 from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.parse_cache import Readings
+from tpu_training_operator.domain.plan.parse_cache import ParseCache
 from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.planner import plan
 from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, ClusterReader, JobKey, Object
@@ -95,7 +95,7 @@ class Reconciler:
         self._fixed_node_pools = fixed_node_pools
         self._queues = queues
         self._memories: dict[JobKey, Memory] = {}
-        self._readings = Readings()
+        self._cache = ParseCache()
 
     def wrote(self, key: JobKey, version: str) -> bool:
         """Returns whether this resourceVersion of the job comes from the last status that was written here."""
@@ -153,7 +153,7 @@ class Reconciler:
             log.info("refused, to be confirmed: %s", unconfirmed.__cause__, extra={"job": str(key)})
             return unconfirmed.wait
         except Refused as refused:
-            decided = blocked(observed, refused.obstacle, self._clock())
+            decided = show_obstacle(observed, refused.obstacle, self._clock())
             if refused.obstacle.reason == Reason.NOT_PERMITTED and await self._is_namespace_going(key):
                 decided = self._decide(replace(observed, is_namespace_going=True))
 
@@ -197,9 +197,9 @@ class Reconciler:
             return earlier
 
         # The planner ignores that earlier passes have failed.
-        stored = self._readings.status(job.get("status"))
+        stored = self._cache.status(job.get("status"))
         # The status of a job that another controller runs is not ours.
-        before = stored if manager_of(job) else recovered(stored)
+        before = stored if manager_of(job) else undo_retry(stored)
         body = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(body, pods), key), notes=memory.notes, queue=queue)
         return _Look(job, observed, stored, before, self._decide(observed), queue, pods)
@@ -211,7 +211,7 @@ class Reconciler:
             self._reporting,
             network_policy=self._network_policy,
             max_hosts=self._max_hosts,
-            readings=self._readings,
+            cache=self._cache,
         )
 
     async def _refresh(self, look: "_Look", key: JobKey, memory: Memory, fresh: ClusterReader) -> "_Look":
@@ -312,10 +312,10 @@ class Reconciler:
         is_news, message = not memory.sent_retrying, _explain(error)
         try:
             before = Status.read(job.get("status"))
-            is_news = is_news and recovered(before) is before
+            is_news = is_news and undo_retry(before) is before
             # The status of a finished job shows how it ended.
             if before.completion_time is None and not manager_of(job):
-                after = retrying(Observed.of(job, []), message, self._clock())
+                after = show_retry(Observed.of(job, []), message, self._clock())
                 if after != before:
                     await self._write(after, before, job, key, memory)
         except ApiError as failure:

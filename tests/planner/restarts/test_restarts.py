@@ -25,7 +25,7 @@ from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.objects.actions import DeletePod
-from tpu_training_operator.domain.plan.blocked import blocked
+from tpu_training_operator.domain.plan.blocked import show_obstacle
 
 
 def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:
@@ -283,7 +283,9 @@ def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None
     one_pass(cluster)
     kubelet.sweep(cluster)
     job, pods = cluster.read()
-    refused = blocked(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, "exceeded quota"), cluster.now).status
+    refused = show_obstacle(
+        Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, "exceeded quota"), cluster.now
+    ).status
     assert refused is not None
     cluster.write_status({**job, "status": refused.as_json()})
     assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]}"]
