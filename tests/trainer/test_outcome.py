@@ -54,8 +54,7 @@ def test_metrics_that_fill_the_message_alone_are_dropped_from_the_end_and_the_me
     assert list(document["metrics"]) == list(metrics)[:kept]
     names = ", ".join(list(metrics)[kept : kept + 3])
     assert document["message"] == (
-        f"trained; {1000 - kept} metrics have no room here, with shorter names they would: {names} and "
-        f"{997 - kept} more"
+        f"trained; {1000 - kept} metrics have no room here, and would with shorter names: {names} and {997 - kept} more"
     )
 
 

@@ -31,11 +31,11 @@ class StepCounts:
     """`compilations`: in steps after the warm-up. `executions`: how many the trainer itself makes per step,
     infinite if that is not known."""
 
-    def __init__(self, backend: Backend, voice: FindingReporter, executions: float) -> None:
+    def __init__(self, backend: Backend, findings: FindingReporter, executions: float) -> None:
         self.compilations = 0
         self.steps = 0
         self._backend = backend
-        self._voice = voice
+        self._findings = findings
         self._executions = executions
         self._first: Shapes = {}
         self._recompilations: Counter[str] = Counter()
@@ -102,7 +102,7 @@ class StepCounts:
         times = "" if number == 1 else f" (the {number}th time)"
         start = f"step {step} compiled a new program, {seconds:.1f} s, on every replica{times}: "
         message = start + (_SAME_SHAPES if change is None else _NEW_SHAPES.format(change=change))
-        self._voice.say(Check.RECOMPILATION, step, message, cause=cause, severity=number)
+        self._findings.report(Check.RECOMPILATION, step, message, cause=cause, severity=number)
 
     def _rates(self, step: int, counted: Counters, steps: int) -> None:
         # A single event in a short window is no rate. Neither is one for each block that was set aside, since the
@@ -111,15 +111,15 @@ class StepCounts:
         for name, count in counted.fallbacks.items():
             if (rate := count / steps) > most:
                 message = _FALLBACK.format(name=name, rate=rate)
-                self._voice.say(Check.CPU_FALLBACK, step, message, cause=name, severity=rate)
+                self._findings.report(Check.CPU_FALLBACK, step, message, cause=name, severity=rate)
         reads = (counted.host_reads - sum(counted.fallbacks.values())) / steps
         if reads > most:
-            self._voice.say(Check.HOST_SYNC, step, _HOST_SYNC.format(rate=reads), severity=reads)
+            self._findings.report(Check.HOST_SYNC, step, _HOST_SYNC.format(rate=reads), severity=reads)
         # As whole numbers first: 2.1 - 2 is more than 0.1.
         cuts = (counted.executions - counted.host_reads - self._executions * steps) / steps
         if cuts > most:
             message = _MID_STEP.format(rate=cuts + self._executions, own=self._executions)
-            self._voice.say(Check.MID_STEP_EXECUTION, step, message, severity=cuts)
+            self._findings.report(Check.MID_STEP_EXECUTION, step, message, severity=cuts)
 
 
 def minus(later: Counters, earlier: Counters) -> Counters:

@@ -78,14 +78,14 @@ class Doctor:
         self._average = {} if average is None else average
         # Parameters that are frozen from the start may hold infinities on purpose, such as a mask.
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        self._voice = FindingReporter(tell)
-        self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, health)
+        self._findings = FindingReporter(tell)
+        self.finiteness = Finiteness(spec.on_not_finite, self._findings, spec.train_steps, health)
         self._programs = Programs(backend, clock)
         # Every pass of a step is sent off by itself; and if the exchange is in host memory, the device is done with
         # the gradients before the update is traced.
         executions = spec.batch.accumulation + (1 if backend.reads_free else 0) if self._known_steps else math.inf
-        self._counts = StepCounts(backend, self._voice, executions)
-        self._waiting = SlowHostDetector(self._voice)
+        self._counts = StepCounts(backend, self._findings, executions)
+        self._waiting = SlowHostDetector(self._findings)
         self._since = clock.seconds()
         self._compare_once_more = False
         self._compilations = 0
@@ -166,7 +166,7 @@ class Doctor:
         per_replica = self._spec.batch.per_replica
         advice = padding_advice(products_of(self._model), rows_of(batch, per_replica), per_replica)
         if advice is not None and self._spec.backend != "torch":
-            self._voice.say(Check.PADDING, step, advice)
+            self._findings.report(Check.PADDING, step, advice)
 
     def _checkup(self, step: int, last: bool) -> None:
         sums = None
@@ -236,7 +236,7 @@ class Doctor:
         if (parties := find_odd_ranks(counts)) is None:
             return
         odd, others = parties
-        self._voice.say(
+        self._findings.report(
             Check.UNEQUAL_COMPILATIONS,
             step,
             f"since the last checkup {replicas(odd)} compiled {max(counts[rank] for rank in odd)} new programs, "

@@ -48,9 +48,9 @@ class Finiteness:
     """`health` goes into every checkpoint, and a run that continues from one starts with it. Otherwise a run that is
     restarted often enough would skip steps without end. `bad`: steps of this attempt that were not finite."""
 
-    def __init__(self, policy: NotFinitePolicy, voice: FindingReporter, steps: int, health: NumericalHealth) -> None:
+    def __init__(self, policy: NotFinitePolicy, findings: FindingReporter, steps: int, health: NumericalHealth) -> None:
         """`steps`: the steps of the whole run."""
-        self._policy, self._voice = policy, voice
+        self._policy, self._findings = policy, findings
         self._most = min(MOST_SKIPPED, steps)
         self.health = health
         self.bad = 0
@@ -86,7 +86,7 @@ class Finiteness:
         # Otherwise the reason has been told already.
         if self.health.clean:
             self.health = replace(self.health, clean=False)
-            self._voice.say(
+            self._findings.report(
                 Check.NOT_FINITE, step, f"{text}. recipe.onNotFinite is Warn, so the run continues", cause="weights"
             )
 
@@ -119,12 +119,12 @@ class Finiteness:
                     step,
                 )
             times = "" if skipped == 1 else f"; steps skipped so far: {skipped}"
-            self._voice.say(
+            self._findings.report(
                 Check.NOT_FINITE, step, f"step {step} was skipped: {what} ({rate}){times}", severity=float(skipped)
             )
             return
         self.health = replace(self.health, clean=False)
-        self._voice.say(
+        self._findings.report(
             Check.NOT_FINITE,
             step,
             f"{what} in step {step} ({rate}), and recipe.onNotFinite is Warn: training continues, most likely with "

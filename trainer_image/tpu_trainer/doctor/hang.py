@@ -74,7 +74,7 @@ def watchdog(
             if now - before > 2 * poll + 1.0:
                 running_since = now
             before = now
-            phase, lasted = clock.present()
+            phase, lasted = clock.current()
             limit = limit_seconds(phase, pace, seconds)
             if min(lasted, now - running_since) > limit:
                 message = _message(phase, lasted, limit, pace, sys._current_frames(), watched)

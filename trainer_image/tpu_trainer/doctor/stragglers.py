@@ -61,8 +61,8 @@ class SlowHost:
 class SlowHostDetector:
     """Remembers the slow host of the last interval: any host is slow once."""
 
-    def __init__(self, voice: FindingReporter) -> None:
-        self._voice = voice
+    def __init__(self, findings: FindingReporter) -> None:
+        self._findings = findings
         self._suspect: SlowHost | None = None
         self._judged = 0
 
@@ -77,7 +77,7 @@ class SlowHostDetector:
         self._judged += 1
         host, share = input_share(vitals)
         if share > INPUT_SHARE:
-            self._voice.say(Check.INPUT_BOUND, step, _INPUT_BOUND.format(share=share, host=host), severity=share)
+            self._findings.report(Check.INPUT_BOUND, step, _INPUT_BOUND.format(share=share, host=host), severity=share)
         slow = find_slow_host(vitals)
         again = slow is not None and self._suspect is not None and slow.host == self._suspect.host
         if slow is not None and (again or (last and self._judged == 1)):
@@ -88,7 +88,7 @@ class SlowHostDetector:
     def _tell(self, step: int, slow: SlowHost) -> None:
         reason = _SLOW_INPUT if slow.input_bound else _SLOW_WORK
         message = _STRAGGLER.format(host=slow.host, factor=slow.factor, share=slow.share) + reason
-        self._voice.say(Check.STRAGGLER_HOST, step, message, cause=slow.host, severity=slow.factor)
+        self._findings.report(Check.STRAGGLER_HOST, step, message, cause=slow.host, severity=slow.factor)
 
 
 def find_slow_host(vitals: Sequence[Vitals]) -> SlowHost | None:

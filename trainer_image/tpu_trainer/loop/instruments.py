@@ -134,7 +134,7 @@ class Instruments:
         """
         self._rates[step] = learning_rate
         with self.clock.during(Phase.DEVICE):
-            reading = signals.read(step, whole=whole)
+            reading = signals.read(step, all_steps=whole)
         if reading is None:
             return None
         if not self._steps and (seconds := process_seconds()) is not None:

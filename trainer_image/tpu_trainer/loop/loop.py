@@ -98,10 +98,10 @@ def train(
         update.passed()
         # Asked in every step: hooks may have frozen or unfrozen parameters, or added a group of them.
         parameters = trainable.now(settled=last or work.task.hooks is None)
-        wishes = flags.wishes(stop=stop(), save=checkpoints.overdue())
+        requests = flags.requests(stop=stop(), save=checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
             row = instruments.logbook.row()
-            sums = exchange(parameters, loss, wishes, backend, work.noise_scale, row, earlier.take())
+            sums = exchange(parameters, loss, requests, backend, work.noise_scale, row, earlier.take())
         trainable.watch(parameters)
 
         work.rates.set(step - 1)
