@@ -96,7 +96,7 @@ class Instruments:
 
     def settle(self, step: int) -> None:
         """An epoch ended with `step`. Runs what hooks left pending: else the next step would be another program."""
-        self.logbook.epoch_ended(step)
+        self.logbook.end_epoch(step)
         with self.doctor.set_aside():
             self.backend.sync()
 

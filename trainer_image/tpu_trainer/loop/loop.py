@@ -167,7 +167,7 @@ def _forward_backward(
     with user_code("the task's loss"):
         work.hooks.step_begins(batch, step)
     begins()
-    with user_code("the task's loss"), outside.explained(work.task.loss):
+    with user_code("the task's loss"), outside.explain_errors(work.task.loss):
         loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps, backend.device)
     outside.look(loss.total, step)
     with user_code("the backward pass"):

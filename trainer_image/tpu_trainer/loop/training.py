@@ -32,7 +32,7 @@ from tpu_trainer.loop.preparation import load, prepare
 from tpu_trainer.loop.trainable import Work
 from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
 from tpu_trainer.task.hooks import Hooks
-from tpu_trainer.task.logbook import closed
+from tpu_trainer.task.logbook import pause_logging
 from tpu_trainer.task.task import Hyperparameters
 
 
@@ -238,7 +238,7 @@ class _Training:
         if evaluation_size(work.task):
             self.instruments.evaluated = step, self.instruments.weights()
         with (
-            closed(),
+            pause_logging(),
             self.instruments.buffers.lent(),
             nullcontext() if work.average is None else work.average.in_model(),
         ):

@@ -101,8 +101,8 @@ def _board(telling: Telling, pace: StepPace, backend: Backend) -> Board:
     return Board(
         writes=telling.aloud,
         last_step=lambda: pace.last or 0,
-        logged=telling.logged,
-        summary=telling.reporter.summary,
+        add_curves=telling.logged,
+        add_summary=telling.reporter.summary,
         missing=telling.reporter.without_events,
         say=telling.progress.say,
         together=backend.reads_together,
