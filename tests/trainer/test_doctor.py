@@ -140,7 +140,7 @@ def test_a_process_that_hangs_in_native_code_leaves_its_stacks_when_told_to_stop
     (host,) = launcher.start(spec, module="tests.trainer.impatient_watchdog").hosts
     host.wait_for("blocks now")
     host.process.send_signal(signal.SIGTERM)
-    host.wait_for("told to stop, and still in phase host; the stacks of all threads:")
+    host.wait_for("asked to stop, and still in phase host; the stacks of all threads:")
     host.wait_for('tests/trainer/doctor_tasks.py", line')
     assert host.process.poll() is None
 

@@ -156,7 +156,7 @@ class Instruments:
             for own, whole_square in reading.squares:
                 self.noise.add(own, whole_square)
         try:
-            self.doctor.finiteness.read(first, reading, learning_rate)
+            self.doctor.finiteness.judge_steps(first, reading, learning_rate)
         except NotFiniteError:
             # The steps that led there are worth more than those before.
             self._report()
