@@ -57,7 +57,7 @@ def test_recompilations_are_reported_with_step_and_cause(ill: Gang) -> None:
     found = warnings(ill)["RecompilationAfterWarmUp"]
     (of_shapes,) = [message for message in found if message.startswith(shapes)]
     (of_program,) = [message for message in found if message.startswith(program)]
-    assert "batch is [16, 15] float32, in" in of_shapes
+    assert "batch is [16, 15] float32; in" in of_shapes
     assert "the shapes of the first step" in of_program
 
 

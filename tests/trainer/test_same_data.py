@@ -20,7 +20,7 @@ from tests.trainer.whole_runs import run
 from tpu_trainer import Task
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.data.fingerprint import WIDTH, alike, fingerprint
+from tpu_trainer.data.fingerprint import WIDTH, compare_kinds, fingerprint
 from tpu_trainer.data.same_data import COMPARED, check_order, compare
 
 WORLD = 4
@@ -144,7 +144,7 @@ def test_a_fingerprint_is_a_row_of_numbers_that_float32_holds() -> None:
         numbers = fingerprint(example)
         assert len(numbers) == WIDTH
         assert torch.isfinite(torch.tensor(numbers)).all()
-        assert alike(numbers, torch.tensor(numbers).tolist()) == [True] * 4
+        assert compare_kinds(numbers, torch.tensor(numbers).tolist()) == [True] * 4
 
 
 def data(**options: Any) -> Task:

@@ -135,7 +135,7 @@ def _divided(found: Found, backend: Backend, sharding: OptimizerSharding) -> Fou
         # The reader has the values, and gives them away.
         whole = {next(names): room_for(tensor) for tensor in group}
         _deliver(whole.values(), found, backend)
-        own = {name: sharding.own(name, tensor) for name, tensor in whole.items()}
+        own = {name: sharding.local_part(name, tensor) for name, tensor in whole.items()}
         parts |= dict(zip(own, backend.to_host(list(own.values())), strict=True))
     return replace(found, snapshot=replace(found.snapshot, tensors={**found.snapshot.tensors, "optimizer": parts}))
 

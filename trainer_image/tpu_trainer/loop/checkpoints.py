@@ -125,7 +125,7 @@ class Storage:
         size = length_of(work.task.train, "train") if has_length(work.task.train) else None
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
-            kept = document(work.start, step, position, work.rates.reached(step), work.hp, health)
+            kept = document(work.start, step, position, work.rates.rate_after(step), work.hp, health)
             kept["trainExamples"] = size
             kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}
             kept |= {"logged": work.logbook.state(), **work.closing.state()}

@@ -119,7 +119,7 @@ def train(
         evaluates = work.trial if last else due
         saves = checkpoints.due(step)
         # Raises if the loss is not finite, before a checkpoint is made of it.
-        if reading := instruments.read(signals, step, work.rates.present, whole=evaluates or saves or last):
+        if reading := instruments.read(signals, step, work.rates.current, whole=evaluates or saves or last):
             trained = Trained(step, reading.losses[-1], position, stopped=reading.stopping and not last)
             saves = saves or reading.saving
         if saves or last or trained.stopped:

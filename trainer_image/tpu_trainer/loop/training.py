@@ -177,7 +177,7 @@ class _Training:
                 work.steering.check(tried)
         reading = self._reading()
         if self.context.spec.checkpoint is not None:
-            instruments.whole = reading.whole
+            instruments.whole = reading.merge
         with backend.feed(reading.batches) as batches, instruments.logbook.open():
             try:
                 trained = train(work, batches, backend, instruments, self.context.stop, self._evaluate_now)
