@@ -95,7 +95,7 @@ def test_a_batch_that_xla_does_not_take_is_the_users_to_mend(how: str, what: str
     changes = {"entrypoint": f"{__name__}:collated", "parameters": {"how": how}, "trainSteps": 3}
     gang = launcher.start(run_spec(replicas=1, batch={"global": 4, "perReplica": 4}, backend="xla", **changes))
     assert gang.wait() == [ExitCode.UserError], gang.output()
-    assert gang.hosts[0].message()["message"].startswith(f"a batch holds {what}, which an XLA device does not take")
+    assert gang.hosts[0].message()["message"].startswith(f"a batch holds {what}, which an XLA device does not support")
 
 
 class OfLoaders(lightning_zoo.Plain):
@@ -170,7 +170,7 @@ def test_a_loader_that_makes_its_batches_itself_is_refused(
     assert outcome.code is ExitCode.UserError
     assert not outcome.step
     name = "val_dataloader" if validates == "true" else "train_dataloader"
-    assert outcome.message.startswith(f"{name}: {loader} has an ")
+    assert outcome.message.startswith(f"{name}: {loader} has its own ")
 
 
 @pytest.mark.parametrize("own", ["true", "false"])

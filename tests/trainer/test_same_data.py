@@ -133,7 +133,7 @@ def test_what_changes_at_every_reading_is_a_warning(examples: Callable[[int], Se
 
 def test_names_of_files_may_differ() -> None:
     seen = compared(lambda rank: [(f"/tmp/{rank}/{i}.jpg", i) for i in range(COMPARED)])
-    assert str(seen.warned).startswith("the texts in the examples")
+    assert str(seen.warned).startswith("only the texts in the examples")
     assert "host 0" in str(seen.warned)
     assert "host 1" in str(seen.warned)
     assert "host 2" in str(seen.warned)
@@ -326,14 +326,12 @@ def test_an_order_must_be_the_same_in_every_process_and_whenever_it_is_asked() -
     }
     counter = itertools.count()
     whims = ordered(lambda rank: lambda epoch, seed, size: [next(counter) % size] * size)
-    assert {str(one).partition(",")[0] for one in whims} == {
-        "the task's order of epoch 0 is another one whenever it is asked"
-    }
+    assert {str(one).partition(",")[0] for one in whims} == {"the task's order of epoch 0 changes with every call"}
 
 
 def test_an_order_is_for_data_with_indices() -> None:
     ran = run(lambda hp, rank: data(train=Stream(), order=lambda epoch, seed, size: range(size)))
-    assert ran.outcome.message.endswith("has an order of its own")
+    assert ran.outcome.message.endswith("has its own order")
 
 
 def test_an_order_with_replacement_trains_the_same_on_any_number_of_processes() -> None:

@@ -300,8 +300,8 @@ def judge_prints(kind: str, rule: str, hosts: Sequence[int], prints: Prints, ste
         raise UserCodeError(f"{_parties(hosts, prints, differ_steadily)} have different {kind}: {rule}")
     if only_texts:
         return (
-            f"only the texts in the {kind} differ between {_parties(hosts, prints, differ)}. Names of files may differ; "
-            f"if these are other examples, {rule}"
+            f"only the texts in the {kind} differ between {_parties(hosts, prints, differ)}. Names of files may "
+            f"differ; if these are other examples, {rule}"
         )
     if any(equal):
         return None

@@ -33,8 +33,8 @@ class ModelPart:
 
 
 _OVERFLOW = (
-    "the update is the cause. What helps: parameters in float32 or bfloat16 instead of float16, in which Adam's epsilon "
-    "is zero; a lower learning rate"
+    "the update is the cause. What helps: parameters in float32 or bfloat16 instead of float16, in which Adam's "
+    "epsilon is zero; a lower learning rate"
 )
 WEIGHTS = ModelPart("the weights", _OVERFLOW)
 AVERAGE = ModelPart("the averaged weights", _OVERFLOW)
