@@ -22,8 +22,10 @@ test-fast: .setup check
 snapshots: .setup
 	.venv/bin/python -m pytest $(LANES) -q --snapshot-update $(TESTS)
 
-# Two lanes: one waits for its cluster while the other computes. A third would starve tests of hangs on two cores.
-LANES := -n 2 --dist loadscope --no-loadscope-reorder
+# Two lanes: one waits for its cluster while the other computes. A third would starve tests of hangs on two cores; with
+# four there is room for it.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+LANES := -n $(if $(filter 1 2 3,$(CORES)),2,3) --dist loadscope --no-loadscope-reorder
 
 # The tests with random faults and jobs, which all read SOAK, with many more seeds and rounds. Takes hours.
 soak: .setup
@@ -113,7 +115,7 @@ dist: .setup
 # A real cluster on this machine without Docker (root, Linux), with the images of README's commands; prints the
 # KUBECONFIG to export.
 NODES ?= 2
-cluster-up: .setup chart
+cluster-up: .setup
 	@.venv/bin/python -m tests.cluster up --nodes $(NODES) --images
 
 cluster-down: .setup

@@ -1,8 +1,8 @@
-"""Whether the operator is installed: what `helm test` asks, in a pod with the operator's image and account.
+"""Checks that the operator is installed: `helm test` runs it in a pod with the operator's image and account.
 
-The kubelet knows whether the operator is ready, and the Deployment says so. That the API server serves TPUTrainingJob
-is not enough: a definition that another version left behind drops the fields that it does not know, in silence. So the
-definition in use is compared with the one of this version, field by field.
+The Deployment shows whether the operator is ready. That the API server serves TPUTrainingJob is not enough: a
+definition of another version silently drops the fields that it does not know. So the definition in use is compared with
+the one of this version, field by field.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tpu_training_operator.api.crd import custom_resource_definition
 from tpu_training_operator.kube.client import Client, ClientOptions, connect
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.credentials import NoCredentials, load_credentials
-from tpu_training_operator.kube.encoding import parsed
+from tpu_training_operator.kube.encoding import decode
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
 from tpu_training_operator.version import version
 
@@ -29,43 +29,45 @@ _INSTALL = "tpujob crd | kubectl apply --server-side -f -"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """`good`: nothing is wrong. `text`: what there is, or what is missing and what to do about it. `final`: waiting
-    does not change it."""
+class CheckResult:
+    """The result of one check. `text`: what there is, or what is missing and what to do about it. `final`: waiting does
+    not change it."""
 
     good: bool
     text: str
     final: bool = False
 
 
-def of_deployment(deployment: Object) -> Answer:
-    """Whether the newest pods of the operator are ready."""
+def check_deployment(deployment: Object) -> CheckResult:
+    """Checks that the newest pods of the operator are ready."""
     name, spec, status = deployment["metadata"]["name"], deployment["spec"], deployment.get("status", {})
     if spec["replicas"] == 0:
-        return Answer(False, f"deployment {name} is paused: set the chart's value replicas to 1", final=True)
+        return CheckResult(False, f"deployment {name} is paused: set the chart's value replicas to 1", final=True)
     is_current = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
     ready = min(status.get("readyReplicas", 0), status.get("updatedReplicas", 0)) if is_current else 0
     if ready < spec["replicas"]:
-        return Answer(False, f"deployment {name} is not ready: kubectl describe its pod, and read the pod's log")
-    return Answer(True, f"the operator is ready: deployment {name}")
+        return CheckResult(False, f"deployment {name} is not ready: kubectl describe its pod, and read the pod's log")
+    return CheckResult(True, f"the operator is ready: deployment {name}")
 
 
-def of_definition(served: Object | None) -> Answer:
-    """Whether the API server knows every field that this version reads or writes. `served`: its schema of a job."""
+def check_definition(served: Object | None) -> CheckResult:
+    """Checks that the API server knows every field that this version reads or writes. `served`: its schema of a job."""
     what = f"{KIND} {API_VERSION}"
     if served is None:
-        return Answer(False, f"the API server does not serve {what}: install it ({_INSTALL})")
+        return CheckResult(False, f"the API server does not serve {what}: install it ({_INSTALL})")
     (wanted,) = custom_resource_definition()["spec"]["versions"]
-    there = set(_fields(served))
-    missing = [path for path in _fields(wanted["schema"]["openAPIV3Schema"]) if path not in there]
+    served_fields = set(_fields(served))
+    missing = [path for path in _fields(wanted["schema"]["openAPIV3Schema"]) if path not in served_fields]
     if missing:
-        shown = ", ".join(missing[:_MOST_FIELDS]) + (" and more" if len(missing) > _MOST_FIELDS else "")
-        return Answer(False, f"the definition of {what} is another version's, without {shown}: replace it ({_INSTALL})")
-    return Answer(True, f"the API server serves {what} with every field of version {version()}")
+        fields = ", ".join(missing[:_MOST_FIELDS]) + (" and more" if len(missing) > _MOST_FIELDS else "")
+        return CheckResult(
+            False, f"the definition of {what} is another version's, without {fields}: replace it ({_INSTALL})"
+        )
+    return CheckResult(True, f"the API server serves {what} with every field of version {version()}")
 
 
 def _fields(schema: Object, above: str = "") -> Iterator[str]:
-    """The paths of the fields below `schema`. What the API server itself adds to an object's metadata is left out."""
+    """Yields the paths of the fields below `schema`, without the metadata that the API server itself adds."""
     for name, field in schema.get("properties", {}).items():
         path = f"{above}.{name}" if above else name
         yield path
@@ -76,34 +78,34 @@ def _fields(schema: Object, above: str = "") -> Iterator[str]:
             yield from _fields(schema[part], above)
 
 
-async def _look_at_deployment(client: Client, namespace: str, name: str) -> Answer:
+async def _look_at_deployment(client: Client, namespace: str, name: str) -> CheckResult:
     try:
-        return of_deployment(await client.request("GET", f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"))
+        return check_deployment(await client.request("GET", f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"))
     except NotFound:
-        return Answer(False, f"namespace {namespace} has no deployment {name}")
+        return CheckResult(False, f"namespace {namespace} has no deployment {name}")
     except Forbidden as error:
-        return Answer(False, f"cannot tell whether the operator is ready: {error}")
+        return CheckResult(False, f"cannot tell whether the operator is ready: {error}")
 
 
-async def _look_at_definition(client: Client) -> Answer:
-    # The answer is no object and has no kind, which `request` would insist on.
+async def _look_at_definition(client: Client) -> CheckResult:
+    # `request` would refuse the answer, which has no kind.
     pieces = client.stream(f"/openapi/v3/apis/{API_VERSION}", {}, silent_seconds=_SILENT_SECONDS)
     try:
-        schemas = parsed(b"".join([piece async for piece in pieces]))["components"]["schemas"]
+        schemas = decode(b"".join([piece async for piece in pieces]))["components"]["schemas"]
     except NotFound:
-        return of_definition(None)
-    return of_definition(next((one for name, one in schemas.items() if name.endswith(f".{KIND}")), None))
+        return check_definition(None)
+    return check_definition(next((schema for name, schema in schemas.items() if name.endswith(f".{KIND}")), None))
 
 
-async def _look(client: Client, namespace: str, name: str) -> list[Answer]:
+async def _look(client: Client, namespace: str, name: str) -> list[CheckResult]:
     try:
         return [await _look_at_deployment(client, namespace, name), await _look_at_definition(client)]
     except ApiError as error:
-        return [Answer(False, f"the API server does not answer as it should: {error}")]
+        return [CheckResult(False, f"the API server does not answer as it should: {error}")]
 
 
-async def _wait(namespace: str, deployment: str, seconds: float) -> list[Answer]:
-    """The first answers that are all good or final, or else the last ones."""
+async def _wait(namespace: str, deployment: str, seconds: float) -> list[CheckResult]:
+    """Returns the first results that are all good or final, or else the last ones."""
     end = time.monotonic() + seconds
     async with connect(load_credentials(), ClientOptions(agent="tpu-training-operator-test")) as client:
         while True:

@@ -21,43 +21,40 @@ from pythonjsonlogger.json import JsonFormatter
 
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.domain.cluster_state.observed import slim_worker
+from tpu_training_operator.domain.cluster_state.pod_events import slim_event
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.restarts.waiting import slim_event
 from tpu_training_operator.kube.client import Client, ClientOptions, connect
 from tpu_training_operator.kube.cluster import EVENTS, PODS, JobKey, Object
 from tpu_training_operator.kube.credentials import Credentials, NoCredentials, load_credentials
 from tpu_training_operator.kube.errors import ApiError, Unavailable
-from tpu_training_operator.kube.throttle import Throttle
-from tpu_training_operator.kube.turns import Turns
+from tpu_training_operator.kube.turns import TokenBucket, Turns
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
 from tpu_training_operator.runtime.controller import Controller, Haste
 from tpu_training_operator.runtime.events import EventSender
-from tpu_training_operator.runtime.health import Health, beat
+from tpu_training_operator.runtime.health import Liveness, beat
 from tpu_training_operator.runtime.health_server import serve_health
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.job_watch import JobWatch
-from tpu_training_operator.runtime.leader_label import OwnPod
-from tpu_training_operator.runtime.leadership import Election, LeaseName
+from tpu_training_operator.runtime.leadership import Election, LeaseName, OwnPod
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.server import serve_metrics
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
-from tpu_training_operator.runtime.progress.server import ProgressService, serve
+from tpu_training_operator.runtime.progress.server import ProgressServer, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
-from tpu_training_operator.runtime.queue_watching import QueueWatching
 from tpu_training_operator.runtime.queues import Queues
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
-from tpu_training_operator.runtime.watching import Watching
+from tpu_training_operator.runtime.watching import Watching, WorkloadWatching
 from tpu_training_operator.version import version
 
 log = logging.getLogger(__name__)
 
-# The parts of listed objects that are kept in memory, for kinds with many or large objects.
+# What is kept of listed objects, for kinds with many or large objects.
 _KEPT = {PODS: slim_worker, EVENTS: slim_event}
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 5.0
-# Some megabytes of garbage at most.
+# At most some megabytes of garbage.
 _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 
 
@@ -66,8 +63,9 @@ _Work = Callable[[contextlib.AsyncExitStack], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Options:
-    """Without `namespaces` the operator serves the whole cluster; without a `service` no worker can report; without a
-    `lease` it works at once. `pod_name`: this process's pod, in the namespace of the Lease."""
+    """The options of the command line. Without `namespaces` the operator serves the whole cluster; without a `service`
+    workers cannot report; without a `lease` it works at once. `pod_name`: the pod of this process, in the namespace of
+    the Lease."""
 
     namespaces: tuple[str, ...]
     qps: float
@@ -91,7 +89,7 @@ class Operator:
         self._credentials = credentials
         self._options = options
         self._controller: Controller | None = None
-        self._health: Health | None = None
+        self._health: Liveness | None = None
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -103,7 +101,7 @@ class Operator:
             await enter(serve_health(self._options.health_port, self._check))
             if self._options.metrics_port is not None:
                 await enter(serve_metrics(self._options.metrics_port, metrics))
-            # With connections of its own: news must not wait behind thousands of creations.
+            # A separate client: watches must not wait behind thousands of creations.
             watcher = await enter(connect(self._credentials, ClientOptions(connections=0)))
             job_watches = {
                 namespace: JobWatch(watcher, self._credentials, namespace, self._claim_signals)
@@ -129,15 +127,15 @@ class Operator:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
 
     async def _take_turns(self, lease: LeaseName, work: _Work, metrics: Metrics) -> None:
-        """Waits until this process leads, then works as long as it does. What the process knows and counts is of its
-        own term, so it ends then, and the next one begins as one that waits."""
+        """Waits until this process leads, then works as long as it does. The process ends after that, because what it
+        knows and has counted belongs to its term."""
         options, identity = self._options, f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        # With connections of its own: a renewal must not wait behind thousands of creations.
+        # A separate client: a renewal must not wait behind thousands of creations.
         async with connect(self._credentials, ClientOptions(connections=2)) as client:
             pod = OwnPod(client, lease.namespace, options.pod_name) if options.service and options.pod_name else None
             election = Election(client, lease, identity, client.clock.now, time.monotonic)
             if pod:
-                await pod.tell(leads=False)
+                await pod.set_label(leads=False)
             await election.win()
             try:
                 await self._work_while_leading(election, pod, work, metrics)
@@ -160,7 +158,7 @@ class Operator:
         metrics: Metrics,
         resources: contextlib.AsyncExitStack,
     ) -> None:
-        """Reconcile jobs and take reports until `resources` are closed."""
+        """Reconciles jobs and receives reports until `resources` are closed."""
         options, enter = self._options, resources.enter_async_context
         metrics.leads(leads=True)
 
@@ -168,8 +166,8 @@ class Operator:
             metrics.request_answered(method, status, seconds)
             beat()
 
-        throttle = Throttle(options.qps, options.burst, time.monotonic) if options.qps else None
-        client_options = ClientOptions(turns=Turns(throttle), on_answer=answered, keep=_KEPT)
+        rate = TokenBucket(options.qps, options.burst, time.monotonic) if options.qps else None
+        client_options = ClientOptions(turns=Turns(rate), on_answer=answered, keep=_KEPT)
         client = await enter(connect(self._credentials, client_options))
         watcher.clock = client.clock
         now = client.clock.now
@@ -182,7 +180,7 @@ class Operator:
             url = options.service.url(options.progress_port)
             reporting = Reporting(url, authority.pem.certificate.decode())
         events = EventSender(client)
-        queue_watching = QueueWatching(watcher, options.namespaces, self._hint)
+        workload_watching = WorkloadWatching(watcher, options.namespaces, self._hint)
         reconciler = Reconciler(
             cluster,
             now,
@@ -194,7 +192,7 @@ class Operator:
             metrics=metrics,
             max_hosts=options.max_hosts,
             fixed_node_pools=options.fixed_node_pools,
-            queues=Queues(client, queue_watching.begin),
+            queues=Queues(client, workload_watching.begin),
         )
         list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
         self._controller = Controller(reconciler, list_jobs, metrics=metrics)
@@ -202,17 +200,17 @@ class Operator:
             tls = await enter(server_tls(authority, options.service.dns_names, _now))
             reviewer = Reviewer(client, time.monotonic)
             enqueue = self._controller.enqueue_within
-            service = ProgressService(reviewer, inboxes, enqueue, now, time.monotonic, metrics)
+            service = ProgressServer(reviewer, inboxes, enqueue, now, time.monotonic, metrics)
             await enter(serve(service, options.progress_port, tls))
         runs = {
             "events": events.run(),
             "controller": self._controller.run(),
             "watching": watching.run(),
-            "queues": queue_watching.run(),
+            "queues": workload_watching.run(),
         }
         for name, work in runs.items():
             _run_until_closed(resources, work, name)
-        self._health = Health(self._controller, (client, watcher), watching)
+        self._health = Liveness(self._controller, (client, watcher), watching)
 
     def _check(self) -> Mapping[str, float]:
         return self._health.check() if self._health else {}
@@ -223,8 +221,8 @@ class Operator:
 
 
 async def _load_authority(cluster: Client, service: ServiceName) -> Authority | None:
-    """From the service's Secret, as soon as the API server answers; None if the Secret cannot be used. Training works
-    without reports."""
+    """Loads the authority from the service's Secret as soon as the API server answers; None if the Secret cannot be
+    used. Training works without reports."""
     while True:
         try:
             return await load_authority(cluster, service, _now())
@@ -249,14 +247,14 @@ async def _work_alone(work: _Work) -> None:
 async def _begin_to_lead(resources: contextlib.AsyncExitStack, pod: OwnPod | None, work: _Work) -> None:
     await work(resources)
     if pod:
-        await pod.keep_telling()
+        await pod.keep_label()
 
 
 async def _no_longer_leads(pod: OwnPod | None) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_STOP_SECONDS):
             if pod:
-                await pod.tell(leads=False)
+                await pod.set_label(leads=False)
 
 
 def _run_until_closed(
@@ -276,7 +274,7 @@ async def _cancel(task: "asyncio.Task[None]") -> None:
 
 
 def _configure_logs(level: str, log_format: str) -> None:
-    """One JSON object a line for machines, or plain lines for people."""
+    """Logs one JSON object per line for machines, or plain lines for people."""
     handler = logging.StreamHandler(sys.stdout)
     if log_format == "json":
         fields = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -288,8 +286,8 @@ def _configure_logs(level: str, log_format: str) -> None:
 
 
 def _spare_the_collector() -> None:
-    """A pass parses thousands of small objects, which go without the collector. By default it walks through them, and
-    through all modules, again and again: that took a fifth of the processor time of a pass over a large gang."""
+    """Makes garbage collections rare. A pass parses thousands of small objects, which reference counting frees. With
+    Python's defaults, collections took a fifth of the processor time of a pass over a large gang."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)

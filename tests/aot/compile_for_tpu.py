@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.trainer.gang import ROOT
+from tests.trainer.gang_processes import ROOT
 from tpu_trainer.checks.compile import compiling
 
 

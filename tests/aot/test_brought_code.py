@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.aot.test_step_on_a_chip import CHIPS, run_spec
-from tests.trainer.gang import ROOT, Launcher
-from tests.trainer.test_archive import file, packed
-from tests.trainer.test_code import code_of
+from tests.trainer.gang_processes import ROOT, Launcher
+from tests.trainer.worker.test_archive import file, packed
+from tests.trainer.worker.test_code import code_of
 
 WIDTH, BATCH, PASSES = 8, 16, 3
 SOURCE = f"""

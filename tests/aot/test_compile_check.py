@@ -17,7 +17,7 @@ import pytest
 from tests.aot import models
 from tests.aot.compile_for_tpu import compiler
 from tests.aot.test_step_on_a_chip import run_spec
-from tests.trainer.gang import ROOT, Launcher
+from tests.trainer.gang_processes import ROOT, Launcher
 from tpu_trainer.checks.compile import check as checking
 from tpu_trainer.checks.compile import search
 from tpu_trainer.checks.compile.check import CannotCheckError, check

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.aot.test_step_on_a_chip import run_spec
-from tests.trainer.gang import DEADLINE, ON_XLAS_CPU, ROOT
+from tests.trainer.gang_processes import DEADLINE, ON_XLAS_CPU, ROOT
 
 
 def test_the_pod_makes_its_steps_and_then_compiles_for_the_slice_and_the_alternatives(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.aot.compile_for_tpu import Compiler, compiler
-from tests.trainer.gang import ROOT, Launcher
+from tests.trainer.gang_processes import ROOT, Launcher
 from tpu_trainer.checks.compile.hlo import read
 from tpu_trainer.gang.backends.xla import BUCKET_BYTES
 

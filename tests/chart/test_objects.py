@@ -22,7 +22,7 @@ from tests.chart.helm import (
 )
 from tests.chart.switches import NAMESPACES, VARIANTS
 from tpu_training_operator.main import main
-from tpu_training_operator.runtime.leader_label import LABEL_LEADS
+from tpu_training_operator.runtime.leadership import LABEL_LEADS
 
 # tests/controlplane runs the operator with these rights: fewer would fail there, more would be unused.
 NEEDED = [

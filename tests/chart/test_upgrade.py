@@ -163,5 +163,6 @@ def test_gangs_of_the_last_release_run_on_through_an_upgrade_and_a_rollback(
 
 
 def stored_definition(cluster: Cluster) -> str:
-    """Its fields and rules."""
-    return json.dumps(json.loads(cluster.kubectl("get", "crd/tputrainingjobs.tpu-operator.dev", "-o=json"))["spec"])
+    """Its fields and rules, and the version of the chart that it is from."""
+    found = json.loads(cluster.kubectl("get", "crd/tputrainingjobs.tpu-operator.dev", "-o=json"))
+    return json.dumps([found["metadata"]["labels"]["helm.sh/chart"], found["spec"]])

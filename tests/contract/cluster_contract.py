@@ -26,8 +26,8 @@ from tests.contract.objects import (
 )
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.cluster_state.observed import parse_time
+from tpu_training_operator.domain.cluster_state.pod_events import explain_wait
 from tpu_training_operator.domain.objects.actions import Event
-from tpu_training_operator.domain.plan.restarts.waiting import line_of
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
     ENDPOINT_SLICES,
@@ -163,7 +163,7 @@ class ReadingContract:
             body = event_body(Event("FailedMount", "no volume", warning=True), job, datetime.now(UTC))
             await cluster.create({**body, "regarding": regarding})
         found = await cluster.list(EVENTS, namespace, None, {"regarding.uid": "uid-1"})
-        assert [line_of([event]) for event in found] == ["FailedMount: no volume"] * 2
+        assert [explain_wait([event]) for event in found] == ["FailedMount: no volume"] * 2
         assert await cluster.list(EVENTS, namespace, None, {"regarding.uid": "uid-3"}) == []
 
     async def test_a_list_covers_one_namespace_or_all(self, cluster: Cluster, namespace: str) -> None:

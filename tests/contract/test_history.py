@@ -27,15 +27,15 @@ SCHEMA = json.loads(files("tpu_trainer.contract").joinpath("history-v1.schema.js
 WRITTEN = datetime(2026, 11, 21, 16, 0, tzinfo=UTC)
 
 
-def eventful() -> trainer.History:
+def eventful() -> trainer.RunHistory:
     """Everything a run may record, with numbers that are not finite wherever they may occur."""
-    history = trainer.History()
+    history = trainer.RunHistory()
     split = {Phase.INPUT: 0.5, Phase.DEVICE: 1.5}
-    history.sample(trainer.Sample(2, (0.75, math.nan), 0.1, 2.0, split, learning_rates={1: 0.05, 2: 0.1}))
-    history.sample(trainer.Sample(4, (math.inf, 0.5), 0.1, 2.0, split, 80.0, 0.4, 32.0))
-    history.evaluated(4, {"accuracy": 0.875, "perplexity": math.inf})
-    history.logged([LoggedCurve("<b>accuracy", ((1, 0.25), (2, math.nan), (4, 0.625)))])
-    history.finding(Finding("Padding", 1, "pad less"))
+    history.add_sample(trainer.Sample(2, (0.75, math.nan), 0.1, 2.0, split, learning_rates={1: 0.05, 2: 0.1}))
+    history.add_sample(trainer.Sample(4, (math.inf, 0.5), 0.1, 2.0, split, 80.0, 0.4, 32.0))
+    history.add_evaluation(4, {"accuracy": 0.875, "perplexity": math.inf})
+    history.add_curves([LoggedCurve("<b>accuracy", ((1, 0.25), (2, math.nan), (4, 0.625)))])
+    history.add_finding(Finding("Padding", 1, "pad less"))
     return history
 
 
@@ -45,7 +45,7 @@ def test_what_a_trainer_writes_is_valid_and_becomes_a_page(changes: dict[str, ob
     job = stored_job(changes)
     spec = parse_run_spec(json.loads(json.dumps(run_spec(job, resolve(job.spec), attempt=2))))
     outcome = Outcome(ExitCode.Succeeded, "trained 4 steps", 4) if ended else None
-    attempt = trainer.Attempt(2, 2, 4, dict.fromkeys(Phase, 1.0), first_loss=trainer.FirstLoss(41.0, 2, 12.5))
+    attempt = trainer.AttemptRecord(2, 2, 4, dict.fromkeys(Phase, 1.0), first_loss=trainer.FirstLossTime(41.0, 2, 12.5))
     recorded = eventful().recorded(attempt)
     document = trainer.dump_history(recorded, spec, outcome, {"torch": "2.9.0"}, WRITTEN)
 

@@ -87,8 +87,8 @@ def test_any_outcome_is_read(message: str, step: int | None, metrics: dict[str, 
 
 def test_the_gates_read_what_a_rung_measured() -> None:
     numbers = RungNumbers()
-    numbers.sample(Sample(4, (4.0, 3.0, 2.0, 1.0), 0.1, 1.0, {}))
-    numbers.finding(Finding(Check.HOST_SYNC, 3, "seen"))
+    numbers.add_sample(Sample(4, (4.0, 3.0, 2.0, 1.0), 0.1, 1.0, {}))
+    numbers.add_finding(Finding(Check.HOST_SYNC, 3, "seen"))
     rung = numbers.as_json(recompilations=1, not_finite=2)
     pod = pod_after(Outcome(ExitCode.Succeeded, "trained", 4, {"loss": 1.0, "f1": 0.5}, 12.5, rung=rung))
     assert Measurement.read(pod.trainer_message) == Measurement(

@@ -17,8 +17,9 @@ from tpu_trainer.contract.environment import ProgressEndpoint, read_environment
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.reporting import report
 from tpu_training_operator.api import constants, status
+from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.api.words import number_text
-from tpu_training_operator.domain.cluster_state.worker_reports import Report, ReportPhase
+from tpu_training_operator.domain.cluster_state.worker_reports import Report
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.shared import config_map
@@ -33,7 +34,7 @@ OWN_LOOP = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]
 numbers = st.floats()
 steps = st.integers(0, 300)
 reports = st.builds(
-    report.Report,
+    report.ProgressReport,
     phase=st.sampled_from(protocol.ReportPhase),
     step=steps,
     total_steps=st.just(300),
@@ -63,7 +64,7 @@ def meant(best: Best) -> status.BestCheckpoint:
 
 
 @given(reports)
-def test_every_part_of_a_report_arrives(sent: report.Report) -> None:
+def test_every_part_of_a_report_arrives(sent: report.ProgressReport) -> None:
     assert payload.read_progress(report.operator_body(sent), SENDER, NOW) == Report(
         attempt=ATTEMPT,
         pod_uid="4d5f",
@@ -83,13 +84,15 @@ def test_every_part_of_a_report_arrives(sent: report.Report) -> None:
 
 
 def test_a_loss_that_is_not_a_number_is_shown_as_such() -> None:
-    sent = report.Report(protocol.ReportPhase.TRAINING, 3, 300, loss=float("nan"), metrics={"accuracy": float("inf")})
+    sent = report.ProgressReport(
+        protocol.ReportPhase.TRAINING, 3, 300, loss=float("nan"), metrics={"accuracy": float("inf")}
+    )
     read = payload.read_progress(report.operator_body(sent), SENDER, NOW)
     assert (read.loss, read.metrics) == ("nan", {"accuracy": "inf"})
 
 
 @given(reports)
-def test_the_step_and_the_end_arrive_in_kubeflow_trainers_form_too(sent: report.Report) -> None:
+def test_the_step_and_the_end_arrive_in_kubeflow_trainers_form_too(sent: report.ProgressReport) -> None:
     read = payload.read_trainer_status(report.kubeflow_body(sent, NOW), SENDER, NOW)
     assert (read.step, read.total_steps) == (sent.step, 300)
     assert (read.phase is ReportPhase.DONE) == (sent.phase is protocol.ReportPhase.DONE)

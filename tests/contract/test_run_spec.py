@@ -20,7 +20,7 @@ from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.trainer import TorchRuntime
 from tpu_training_operator.domain.job.recipe.comparison import comparison
 from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
-from tpu_training_operator.domain.job.rungs import trials_of
+from tpu_training_operator.domain.job.rungs import lower_rungs_of
 from tpu_training_operator.domain.objects.shared import config_map
 
 SCHEMA = json.loads(files("tpu_trainer.contract").joinpath("runspec-v1.schema.json").read_text(encoding="utf-8"))
@@ -204,7 +204,7 @@ OTHERWISE = RICHEST | {
 OF_PLATEAU = ("schedule.metric", "schedule.mode", "schedule.patience")
 
 
-TRIALS = [
+LOWER_RUNGS = [
     {"slice": {"acceleratorType": "v5litepod-4"}, "steps": 20},
     {"slice": {"acceleratorType": "v5litepod-8"}, "steps": 10_000},
 ]
@@ -216,7 +216,7 @@ SAVED = {"uri": "gs://bucket/digits", "everySteps": 5}
     [
         ({}, [None, None]),
         ({"checkpoint": SAVED}, [None, None]),
-        ({"checkpoint": SAVED, "scaleUp.from": "Checkpoint"}, [None, "gs://bucket/digits/default/digits.rungs/UID-7"]),
+        ({"checkpoint": SAVED, "ladder.from": "Checkpoint"}, [None, "gs://bucket/digits/default/digits.rungs/UID-7"]),
         (
             {"checkpoint": SAVED | {"initFrom": {"uri": "gs://bucket/w.safetensors"}}},
             ["gs://bucket/digits/default/digits.rungs/UID-7"] * 2,
@@ -226,17 +226,17 @@ SAVED = {"uri": "gs://bucket/digits", "everySteps": 5}
 def test_a_rung_makes_the_first_steps_of_its_training_and_keeps_checkpoints_elsewhere(
     changes: Mapping[str, Any], places: list[str | None]
 ) -> None:
-    job = stored_job({"scaleUp.stages": TRIALS, **changes})
-    for trial, steps, place in zip(trials_of(job), (20, 600), places, strict=True):
-        document = json.loads(config_map(trial.job, trial.resolution, ATTEMPT)["data"]["run.json"])
+    job = stored_job({"ladder.rungs": LOWER_RUNGS, **changes})
+    for lower_rung, steps, place in zip(lower_rungs_of(job), (20, 600), places, strict=True):
+        document = json.loads(config_map(lower_rung.job, lower_rung.resolution, ATTEMPT)["data"]["run.json"])
         Draft202012Validator(SCHEMA).validate(document)
         read = trainer.parse_run_spec(document)
         assert (read.last_step, read.end_after_steps) == (steps, steps)
-        assert read.batch.total == trial.resolution.recipe.batch.total
+        assert read.batch.total == lower_rung.resolution.recipe.batch.total
         assert (read.checkpoint and read.checkpoint.uri) == (place and place.replace("UID", job.uid))
         if place is not None:
             last = json.loads(config_map(job, resolve(job.spec), ATTEMPT)["data"]["run.json"])
-            assert place.replace("UID", job.uid).startswith(trainer.parse_run_spec(last).checkpoint.trials)
+            assert place.replace("UID", job.uid).startswith(trainer.parse_run_spec(last).checkpoint.rungs)
         assert read.checkpoint is None or (read.checkpoint.every_steps, read.checkpoint.every_seconds) == (None, None)
 
 
@@ -252,7 +252,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     """The operator's fullest run spec that has the field, with the field set, or removed by the value ..."""
     document = copy.deepcopy(written(OTHERWISE if path in OF_PLATEAU or "initFrom" in path else RICHEST)[2])
     document["endAfterSteps"] = 50
-    document["checkpoint"]["trials"] = f"{document['checkpoint']['uri']}.rungs/5f0c-"
+    document["checkpoint"]["rungs"] = f"{document['checkpoint']['uri']}.rungs/5f0c-"
     *parents, last = re.findall(r"[^.[\]]+", path)
     place: Any = document
     for parent in parents:

@@ -10,7 +10,7 @@ from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.namespaces import fresh_namespace
 from tests.controlplane.jobs import Namespace, digits
-from tests.unit.bad_jobs import IMPOSSIBLE_JOBS, REFUSED_JOBS, UNDECODABLE_JOBS
+from tests.unit.bad_jobs import DOUBLED, IMPOSSIBLE_JOBS, REFUSED_JOBS, UNDECODABLE_JOBS
 from tests.unit.good_jobs import GOOD_JOBS
 from tests.unit.jobs import job_body
 
@@ -48,6 +48,11 @@ def names(message: str, field: str) -> bool:
 def test_every_bad_job_is_refused_on_the_field_that_tpujob_names(space: Namespace) -> None:
     answers = [(field, refusal(space, changes)) for changes, field, _ in REFUSED_JOBS]
     assert [(field, answer) for field, answer in answers if not names(answer, field)] == []
+
+
+def test_what_is_there_twice_is_refused(space: Namespace) -> None:
+    answers = [(field, refusal(space, changes)) for changes, field in DOUBLED]
+    assert [(field, answer) for field, answer in answers if f"{field}[1]: Duplicate value: " not in answer] == []
 
 
 def test_an_object_that_is_not_a_job_is_refused(space: Namespace) -> None:

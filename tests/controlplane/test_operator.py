@@ -178,7 +178,7 @@ def test_a_lost_worker_restarts_the_whole_gang_once(space: Namespace, operator: 
     space.wait_for_state("Succeeded")
 
 
-def climb(space: Namespace, attempt: int, hosts: int, **measured: object) -> None:
+def finish_rung(space: Namespace, attempt: int, hosts: int, **measured: object) -> None:
     """All workers of the rung end well, once it runs."""
 
     def runs() -> bool:
@@ -196,11 +196,11 @@ def test_a_ladder_ends_at_the_rung_whose_gate_fails_and_leaves_nothing(
     space: Namespace, operator: OperatorProcess
 ) -> None:
     rungs = [{"slice": {"acceleratorType": f"v5litepod-{chips}", "hardware": "CPU"}, "steps": 20} for chips in (4, 8)]
-    space.apply(digits(scaleUp={"stages": rungs}))
-    climb(space, attempt=1, hosts=1)
+    space.apply(digits(ladder={"rungs": rungs}))
+    finish_rung(space, attempt=1, hosts=1)
     operator.kill()
     operator.start()
-    climb(space, attempt=2, hosts=2, lastLoss=2.5)
+    finish_rung(space, attempt=2, hosts=2, lastLoss=2.5)
 
     status = space.wait_for_state("Failed")
     assert condition(status, "Failed")["reason"] == "GateFailed"
@@ -208,7 +208,7 @@ def test_a_ladder_ends_at_the_rung_whose_gate_fails_and_leaves_nothing(
         "rung 2 of 3 on v5litepod-8: lossFalls failed: the loss did not fall from 2 to 2.5"
         in (condition(status, "Failed")["message"])
     )
-    assert [stage["verdict"] for stage in status["stages"]] == ["Passed", "Failed"]
+    assert [stage["verdict"] for stage in status["ladder"]["rungs"]] == ["Passed", "Failed"]
     space.wait(lambda: all(pod["status"]["phase"] == "Succeeded" for pod in space.pods()), "no worker is left")
 
 
@@ -241,6 +241,20 @@ def test_suspend_and_resume_are_not_charged_and_may_change_the_workers(
     status = space.wait_for_state("Running", attempt=2)
     assert "restarts" not in status
     assert [toleration in pod["spec"]["tolerations"] for pod in space.pods()] == [True] * 4
+
+
+def test_a_misspelt_field_of_a_volume_is_named_and_corrected(space: Namespace, operator: OperatorProcess) -> None:
+    def patch(**spec: object) -> None:
+        space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    space.apply(digits(trainer={"volumes": [{"name": "scratch", "emptyDir": {"sizeLimitt": "1Gi"}}]}))
+    stalled = condition(space.wait_for_state("Blocked"), "Stalled")
+    assert '.emptyDir.sizeLimitt"' in stalled["message"]
+
+    patch(runPolicy={"suspend": True})
+    space.wait_for_state("Suspended")
+    patch(trainer={"volumes": [{"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}]}, runPolicy={"suspend": False})
+    space.wait_for_state("Running")
 
 
 def test_a_service_with_another_owner_is_left_alone_and_named(space: Namespace, operator: OperatorProcess) -> None:

@@ -29,7 +29,7 @@ from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.progress.pki import ServiceName, load_authority, new_authority, server_tls
-from tpu_training_operator.runtime.progress.server import ProgressService, serve
+from tpu_training_operator.runtime.progress.server import ProgressServer, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
 
 pytestmark = pytest.mark.usefixtures("job_definition")
@@ -145,7 +145,7 @@ async def space(control_plane: ControlPlane, namespace: str, operator: Client) -
     made = Space(control_plane, namespace)
     authority = await load_authority(operator, made.service, now())
     made.tls = trusting(authority)
-    service = ProgressService(
+    service = ProgressServer(
         Reviewer(operator, time.monotonic),
         made.inboxes,
         lambda key, seconds: made.hints.append(key),
@@ -191,7 +191,7 @@ async def test_a_report_from_an_earlier_attempt_is_accepted_without_effect(space
     assert (space.report().attempt, space.report().step) == (2, 20)
 
 
-# Refused
+# ReportRefused
 
 
 async def test_without_a_token_or_with_garbage_it_is_401(space: Space) -> None:

@@ -4,9 +4,10 @@ import json
 import socket
 import ssl
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,26 +16,21 @@ import yaml
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deadlines import deadline
 from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
 from tests.controlplane.faults import Fault, Hold
 from tests.controlplane.faulty_proxy import FaultyProxy
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
+from tests.stories import Group, Stories, selected, told_together
 from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
-from tpu_training_operator.runtime.leader_label import LABEL_LEADS
+from tpu_training_operator.runtime.leadership import LABEL_LEADS
 
 NAME = "tpu-training-operator"
 HERE = Path(__file__).parent
 # For one answer.
 SLOW_SECONDS = 3.3
-
-
-@pytest.fixture
-def space(control_plane: ControlPlane, job_definition: None, namespace: str) -> Iterator[Namespace]:
-    pool = add_cpu_nodes(control_plane, 4)
-    yield Namespace(control_plane, namespace)
-    remove_nodes(control_plane, pool)
 
 
 class Pair:
@@ -101,22 +97,20 @@ def prepare(space: Namespace) -> None:
     space.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(objects))
 
 
-@pytest.fixture
-def proxy(control_plane: ControlPlane) -> Iterator[FaultyProxy]:
-    with FaultyProxy(control_plane, seed=0) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def pair(space: Namespace, proxy: FaultyProxy) -> Iterator[Pair]:
-    pair = Pair(space, f"https://{proxy.host}:{proxy.port}")
-    with ThreadPoolExecutor() as together:
-        list(together.map(OperatorProcess.start, pair.operators))
-    yield pair
-    for operator in pair.operators:
-        # The story may have stopped it.
-        with suppress(KeyError):
-            operator.stop()
+def tell(story: Callable[[Namespace, Pair, FaultyProxy], None], cluster: ControlPlane) -> None:
+    """In a namespace with two operators that run."""
+    with fresh_namespace(cluster.api) as name, FaultyProxy(cluster, seed=0) as proxy:
+        space = Namespace(cluster, name)
+        pair = Pair(space, f"https://{proxy.host}:{proxy.port}")
+        try:
+            with ThreadPoolExecutor() as together:
+                list(together.map(OperatorProcess.start, pair.operators))
+            story(space, pair, proxy)
+        finally:
+            for operator in pair.operators:
+                # The story may have stopped it.
+                with suppress(KeyError):
+                    operator.stop()
 
 
 def uids(space: Namespace) -> dict[str, str]:
@@ -138,7 +132,7 @@ def reaches_the_service(space: Namespace, port: int) -> bool:
         return False
 
 
-def test_when_the_one_that_works_is_killed_the_other_takes_over(space: Namespace, pair: Pair) -> None:
+def when_the_one_that_works_is_killed_the_other_takes_over(space: Namespace, pair: Pair, _: FaultyProxy) -> None:
     first = pair.leader()
     space.apply(digits(runPolicy={"restart": {"backoff": {"initialSeconds": 1}}}))
     space.wait_for_state("Running")
@@ -176,7 +170,7 @@ def test_when_the_one_that_works_is_killed_the_other_takes_over(space: Namespace
     assert [reasons.count(reason) for reason in ("AttemptStarted", "Restarting", "Succeeded")] == [1, 1, 1]
 
 
-def test_behind_an_api_server_that_takes_seconds_one_works_on(space: Namespace, pair: Pair, proxy: FaultyProxy) -> None:
+def behind_an_api_server_that_takes_seconds_one_works_on(space: Namespace, pair: Pair, proxy: FaultyProxy) -> None:
     first = pair.leader()
     space.apply(digits(runPolicy={"restart": {"backoff": {"initialSeconds": 1}}}))
     space.wait_for_state("Running")
@@ -185,3 +179,26 @@ def test_behind_an_api_server_that_takes_seconds_one_works_on(space: Namespace, 
         assert space.wait_for_state("Running", attempt=2)["restarts"]["byClass"] == {"Infrastructure": 1}
     assert pair.operators[first].exit_code is None
     assert pair.transitions() == 1
+
+
+STORIES = {
+    story.__name__: story
+    for story in (
+        behind_an_api_server_that_takes_seconds_one_works_on,
+        when_the_one_that_works_is_killed_the_other_takes_over,
+    )
+}
+
+
+@pytest.fixture(scope="module")
+def stories(control_plane: ControlPlane, job_definition: None, request: pytest.FixtureRequest) -> Iterator[Stories]:
+    pool = add_cpu_nodes(control_plane, 8)
+    chosen = {name: partial(tell, STORIES[name], control_plane) for name in selected(request, STORIES)}
+    with told_together(Group(chosen, at_once=len(STORIES))) as told:
+        yield told
+    remove_nodes(control_plane, pool)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_of_two_operators_one_works(story: str, stories: Stories) -> None:
+    stories.end_of(story)

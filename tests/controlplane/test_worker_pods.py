@@ -15,8 +15,8 @@ from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import digits
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.domain.cluster_state.obstacles import limit_range_remedy
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
-from tpu_training_operator.domain.failures.limit_range import limit_range_remedy
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.entry_check_pod import entry_check_pod

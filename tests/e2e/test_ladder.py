@@ -1,4 +1,4 @@
-"""A ladder of three rungs on real nodes: a job that passes its entry check climbs it, and one whose loss does not fall
+"""A ladder of three rungs on real nodes: a job that passes its entry check goes up it, and one whose loss does not fall
 stops at the first rung and leaves nothing running."""
 
 import re
@@ -21,8 +21,8 @@ CHECK = f"{NAME}-entry-check"
 STEPS = 60
 TRIED = 40
 LADDER: dict[str, Any] = {
-    "scaleUp": {
-        "stages": [
+    "ladder": {
+        "rungs": [
             {"slice": {"acceleratorType": "v5litepod-1", "hardware": "CPU"}, "steps": TRIED},
             {
                 "slice": {"acceleratorType": "v5litepod-4", "hardware": "CPU"},
@@ -41,7 +41,7 @@ LADDER: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Climb:
+class Ascent:
     """What became of a job. `pods`: at its end, name and phase."""
 
     status: Object
@@ -49,59 +49,69 @@ class Climb:
     pods: dict[str, str]
 
 
-def climb(env: dict[str, str], entry: str, cluster: Cluster, storage: ObjectStorage) -> Climb:
+def ascend(env: dict[str, str], entry: str, cluster: Cluster, storage: ObjectStorage) -> Ascent:
     with started(cluster, storage, env=env, entryCheck={"mode": entry}, **LADDER) as training:
         status = training.wait_ended()
         pods = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in training.pods()}
-        return Climb(status, training.chronicle, pods)
+        return Ascent(status, training.chronicle, pods)
 
 
 # Of a task that learns, and of one that follows its gradient upwards.
 STORIES = {
-    "learns": Story(partial(climb, {}, "Require"), trains=True),
-    "ascends": Story(partial(climb, {ASCENDS: "1"}, "Skip"), trains=True),
+    "learns": Story(partial(ascend, {}, "Require"), trains=True),
+    "ascends": Story(partial(ascend, {ASCENDS: "1"}, "Skip"), trains=True),
 }
 
 
 @pytest.fixture(scope="module")
-def climbs(stories: Stories) -> dict[str, Climb]:
+def ascents(stories: Stories) -> dict[str, Ascent]:
     return {name: stories.end_of(name) for name in STORIES}
 
 
-def test_the_entry_check_comes_before_the_first_rung(climbs: dict[str, Climb]) -> None:
-    status, told = climbs["learns"].status, climbs["learns"].told
+def test_the_entry_check_comes_before_the_first_rung(ascents: dict[str, Ascent]) -> None:
+    status, told = ascents["learns"].status, ascents["learns"].told
     [checked] = [one for one in status["conditions"] if one["type"] == "EntryCheckPassed"]
     assert (checked["status"], checked["reason"]) == ("True", "EntryPassed")
     created = {moment.name: moment.item["metadata"]["creationTimestamp"] for moment in told.moments() if moment.is_pod}
     assert created[CHECK] == min(created.values())
 
 
-def test_a_job_that_passes_climbs_every_rung(climbs: dict[str, Climb]) -> None:
-    status, told = climbs["learns"].status, climbs["learns"].told
+def test_a_job_that_passes_goes_up_every_rung(ascents: dict[str, Ascent]) -> None:
+    status, told = ascents["learns"].status, ascents["learns"].told
     assert status["state"] == "Succeeded", told.summary()
-    assert [(rung["slice"], rung["globalBatchSize"], rung["steps"], rung["verdict"]) for rung in status["stages"]] == [
+    assert [
+        (rung["slice"], rung["globalBatchSize"], rung["steps"], rung["verdict"]) for rung in status["ladder"]["rungs"]
+    ] == [
         ("v5litepod-1", 8, TRIED, "Passed"),
         ("v5litepod-4", 32, TRIED, "Passed"),
         ("v5litepod-8", 64, STEPS, "Passed"),
     ]
-    assert (status["stage"], status["progress"]["step"], told.attempts()) == ("3/3", STEPS, [1, 2, 3])
-    trials, job = [f"{NAME}-1-0-0", f"{NAME}-2-0-0"], [f"{NAME}-3-0-{host}" for host in range(HOSTS)]
-    assert told.created() == [*trials, *job, CHECK]
+    assert ((status["ladder"]["rung"], status["ladder"]["of"]), status["progress"]["step"], told.attempts()) == (
+        (3, 3),
+        STEPS,
+        [1, 2, 3],
+    )
+    lower_rungs, job = [f"{NAME}-1-0-0", f"{NAME}-2-0-0"], [f"{NAME}-3-0-{host}" for host in range(HOSTS)]
+    assert told.created() == [*lower_rungs, *job, CHECK]
     # The workers of a rung have left before those of the next one come; the check's pod stays for its log.
-    assert climbs["learns"].pods == dict.fromkeys([*job, CHECK], "Succeeded")
+    assert ascents["learns"].pods == dict.fromkeys([*job, CHECK], "Succeeded")
 
 
 def test_one_whose_loss_does_not_fall_stops_at_the_first_rung_says_so_in_numbers_and_leaves_nothing_running(
-    climbs: dict[str, Climb],
+    ascents: dict[str, Ascent],
 ) -> None:
-    status, told = climbs["ascends"].status, climbs["ascends"].told
+    status, told = ascents["ascends"].status, ascents["ascends"].told
     [failed] = [one for one in status["conditions"] if one["type"] == "Failed"]
-    assert (status["state"], failed["reason"], status["stage"]) == ("Failed", "GateFailed", "1/3")
+    assert (status["state"], failed["reason"], (status["ladder"]["rung"], status["ladder"]["of"])) == (
+        "Failed",
+        "GateFailed",
+        "1/3",
+    )
     why = r"rung 1 of 3 on v5litepod-1: lossFalls failed: the loss did not fall from \d\S* to \d\S* \(the mean of .*\)"
     assert re.fullmatch(why, failed["message"])
-    [rung] = status["stages"]
+    [rung] = status["ladder"]["rungs"]
     assert (rung["verdict"], float(rung["firstLoss"]) < float(rung["lastLoss"])) == ("Failed", True)
     # The pod has ended, and is kept for its log.
-    assert (told.created(), climbs["ascends"].pods) == ([f"{NAME}-1-0-0"], {f"{NAME}-1-0-0": "Succeeded"})
+    assert (told.created(), ascents["ascends"].pods) == ([f"{NAME}-1-0-0"], {f"{NAME}-1-0-0": "Succeeded"})
     assert status["goodput"]["chipSeconds"]["held"] == 0
     assert not (status.get("restarts") or {}).get("byClass")

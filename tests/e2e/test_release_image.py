@@ -18,7 +18,7 @@ def test_the_digest_is_known_before_the_push(tmp_path: Path, monkeypatch: pytest
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "Dockerfile").write_text("FROM scratch\nARG NOTE\nLABEL note=$NOTE\nCOPY Dockerfile /\nUSER 65532:65532\n")
-    source = Source(tree, "1", "0" * 40, 1767225600, changed=False)
+    source = Source(tree, "1", "1", "0" * 40, 1767225600, changed=False)
     archives = [tmp_path / "first.tar", tmp_path / "second.tar"]
 
     build = builder("buildah", ("--build-arg=NOTE=hello",))

@@ -1,5 +1,6 @@
 """Jobs of several modules that are told at the same time. A module names its own in STORIES."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from tests.e2e.space import Space, a_space
 from tests.stories import Group, Stories, told_together
 
 # Starting a worker with torch takes five seconds of CPU time. With more of them a healthy one would seem to hang.
-TRAININGS_AT_ONCE = 2
+TRAININGS_AT_ONCE = max(2, (os.cpu_count() or 1) - 1)
 OTHERS_AT_ONCE = 4
 
 

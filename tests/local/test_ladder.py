@@ -21,35 +21,35 @@ pathlib.Path(os.environ["TPUJOB_TERMINATION_LOG"]).write_text(json.dumps(message
 """
 
 
-def climbs(runs: Runs, directory: Path, **gates: Any) -> Run:
+def ascends(runs: Runs, directory: Path, **gates: Any) -> Run:
     stand_in(directory, MEASURES)
     (directory / "task.py").write_text("def task(hp): pass\n")
-    stages = [
+    rungs = [
         {"slice": {"acceleratorType": "v5litepod-4"}, "steps": 20},
         {"slice": {"acceleratorType": "v5litepod-8"}, "steps": 30, "gates": gates},
     ]
     tuned = {"recipe.tunedOn": {"acceleratorType": "v5litepod-4"}, "recipe.globalBatchSize": 32}
-    own = {"scaleUp.stages": stages, "trainer.backend": "Torch", "trainer.entrypoint": "task:task"}
+    own = {"ladder.rungs": rungs, "trainer.backend": "Torch", "trainer.entrypoint": "task:task"}
     return runs.start_job(directory, job_body(tuned | own))
 
 
 def test_three_rungs_pass(runs: Runs, tmp_path: Path) -> None:
-    run = climbs(runs, tmp_path, minEfficiency="0.89")
+    run = ascends(runs, tmp_path, minEfficiency="0.89")
     assert run.wait() == 0, run.stderr
     result = run.result()
-    assert [(stage["slice"], stage["steps"], stage["verdict"]) for stage in result["stages"]] == [
+    assert [(rung["slice"], rung["steps"], rung["verdict"]) for rung in result["rungs"]] == [
         ("v5litepod-4", 20, "Passed"),
         ("v5litepod-8", 30, "Passed"),
         ("v5litepod-16", 75, "Passed"),
     ]
-    assert [stage.get("efficiency") for stage in result["stages"]] == [None, "0.9", "1"]
+    assert [rung.get("efficiency") for rung in result["rungs"]] == [None, "0.9", "1"]
     assert (result["attempts"], result["resolved"]["acceleratorType"]) == (3, "v5litepod-16")
     pods = sorted(path.name for path in (run.out / "pods").iterdir())
     assert pods == ["digits-1-0-0", "digits-2-0-0", "digits-2-0-1", *(f"digits-3-0-{host}" for host in range(4))]
 
 
 def test_a_gate_that_fails_ends_the_run_with_its_numbers(runs: Runs, tmp_path: Path) -> None:
-    run = climbs(runs, tmp_path, minEfficiency="0.91")
+    run = ascends(runs, tmp_path, minEfficiency="0.91")
     assert run.wait() == 1
     result = run.result()
     assert (result["state"], result["attempts"]) == ("Failed", 2)

@@ -78,7 +78,7 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
         "message": "all 2 workers have finished: trained",
         "resolved": resolved.as_json(),
         "moves": [],
-        "stages": [],
+        "rungs": [],
         "metrics": {"loss": 0.25, "accuracy": 0.75},
         "examplesPerSecond": 1000.5,
         "lossCurve": [

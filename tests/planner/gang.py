@@ -31,9 +31,8 @@ from tpu_training_operator.api.crd import structural
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.job.naming import WorkerId, is_placeholder
-from tpu_training_operator.domain.objects.actions import Plan
 from tpu_training_operator.domain.plan.common.pod_cleanup import is_on_lost_node
-from tpu_training_operator.domain.plan.freshness import Weight, weight
+from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Conflict
 
@@ -199,10 +198,11 @@ class Gang(Surroundings):
         operator = self.operators[which]
         listening = operator.inbox.listening_since
         knows_the_end = is_finished(before) and (how.get("has_heard_all", True) or operator.has_heard_of_every_write())
-        must_turn = was_there and _weighs(before, decided(cluster, operator.view(), operator.clock()))
+        planned = decided(cluster, operator.view(), operator.clock())
+        must_turn = was_there and planned.freshness is not Freshness.CACHED
         done = operator.work(**how)
 
-        if not is_finished(before) and _weighs(before, Plan(status=cluster.status)):
+        if not is_finished(before) and has_turned(before, cluster.status):
             assert must_turn, "an attempt begins or the job ends, although nothing is wrong"
         workers = (name for name in named(done, "create Pod/") if not is_placeholder(name, "digits"))
         created = {worker.attempt for name in workers if (worker := WorkerId.of_pod(name))}
@@ -461,8 +461,13 @@ LIMITS: dict[str, Callable[[Gang], None]] = {
 }
 
 
-def _weighs(before: Status, planned: Plan) -> bool:
-    return weight(before, planned) is not Weight.NONE
+def has_turned(before: Status, after: Status) -> bool:
+    """Whether an attempt has begun, or the job was suspended or has ended."""
+    if after.attempt != before.attempt or is_finished(after):
+        return True
+    return is_true(after.conditions, ConditionType.SUSPENDED) and not is_true(
+        before.conditions, ConditionType.SUSPENDED
+    )
 
 
 def attempt_of(pod: Object) -> int:

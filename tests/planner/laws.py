@@ -63,7 +63,7 @@ def _every_attempt_has_a_reason(before: Status, after: Status) -> bool:
 
 def _steps_are_not_taken_back(before: Status, after: Status) -> bool:
     a, b = before.progress, after.progress
-    if before.stage != after.stage:
+    if str(before.ladder) != str(after.ladder):
         # Another rung, on which steps are counted from 0 again.
         return True
     if a is None or b is None:
@@ -72,7 +72,7 @@ def _steps_are_not_taken_back(before: Status, after: Status) -> bool:
 
 
 def _checkpoints_are_not_taken_back(before: Status, after: Status) -> bool:
-    return before.stage != after.stage or checkpoint(before.progress) <= checkpoint(after.progress)
+    return str(before.ladder) != str(after.ladder) or checkpoint(before.progress) <= checkpoint(after.progress)
 
 
 def checkpoint(progress: Progress | None) -> int:

@@ -22,7 +22,7 @@ def fired(what: str) -> None:
 
 Mishap = Callable[[ModelCluster, Object], None]
 
-# One code of each kind that the planner treats differently; `tests.unit.test_failure_table` covers all.
+# One code of each kind that the planner treats differently; `tests.unit.failures.test_failure_table` covers all.
 ENDINGS: dict[str, Mishap] = {
     **{f"exit code {code}": partial(kubelet.end, code=code) for code in (0, 1, 3, 65, 69, 71, 75, 77, 137)},
     "exit code 137, the pod's end untold": partial(kubelet.leave, code=137),

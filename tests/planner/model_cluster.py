@@ -19,7 +19,7 @@ from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.cluster_state.workload import Workload, prebuilt_workload, workload_name
 from tpu_training_operator.domain.plan.parse_cache import Readings
 from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
-from tpu_training_operator.kube.encoding import encoded, parsed
+from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import AlreadyExists, Conflict, NotFound
 from tpu_training_operator.runtime.inbox import Inboxes
 
@@ -293,7 +293,7 @@ class ModelCluster:
 
 def copied(body: Any) -> Any:
     """A copy, as the other end of a connection receives it."""
-    return parsed(encoded(body))
+    return decode(encode(body))
 
 
 def key_of(body: Object) -> str:

@@ -5,8 +5,8 @@ and its slice are written together; every attempt trains with the same global ba
 they are of use. A model of the trainer counts the examples: those of all checkpoints together are the budget when the
 job has succeeded, and none is trained again after the step that was restored.
 
-Jobs on two slices may run on one of them. Some jobs climb a ladder before: their trials run on their own slice only,
-and what follows is as in a job without one.
+Jobs on two slices may run on one of them. Some jobs go up a ladder before: their lower rungs run on their own
+slice only, and what follows is as in a job without one.
 """
 
 import json
@@ -36,8 +36,8 @@ PLACEMENT = {
 # Of the job's own slices how many can be had, and which of its alternatives.
 ALL_FREE = (2, frozenset({0, 1}))
 SOME_FREE = [(0, frozenset({0})), (0, frozenset({1})), (0, frozenset({0, 1})), (1, frozenset[int]()), (1, {0})]
-# As large as the job, or as one of its slices: a trial is known by its number, not by its name.
-TRIAL = {"slice": {"acceleratorType": "v5litepod-8"}, "steps": 20}
+# As large as the job, or as one of its slices: a rung is known by its number, not by its name.
+LOWER_RUNG = {"slice": {"acceleratorType": "v5litepod-8"}, "steps": 20}
 MEASURED = {"firstLoss": 2.0, "lastLoss": 1.0, "averaged": 5, "recompilations": 0, "notFinite": 0, "findings": {}}
 
 
@@ -59,7 +59,7 @@ class MovingGang(Gang):
             spec["placement"]["count"] = {"min": 1, "waitForPreviousSeconds": 120}
             self.first = 2
         if "entrypoint" in spec["trainer"] and self.limits["UserError"] == 1:
-            spec["scaleUp"] = {"stages": [TRIAL]}
+            spec["ladder"] = {"rungs": [LOWER_RUNG]}
 
     def begin_to_watch(self) -> None:
         self.slices: dict[int, tuple[int, str]] = {}
@@ -102,11 +102,11 @@ class MovingGang(Gang):
             fired("examples saved")
 
     def all_pods_finish_well(self) -> None:
-        """A trial of a ladder measures; the job itself trains what is left."""
+        """A lower rung measures; the job itself trains what is left."""
         attempt = self.cluster.status.attempt
-        if not self.moves or ((self.is_edited or self.is_unreadable) and self.cluster.status.stage != "1/2"):
+        if not self.moves or ((self.is_edited or self.is_unreadable) and str(self.cluster.status.ladder) != "1/2"):
             super().all_pods_finish_well()
-        elif self.cluster.status.stage == "1/2":
+        elif str(self.cluster.status.ladder) == "1/2":
             falls = self.cluster.now.minute % 4 != 0
             message = {"outcome": "Succeeded", "message": "", "rung": MEASURED | ({} if falls else {"lastLoss": 2.0})}
             for pod in self.running(attempt):
@@ -150,7 +150,7 @@ class MovingGang(Gang):
                 kubelet.make_ready(self.cluster, pod)
 
     def has_nodes_for(self, pod: Object) -> bool:
-        """A trial, which is small, always finds some."""
+        """A lower rung, which is small, always finds some."""
         own, others = self.free
         number = alternative_of(pod)
         if number < self.first:
@@ -170,8 +170,8 @@ class MovingGang(Gang):
         if after.state is State.SUCCEEDED and before.state is not State.SUCCEEDED and after.attempt not in self.liars:
             assert sum(end - begin for begin, end in self.trainer.kept) == self.budget, "not the budget"
             fired("the budget trained")
-        stages = [str(stage.verdict) for stage in after.stages]
-        if stages != [str(stage.verdict) for stage in before.stages] and stages:
+        stages = [str(stage.verdict) for stage in after.rungs]
+        if stages != [str(stage.verdict) for stage in before.rungs] and stages:
             fired(f"a rung {stages[0]}")
         known = self.slices.setdefault(after.attempt, (after.placement.alternative, after.placement.slice))
         assert known == (after.placement.alternative, after.placement.slice), "two slices for one attempt"
@@ -180,7 +180,7 @@ class MovingGang(Gang):
         times, _, words = after.placement.slice.rpartition(" x ")
         found = after.resolved.accelerator_type, after.resolved.slices
         assert found == (words, int(times or 1)), "the numbers of another slice"
-        assert (after.placement.alternative > 100) == (after.stage == "1/2"), "a job on the slice of a trial"
+        assert (after.placement.alternative > 100) == (str(after.ladder) == "1/2"), "a job on the slice of a lower rung"
         if after.attempt > before.attempt and after.placement.moves:
             fired(f"a move: {after.placement.moves[-1].reason}")
             fired("fewer slices" if 0 < after.placement.alternative < self.first else "other slices")

@@ -17,7 +17,8 @@ from tests.planner.model_cluster import READINGS, ModelCluster, copied, key_of
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.domain.cluster_state.observed import Observed, slim
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, Notes
-from tpu_training_operator.domain.objects.actions import Action, Plan
+from tpu_training_operator.domain.objects.actions import Action
+from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.planner import plan
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
@@ -209,10 +210,10 @@ class Memory:
 
     def _list(self, resource: Resource, replica: Replica[T], keep: Callable[[Object], T | None]) -> None:
         bodies = self._cluster.current(resource)
-        replica.listing(self._cluster.revision(resource))
+        replica.begin_list(self._cluster.revision(resource))
         for body in bodies:
-            replica.listed(_version(body, keep))
-        replica.list_ended(self._cluster.revision(resource))
+            replica.add_listed(_version(body, keep))
+        replica.end_list(self._cluster.revision(resource))
 
     def has_heard_all(self, resource: Resource) -> bool:
         return self._told[resource] == len(self._cluster.journals[resource])
@@ -229,7 +230,7 @@ class Memory:
         journal, began = self._cluster.journals[resource], self._told[resource]
         self._told[resource] = len(journal) if events is None else min(len(journal), began + events)
         for is_gone, body in journal[began : self._told[resource]]:
-            (replica.deleted if is_gone else replica.changed)(_version(body, keep))
+            (replica.apply_deletion if is_gone else replica.apply_change)(_version(body, keep))
 
 
 async def _is_listed() -> None:
@@ -344,7 +345,7 @@ def one_pass(cluster: ModelCluster) -> Plan:
 
 
 def actions(decided: Plan) -> list[Action]:
-    return [action for stage in decided.stages for action in stage]
+    return [action for batch in decided.batches for action in batch.actions]
 
 
 def _run(work: Coroutine[Any, Any, timedelta | None]) -> timedelta | None:

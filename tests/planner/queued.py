@@ -22,7 +22,7 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.cluster_state.workload import Workload, is_in_queue
 from tpu_training_operator.kube.cluster import Object
 
-# Numbers of slices: those of the job, and the trial of its ladder.
+# Numbers of slices: those of the job, and the lower rung of its ladder.
 ALL = {0, 1, 2, 3, 101}
 TOO_LARGE = ("Pending", "insufficient quota for google.com/tpu in flavor v5e, 16 > maximum capacity (0)")
 EVICTIONS = ["Preempted", "PodsReadyTimeout", "ClusterQueueStopped", "NodeFailures"]
@@ -159,7 +159,11 @@ class QueuedGang(MovingGang):
 
     def is_covered(self, pod: Object) -> bool:
         found = kueue.workload(self.cluster, alternative_of(pod))
-        return found is not None and _holds(Workload(found))
+        return (
+            found is not None
+            and _holds(Workload(found))
+            and _limits(found["spec"]["podSets"][0]["template"]) == _limits(pod)
+        )
 
     def holding(self) -> list[int]:
         return [n for n in kueue.numbers(self.cluster) if _holds(kueue.seen(self.cluster, n))]
@@ -215,6 +219,12 @@ class QueuedGang(MovingGang):
 
 def is_only_check(created: list[str]) -> bool:
     return created == ["digits-entry-check"]
+
+
+def _limits(pod: Object) -> Object:
+    """What quota counts."""
+    limits: Object = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    return limits
 
 
 def _holds(found: Workload) -> bool:

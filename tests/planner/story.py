@@ -17,12 +17,12 @@ from tpu_training_operator.domain.objects.actions import (
     DeleteJob,
     DeletePod,
     DeleteWorkload,
-    Plan,
     Publish,
-    TellOfGrowth,
     UpdateWorkload,
+    WarnPlaceholderRefused,
     WriteWorkloadStatus,
 )
+from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.kube.cluster import Object
 
 WORKERS = ["digits-1-0-0", "digits-1-0-1", "digits-1-0-2", "digits-1-0-3"]
@@ -89,7 +89,7 @@ def _describe(action: Action) -> str:
             return f"delete TPUTrainingJob {name}"
         case AskForStacks():
             return "ask for stacks"
-        case TellOfGrowth():
+        case WarnPlaceholderRefused():
             return "tell of growth"
         case DeleteWorkload(name=name):
             return f"delete Workload {name}"

@@ -16,7 +16,8 @@ from tests.planner.mishaps import ENDINGS, LOSSES, STARTS, Mishap, fired
 from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import Operator
 from tests.planner.scheduler import place_all
-from tpu_training_operator.api.status import ReportPhase, Status
+from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.domain.job.naming import WorkerId, is_placeholder
 from tpu_training_operator.kube.cluster import Object
 
@@ -161,6 +162,20 @@ class Surroundings(RuleBasedStateMachine):
     def the_user_edits_the_run_policy(self, fields: dict[str, Any]) -> None:
         if not self.cluster.job_is_gone:
             self.cluster.edit_run_policy(**fields)
+
+    @precondition(lambda self: self.is_at_rest())
+    @rule(gibibytes=st.integers(8, 11), resumes=st.booleans())
+    def the_user_changes_the_workers(self, gibibytes: int, resumes: bool) -> None:
+        """As far as the API server allows it."""
+        self.cluster.edit_trainer(resources={"limits": {"memory": f"{gibibytes}Gi"}})
+        if resumes:
+            self.cluster.edit_run_policy(suspend=False)
+        fired("other workers")
+
+    def is_at_rest(self) -> bool:
+        suspends = self.cluster.job["spec"].get("runPolicy", {}).get("suspend")
+        is_stopped = self.status.state is State.SUSPENDED and is_true(self.status.conditions, ConditionType.READY)
+        return bool(suspends and is_stopped and not self.cluster.job_is_gone)
 
     @rule(sure=st.integers(0, 7), again=st.sampled_from([True, True, False]))
     def the_user_deletes_the_job(self, sure: int, again: bool) -> None:

@@ -104,7 +104,7 @@ def it_leaves_and_enters_its_queue(cluster: ModelCluster, operator: Operator) ->
     kueue.works(cluster)
 
 
-def it_climbs(cluster: ModelCluster, _: Operator) -> None:
+def it_goes_up(cluster: ModelCluster, _: Operator) -> None:
     passes_rungs(cluster, lost=2, passed=(1, 3))
 
 
@@ -120,7 +120,7 @@ def passes_rungs(cluster: ModelCluster, *, lost: int, passed: tuple[int, int]) -
                 kubelet.end(cluster, pod, message=json.dumps(message))
 
 
-def it_climbs_in_its_queue(cluster: ModelCluster, _: Operator) -> None:
+def it_goes_up_in_its_queue(cluster: ModelCluster, _: Operator) -> None:
     """Between two rungs is an attempt that waits for the quota of the next one."""
     passes_rungs(cluster, lost=3, passed=(1, 4))
     kueue.works(cluster)
@@ -142,7 +142,7 @@ def no_loss_falls(cluster: ModelCluster, _: Operator) -> None:
 
 
 RUNGS = [{"slice": {"acceleratorType": f"v5litepod-{chips}"}, "steps": 20} for chips in (4, 8)]
-LADDER = {"spec.scaleUp.stages": RUNGS}
+LADDER = {"spec.ladder.rungs": RUNGS}
 
 PLACEMENT = {
     "alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 60}],
@@ -152,7 +152,7 @@ PLACEMENT = {
 MOVES = {"spec.placement": PLACEMENT, "spec.checkpoint": {"uri": "gs://bucket/jobs"}}
 
 STORIES = {
-    "ladder": Story(it_climbs, 4, "AllWorkersSucceeded", job=LADDER),
+    "ladder": Story(it_goes_up, 4, "AllWorkersSucceeded", job=LADDER),
     "failed gate": Story(no_loss_falls, 0, "GateFailed", job=LADDER),
     "nothing happens": Story(nothing, 1, "AllWorkersSucceeded"),
     "restart": Story(a_worker_is_killed, 2, "AllWorkersSucceeded"),
@@ -166,7 +166,7 @@ STORIES = {
     "broken chips and a release": Story(a_node_has_broken_chips, 4, "AllWorkersSucceeded", spare_nodes=0),
     "eviction": Story(it_is_evicted_once, 2, "AllWorkersSucceeded", is_queued=True),
     "suspension in a queue": Story(it_leaves_and_enters_its_queue, 2, "AllWorkersSucceeded", is_queued=True),
-    "ladder in a queue": Story(it_climbs_in_its_queue, 6, "AllWorkersSucceeded", job=LADDER, is_queued=True),
+    "ladder in a queue": Story(it_goes_up_in_its_queue, 6, "AllWorkersSucceeded", job=LADDER, is_queued=True),
     "moves in a queue": Story(
         it_moves_in_its_queue_and_comes_back, 4, "AllWorkersSucceeded", job=MOVES, is_queued=True
     ),

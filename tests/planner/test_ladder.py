@@ -1,4 +1,4 @@
-"""A job that climbs a ladder: its rungs, the gates between them, and what is left when one fails."""
+"""A job that goes up a ladder: its rungs, the gates between them, and what is left when one fails."""
 
 import json
 from typing import Any
@@ -10,18 +10,18 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
 from tests.planner.story import all_are_ready, fails, gang, given_a_job, ready_message, reason
 from tpu_training_operator.api.conditions import ConditionType, is_true
-from tpu_training_operator.api.status import State, Verdict
+from tpu_training_operator.api.status import RungVerdict, State
 
 SMALL, MIDDLE = {"acceleratorType": "v5litepod-4"}, {"acceleratorType": "v5litepod-8"}
-STAGES = [{"slice": SMALL, "steps": 20}, {"slice": MIDDLE, "steps": 20}]
+RUNGS = [{"slice": SMALL, "steps": 20}, {"slice": MIDDLE, "steps": 20}]
 TUNED = {"spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"}, "spec.recipe.globalBatchSize": 32}
 GANGS = [["digits-1-0-0"], ["digits-2-0-0", "digits-2-0-1"], [f"digits-3-0-{host}" for host in range(4)]]
 
 
 def given_a_ladder(*gates: dict[str, Any], **changes: Any) -> ModelCluster:
-    """`gates`: of the first stages."""
-    stages = [stage | {"gates": given} for stage, given in zip(STAGES, (*gates, {}, {}), strict=False)]
-    return given_a_job(TUNED | {"spec.scaleUp": {"stages": stages, **changes}})
+    """`gates`: of the first rungs."""
+    rungs = [rung | {"gates": given} for rung, given in zip(RUNGS, (*gates, {}, {}), strict=False)]
+    return given_a_job(TUNED | {"spec.ladder": {"rungs": rungs, **changes}})
 
 
 def starts(cluster: ModelCluster) -> list[str]:
@@ -47,25 +47,25 @@ def ends(cluster: ModelCluster, message: str) -> None:
     one_pass(cluster)
 
 
-def verdicts(cluster: ModelCluster) -> list[Verdict]:
-    return [stage.verdict for stage in cluster.status.stages]
+def verdicts(cluster: ModelCluster) -> list[RungVerdict]:
+    return [rung.verdict for rung in cluster.status.rungs]
 
 
-def test_a_job_climbs_its_rungs_and_then_trains() -> None:
+def test_a_job_goes_up_its_rungs_and_then_trains() -> None:
     cluster = given_a_ladder()
     for number, (pods, rate) in enumerate(zip(GANGS, (400.0, 720.0, 1440.0), strict=True), 1):
         assert starts(cluster) == pods
-        assert cluster.status.stage == f"{number}/3"
+        assert str(cluster.status.ladder) == f"{number}/3"
         assert f"rung {number} of 3: attempt {number}" in ready_message(cluster)
         ends(cluster, trained(rate))
     status = cluster.status
     assert status.state == State.SUCCEEDED
-    assert verdicts(cluster) == [Verdict.PASSED] * 3
-    assert [stage.slice for stage in status.stages] == ["v5litepod-4", "v5litepod-8", "v5litepod-16"]
-    assert [stage.global_batch_size for stage in status.stages] == [32, 64, 128]
-    assert [stage.learning_rate for stage in status.stages] == ["0.1", "0.2", "0.4"]
-    assert [stage.efficiency for stage in status.stages] == [None, "0.9", "1"]
-    assert [stage.attempt for stage in status.stages] == [1, 2, 3]
+    assert verdicts(cluster) == [RungVerdict.PASSED] * 3
+    assert [rung.slice for rung in status.rungs] == ["v5litepod-4", "v5litepod-8", "v5litepod-16"]
+    assert [rung.global_batch_size for rung in status.rungs] == [32, 64, 128]
+    assert [rung.learning_rate for rung in status.rungs] == ["0.1", "0.2", "0.4"]
+    assert [rung.efficiency for rung in status.rungs] == [None, "0.9", "1"]
+    assert [rung.attempt for rung in status.rungs] == [1, 2, 3]
     assert [event["reason"] for event in cluster.events] == [
         *("AttemptStarted", "Running", "NextRung", "Running", "NextRung", "Running", "Succeeded")
     ]
@@ -76,7 +76,11 @@ def test_the_verdict_and_the_attempt_on_the_next_rung_are_one_write() -> None:
     starts(cluster)
     ends(cluster, trained())
     status = cluster.status
-    assert (status.attempt, status.stage, verdicts(cluster)) == (2, "2/3", [Verdict.PASSED, Verdict.RUNNING])
+    assert (status.attempt, str(status.ladder), verdicts(cluster)) == (
+        2,
+        "2/3",
+        [RungVerdict.PASSED, RungVerdict.RUNNING],
+    )
     assert status.placement is not None
     assert (status.placement.slice, status.placement.reason) == ("v5litepod-8", "Rung")
     assert status.resolved is not None
@@ -106,8 +110,8 @@ def test_a_gate_that_fails_ends_the_job_with_its_numbers_and_leaves_nothing_runn
     assert reason(cluster.status, ConditionType.FAILED) == ("True", "GateFailed")
     assert ready_message(cluster).startswith(f"rung 2 of 3 on v5litepod-8: {gate} failed: ")
     assert words in ready_message(cluster)
-    assert verdicts(cluster) == [Verdict.PASSED, Verdict.FAILED]
-    assert any(f"{gate} failed" in line for line in cluster.status.stages[-1].gates)
+    assert verdicts(cluster) == [RungVerdict.PASSED, RungVerdict.FAILED]
+    assert any(f"{gate} failed" in str(line) for line in cluster.status.rungs[-1].gates)
     for _ in range(3):
         one_pass(cluster)
         kubelet.sweep(cluster)
@@ -120,7 +124,7 @@ def test_a_broken_task_stops_at_the_first_rung() -> None:
     fails(cluster, starts(cluster)[0], 1)
     one_pass(cluster)
     assert (cluster.status.state, cluster.status.attempt) == (State.FAILED, 1)
-    assert verdicts(cluster) == [Verdict.FAILED]
+    assert verdicts(cluster) == [RungVerdict.FAILED]
 
 
 def test_a_trainer_that_measures_nothing_passes_no_gate() -> None:
@@ -136,9 +140,9 @@ def test_a_failure_of_the_infrastructure_repeats_the_rung() -> None:
     ends(cluster, trained())
     fails(cluster, starts(cluster)[0])
     assert starts(cluster) == ["digits-3-0-0", "digits-3-0-1"]
-    assert (cluster.status.stage, verdicts(cluster)) == ("2/3", [Verdict.PASSED, Verdict.RUNNING])
+    assert (str(cluster.status.ladder), verdicts(cluster)) == ("2/3", [RungVerdict.PASSED, RungVerdict.RUNNING])
     ends(cluster, trained())
-    assert cluster.status.stages[1].attempt == 3
+    assert cluster.status.rungs[1].attempt == 3
 
 
 def test_a_suspended_job_resumes_on_its_rung() -> None:
@@ -153,7 +157,7 @@ def test_a_suspended_job_resumes_on_its_rung() -> None:
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
     cluster.job["spec"]["runPolicy"]["suspend"] = False
     assert starts(cluster) == ["digits-3-0-0", "digits-3-0-1"]
-    assert cluster.status.stage == "2/3"
+    assert str(cluster.status.ladder) == "2/3"
 
 
 def test_a_rung_that_ends_while_the_job_is_suspended_has_passed() -> None:
@@ -161,14 +165,14 @@ def test_a_rung_that_ends_while_the_job_is_suspended_has_passed() -> None:
     starts(cluster)
     cluster.job["spec"].setdefault("runPolicy", {})["suspend"] = True
     ends(cluster, trained())
-    assert verdicts(cluster)[0] is Verdict.PASSED
+    assert verdicts(cluster)[0] is RungVerdict.PASSED
     for _ in range(4):
         one_pass(cluster)
         kubelet.sweep(cluster)
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
 
 
-def test_a_lost_status_climbs_again_from_the_first_rung() -> None:
+def test_a_lost_status_starts_again_at_the_first_rung() -> None:
     cluster = given_a_ladder()
     starts(cluster)
     ends(cluster, trained())
@@ -176,7 +180,7 @@ def test_a_lost_status_climbs_again_from_the_first_rung() -> None:
     del cluster.job["status"]
     cluster.now = cluster.now.replace(hour=23)
     one_pass(cluster)
-    assert (cluster.status.attempt, cluster.status.stage) == (3, "1/3")
+    assert (cluster.status.attempt, str(cluster.status.ladder)) == (3, "1/3")
     assert starts(cluster) == ["digits-3-0-0"]
 
 
@@ -189,7 +193,7 @@ def test_a_rung_does_not_end_a_job_whose_spec_has_become_invalid() -> None:
     assert not is_true(cluster.status.conditions, ConditionType.SUCCEEDED)
 
 
-def test_the_job_continues_the_last_trial_if_it_is_asked_to() -> None:
+def test_the_job_continues_the_last_lower_rung_if_it_is_asked_to() -> None:
     cluster = given_a_ladder(**{"from": "Checkpoint"})
     cluster.job["spec"]["checkpoint"] = {"uri": "gs://bucket/all"}
     for _ in range(2):
@@ -205,17 +209,17 @@ def test_the_job_continues_the_last_trial_if_it_is_asked_to() -> None:
 def test_verdicts_that_somebody_has_edited_bring_the_job_to_that_rung_with_workers_of_its_own() -> None:
     cluster = given_a_ladder()
     starts(cluster)
-    (stage,) = cluster.job["status"]["stages"]
-    cluster.job["status"]["stages"] = [stage | {"verdict": "Passed", "attempt": 1}]
+    (rung,) = cluster.job["status"]["ladder"]["rungs"]
+    cluster.job["status"]["ladder"]["rungs"] = [rung | {"verdict": "Passed", "attempt": 1}]
     assert starts(cluster) == ["digits-2-0-0", "digits-2-0-1"]
-    assert (cluster.status.stage, verdicts(cluster)) == ("2/3", [Verdict.PASSED, Verdict.RUNNING])
+    assert (str(cluster.status.ladder), verdicts(cluster)) == ("2/3", [RungVerdict.PASSED, RungVerdict.RUNNING])
 
 
-@pytest.mark.parametrize("stages", [None, [], [{"verdict": "Passed"}], [{"verdict": "Great", "attempt": 1}] * 9, "all"])
-def test_stages_that_cannot_be_read_begin_the_ladder_again(stages: Any) -> None:
+@pytest.mark.parametrize("rungs", [None, [], [{"verdict": "Passed"}], [{"verdict": "Great", "attempt": 1}] * 9, "all"])
+def test_stages_that_cannot_be_read_begin_the_ladder_again(rungs: Any) -> None:
     cluster = given_a_ladder()
     starts(cluster)
-    cluster.job["status"]["stages"] = stages
+    cluster.job["status"]["ladder"]["rungs"] = rungs
     ends(cluster, trained())
-    assert cluster.status.stage == "2/3"
-    assert cluster.status.stages[0].verdict is Verdict.PASSED
+    assert str(cluster.status.ladder) == "2/3"
+    assert cluster.status.rungs[0].verdict is RungVerdict.PASSED

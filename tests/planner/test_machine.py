@@ -43,6 +43,7 @@ EXPECTED = (
         "EntryCheckPassed: EntryNotChecked",
     ),
     *("a field edited", "a job that cannot be read", "an attempt restored", "a status wiped", "a condition lost"),
+    "other workers",
     *("a worker without its label", "a worker without its owner"),
 )
 

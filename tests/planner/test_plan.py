@@ -25,7 +25,8 @@ from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, find, is_true
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
-from tpu_training_operator.domain.objects.actions import Event, Plan
+from tpu_training_operator.domain.objects.actions import Event
+from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.planner import plan
 
 # The beginning.
@@ -52,7 +53,7 @@ def test_the_first_attempt_resolves_the_spec() -> None:
 
 def test_an_attempt_gets_its_shared_objects_first_and_then_its_workers() -> None:
     decided = look(given_a_begun_attempt())
-    shared, workers = (described(Plan(stages=(stage,))) for stage in decided.stages)
+    shared, workers = (described(Plan((batch,))) for batch in decided.batches)
     assert shared == ["create Service digits", "create ConfigMap digits-1"]
     assert workers == [f"create Pod {name}" for name in WORKERS]
     assert decided.status is None
@@ -62,7 +63,7 @@ def test_only_missing_workers_are_created() -> None:
     cluster = given_a_created_gang()
     del cluster.pods["digits-1-0-2"]
     assert described(look(cluster))[-1] == "create Pod digits-1-0-2"
-    assert len(look(cluster).stages[1]) == 1
+    assert len(look(cluster).batches[1].actions) == 1
 
 
 def test_a_created_gang_is_waited_for() -> None:
@@ -117,7 +118,7 @@ def test_some_workers_may_finish_before_others() -> None:
     passes(cluster, 60)
     kubelet.end(cluster, cluster.pods[WORKERS[0]])
     decided = look(cluster)
-    assert (decided.stages, decided.status) == ((), None)
+    assert (decided.batches, decided.status) == ((), None)
 
 
 @pytest.mark.parametrize("silent", [WORKERS[:1], WORKERS])
@@ -169,7 +170,7 @@ def test_a_job_with_a_completion_time_has_finished_whatever_its_conditions_are()
     cluster.job["status"]["conditions"] = []
     cluster.pods.clear()
     decided = look(cluster)
-    assert (decided.stages, decided.status) == ((), None)
+    assert (decided.batches, decided.status) == ((), None)
 
 
 def test_a_failed_job_stops_the_workers_that_still_run() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from tests.planner import kubelet
+from tests.planner.checks.test_entry_check import AUTO, POD, REQUIRE, checked, given_a_check
 from tests.planner.model_cluster import GRACE, ModelCluster
 from tests.planner.operators import look, one_pass
 from tests.planner.story import WORKERS, described, fails, given_a_running_gang, passes, ready_message
-from tests.planner.test_entry_check import AUTO, POD, REQUIRE, checked, given_a_check
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import format_time
-from tpu_training_operator.domain.objects.actions import Plan
+from tpu_training_operator.domain.plan.plan import Plan
 
 # For a node that is silent but not known to be lost.
 SILENCE = timedelta(seconds=30)

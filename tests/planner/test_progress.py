@@ -17,8 +17,8 @@ from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, BestCheckpoint, Progress, ReportPhase, State, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.worker_reports import Report
-from tpu_training_operator.domain.objects.actions import Plan
 from tpu_training_operator.domain.plan.common.progress import heard, new_attempt
+from tpu_training_operator.domain.plan.plan import Plan
 
 TWICE = {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}}}}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.layers import SECOND_STACK
-from tests.trainer.gang import Launcher, run_spec
+from tests.trainer.gang_processes import Launcher, run_spec
 
 CLOSE = 1e-5
 """Float32 sums in another order differ by some 1e-7."""

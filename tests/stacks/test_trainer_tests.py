@@ -7,30 +7,31 @@ import pytest
 from tests.layers import ON_THE_SECOND_STACK
 from tests.stacks import second
 
-PIECES = (
-    *("average", "clipping", "data", "device_optimizers", "exchange", "logbook", "not_finite", "parts", "same_data"),
-    *("schedule", "shards", "stream", "task", "task_arguments", "task_hooks", "weighted_loss"),
-    *("doctor_counts", "doctor_padding", "lightning_hooks", "lightning_validation"),
-)
+PIECES = {
+    "checkpoint": ("checkpointer", "initial", "snapshot", "together"),
+    "data": ("data", "same_data", "shards", "stream"),
+    "doctor": ("doctor_counts", "doctor_padding"),
+    "gang": ("average", "exchange"),
+    "lightning": ("lightning_hooks", "lightning_validation"),
+    "loop": ("not_finite",),
+    "optim": ("clipping", "device_optimizers", "schedule"),
+    "task": ("logbook", "task", "task_arguments", "task_hooks", "weighted_loss"),
+    "worker": ("parts",),
+}
 
-CHECKPOINTS = ("checkpointer", "initial", "snapshot", "together")
-
-GANGS = ("trajectories",)
+GANGS = {"loop": ("trajectories",)}
 """Whole gangs on torch with gloo."""
 
 
 @pytest.mark.parametrize(
-    "files",
-    [
-        [*(f"test_{name}.py" for name in PIECES), *(f"checkpoint/test_{name}.py" for name in CHECKPOINTS)],
-        [f"test_{name}.py" for name in GANGS],
-    ],
+    "rooms",
+    [PIECES, GANGS],
     ids=["pieces", "gangs"],
 )
-def test_the_trainers_tests_hold_without_torch_xla(files: list[str]) -> None:
+def test_the_trainers_tests_hold_without_torch_xla(rooms: dict[str, tuple[str, ...]]) -> None:
     ran = second.run(
         *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "not xla and not chips and not spmd"),
-        *(f"tests/trainer/{name}" for name in files),
+        *(f"tests/trainer/{room}/test_{name}.py" for room, names in rooms.items() for name in names),
         **{ON_THE_SECOND_STACK: "1", "CI": ""},
     )
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-6000:]

@@ -9,7 +9,7 @@ import torch
 import torch_xla
 from torch_xla.debug import metrics
 
-from tests.trainer.test_doctor_parameters import DTYPES, tensor_of
+from tests.trainer.doctor.test_doctor_parameters import DTYPES, tensor_of
 from tpu_trainer.doctor.agreement import checksums
 
 if __name__ == "__main__":

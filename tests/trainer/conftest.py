@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.gang import Launcher
+from tests.trainer.gang_processes import Launcher
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch_xla
 import torch_xla.debug.metrics as met
 from torch.nn.functional import scaled_dot_product_attention
 
-from tpu_trainer.reporting.throughput import CountFlops
+from tpu_trainer.reporting.throughput import FlopCounter
 
 
 def graphs(counting: bool) -> str:
@@ -32,7 +32,7 @@ def graphs(counting: bool) -> str:
     torch_xla.sync()
     hashes = []
     for step in range(3):
-        with CountFlops() if counting and step == 0 else nullcontext():
+        with FlopCounter() if counting and step == 0 else nullcontext():
             heads = model(images).reshape(4, 4, 4, 8)
             loss = torch.einsum("bhqd,bhqe->bde", heads, scaled_dot_product_attention(heads, heads, heads)).mean()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tests.trainer import standin_tpu, tasks
-from tests.trainer.gang import run_spec
+from tests.trainer.gang_processes import run_spec
 from tpu_trainer import Hooks, Hyperparameters, SummaryWriter, Task, log
 from tpu_trainer.gang.backends import Backend
 from tpu_trainer.optim import sharding

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tests.trainer.gang import DEADLINE
+from tests.trainer.gang_processes import DEADLINE
 
 PATH = "/apis/tpu-operator.dev/v1alpha1/namespaces/default/tputrainingjobs/small/progress"
 KUBEFLOW_PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs/small/status"

@@ -11,7 +11,7 @@ import os
 import sys
 
 from tests.trainer.forked_replicas import main
-from tests.trainer.gang import DEADLINE
+from tests.trainer.gang_processes import DEADLINE
 from tpu_trainer.reporting import heartbeat
 
 TIMEOUT, LAST = "TEST_TIMEOUT", "TEST_LAST"

@@ -18,14 +18,14 @@ from unittest import mock
 import torch
 from torch import nn
 
-from tests.trainer.gang import run_spec
+from tests.trainer.gang_processes import run_spec
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.loop import preparation
 from tpu_trainer.loop.entrypoint import Loaded, with_hooks
-from tpu_trainer.reporting.progress import Progress
+from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.task.task import Hyperparameters, Task
 from tpu_trainer.worker import replica
 
@@ -96,15 +96,15 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
             models[backend.rank] = loaded.task.model
             return loaded
 
-        class Noted(Progress):
+        class Noted(ProgressLog):
             def __init__(self, *arguments: Any, **named: Any) -> None:
                 super().__init__(*arguments, **named)
                 self.losses: list[float] = []
                 self.norms: list[float] = []
                 said[backend.rank] = self
 
-            def sample(self, sample: Any) -> None:
-                super().sample(sample)
+            def add_sample(self, sample: Any) -> None:
+                super().add_sample(sample)
                 self.losses.extend(sample.losses)
                 self.norms.extend(sample.gradient_norms)
 
@@ -121,7 +121,7 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
         TemporaryDirectory() as directory,
         mock.patch.object(preparation, "load_task", lambda *given: here.load(*given)),
         mock.patch.object(replica, "open_backend", side_effect=lambda *given: here.backend),
-        mock.patch.object(replica, "Progress", lambda *given, **named: here.progress(*given, **named)),
+        mock.patch.object(replica, "ProgressLog", lambda *given, **named: here.progress(*given, **named)),
     ):
         progress_file = Path(directory) / "progress.jsonl"
         outcomes = in_threads(replicas, one, keep=Ended)

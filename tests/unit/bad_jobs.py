@@ -173,44 +173,44 @@ SECOND = {"slice": {TYPE: "v5litepod-8"}, "steps": 50}
 
 
 def _gated(**gates: Any) -> dict[str, Any]:
-    return {"scaleUp.stages": [RUNG, SECOND | {"gates": gates}]}
+    return {"ladder.rungs": [RUNG, SECOND | {"gates": gates}]}
 
 
 def _evaluated(**bounds: Any) -> dict[str, Any]:
     return _gated(evaluation={"metric": "accuracy", **bounds})
 
 
-_GATES = "scaleUp.stages[1].gates"
+_GATES = "ladder.rungs[1].gates"
 _LADDER: list[Row] = [
-    ({"scaleUp": {}}, "scaleUp.stages", "is required"),
-    ({"scaleUp.stages": []}, "scaleUp.stages", "at least 1 item"),
-    ({"scaleUp.stages": [RUNG] * 5}, "scaleUp.stages", "at most 4 items"),
-    ({"scaleUp.stages": [RUNG | {"steps": 9}]}, "scaleUp.stages[0].steps", "the minimum is 10"),
-    ({"scaleUp.stages": [RUNG | {"steps": 10_001}]}, "scaleUp.stages[0].steps", "the maximum is 10000"),
-    ({"scaleUp.stages": [{"steps": 50}]}, "scaleUp.stages[0].slice", "is required"),
-    ({"scaleUp": {"stages": [RUNG], "from": "checkpoint"}}, "scaleUp.from", "did you mean Checkpoint?"),
-    ({"scaleUp": {"stages": [RUNG], "from": "Checkpoint"}}, "scaleUp.from", "needs spec.checkpoint"),
+    ({"ladder": {}}, "ladder.rungs", "is required"),
+    ({"ladder.rungs": []}, "ladder.rungs", "at least 1 item"),
+    ({"ladder.rungs": [RUNG] * 5}, "ladder.rungs", "at most 4 items"),
+    ({"ladder.rungs": [RUNG | {"steps": 9}]}, "ladder.rungs[0].steps", "the minimum is 10"),
+    ({"ladder.rungs": [RUNG | {"steps": 10_001}]}, "ladder.rungs[0].steps", "the maximum is 10000"),
+    ({"ladder.rungs": [{"steps": 50}]}, "ladder.rungs[0].slice", "is required"),
+    ({"ladder": {"rungs": [RUNG], "from": "checkpoint"}}, "ladder.from", "did you mean Checkpoint?"),
+    ({"ladder": {"rungs": [RUNG], "from": "Checkpoint"}}, "ladder.from", "needs spec.checkpoint"),
     (
-        {"scaleUp": {"stages": [RUNG], "from": "Checkpoint"}, "checkpoint": SAVED | {"resumeFrom": "/mnt/b"}},
-        "scaleUp.from",
+        {"ladder": {"rungs": [RUNG], "from": "Checkpoint"}, "checkpoint": SAVED | {"resumeFrom": "/mnt/b"}},
+        "ladder.from",
         "needs spec.checkpoint without resumeFrom",
     ),
     (
-        {"scaleUp.stages": [RUNG | {"gates": {"minEfficiency": "0.9"}}]},
-        "scaleUp.stages",
+        {"ladder.rungs": [RUNG | {"gates": {"minEfficiency": "0.9"}}]},
+        "ladder.rungs",
         "leave it out of the first rung",
     ),
-    ({"scaleUp.stages": [{**RUNG, "slice": RUNG["slice"] | CPU}]}, "scaleUp.stages", "the hardware of spec.slice"),
-    ({"scaleUp.stages": [RUNG]} | {f"trainer.{name}": value for name, value in OWN_LOOP.items()}, "scaleUp", "needs"),
-    ({"scaleUp.stages": [SECOND, RUNG]}, "scaleUp.stages", "the rungs have 8, 4 chips"),
-    ({"scaleUp.stages": [RUNG, RUNG]}, "scaleUp.stages", "the rungs have 4, 4 chips"),
+    ({"ladder.rungs": [{**RUNG, "slice": RUNG["slice"] | CPU}]}, "ladder.rungs", "the hardware of spec.slice"),
+    ({"ladder.rungs": [RUNG]} | {f"trainer.{name}": value for name, value in OWN_LOOP.items()}, "ladder", "needs"),
+    ({"ladder.rungs": [SECOND, RUNG]}, "ladder.rungs", "the rungs have 8, 4 chips"),
+    ({"ladder.rungs": [RUNG, RUNG]}, "ladder.rungs", "the rungs have 4, 4 chips"),
     (
-        {"scaleUp.stages": [RUNG, {"slice": {"generation": "v4", "topology": "1x1x1"}, "steps": 50}]},
-        "scaleUp.stages",
+        {"ladder.rungs": [RUNG, {"slice": {"generation": "v4", "topology": "1x1x1"}, "steps": 50}]},
+        "ladder.rungs",
         "the rungs have 4, 1 chips",
     ),
-    ({"scaleUp.stages": [{"slice": {TYPE: "v5litepod-32"}, "steps": 50}]}, "scaleUp.stages", "more chips than"),
-    ({"scaleUp.stages": [{"slice": {TYPE: "v3-64"}, "steps": 50}]}, "scaleUp.stages", "more chips than spec.slice"),
+    ({"ladder.rungs": [{"slice": {TYPE: "v5litepod-32"}, "steps": 50}]}, "ladder.rungs", "more chips than"),
+    ({"ladder.rungs": [{"slice": {TYPE: "v3-64"}, "steps": 50}]}, "ladder.rungs", "more chips than spec.slice"),
     (_gated(minEfficiency="0"), f"{_GATES}.minEfficiency", "a number above 0"),
     (_gated(minEfficiency=0.9), f"{_GATES}.minEfficiency", "write it as a string"),
     (_gated(noFindings=[]), f"{_GATES}.noFindings", "at least 1 item"),
@@ -544,20 +544,20 @@ _ARITHMETIC: list[Row] = [
 
 _ARITHMETIC += [
     (
-        {"scaleUp.stages": [RUNG, {"slice": {TYPE: "v6e-8"}, "steps": 50, "gates": {"minEfficiency": "0.5"}}]},
-        "scaleUp.stages[1].gates.minEfficiency",
+        {"ladder.rungs": [RUNG, {"slice": {TYPE: "v6e-8"}, "steps": 50, "gates": {"minEfficiency": "0.5"}}]},
+        "ladder.rungs[1].gates.minEfficiency",
         "v6e has other chips than v5e",
     ),
     (
-        {"scaleUp.stages": [RUNG], "recipe.tunedOn": {TYPE: "v5litepod-16"}, "recipe.scaling": GLOBAL_CONSTANT}
+        {"ladder.rungs": [RUNG], "recipe.tunedOn": {TYPE: "v5litepod-16"}, "recipe.scaling": GLOBAL_CONSTANT}
         | {"slice": {TYPE: "v3-32"}, "recipe.globalBatchSize": 16},
         "recipe.globalBatchSize",
         "16 does not divide over the 32 replicas",
     ),
     (
-        {"scaleUp.stages": [{"slice": {TYPE: "v3-32"}, "steps": 50}], "recipe.scaling": GLOBAL_CONSTANT}
+        {"ladder.rungs": [{"slice": {TYPE: "v3-32"}, "steps": 50}], "recipe.scaling": GLOBAL_CONSTANT}
         | {"recipe.globalBatchSize": 16},
-        "scaleUp.stages[0].slice",
+        "ladder.rungs[0].slice",
         "recipe.globalBatchSize: 16 does not divide over the 32 replicas",
     ),
 ]
@@ -594,3 +594,11 @@ REFUSED_JOBS: list[Row] = [
 ]
 
 BAD_JOBS: list[Row] = [*UNDECODABLE_JOBS, *REFUSED_JOBS]
+
+# What a list may hold once. The API server names the second.
+DOUBLED: list[tuple[dict[str, Any], str]] = [
+    ({"spec.trainer.env": 2 * [{"name": "A", "value": "b"}]}, "spec.trainer.env"),
+    ({"spec.trainer.imagePullSecrets": 2 * [{"name": "key"}]}, "spec.trainer.imagePullSecrets"),
+    ({"spec.trainer.volumes": 2 * [{"name": "a", "emptyDir": {}}]}, "spec.trainer.volumes"),
+    ({"spec.trainer.volumeMounts": 2 * [{"name": "a", "mountPath": "/a"}]}, "spec.trainer.volumeMounts"),
+]

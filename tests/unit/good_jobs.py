@@ -38,14 +38,14 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.slice.provisioning": {"type": "FlexStart"}},
     # An alternative may be smaller than a rung: the ladder leads to the job's own slice.
     {
-        "spec.scaleUp.stages": [{"slice": {"acceleratorType": "v5litepod-16"}, "steps": 10}],
+        "spec.ladder.rungs": [{"slice": {"acceleratorType": "v5litepod-16"}, "steps": 10}],
         "spec.placement.alternatives": [{"slice": {"acceleratorType": "v5litepod-4"}}],
     },
-    {"spec.scaleUp.stages": [{"slice": {"acceleratorType": "v5litepod-16"}, "steps": 10}]},
+    {"spec.ladder.rungs": [{"slice": {"acceleratorType": "v5litepod-16"}, "steps": 10}]},
     {
-        "spec.scaleUp": {
+        "spec.ladder": {
             "from": "Checkpoint",
-            "stages": [
+            "rungs": [
                 {"slice": {"acceleratorType": "v5litepod-4"}, "steps": 10_000, "gates": {"lossFalls": False}},
                 {
                     "slice": {"generation": "v5e", "topology": "2x4", "provisioning": {"type": "Spot"}},

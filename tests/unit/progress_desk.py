@@ -10,7 +10,7 @@ from tests.unit.reviewing_cluster import ReviewingCluster
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox
 from tpu_training_operator.kube.cluster import Cluster, JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.progress.server import ProgressService
+from tpu_training_operator.runtime.progress.server import ProgressServer
 from tpu_training_operator.runtime.progress.tokens import Reviewer
 
 KEY = JobKey("default", "digits")
@@ -33,7 +33,7 @@ class Desk:
         self.inboxes = Inboxes(lambda: self.now)
         self.hints: list[JobKey] = []
         self.seconds = 0.0
-        self.service = ProgressService(
+        self.service = ProgressServer(
             reviewer=Reviewer(cast("Cluster", self.cluster), lambda: self.seconds),
             inboxes=self.inboxes,
             enqueue=lambda key, seconds: self.hints.append(key),

@@ -23,7 +23,7 @@ _COLUMNS = (
     ("Progress", "integer", ".status.progress.percent", "Percent of the steps", 0),
     ("Left", "string", ".status.progress.timeLeft", "Time to the end at the present speed", 0),
     ("Age", "date", ".metadata.creationTimestamp", "", 0),
-    ("Rung", "string", ".status.stage", "Rung of the ladder, if there is one", 1),
+    ("Rung", "integer", ".status.ladder.rung", "Rung of the ladder, if there is one", 1),
     ("Topology", "string", ".status.resolved.topology", "Chips along each axis", 1),
     ("Batch", "integer", ".status.resolved.globalBatchSize", "Examples per step", 1),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is or is not ready", 1),

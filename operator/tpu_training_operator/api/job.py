@@ -9,7 +9,7 @@ from pydantic import Field
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
 from tpu_training_operator.api.entry_check import CompileCheck, EntryCheck
-from tpu_training_operator.api.ladder import Begin, ScaleUp
+from tpu_training_operator.api.ladder import Begin, Ladder
 from tpu_training_operator.api.model import (
     ApiModel,
     Boolean,
@@ -187,7 +187,7 @@ def _doubled_labels(spec: "Spec") -> list[str]:
 
 IMMUTABLE = (
     *(f"slice.{name}" for name in ("acceleratorType", "generation", "topology", "count", "hardware")),
-    "scaleUp",
+    "ladder",
     "placement.alternatives",
     "placement.count",
     "placement.batch",
@@ -339,45 +339,44 @@ class Spec(ApiModel):
             is_mutable=True,
         ),
         Rule(
-            cel="!has(self.scaleUp) || has(self.trainer.entrypoint)",
+            cel="!has(self.ladder) || has(self.trainer.entrypoint)",
             message="a ladder needs trainer.entrypoint: the gates judge what the trainer measures, and your own loop"
             " decides when it ends",
-            holds=lambda spec: spec.scale_up is None or spec.trainer.entrypoint is not None,
-            field="scaleUp",
+            holds=lambda spec: spec.ladder is None or spec.trainer.entrypoint is not None,
+            field="ladder",
             at_creation=True,
         ),
         Rule(
-            cel=f"!has(self.scaleUp) || [{cel_chips('self.slice')}].all(chips, chips == 0 ||"
-            f" self.scaleUp.stages.all(stage, {cel_chips('stage.slice')} <= chips))",
+            cel=f"!has(self.ladder) || [{cel_chips('self.slice')}].all(chips, chips == 0 ||"
+            f" self.ladder.rungs.all(rung, {cel_chips('rung.slice')} <= chips))",
             message="no rung may have more chips than spec.slice, which is the top rung",
             holds=lambda spec: (
-                spec.scale_up is None
+                spec.ladder is None
                 or not chips_asked(spec.slice)
-                or all(chips_asked(stage.slice) <= chips_asked(spec.slice) for stage in spec.scale_up.stages)
+                or all(chips_asked(stage.slice) <= chips_asked(spec.slice) for stage in spec.ladder.rungs)
             ),
-            field="scaleUp.stages",
+            field="ladder.rungs",
             at_creation=True,
         ),
         Rule(
-            cel="!has(self.scaleUp) || self.scaleUp.stages.all(stage, stage.slice.hardware == self.slice.hardware)",
+            cel="!has(self.ladder) || self.ladder.rungs.all(rung, rung.slice.hardware == self.slice.hardware)",
             message="rungs must have the hardware of spec.slice: either all are TPU or all are CPU",
             holds=lambda spec: (
-                spec.scale_up is None
-                or all(stage.slice.hardware is spec.slice.hardware for stage in spec.scale_up.stages)
+                spec.ladder is None or all(stage.slice.hardware is spec.slice.hardware for stage in spec.ladder.rungs)
             ),
-            field="scaleUp.stages",
+            field="ladder.rungs",
             at_creation=True,
         ),
         Rule(
-            cel="!has(self.scaleUp) || self.scaleUp.from != 'Checkpoint'"
+            cel="!has(self.ladder) || self.ladder.from != 'Checkpoint'"
             " || (has(self.checkpoint) && !has(self.checkpoint.resumeFrom))",
-            message="scaleUp.from Checkpoint needs spec.checkpoint without resumeFrom: both say where the job begins",
+            message="ladder.from Checkpoint needs spec.checkpoint without resumeFrom: both say where the job begins",
             holds=lambda spec: (
-                spec.scale_up is None
-                or spec.scale_up.begin is not Begin.CHECKPOINT
+                spec.ladder is None
+                or spec.ladder.begin is not Begin.CHECKPOINT
                 or (spec.checkpoint is not None and spec.checkpoint.resume_from is None)
             ),
-            field="scaleUp.from",
+            field="ladder.from",
             at_creation=True,
         ),
         Rule(
@@ -417,8 +416,8 @@ class Spec(ApiModel):
     )
 
     slice: Slice = Field(description="The TPU slice, or slices, that the job runs on.")
-    scale_up: ScaleUp | None = Field(
-        None, description="Short trials on smaller slices that must pass before the job may begin on its own."
+    ladder: Ladder | None = Field(
+        None, description="Short rungs on smaller slices that must pass before the job may begin on its own."
     )
     placement: Placement | None = Field(
         None,

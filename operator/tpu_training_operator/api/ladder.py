@@ -1,4 +1,4 @@
-"""`spec.scaleUp`: the rungs of a ladder, short trials on smaller slices that must pass before the job may begin."""
+"""`spec.ladder`: the rungs of a ladder on smaller slices, which must pass before the job may begin."""
 
 from enum import StrEnum
 from itertools import pairwise
@@ -9,7 +9,7 @@ from pydantic import Field
 from tpu_training_operator.api.model import ApiModel, Boolean, Decimal, MetricName, PositiveDecimal, Rule
 from tpu_training_operator.api.slice import Slice, cel_chips, chips_asked
 
-MOST_STAGES = 4
+MOST_RUNGS = 4
 """The API server bounds what the rules of all slices of a job may cost."""
 
 FEWEST_STEPS = 10
@@ -78,7 +78,7 @@ class Gates(ApiModel):
     )
 
 
-class Stage(ApiModel):
+class RungSpec(ApiModel):
     slice: Slice = Field(description="The slice, or slices, of the rung; hardware as in spec.slice.")
     steps: Annotated[int, Field(strict=True, ge=FEWEST_STEPS, le=_MOST_STEPS)] = Field(
         description="Number of steps in the rung: the first steps of the training as it would run on this slice."
@@ -93,37 +93,37 @@ class Begin(StrEnum):
     CHECKPOINT = "Checkpoint"
 
 
-def _ascends(scale_up: "ScaleUp") -> bool:
+def _ascends(ladder: "Ladder") -> bool:
     """A reference that names no slice breaks another rule."""
-    return all(not above or below < above for below, above in pairwise(_chips(scale_up)))
+    return all(not above or below < above for below, above in pairwise(_chips(ladder)))
 
 
-def _chips(scale_up: "ScaleUp") -> list[int]:
-    return [chips_asked(stage.slice) for stage in scale_up.stages]
+def _chips(ladder: "Ladder") -> list[int]:
+    return [chips_asked(rung.slice) for rung in ladder.rungs]
 
 
-class ScaleUp(ApiModel):
+class Ladder(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel=f"[self.stages.map(stage, {cel_chips('stage.slice')})].all(chips,"
-            f" {list(range(MOST_STAGES - 1))}.all(below, below + 1 >= chips.size()"
+            cel=f"[self.rungs.map(rung, {cel_chips('rung.slice')})].all(chips,"
+            f" {list(range(MOST_RUNGS - 1))}.all(below, below + 1 >= chips.size()"
             " || chips[below + 1] == 0 || chips[below] < chips[below + 1]))",
             message="each rung must have more chips than the one before it",
             holds=_ascends,
-            field="stages",
-            explain=lambda scale_up: (
-                f"the rungs have {', '.join(map(str, _chips(scale_up)))} chips: each must have more than the one before"
+            field="rungs",
+            explain=lambda ladder: (
+                f"the rungs have {', '.join(map(str, _chips(ladder)))} chips: each must have more than the one before"
             ),
         ),
         Rule(
-            cel="self.stages.size() == 0 || !has(self.stages[0].gates) || !has(self.stages[0].gates.minEfficiency)",
+            cel="self.rungs.size() == 0 || !has(self.rungs[0].gates) || !has(self.rungs[0].gates.minEfficiency)",
             message="minEfficiency compares a rung with the one before it; leave it out of the first rung",
-            holds=lambda scale_up: scale_up.stages[0].gates.min_efficiency is None,
-            field="stages",
+            holds=lambda ladder: ladder.rungs[0].gates.min_efficiency is None,
+            field="rungs",
         ),
     )
 
-    stages: Annotated[list[Stage], Field(min_length=1, max_length=MOST_STAGES)] = Field(
+    rungs: Annotated[list[RungSpec], Field(min_length=1, max_length=MOST_RUNGS)] = Field(
         description="The rungs below the job itself, smallest slice first. Each has more chips than the one before, and"
         " the last has at most as many as spec.slice, which is the top rung."
     )
@@ -131,6 +131,6 @@ class ScaleUp(ApiModel):
     begin: Begin = Field(
         Begin.SCRATCH,
         alias="from",
-        description="Scratch: the job trains as it would without a ladder. Checkpoint: it continues what the last stage"
+        description="Scratch: the job trains as it would without a ladder. Checkpoint: it continues what the last rung"
         " has trained, from there on with the batch of its own slice; needs spec.checkpoint.",
     )

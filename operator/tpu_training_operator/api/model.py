@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 
 _SELF = re.compile(r"\bself\b")
 
@@ -71,6 +71,23 @@ class ApiModel(BaseModel):
         if cls.rules:
             schema["x-kubernetes-validations"] = [rule.as_schema() for rule in cls.rules]
         return schema
+
+
+def map_by(key: str) -> dict[str, Any]:
+    """The schema of a list whose items are known by `key`: two owners may each apply their own."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+def unique_by(key: str) -> AfterValidator:
+    """Refuses what the API server refuses in such a list."""
+
+    def check(items: list[Any]) -> list[Any]:
+        keys = [getattr(item, key) for item in items]
+        if doubled := next((name for name in keys if keys.count(name) > 1), None):
+            raise PydanticCustomError("doubled", "{name} is there twice", {"name": repr(doubled)})
+        return items
+
+    return AfterValidator(check)
 
 
 # An object of Kubernetes' own. The API server checks its fields when the pod is created.

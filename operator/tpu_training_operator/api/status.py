@@ -14,7 +14,7 @@ MOST_METRICS = 64
 MOST_WARNINGS = 20
 MOST_NODES = 16
 MOST_GATES = 8
-_MOST_STAGES = 8
+_MOST_RUNGS = 8
 LONGEST_TEXT = 1024
 MOST_MOVES = 20
 _MOST_SLICES = 48
@@ -289,15 +289,25 @@ class Goodput(StatusModel):
         return value if value in list(Activity) else Activity.TRAIN
 
 
-class Verdict(StrEnum):
+class RungVerdict(StrEnum):
     RUNNING = "Running"
     PASSED = "Passed"
     FAILED = "Failed"
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
-class Stage(StatusModel):
-    """A rung of the ladder in spec.scaleUp; the last one is the job itself."""
+class GateResult(StatusModel):
+    name: str = Field(description="The gate's field in spec.ladder.rungs[].gates.")
+    passed: bool = Field(description="Whether the rung has passed the gate.")
+    message: _Text = Field(default="", description="What the gate found, in words.")
+
+    def __str__(self) -> str:
+        return f"{self.name} {'passed' if self.passed else 'failed'}: {self.message}"
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class RungStatus(StatusModel):
+    """A rung of the ladder in spec.ladder; the last one is the job itself."""
 
     # Which rung an attempt is on follows from the verdicts before it.
     slice: _Text = Field(description="The rung's slice in words, for example 2 x v5litepod-16.")
@@ -305,8 +315,8 @@ class Stage(StatusModel):
     replicas: int = Field(description="Copies of the model in the rung.")
     global_batch_size: int = Field(description="Examples per step.")
     learning_rate: str = Field(description="Learning rate after warm-up, scaled to the global batch.")
-    steps: int = Field(description="Steps that the rung is to make; once it has ended, those that it made.")
-    verdict: Verdict = Field(default=Verdict.RUNNING, description="Running, Passed or Failed.")
+    steps: int = Field(description="Planned steps; after the rung has ended, the steps that it made.")
+    verdict: RungVerdict = Field(default=RungVerdict.RUNNING, description="Running, Passed or Failed.")
     attempt: int | None = Field(default=None, description="The attempt that the verdict is about.")
     examples_per_second: str | None = Field(default=None, description="Training speed after the compilations.")
     efficiency: str | None = Field(
@@ -314,15 +324,31 @@ class Stage(StatusModel):
     )
     first_loss: str | None = Field(default=None, description="Mean loss of the first quarter of the steps.")
     last_loss: str | None = Field(default=None, description="Mean loss of the last quarter of the steps.")
-    gates: Annotated[list[_Text], Field(max_length=MOST_GATES)] = Field(
-        default_factory=list, description="What each gate found, in words."
-    )
+    gates: Annotated[
+        list[GateResult],
+        Field(
+            max_length=MOST_GATES,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = Field(default_factory=list, description="What each gate found, in the order of the spec's fields.")
 
     @field_validator("verdict", mode="before")
     @classmethod
     def _known(cls, value: object) -> object:
         """A verdict that only a newer operator knows does not count as passed."""
-        return value if value in list(Verdict) else Verdict.RUNNING
+        return value if value in list(RungVerdict) else RungVerdict.RUNNING
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class LadderStatus(StatusModel):
+    rung: int = Field(description="The rung that the job is on, from 1.")
+    of: int = Field(description="Number of rungs; the last one is the job itself.")
+    rungs: Annotated[list[RungStatus], Field(max_length=_MOST_RUNGS)] = Field(
+        default_factory=list, description="The rungs so far, the smallest first."
+    )
+
+    def __str__(self) -> str:
+        return f"{self.rung}/{self.of}"
 
 
 class PlacementReason(StrEnum):
@@ -415,12 +441,8 @@ class Status(StatusModel):
     resolved: Resolved | None = Field(
         default=None, description="The slice and every number derived from the spec, with the rules in notes."
     )
-    stage: _Text | None = Field(
-        default=None, description="With spec.scaleUp, the rung that the job is on, for example 2/3."
-    )
-    stages: Annotated[list[Stage], Field(max_length=_MOST_STAGES)] = Field(
-        default_factory=list,
-        description="With spec.scaleUp, the rungs so far, the smallest first; the last one is the job itself.",
+    ladder: LadderStatus | None = Field(
+        default=None, description="With spec.ladder, how far up the job has come, and what each rung has shown."
     )
     placement: Placement | None = Field(
         default=None,
@@ -448,6 +470,11 @@ class Status(StatusModel):
         " creation to since; time after since counts as activity.",
     )
     usage: Usage | None = Field(default=None, description="Chip-hours: used, expected, and left of the budget.")
+
+    @property
+    def rungs(self) -> list[RungStatus]:
+        """Of the ladder, as far as the job has come."""
+        return self.ladder.rungs if self.ladder else []
 
     @classmethod
     def read(cls, body: Any) -> Self:

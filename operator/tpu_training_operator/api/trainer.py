@@ -27,6 +27,8 @@ from tpu_training_operator.api.model import (
     SharedMemory,
     ShortText,
     StorageUri,
+    map_by,
+    unique_by,
 )
 
 _DeviceName = Annotated[str, Field(max_length=32, pattern=r"^[a-z][a-z0-9_]*$")]
@@ -342,9 +344,10 @@ class Trainer(ApiModel):
     image_pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] | None = Field(
         None, description="When to pull the image: Always, IfNotPresent or Never, with the defaults of Kubernetes."
     )
-    image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16)] | None = Field(
-        None, description="Secrets with credentials for the image's registry."
-    )
+    image_pull_secrets: (
+        Annotated[list[LocalObjectReference], Field(max_length=16, json_schema_extra=map_by("name")), unique_by("name")]
+        | None
+    ) = Field(None, description="Secrets with credentials for the image's registry.")
     entrypoint: Annotated[str, Field(max_length=512, pattern=ENTRYPOINT_PATTERN)] | None = Field(
         None, description="Callable that returns the Task to train, as module:callable. The alternative is command."
     )
@@ -367,16 +370,9 @@ class Trainer(ApiModel):
     args: Annotated[list[LongText], Field(max_length=256)] | None = Field(
         None, description="Arguments added to the command."
     )
-    env: (
-        Annotated[
-            list[EnvVar],
-            Field(
-                max_length=128,
-                json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-            ),
-        ]
-        | None
-    ) = Field(None, description="Environment variables of the worker container.")
+    env: Annotated[list[EnvVar], Field(max_length=128, json_schema_extra=map_by("name")), unique_by("name")] | None = (
+        Field(None, description="Environment variables of the worker container.")
+    )
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] | None = Field(
         None, description="ConfigMaps and Secrets whose keys become environment variables."
     )
@@ -388,12 +384,15 @@ class Trainer(ApiModel):
         description=f"Size limit of {SHARED_MEMORY}, for example 512Mi or 16Gi; its content counts as the container's"
         " memory. Left out, it may grow to the container's memory limit, or to the node's memory.",
     )
-    volumes: Annotated[list[Volume], Field(max_length=32)] | None = Field(
-        None, description="Volumes that each worker pod can mount."
-    )
-    volume_mounts: Annotated[list[VolumeMount], Field(max_length=32)] | None = Field(
-        None, description="Where the worker container mounts the volumes."
-    )
+    volumes: (
+        Annotated[list[Volume], Field(max_length=32, json_schema_extra=map_by("name")), unique_by("name")] | None
+    ) = Field(None, description="Volumes that each worker pod can mount.")
+    volume_mounts: (
+        Annotated[
+            list[VolumeMount], Field(max_length=32, json_schema_extra=map_by("mountPath")), unique_by("mount_path")
+        ]
+        | None
+    ) = Field(None, description="Where the worker container mounts the volumes.")
     service_account_name: ShortText | None = Field(
         None, description="Kubernetes service account of the worker pods; default the namespace's default account."
     )

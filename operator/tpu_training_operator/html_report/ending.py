@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 
 from tpu_training_operator.html_report.blocks import lines_of, section
 from tpu_training_operator.html_report.history import History
-from tpu_training_operator.html_report.ladder import Climbed
+from tpu_training_operator.html_report.ladder import RungRow
 from tpu_training_operator.html_report.markup import tag
 
 ENDINGS = {
@@ -60,7 +60,7 @@ class JobEnd:
     gist: str = ""
     message: str = ""
     log: Log | None = None
-    rungs: Sequence[Climbed] = ()
+    rungs: Sequence[RungRow] = ()
 
     @property
     def failed(self) -> bool:

@@ -1,4 +1,4 @@
-"""The ladder that the job has climbed: a row for every rung, and how the speed grew with the chips."""
+"""The ladder that the job has gone up: a row for every rung, and how the speed grew with the chips."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tpu_training_operator.html_report.plot import Axis, Curve, Plot, Point, axi
 
 
 @dataclass(frozen=True)
-class Climbed:
+class RungRow:
     """One rung, as the job's status has it. `efficiency`: examples per second per chip over those of the rung before;
     None, like `rate`, if it is not known. `failed`: what the gates that failed found."""
 
@@ -26,7 +26,7 @@ class Climbed:
     failed: Sequence[str] = ()
 
 
-def ladder(rungs: Sequence[Climbed]) -> Element | None:
+def ladder(rungs: Sequence[RungRow]) -> Element | None:
     """None for a job without a ladder."""
     if not rungs:
         return None
@@ -45,7 +45,7 @@ def ladder(rungs: Sequence[Climbed]) -> Element | None:
     )
 
 
-def _row(place: int, rung: Climbed) -> Element:
+def _row(place: int, rung: RungRow) -> Element:
     numbers = (
         count(rung.chips),
         count(rung.batch),
@@ -63,7 +63,7 @@ def _row(place: int, rung: Climbed) -> Element:
     )
 
 
-def _growth(rungs: Sequence[Climbed]) -> Element | None:
+def _growth(rungs: Sequence[RungRow]) -> Element | None:
     """Examples per second over chips, and what as many chips would reach at the first rung's pace."""
     measured = [(rung, rung.rate) for rung in rungs if rung.rate is not None and rung.rate > 0 and rung.chips > 0]
     if len({rung.chips for rung, _ in measured}) < 2:

@@ -11,7 +11,7 @@ from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, failed, sa
 from tpu_training_operator.html_report.evaluations import evaluations
 from tpu_training_operator.html_report.formatting import count, duration, number, plural, share
 from tpu_training_operator.html_report.history import FirstLoss, History, Measured, RunSpec
-from tpu_training_operator.html_report.ladder import Climbed, ladder
+from tpu_training_operator.html_report.ladder import RungRow, ladder
 from tpu_training_operator.html_report.logged import logged_values
 from tpu_training_operator.html_report.markup import Content, html, tag
 from tpu_training_operator.html_report.numbers import key_numbers
@@ -40,7 +40,7 @@ SHORTEST = 0.001
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def render(history: History, end: JobEnd | None = None, rungs: Sequence[Climbed] = ()) -> str:
+def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungRow] = ()) -> str:
     """The page as HTML. `end`: what is known of the job's end besides; `rungs`: its ladder, if `end` is None. A section
     without content is left out."""
     spec, measured = history.run_spec, history.recorded

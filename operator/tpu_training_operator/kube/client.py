@@ -1,10 +1,10 @@
-"""The Kubernetes API over HTTP: raw JSON by aiohttp, for the operator and for the command line.
+"""A client of the Kubernetes API, with JSON and aiohttp, for the operator and the command line.
 
 The client waits for the request's turn (`kube.turns`), and makes the short pauses that the server asks for (429, or 503
 with Retry-After). Every other failure goes to the caller, who decides whether to try again.
 
-Memory is bounded: anybody who may create objects in some namespace decides how large they are, and one page of them
-must not take more memory than this process has.
+Memory is bounded: every user who may create objects decides how large they are, and one page of them must fit into the
+memory of this process.
 """
 
 import asyncio
@@ -14,6 +14,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import aiohttp
@@ -21,9 +24,8 @@ import aiohttp
 from tpu_training_operator.api.constants import MANAGER
 from tpu_training_operator.kube.cluster import EVENTS, PODS, Object, Resource, resource_of
 from tpu_training_operator.kube.credentials import Credentials
-from tpu_training_operator.kube.encoding import encoded, parsed
+from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import ApiError, Silence, TooLarge, Unavailable, error_of, quote
-from tpu_training_operator.kube.server_clock import ServerClock
 from tpu_training_operator.kube.turns import MOST, Turn, Turns
 
 log = logging.getLogger(__name__)
@@ -33,12 +35,12 @@ T = TypeVar("T")
 # Objects per page. Each is reduced to what the caller keeps before the next page is requested.
 _PAGE = 50
 _PAGE_OF_PODS = 100
-# Bytes of one answer, or of one event of a watch. An object can be as large as etcd accepts, 1.5 MiB; a page that is
-# larger than this is requested again with fewer objects. Parsing takes up to nine times as much memory: a single
-# character outside the Basic Multilingual Plane makes Python hold every character of a text in four bytes.
+# Bytes of one answer, or of one event of a watch. An object can have 1.5 MiB, as much as etcd accepts; a page that is
+# larger than this is requested again with fewer objects. Parsing takes up to nine times as much memory: with a single
+# character outside the Basic Multilingual Plane, Python stores every character of a text in four bytes.
 _LONGEST_BODY = 8 * 2**20
 _PAGES_AT_ONCE = 2
-# A list ends after reading this many objects. Nobody needs all the events of a pod.
+# A list ends after this many objects. Not all events of a pod are needed.
 _MOST: Mapping[Resource, int] = {EVENTS: 100}
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 _CONNECT_SECONDS = 5
@@ -46,21 +48,67 @@ _CONNECT_SECONDS = 5
 _WATCH_SECONDS = 50
 _SILENT_WATCH_SECONDS = 60.0
 _TRIES_WHEN_OVERLOADED = 5
-# All pauses of one request. A worker of the operator that waits longer is missing for other jobs.
+# All pauses of one request. Other jobs need the worker of the operator that waits.
 _PATIENCE_SECONDS = 2.0
 _LONGEST_RETRY_AFTER = 30.0
 _TOKEN_LIFETIME = 60.0
 
-# What a list returns of an object; None leaves the object out.
+# A change of the difference between the clocks that is logged.
+_NOTABLE_OFFSET = timedelta(seconds=10)
+_SECOND = timedelta(seconds=1)
+
+# Returns what a list keeps of an object; None leaves the object out.
 Keep = Callable[[Object], T | None]
 # Receives the method, the HTTP status (0: no answer) and the seconds of each request, in the context of its caller.
 OnAnswer = Callable[[str, int, float], None]
 
 
+def local_time() -> datetime:
+    return datetime.now(UTC)
+
+
+class ServerClock:
+    """The API server's clock, learned from the Date header of its answers. `local` is this machine's clock.
+
+    The operator compares the present with times that the control plane wrote: when a pod was created or got its node,
+    when its grace period ends. This machine's clock may be minutes off.
+    """
+
+    def __init__(self, local: Callable[[], datetime] = local_time) -> None:
+        self.local = local
+        self._offset = timedelta(0)
+
+    def now(self) -> datetime:
+        return self.local() + self._offset
+
+    def learn(self, date: str | None, asked: datetime, answered: datetime) -> None:
+        """`date`: the Date header of an answer. `asked`, `answered`: local times.
+
+        The server wrote the header between the two, in whole seconds, so it bounds the offset from both sides. The
+        clock moves into these bounds and no further, so that it does not jump back and forth with every answer.
+        """
+        try:
+            server_time = _parse_http_date(date or "")
+        except ValueError:
+            return
+        least, most = server_time - answered - _SECOND, server_time + _SECOND - asked + _SECOND
+        offset = min(max(self._offset, least), most)
+        if abs(offset - self._offset) >= _NOTABLE_OFFSET:
+            seconds = offset.total_seconds()
+            log.warning("this machine's clock differs by %+.0f s from the API server's, which is used", -seconds)
+        self._offset = offset
+
+
+# Hundreds of answers per second have the same date, and parsing it takes longer than the rest of `learn`.
+@lru_cache(maxsize=1)
+def _parse_http_date(date: str) -> datetime:
+    return parsedate_to_datetime(date).replace(tzinfo=UTC)
+
+
 @dataclass(frozen=True)
 class Selection:
-    """Objects of one kind: in a namespace (None: everywhere), with all these labels and values of fields. A label with
-    None may have any value."""
+    """Selects objects of one kind in a namespace (None: in all) by labels and fields. A label with None may have any
+    value."""
 
     resource: Resource
     namespace: str | None
@@ -82,33 +130,35 @@ class Selection:
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """What is kept of one page of a list. A watch continues from `version`."""
+    """One page of a list. `items`: what is kept of its objects. `read`: the number of objects. `continue_token`: empty
+    on the last page. A watch continues from `version`."""
 
-    kept: tuple[T, ...]
+    items: tuple[T, ...]
     read: int
-    following: str
+    continue_token: str
     version: str
 
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """How the operator and the command line differ.
+    """Options in which the operator and the command line differ.
 
-    `turns`: whose request is next. `keep`: what `Client.list` returns of the objects of a kind; default: all of them.
-    `clean` is applied to every object read. `patience`: how many seconds one request may pause because the server asks.
+    `turns` decides which request is sent next. `keep`: what `Client.list` keeps of objects, by kind; by default, the
+    whole object. `clean` is applied to every object read. `patience`: the seconds for which a request may pause because
+    the server asks.
     """
 
     agent: str = MANAGER
     turns: Turns = field(default_factory=Turns)
     on_answer: OnAnswer = lambda method, status, seconds: None
     keep: Mapping[Resource, Keep[Object]] = field(default_factory=dict)
-    clean: Callable[[Object], Object] = lambda found: found
+    clean: Callable[[Object], Object] = lambda body: body
     patience: float = _PATIENCE_SECONDS
     connections: int = 2 * MOST
 
 
 class Client:
-    """The `Cluster` protocol against an API server; and pages, watches and streams."""
+    """Implements the `Cluster` protocol with an API server; also offers pages, watches and streams."""
 
     def __init__(self, session: aiohttp.ClientSession, credentials: Credentials, options: ClientOptions) -> None:
         self._session = session
@@ -133,15 +183,18 @@ class Client:
         fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
         selection = Selection(resource, namespace, labels or {}, fields or {})
-        keep = self._options.keep.get(resource, lambda found: found)
-        return [found async for page in self.pages(selection, keep) for found in page.kept]
+        keep = self._options.keep.get(resource, lambda body: body)
+        return [item async for page in self.pages(selection, keep) for item in page.items]
 
     async def create(self, body: Object) -> Object:
-        path = resource_of(body).path(body["metadata"].get("namespace"))
-        return await self.request("POST", path, body, {"fieldManager": MANAGER})
+        resource = resource_of(body)
+        # A pod has parts that the job's schema does not know. Otherwise the API server would drop a misspelt field.
+        strict = {"fieldValidation": "Strict"} if resource is PODS else {}
+        path = resource.path(body["metadata"].get("namespace"))
+        return await self.request("POST", path, body, {"fieldManager": MANAGER} | strict)
 
     async def update(self, body: Object) -> Object:
-        """Replace the object. Raises Conflict unless metadata.resourceVersion is the current one."""
+        """Replaces the object. Raises Conflict unless metadata.resourceVersion is the current one."""
         return await self.request("PUT", _path_of(body), body, {"fieldManager": MANAGER})
 
     async def update_status(self, body: Object) -> Object:
@@ -158,12 +211,12 @@ class Client:
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         answer = await self.request("DELETE", f"{resource.path(namespace)}/{name}", options)
-        # If somebody else has deleted it meanwhile, the API server answers with its last state, without a version.
+        # If it was deleted in the meantime, the API server answers with its last state, without a version.
         is_gone = answer["kind"] == "Status" or "resourceVersion" not in answer["metadata"]
         return None if is_gone else answer
 
     async def pages(self, selection: Selection, keep: Keep[T]) -> AsyncIterator[Page[T]]:
-        """The list, page by page, reduced to what `keep` returns of each object."""
+        """Lists page by page, and keeps of each object what `keep` returns."""
         query = selection.query()
         limit = _PAGE_OF_PODS if selection.resource is PODS else _PAGE
         read, most = 0, _MOST.get(selection.resource, math.inf)
@@ -178,19 +231,20 @@ class Client:
                 continue
             yield page
             read += page.read
-            query["continue"] = page.following
-            if not page.following or read >= most:
+            query["continue"] = page.continue_token
+            if not page.continue_token or read >= most:
                 return
 
     async def _page(self, path: str, query: Mapping[str, str], keep: Keep[T]) -> Page[T]:
-        # A method of its own, so that the whole page is freed before the next one is read.
+        # A separate method, so that the raw page is freed before the next one is read.
         page = await self.request("GET", path, query=query)
-        found, metadata = page["items"], page["metadata"]
-        kept = tuple(thin for item in found if (thin := keep(self._options.clean(item))) is not None)
-        return Page(kept, len(found), metadata.get("continue") or "", metadata.get("resourceVersion") or "")
+        bodies, metadata = page["items"], page["metadata"]
+        items = tuple(item for body in bodies if (item := keep(self._options.clean(body))) is not None)
+        return Page(items, len(bodies), metadata.get("continue") or "", metadata.get("resourceVersion") or "")
 
     async def watch(self, selection: Selection, version: str) -> AsyncIterator[Object]:
-        """The events after `version`, until the server ends the watch. Then continue from the last one's version."""
+        """Yields the events after `version` until the server ends the watch. The next watch continues from the last
+        event's version."""
         query = selection.query() | {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -203,28 +257,28 @@ class Client:
                 if event is None:
                     raise Unavailable(0, "NoObject", f"the watch was cut off: {quote(line)!r}")
                 if event["type"] == "ERROR":
-                    told = event["object"]
-                    raise error_of(int(told.get("code", 500)), told.get("reason"), told.get("message"))
+                    status = event["object"]
+                    raise error_of(int(status.get("code", 500)), status.get("reason"), status.get("message"))
                 yield self._options.clean(event)
 
     async def request(
         self, method: str, path: str, sent: Object | None = None, query: Mapping[str, str] | None = None
     ) -> Object:
-        """The object in the answer. Raises an ApiError."""
-        async with self._answer(_Request(method, path, sent, query)) as response:
+        """Returns the object in the answer. Raises an ApiError."""
+        async with self._answer(_HttpRequest(method, path, sent, query)) as response:
             body = await _read(response)
         answer = _json_object(body)
         if answer is None or "kind" not in answer:
-            # A proxy on the way, or an answer that was cut off.
+            # A proxy has answered, or the answer was cut off.
             raise Unavailable(response.status, "NoObject", f"{method} {path}: answered with no object: {quote(body)}")
         return answer
 
     async def stream(
         self, path: str, query: Mapping[str, str], *, silent_seconds: float
     ) -> AsyncGenerator[bytes, None]:
-        """A long answer in pieces of any length. Raises Silence after `silent_seconds` without one."""
+        """Yields a long answer in pieces of any length. Raises Silence after `silent_seconds` without one."""
         limits = aiohttp.ClientTimeout(sock_connect=_CONNECT_SECONDS, sock_read=silent_seconds)
-        async with self._answer(_Request("GET", path, query=query, limits=limits)) as response:
+        async with self._answer(_HttpRequest("GET", path, query=query, limits=limits)) as response:
             try:
                 async for piece in response.content.iter_any():
                     yield piece
@@ -232,8 +286,9 @@ class Client:
                 raise Silence(0, "Silence", f"GET {path}: nothing for {silent_seconds:g} s") from None
 
     @asynccontextmanager
-    async def _answer(self, request: "_Request") -> AsyncIterator[aiohttp.ClientResponse]:
-        """A successful answer whose body is not read yet. An error while the caller reads it becomes an ApiError."""
+    async def _answer(self, request: "_HttpRequest") -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yields a successful answer before its body is read. An error while the caller reads it becomes an
+        ApiError."""
         paused = 0.0
         for tries_left in reversed(range(_TRIES_WHEN_OVERLOADED)):
             again = tries_left < _TRIES_WHEN_OVERLOADED - 1
@@ -251,8 +306,8 @@ class Client:
                 await turn.pause(pause)
 
     @asynccontextmanager
-    async def _send(self, request: "_Request", turn: Turn) -> AsyncIterator[aiohttp.ClientResponse]:
-        # Compressed, a small answer could become a large one before anybody has counted it.
+    async def _send(self, request: "_HttpRequest", turn: Turn) -> AsyncIterator[aiohttp.ClientResponse]:
+        # Compressed, a small answer could become a large one before it is counted.
         headers = {"Accept": "application/json, */*", "Accept-Encoding": "identity", "User-Agent": self._options.agent}
         if authorization := await self._current_authorization():
             headers["Authorization"] = authorization
@@ -265,14 +320,14 @@ class Client:
             async with self._session.request(
                 method,
                 url,
-                data=None if request.sent is None else encoded(request.sent),
+                data=None if request.sent is None else encode(request.sent),
                 params=request.query,
                 headers=headers,
                 ssl=self._ssl,
                 timeout=request.limits,
             ) as response:
-                self.clock.heard(response.headers.get("Date"), asked, self.clock.local())
-                turn.heard(response.status)
+                self.clock.learn(response.headers.get("Date"), asked, self.clock.local())
+                turn.record_answer(response.status)
                 if response.status == 401:
                     # The token was replaced earlier than expected.
                     self._authorized_at = float("-inf")
@@ -280,7 +335,7 @@ class Client:
                     self.last_answer = time.monotonic()
                 yield response
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            turn.heard(0)
+            turn.record_answer(0)
             self._options.on_answer(method, 0, time.monotonic() - began)
             raise Unavailable(0, "NoAnswer", f"{method} {request.path}: {error or type(error).__name__}") from error
         self._options.on_answer(method, response.status, time.monotonic() - began)
@@ -294,15 +349,15 @@ class Client:
 
 @asynccontextmanager
 async def connect(credentials: Credentials, options: ClientOptions | None = None) -> AsyncIterator[Client]:
-    """A client with its own connections, closed at the end."""
+    """Yields a client with its own connections, which are closed at the end."""
     options = options or ClientOptions()
-    # A request that gets its turn must find a connection: writes of stages take at most half of them.
+    # A request that has its turn must find a connection: the writes of stages take at most half of them.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=options.connections)) as session:
         yield Client(session, credentials, options)
 
 
 @dataclass(frozen=True)
-class _Request:
+class _HttpRequest:
     method: str
     path: str
     sent: Object | None = None
@@ -316,7 +371,7 @@ def _path_of(body: Object) -> str:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytearray:
-    """The body. Raises TooLarge as soon as it is too long, which closes the connection."""
+    """Returns the body. Raises TooLarge as soon as it is too long, which closes the connection."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
@@ -327,27 +382,27 @@ async def _read(response: aiohttp.ClientResponse) -> bytearray:
 
 
 async def _lines(pieces: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """The whole lines of a watch. A cut connection leaves a last one without a newline, which is dropped."""
-    held = bytearray()
+    """Yields the complete lines of a watch. The last line of a connection that breaks is dropped."""
+    buffer = bytearray()
     async for piece in pieces:
-        searched = len(held)
-        held += piece
-        while (end := held.find(b"\n", searched)) >= 0:
-            line = bytes(held[:end])
-            del held[: end + 1]
+        searched = len(buffer)
+        buffer += piece
+        while (end := buffer.find(b"\n", searched)) >= 0:
+            line = bytes(buffer[:end])
+            del buffer[: end + 1]
             searched = 0
             if line:
                 yield line
-        if len(held) > _LONGEST_BODY:
+        if len(buffer) > _LONGEST_BODY:
             raise TooLarge(0, "TooLarge", f"the watch sent an event of more than {_LONGEST_BODY} bytes")
 
 
 def _json_object(body: bytes | bytearray) -> Object | None:
     try:
-        found = parsed(body)
+        value = decode(body)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 async def _refusal(response: aiohttp.ClientResponse, pause: float) -> ApiError:
@@ -360,7 +415,7 @@ async def _refusal(response: aiohttp.ClientResponse, pause: float) -> ApiError:
 
 
 def _pause_asked_for(response: aiohttp.ClientResponse) -> float | None:
-    """In seconds; None if there is no reason to wait. A 429 asks for a pause even without saying how long."""
+    """Returns seconds; None if the server does not ask for a pause. A 429 asks for one even without a duration."""
     text = response.headers.get("Retry-After", "")
     if response.status != 429 and (response.status != 503 or not text):
         return None

@@ -1,7 +1,7 @@
-"""What the operator needs of a cluster: kinds of objects, keys of jobs, and the requests on them.
+"""The operator's view of a cluster: kinds of objects, keys of jobs, and requests.
 
 Two classes implement the `Cluster` protocol, and one set of contract tests covers both: `kube.client` (an API server)
-and `local.store` (this machine). Objects are plain JSON, because typed models would drop the fields they don't know.
+and `local.store` (this machine). Objects are plain JSON, because typed models would drop unknown fields.
 """
 
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ SERVICES = Resource("v1", "Service", "services")
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 SECRETS = Resource("v1", "Secret", "secrets")
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
-# Where the addresses behind a Service are: the present kind, and the older one, which kube-dns reads.
+# The addresses behind a Service: the present kind, and the older one, which kube-dns reads.
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 ENDPOINTS = Resource("v1", "Endpoints", "endpoints")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
 # Who leads, of several operators.
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
-# A question rather than an object: nothing is stored.
+# A question: the API server stores nothing.
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 
 NAMESPACES = Resource("v1", "Namespace", "namespaces", is_namespaced=False)
@@ -93,9 +93,9 @@ class Reader(Protocol):
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> list[Object]:
-        """The objects that carry all the labels and have these values in these fields, as they are now.
+        """Returns the present objects with all these labels and these values of fields.
 
-        `namespace` None means all namespaces. `fields` must be ones the API server can select by. A list of events may
+        `namespace` None means all namespaces. The API server must be able to select by `fields`. A list of events may
         end after the first hundred.
         """
         ...
@@ -105,22 +105,22 @@ class Cluster(Reader, Protocol):
     """Requests to one cluster. Every method raises an ApiError of `kube.errors`."""
 
     async def create(self, body: Object) -> Object:
-        """Create the object and return it as stored, with its uid."""
+        """Creates the object and returns it as stored, with its uid."""
         ...
 
     async def update(self, body: Object) -> Object:
-        """Replace the object. Conflict unless metadata.resourceVersion is the current one."""
+        """Replaces the object. Raises Conflict unless metadata.resourceVersion is the current one."""
         ...
 
     async def update_status(self, body: Object) -> Object:
-        """Replace `status` and nothing else. Conflict unless metadata.resourceVersion is the current one."""
+        """Replaces `status` and nothing else. Raises Conflict unless metadata.resourceVersion is the current one."""
         ...
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
     ) -> Object | None:
-        """Request deletion of the object with this uid. Raises Conflict if another object has the name now. Returns
-        None if the object is gone; else the object, which may stay for a while.
+        """Requests the deletion of the object with this uid. Raises Conflict if another object has the name now.
+        Returns None if the object is gone; otherwise the object, which may stay for a while.
 
         A running pod stays for its grace period, marked with a deletionTimestamp. `grace_seconds` replaces that
         period; with 0 the object goes at once, even if its node still runs it.

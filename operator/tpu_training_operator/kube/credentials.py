@@ -1,6 +1,6 @@
-"""Credentials for the API server: from the pod's service account or a kubeconfig.
+"""Credentials for the API server: of the pod's service account or from a kubeconfig.
 
-The operator prefers the service account, a command at a prompt the kubeconfig, as kubectl does.
+The operator prefers the service account; a command at a prompt prefers the kubeconfig, as kubectl does.
 """
 
 import os
@@ -13,12 +13,12 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class NoCredentials(Exception):
-    """Neither a service account nor a usable kubeconfig; the message says which files were tried."""
+    """There is neither a service account nor a usable kubeconfig; the message says which files were tried."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """A server and how to authenticate to it. `namespace` is the default namespace of the context."""
+    """A server and the way to authenticate to it. `namespace`: the default namespace of the context."""
 
     configuration: Any
     namespace: str = "default"
@@ -37,9 +37,9 @@ class Credentials:
         return (certificate, key) if certificate and key else None
 
     def authorization(self) -> str | None:
-        """The value of the Authorization header, read again on every call because bound tokens rotate.
+        """Returns the value of the Authorization header. Each call reads it again, because bound tokens rotate.
 
-        May read a file or run an exec plugin, so do not call it on the event loop.
+        It may read a file or run an exec plugin, so it must not be called on the event loop.
         """
         settings: dict[str, dict[str, str]] = self.configuration.auth_settings()
         return settings.get("BearerToken", {}).get("value")
@@ -55,7 +55,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class _InPod:
-    """What a kubeconfig would say, from the files and variables that every pod has."""
+    """The contents of a kubeconfig, from the files and variables that every pod has."""
 
     host: str
     ssl_ca_cert: str
@@ -69,7 +69,8 @@ class _InPod:
 
 
 def load_credentials() -> Credentials:
-    """For the operator: the service account in a pod, else the current context of KUBECONFIG. Raises NoCredentials."""
+    """Returns the operator's credentials: of the service account in a pod, else of the current context of KUBECONFIG.
+    Raises NoCredentials."""
     if in_pod := _in_pod():
         return Credentials(in_pod)
     try:
@@ -86,8 +87,8 @@ def load_credentials() -> Credentials:
 
 
 def load_personal_credentials(file: Path | None = None, context: str | None = None) -> Credentials:
-    """For a command at a prompt: the kubeconfig (default: KUBECONFIG) and its context (default: the current one).
-    Without either, the service account of this pod. Raises NoCredentials."""
+    """Returns the credentials of a command at a prompt: of a context (default: the current one) of a kubeconfig
+    (default: KUBECONFIG), or of the service account of this pod if neither is named. Raises NoCredentials."""
     from tpu_training_operator.kube import kubeconfig
 
     path = None if file is None else str(file)
@@ -110,7 +111,7 @@ def load_personal_credentials(file: Path | None = None, context: str | None = No
 
 
 def _in_pod() -> _InPod | None:
-    """None outside of any pod, and in one without a service account's token."""
+    """Returns the files of this pod's service account; None outside of a pod, or without a token."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}") for name in ("HOST", "PORT"))
     token, certificate = (_SERVICE_ACCOUNT / name for name in ("token", "ca.crt"))
     if not host or not port or not all(file.is_file() and file.stat().st_size for file in (token, certificate)):

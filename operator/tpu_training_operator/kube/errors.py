@@ -1,4 +1,4 @@
-"""How a cluster says no. The client and the local store raise the same exceptions, by the API server's HTTP status."""
+"""The errors of a cluster. The client and the local store raise the same ones, by the API server's HTTP status."""
 
 from tpu_training_operator.api.text import plain
 
@@ -8,8 +8,8 @@ _LONGEST_QUOTE = 1000
 class ApiError(Exception):
     """The cluster refused a request or could not be reached.
 
-    `status` is the HTTP status, 0 without an answer. `retry_after` is how many seconds the server asks us to wait
-    before the next request, 0 if it does not say.
+    `status`: the HTTP status; 0 without an answer. `retry_after`: the seconds that the server asks to wait before the
+    next request; 0 if it does not.
     """
 
     def __init__(self, status: int, reason: str, message: str, *, retry_after: float = 0.0) -> None:
@@ -32,19 +32,19 @@ class Conflict(ApiError):
 
 
 class Forbidden(ApiError):
-    """403: missing rights, a quota, or Pod Security."""
+    """403: a right is missing, a quota is used up, or Pod Security refuses the object."""
 
 
 class Invalid(ApiError):
-    """422, 413 or 400: the object itself is wrong, so a retry would fail the same way."""
+    """422, 413 or 400: the object itself is wrong, so a retry would fail in the same way."""
 
 
 class Unavailable(ApiError):
-    """Overload, a server error, or no answer at all: worth another try."""
+    """Overload, a server error, or no answer at all: a retry may succeed."""
 
 
 class Expired(Unavailable):
-    """410: the version or the page to continue from is too old. List again."""
+    """410: the version or the page to continue from is too old, so a new list is necessary."""
 
 
 class TooLarge(Unavailable):
@@ -52,7 +52,7 @@ class TooLarge(Unavailable):
 
 
 class Silence(Unavailable):
-    """An open stream sent nothing for a while. The other end may have nothing to say, or may be gone."""
+    """An open stream was silent for a while. The other end may have nothing to send, or may be gone."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -61,7 +61,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     404: NotFound,
     409: Conflict,
     410: Expired,
-    # Larger than etcd accepts.
+    # The object is larger than etcd accepts.
     413: Invalid,
     422: Invalid,
 }
@@ -70,7 +70,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 def error_of(
     status: int, reason: object, message: object, *, method: str = "GET", retry_after: float = 0.0
 ) -> ApiError:
-    """The error for an HTTP status, with the server's words (None: it has none) made safe for a terminal."""
+    """Returns the error for an HTTP status, with the server's reason and message made safe for a terminal."""
     kind = _BY_STATUS.get(status, Unavailable)
     if kind is Conflict and method == "POST" and reason == "AlreadyExists":
         kind = AlreadyExists
@@ -78,5 +78,5 @@ def error_of(
 
 
 def quote(body: bytes | bytearray) -> str:
-    """The beginning of an answer that is not what was expected, for an error message."""
+    """Returns the beginning of an unexpected answer, for an error message."""
     return plain(body[:_LONGEST_QUOTE].decode(errors="replace")).strip()

@@ -1,6 +1,6 @@
-"""Kubeconfigs, read by the `kubernetes` package, with their exec plugins.
+"""Reads kubeconfigs with the `kubernetes` package, which runs their exec plugins.
 
-The package takes 26 MiB of memory, so only a process that reads a kubeconfig imports this module.
+The package takes 20 MiB of memory, so only a process that reads a kubeconfig imports this module.
 """
 
 from typing import Any
@@ -10,17 +10,18 @@ from kubernetes.client import Configuration
 from yaml import YAMLError
 
 UNUSABLE = (config.ConfigException, OSError, YAMLError, ValueError, TypeError, AttributeError, KeyError)
-"""What the package raises for a kubeconfig that is missing or broken; the last four for a file of another form."""
+"""The errors for a kubeconfig that is missing or broken; the last four come from a file of another format."""
 
 
 def contexts(file: str | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """All contexts, and the current one. Raises one of UNUSABLE."""
-    found: tuple[list[dict[str, Any]], dict[str, Any]] = config.list_kube_config_contexts(file)
-    return found
+    """Returns all contexts, and the current one. Raises one of UNUSABLE."""
+    all_and_current: tuple[list[dict[str, Any]], dict[str, Any]] = config.list_kube_config_contexts(file)
+    return all_and_current
 
 
 def configuration(file: str | None = None, context: str | None = None) -> Any:
-    """`file`: default KUBECONFIG; `context`: default the current one. Raises one of UNUSABLE."""
-    loaded = Configuration()
-    config.load_kube_config(file, context, loaded)
-    return loaded
+    """Returns the configuration of a context (default: the current one) of `file` (default: KUBECONFIG). Raises one of
+    UNUSABLE."""
+    result = Configuration()
+    config.load_kube_config(file, context, result)
+    return result

@@ -30,7 +30,7 @@ from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
-from tpu_training_operator.runtime.progress.server import ProgressService, serve
+from tpu_training_operator.runtime.progress.server import ProgressServer, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
@@ -125,8 +125,8 @@ async def run_job(
             await kubelet.drain()
             await kubelet.close()
     # Every rung counts its steps from 1.
-    climbed = [stage.attempt for stage in watch.status.stages[:-1] if stage.attempt is not None]
-    attempts = range(max(climbed, default=0) + 1, watch.status.attempt + 1)
+    passed = [rung.attempt for rung in watch.status.rungs[:-1] if rung.attempt is not None]
+    attempts = range(max(passed, default=0) + 1, watch.status.attempt + 1)
     leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in attempts)
     recorded = read_curves(kubelet.pod_directory(leader).progress for leader in leaders)
     return Outcome(
@@ -146,7 +146,7 @@ async def _progress_service(
 ) -> AsyncIterator[Reporting]:
     """The authority lasts no longer than the run, and the port is open to this machine alone."""
     authority = new_authority(_HOST, _now())
-    service = ProgressService(Reviewer(store, time.monotonic), inboxes, enqueue, _now, time.monotonic)
+    service = ProgressServer(Reviewer(store, time.monotonic), inboxes, enqueue, _now, time.monotonic)
     async with server_tls(authority, (_HOST,), _now) as tls, serve(service, 0, tls, _ADDRESS) as port:
         yield Reporting(f"https://{_HOST}:{port}", authority.pem.certificate.decode())
 

@@ -1,9 +1,9 @@
 """The cluster as passes see it: jobs and pods from memory, everything else from the API server.
 
-The memory is filled by informers and by the answers to this process's own requests, so a pass sees what an earlier one
-did. It may lag behind everybody else. `fresh` reads past it, for the decisions that must not rest on old news
-(`domain.lifecycle.weight`), and what it finds enters the memory, too. Memory that the API server has not confirmed for
-minutes, or that an unanswered request may have made wrong, is not used.
+kopf, informers and the answers to this process's own requests fill the memory, so a pass sees what an earlier one did.
+It may be behind the changes of others. `fresh` bypasses it, for decisions that must not rest on old news
+(`domain.plan.freshness`), and adds to it. Memory is not used if the API server has not confirmed it for minutes, or if
+an unanswered request may have made it wrong.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ from typing import TypeVar
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.kube.cluster import JOBS, PODS, Cluster, Object, Resource, resource_of
-from tpu_training_operator.kube.encoding import parsed
+from tpu_training_operator.kube.encoding import decode
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from tpu_training_operator.kube.replica import Name, Replica, Version
 from tpu_training_operator.runtime.records import JobRecord, KnownJobs, KnownPods, PodRecord, keep_job, keep_pod
 
 T = TypeVar("T")
 
-# Between two looks at whatever else this process has to do.
+# Pods that are parsed before other tasks of this process have their turn.
 _PARSED_AT_ONCE = 200
 
 
@@ -32,13 +32,13 @@ class Served:
         self.listed = listed
         self.jobs = jobs
         self.pods = KnownPods()
-        # Names of jobs that were perhaps changed, and of jobs with workers that were perhaps created.
+        # Names of jobs that perhaps have changed, and of jobs for which workers perhaps were created.
         self.doubted_jobs: set[Name] = set()
         self.doubted_gangs: set[Name] = set()
 
 
 class CachedCluster:
-    """The `Cluster` protocol. `served`: by namespace; None where nothing is watched."""
+    """Implements the `Cluster` protocol. `served` returns the memory of a namespace; None if it is not served."""
 
     def __init__(self, cluster: Cluster, served: Callable[[str | None], Served | None]) -> None:
         self._cluster = cluster
@@ -51,8 +51,8 @@ class CachedCluster:
             record = served.jobs.get((namespace, name))
             if record is None:
                 raise NotFound(404, "NotFound", f"there is no job {name}")
-            if record.whole is not None:
-                known: Object = parsed(record.whole)
+            if record.full is not None:
+                known: Object = decode(record.full)
                 return known
         return await self.fresh.get(resource, namespace, name)
 
@@ -66,11 +66,11 @@ class CachedCluster:
         served = self._served(namespace)
         if resource is JOBS and served and not labels and not fields:
             await served.listed()
-            found = served.jobs.items()
-            return [parsed(record.slim) for name, record in found if namespace in (None, name[0])]
+            jobs = served.jobs.items()
+            return [decode(record.slim) for name, record in jobs if namespace in (None, name[0])]
         gang = _gang(resource, namespace, labels, fields)
         if gang and served and served.is_current() and gang not in served.doubted_gangs:
-            return await _all_parsed([record.body for _, record in served.pods.gang(*gang)])
+            return await _parse_all([record.body for _, record in served.pods.gang(*gang)])
         return await self.fresh.list(resource, namespace, labels, fields)
 
     async def create(self, body: Object) -> Object:
@@ -80,7 +80,7 @@ class CachedCluster:
             created = await self._cluster.create(body)
         except Unavailable:
             if resource_of(body) is PODS and served:
-                # It may exist all the same.
+                # It may exist anyway.
                 served.doubted_gangs.add((namespace, body["metadata"].get("labels", {}).get(LABEL_JOB_NAME, "")))
             raise
         _learn(served, resource_of(body), namespace, created)
@@ -96,7 +96,7 @@ class CachedCluster:
         try:
             written = await self._cluster.update_status(body)
         except ApiError:
-            # Somebody else has changed the job, or this write took effect although nobody said so.
+            # The job was changed by others, or by this write, although it was not confirmed.
             if resource_of(body) is JOBS and served:
                 served.doubted_jobs.add((namespace, name))
             raise
@@ -115,13 +115,13 @@ class CachedCluster:
                 await self._look_for(resource, namespace, name)
             raise
         if marked is None and replica is not None:
-            replica.not_found((namespace, name), uid)
+            replica.mark_gone((namespace, name), uid)
         elif marked is not None and "deletionTimestamp" in marked["metadata"]:
             _learn(served, resource, namespace, marked)
         return marked
 
     async def _look_for(self, resource: Resource, namespace: str, name: str) -> None:
-        """A webhook can deny a deletion with any status, so a 404 does not prove that nothing is there."""
+        """Checks that the object is gone: a webhook can deny a deletion with any status, also with 404."""
         try:
             await self.fresh.get(resource, namespace, name)
         except ApiError:
@@ -129,7 +129,7 @@ class CachedCluster:
 
 
 class Fresh:
-    """What the API server says now. It enters the memory."""
+    """Reads from the API server, and adds the answers to the memory."""
 
     def __init__(self, cluster: Cluster, served: Callable[[str | None], Served | None]) -> None:
         self._cluster = cluster
@@ -140,24 +140,24 @@ class Fresh:
         replica = _replica(served, resource)
         uid = replica.uid(key) if replica is not None else None
         try:
-            found = await self._cluster.get(resource, namespace, name)
+            body = await self._cluster.get(resource, namespace, name)
         except NotFound as error:
-            # Without a reason it is a server that does not know the kind, because it has just started.
+            # Without a reason, a server that has just started does not know the kind yet.
             if replica is not None and uid is not None and error.reason == "NotFound":
-                replica.not_found(key, uid)
+                replica.mark_gone(key, uid)
             if served and resource is JOBS:
                 served.doubted_jobs.discard(key)
             raise
-        _learn(served, resource, namespace, found)
+        _learn(served, resource, namespace, body)
         if served and resource is JOBS:
             served.doubted_jobs.discard(key)
-        return found
+        return body
 
     def end_of(self, namespace: str, pod: str) -> Object | None:
-        """Returns the last version of a pod that is gone, as far as the watch has told."""
+        """Returns the last known version of a deleted pod."""
         served = self._served(namespace)
         body = served.pods.end_of((namespace, pod)) if served else None
-        return None if body is None else parsed(body)
+        return None if body is None else decode(body)
 
     async def list(
         self,
@@ -170,27 +170,27 @@ class Fresh:
         if gang is None or served is None:
             return await self._cluster.list(resource, namespace, labels, fields)
         known = {name: served.pods.uid(name) for name, _ in served.pods.gang(*gang)}
-        # Before the request: what is created while it is on its way may be missing.
+        # Before the request: a pod that is created in the meantime may be missing in the answer.
         served.doubted_gangs.discard(gang)
         try:
-            found = await self._cluster.list(resource, namespace, labels, fields)
+            pods = await self._cluster.list(resource, namespace, labels, fields)
         except BaseException:
             served.doubted_gangs.add(gang)
             raise
         uids = set()
-        for pod in found:
+        for pod in pods:
             uids.add(pod["metadata"]["uid"])
             _learn(served, resource, gang[0], pod)
         for name, uid in known.items():
             if uid is not None and uid not in uids:
-                served.pods.not_found(name, uid)
-        return found
+                served.pods.mark_gone(name, uid)
+        return pods
 
 
 def _gang(
     resource: Resource, namespace: str | None, labels: Mapping[str, str] | None, fields: Mapping[str, str] | None
 ) -> Name | None:
-    """The namespace and the name of the job whose gang is selected; None if it is another selection."""
+    """Returns namespace and name of the job whose gang is selected; None if the selection is another one."""
     if resource is not PODS or namespace is None or fields or not labels or labels.keys() != {LABEL_JOB_NAME}:
         return None
     return namespace, labels[LABEL_JOB_NAME]
@@ -206,20 +206,20 @@ def _learn(served: Served | None, resource: Resource, namespace: str, body: Obje
     if served is None:
         return
     if resource is JOBS:
-        served.jobs.answered(_version(body, namespace, keep_job(body)))
+        served.jobs.apply_answer(_version(body, namespace, keep_job(body)))
     elif resource is PODS:
-        served.pods.answered(_version(body, namespace, keep_pod(body)))
+        served.pods.apply_answer(_version(body, namespace, keep_pod(body)))
 
 
-def _version(body: Object, namespace: str, kept: T | None) -> Version[T]:
+def _version(body: Object, namespace: str, record: T | None) -> Version[T]:
     metadata = body["metadata"]
-    return Version((namespace, metadata["name"]), metadata["uid"], int(metadata["resourceVersion"]), kept)
+    return Version((namespace, metadata["name"]), metadata["uid"], int(metadata["resourceVersion"]), record)
 
 
-async def _all_parsed(bodies: list[bytes]) -> list[Object]:
-    found = []
+async def _parse_all(bodies: list[bytes]) -> list[Object]:
+    objects: list[Object] = []
     for start in range(0, len(bodies), _PARSED_AT_ONCE):
         if start:
             await asyncio.sleep(0)
-        found += [parsed(body) for body in bodies[start : start + _PARSED_AT_ONCE]]
-    return found
+        objects += [decode(body) for body in bodies[start : start + _PARSED_AT_ONCE]]
+    return objects

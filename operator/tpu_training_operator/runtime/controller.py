@@ -1,6 +1,6 @@
-"""Takes keys of jobs from the queue and reconciles them, with several workers.
+"""Takes the keys of jobs from the queue and reconciles them, with several workers.
 
-An event about a job may be lost, late or repeated; the resync and the queue make up for that.
+Hints may be lost, late or repeated; the resync and the queue make up for that.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ class Haste(Enum):
     """How soon a job should have its pass."""
 
     FIRST = auto()
-    """Before jobs that have just come: hosts stand idle, or somebody has changed the job."""
+    """Before new jobs: hosts stand idle, or the job was changed."""
     NOW = auto()
     SOON = auto()
-    """More of the same is about to come."""
+    """More of the same is about to follow."""
     IDLE = auto()
-    """It was only listed, so perhaps nothing has happened to it."""
+    """The job was only listed, so perhaps nothing has happened to it."""
 
 
-# What hears of a job: its key, the job's resourceVersion if it is the job that changed, and how soon it needs a pass.
+# Receives a job's key, its resourceVersion if the job itself has changed, and how soon it needs a pass.
 Hint = Callable[[JobKey, str | None, Haste], None]
 
 
 class Controller:
-    """`list_jobs` names the jobs for the resync; `workers` is how many jobs are reconciled at once."""
+    """`list_jobs` returns the jobs for the resync. `workers`: the number of jobs that are reconciled at once."""
 
     def __init__(
         self,
@@ -59,19 +59,19 @@ class Controller:
         self.is_running = False
 
     def enqueue(self, key: JobKey, haste: Haste = Haste.NOW, *, job_version: str | None = None) -> None:
-        """The job may have changed. Nothing happens if `job_version`, the job's resourceVersion, comes from our own
-        last write: the pass that wrote it also said when to requeue."""
+        """Enqueues a job that may have changed, unless `job_version`, its resourceVersion, comes from our own last
+        write: the pass that wrote it also decided when to requeue."""
         if job_version is None or not self._reconciler.wrote(key, job_version):
             settle_seconds = self._reconciler.settle_seconds(key) if haste is Haste.SOON else 0.0
             background, first = haste is Haste.IDLE, haste is Haste.FIRST or self._reconciler.is_restarting(key)
             self._queue.add(key, settle_seconds=settle_seconds, background=background, first=first)
 
     def enqueue_within(self, key: JobKey, seconds: float) -> None:
-        """The job is worth a pass within so many seconds."""
+        """Requests a pass over the job within so many seconds."""
         self._queue.add_after(key, seconds, first=self._reconciler.is_restarting(key))
 
     async def run(self) -> None:
-        """Work until cancelled. The next operator process continues a pass that is interrupted."""
+        """Works until it is cancelled. The next operator process continues a pass that is interrupted."""
         self.is_running = True
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -83,7 +83,7 @@ class Controller:
             self._queue.close()
 
     def longest_standstill_seconds(self) -> float:
-        """Over all passes under way, the longest time since the last answer to the pass; 0 without passes."""
+        """Returns the longest time for which a pass under way has had no answer; 0 without passes."""
         now = time.monotonic()
         return now - min((pulse.at for pulse in self._pulses.values()), default=now)
 
@@ -95,7 +95,7 @@ class Controller:
             except ApiError as error:
                 log.warning("jobs could not be listed: %s", error)
             except Exception:
-                # One job that cannot be read must not end the work on all others.
+                # One job that cannot be read must not stop the work on all others.
                 log.exception("jobs could not be listed")
             await asyncio.sleep(self._resync_seconds)
 
@@ -124,7 +124,7 @@ class Controller:
             self._queue.retry(key, pause_seconds=error.retry_after)
             return PassResult.ERROR
         except Exception:
-            # A bug must not take the other jobs down with it.
+            # A bug must not stop the work on other jobs.
             log.exception("pass failed unexpectedly, retrying", extra={"job": str(key)})
             self._queue.retry(key)
             return PassResult.ERROR

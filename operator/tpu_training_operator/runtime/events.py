@@ -1,6 +1,6 @@
-"""Kubernetes events about a job, as `kubectl describe` shows them.
+"""Sends Kubernetes events about a job, which `kubectl describe` shows.
 
-Nothing depends on them: whatever matters is in the status, too.
+Nothing depends on them: everything important is in the status, too.
 """
 
 import asyncio
@@ -24,43 +24,43 @@ log = logging.getLogger(__name__)
 _LONGEST_NOTE = 1024
 # An event says what was done (action) and why (reason). All of ours are done by reconciling.
 _ACTION = "Reconcile"
-# Each holds its job, some kilobytes.
+# Each keeps its job in memory, some kilobytes.
 _MOST_WAITING = 1000
 _AT_ONCE = 4
-# Tells events of the same moment apart.
+# Distinguishes events of the same moment.
 _numbers = count()
 
 
 async def send_events(cluster: Cluster, events: Sequence[Event], job: Object, now: datetime) -> bool:
-    """False if one of them could not be sent."""
-    sent = True
+    """Sends the events. Returns False if one of them could not be sent."""
+    are_sent = True
     for event in events:
         try:
             await cluster.create(event_body(event, job, now))
         except ApiError as error:
-            sent = False
+            are_sent = False
             log.warning("event %s could not be sent: %s", event.reason, error, extra={"job": _key(job)})
-    return sent
+    return are_sent
 
 
 class EventSender:
-    """Sends events beside the passes, which have other things to wait for."""
+    """Sends events in tasks of its own, so that passes do not wait for them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._waiting: asyncio.Queue[tuple[Event, Object, datetime]] = asyncio.Queue(_MOST_WAITING)
 
     def send(self, events: Sequence[Event], job: Object, now: datetime) -> None:
-        """Soon; never, if the API server has been too slow for the last thousand."""
+        """Sends the events soon, or drops them if a thousand wait already."""
         for event in events:
             try:
                 self._waiting.put_nowait((event, job, now))
             except asyncio.QueueFull:
-                log.warning("event %s is dropped: too many wait", event.reason, extra={"job": _key(job)})
+                log.warning("event %s is dropped: too many events are waiting", event.reason, extra={"job": _key(job)})
 
     async def run(self) -> None:
-        """Until it is cancelled; what waits then is lost."""
-        # They take turns with the stages of jobs.
+        """Runs until it is cancelled; events that wait then are lost."""
+        # Events take turns with the stages of jobs.
         with flow():
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(_AT_ONCE):
@@ -80,14 +80,14 @@ def _key(job: Object) -> str:
 
 
 def _name(job: str, now: datetime) -> str:
-    """Names that sort in the order of the events. kubectl describe sorts by a field that events of this API version
-    must not have, so it shows them by name."""
+    """Returns names that sort in the order of the events. kubectl describe sorts by a field that events of this API
+    version must not have, and then by name."""
     nanoseconds = int(now.timestamp() * 1e6) * 1000
     return f"{job}.{nanoseconds:016x}{next(_numbers) % 2**16:04x}{secrets.token_hex(4)}"
 
 
 def event_body(event: Event, job: Object, now: datetime) -> Object:
-    """The events.k8s.io/v1 object for `event`, regarding `job`."""
+    """Returns the events.k8s.io/v1 object for `event`, regarding `job`."""
     metadata = job["metadata"]
     return {
         "apiVersion": "events.k8s.io/v1",

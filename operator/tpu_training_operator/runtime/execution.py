@@ -1,7 +1,7 @@
-"""Carries out a plan: creates and deletes objects, stage after stage, the actions of a stage as a stream.
+"""Carries out a plan: creates and deletes objects, batch after batch, the actions of a batch as a stream.
 
 Some actions are side by side, and the next one begins when one has ended. Every now and then the job is read again, in
-case it no longer wants the rest: a stage of a large gang takes a while. A stage also ends early when an action is
+case it no longer wants the rest: a batch of a large gang takes a while. A batch also ends early when an action is
 refused, or when several requests in a row fail: the rest would fare no better.
 """
 
@@ -14,9 +14,15 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import EventReason, Reason
+from tpu_training_operator.domain.cluster_state.obstacles import (
+    Obstacle,
+    changed_at_creation,
+    limit_range_remedy,
+    name_taken,
+)
 from tpu_training_operator.domain.cluster_state.ownership import is_ours
+from tpu_training_operator.domain.cluster_state.pod_events import autoscaler_has_none, explain_wait
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes, PodEvents
-from tpu_training_operator.domain.failures.limit_range import limit_range_remedy
 from tpu_training_operator.domain.job.naming import service_name
 from tpu_training_operator.domain.objects.actions import (
     Action,
@@ -29,16 +35,13 @@ from tpu_training_operator.domain.objects.actions import (
     DeleteWorkload,
     Event,
     LookAtEvents,
-    Plan,
     Publish,
-    TellOfGrowth,
     UpdateWorkload,
+    WarnPlaceholderRefused,
     WriteWorkloadStatus,
 )
 from tpu_training_operator.domain.objects.endpoints import content
-from tpu_training_operator.domain.plan.common.blocked import Obstacle, changed_at_creation, name_taken
-from tpu_training_operator.domain.plan.placement.no_pool import autoscaler_has_none
-from tpu_training_operator.domain.plan.restarts.waiting import line_of
+from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.kube.cluster import (
     CONFIG_MAPS,
     ENDPOINT_SLICES,
@@ -150,15 +153,15 @@ class Execution:
     fixed_node_pools: bool = False
     _not_found_before: set[str] = field(default_factory=set, init=False)
     _was_there: Counter[str] = field(default_factory=Counter, init=False)
-    """Counts, by verb, what the present stage wanted to create and found as it should be."""
+    """Counts, by verb, what the present batch wanted to create and found as it should be."""
 
     async def carry_out(self, plan: Plan) -> bool:
         """False if the job has changed meanwhile, so that the rest of the plan no longer applies. Raises Refused,
         Unconfirmed and ApiError; a refusal first, because it cannot heal by itself."""
         self._not_found_before, self.memory.not_found = self.memory.not_found, set()
         try:
-            for stage in plan.stages:
-                if not await self._stage(stage):
+            for batch in plan.batches:
+                if not await self._batch(batch.actions):
                     return False
         except Refused as refused:
             self.memory.confirm(refused, self.clock())
@@ -166,13 +169,13 @@ class Execution:
         self.memory.refused_since.clear()
         return True
 
-    async def _stage(self, stage: Sequence[Action]) -> bool:
+    async def _batch(self, actions: Sequence[Action]) -> bool:
         self._was_there.clear()
         with flow() as requests:
-            stream = _Stream(self, stage, requests)
+            stream = _Stream(self, actions, requests)
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    for _ in range(min(_SIDE_BY_SIDE, len(stage))):
+                    for _ in range(min(_SIDE_BY_SIDE, len(actions))):
                         tasks.create_task(stream.work())
             finally:
                 # A job that is blocked would tell of the same again and again.
@@ -192,7 +195,7 @@ class Execution:
         return all(now.get(name) == self.job["metadata"].get(name) for name in _CHANGES)
 
     async def act(self, action: Action) -> bool:
-        """False: without it, the rest of its stage is of no use."""
+        """False: without it, the rest of its batch is of no use."""
         match action:
             case Create(optional=True, for_growth=for_growth):
                 return await self._create_optional(action) or not for_growth
@@ -215,7 +218,7 @@ class Execution:
             case AskForStacks():
                 if self.inboxes is not None:
                     self.inboxes.ask_for_stacks(self.key)
-            case TellOfGrowth(why):
+            case WarnPlaceholderRefused(why):
                 await self._tell_missing("Pod", why)
                 self.memory.notes = replace(self.memory.notes, told=self.memory.notes.told | {why})
             case LookAtEvents(pods):
@@ -323,7 +326,7 @@ class Execution:
         try:
             for name, uid in pods:
                 found = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
-                if line := line_of(found):
+                if line := explain_wait(found):
                     lines[name] = line
                 if self.fixed_node_pools and autoscaler_has_none(found):
                     without_pool.add(name)
@@ -334,13 +337,13 @@ class Execution:
 
 
 class _Stream:
-    """The actions of one stage, taken in order by several tasks."""
+    """The actions of one batch, taken in order by several tasks."""
 
-    def __init__(self, execution: Execution, stage: Sequence[Action], requests: Flow) -> None:
+    def __init__(self, execution: Execution, actions: Sequence[Action], requests: Flow) -> None:
         self._execution = execution
-        self._stage = stage
+        self._actions = actions
         self._requests = requests
-        self._rest = iter(range(len(stage)))
+        self._rest = iter(range(len(actions)))
         self._looked_at = execution.clock()
         self._failures = 0
         self._is_over = False
@@ -357,7 +360,7 @@ class _Stream:
                     self._end()
                 if self._is_over:
                     return
-                action = self._stage[number]
+                action = self._actions[number]
                 goes_on = await self._execution.act(action)
             except Exception as error:
                 self._note(error)
@@ -433,8 +436,8 @@ def _verb(action: Action) -> str:
             return "delete finished job"
         case AskForStacks():
             return "ask for stacks"
-        case TellOfGrowth():
-            return "tell of growth"
+        case WarnPlaceholderRefused():
+            return "warn about placeholders"
         case LookAtEvents():
             return "look at events"
         case UpdateWorkload():

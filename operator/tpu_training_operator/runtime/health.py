@@ -1,6 +1,6 @@
-"""Is this process still doing its work? The answer behind /healthz, and the pulse of each pass that it rests on.
+"""Decides for /healthz whether this process still works, by the pulse of each pass, its watches and its requests.
 
-A slow or failing API server does not justify a restart: the next process would meet the same server.
+A slow or failing API server is no reason for a restart: the next process would have the same API server.
 """
 
 import time
@@ -11,15 +11,15 @@ from typing import Protocol
 
 from tpu_training_operator.runtime.resync import RESYNC_SECONDS
 
-# One request takes up to 30 s, and is tried five times with pauses of up to 30 s while the API server is overloaded.
+# A request takes up to 30 s, and is tried five times with pauses of up to 30 s if the API server is overloaded.
 _LONGEST_STANDSTILL_SECONDS = 300.0
 # Three resyncs in a row without an answer are more than a short outage.
 _LONGEST_SILENCE_SECONDS = 3 * RESYNC_SECONDS
 
 
 class Pulse:
-    """`at`: when a pass last had an answer from the API server, in monotonic seconds. This tells a slow pass from a
-    stuck one."""
+    """`at`: when the API server last answered a pass, in monotonic seconds. It distinguishes a slow pass from a stuck
+    one."""
 
     def __init__(self) -> None:
         self.at = time.monotonic()
@@ -31,17 +31,17 @@ _current: ContextVar[Pulse | None] = ContextVar("pulse", default=None)
 
 @contextmanager
 def pulse() -> Iterator[Pulse]:
-    """The pulse of everything that runs in this context until the block ends."""
-    taken = Pulse()
-    token = _current.set(taken)
+    """Gives everything that runs in this context a pulse, until the block ends."""
+    started = Pulse()
+    token = _current.set(started)
     try:
-        yield taken
+        yield started
     finally:
         _current.reset(token)
 
 
 def beat() -> None:
-    """A request of this context was answered, or ran into its timeout: its pass makes progress."""
+    """Notes that a request of this context was answered or timed out: its pass makes progress."""
     if current := _current.get():
         current.at = time.monotonic()
 
@@ -50,17 +50,17 @@ class Unhealthy(Exception):
     """The process should be restarted; the message says why."""
 
 
-class _Controller(Protocol):
+class _PassRunner(Protocol):
     is_running: bool
 
     def longest_standstill_seconds(self) -> float: ...
 
 
-class _Client(Protocol):
+class _ApiClient(Protocol):
     last_answer: float
 
 
-class _Watching(Protocol):
+class _WatchRunner(Protocol):
     is_running: bool
 
     def longest_standstill_seconds(self) -> float: ...
@@ -68,16 +68,16 @@ class _Watching(Protocol):
     def longest_silence_seconds(self) -> float: ...
 
 
-class Health:
-    """`clients`: an answer to any of them shows that the API server answers."""
+class Liveness:
+    """`clients`: the API server is reachable if it answers any of them."""
 
-    def __init__(self, controller: _Controller, clients: Sequence[_Client], watching: _Watching) -> None:
+    def __init__(self, controller: _PassRunner, clients: Sequence[_ApiClient], watching: _WatchRunner) -> None:
         self._controller = controller
         self._clients = clients
         self._watching = watching
 
     def check(self) -> dict[str, float]:
-        """Ages in seconds. Raises Unhealthy if one of them shows that nothing moves any more."""
+        """Returns ages in seconds. Raises Unhealthy if one of them shows that this process is stuck."""
         if not self._controller.is_running:
             raise Unhealthy("the controller has stopped")
         if not self._watching.is_running:

@@ -16,20 +16,20 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def serve_health(port: int, check: Callable[[], Mapping[str, float]]) -> AsyncIterator[int]:
-    """Serves /healthz on `port` of every address until the block ends: what `check` returns, or 503 if it raises
-    Unhealthy, which the log says once. Yields the port; OSError: it is taken."""
-    said = ""
+    """Serves /healthz on `port` of every address until the block ends: the result of `check`, or 503 if it raises
+    Unhealthy, which is logged once. Yields the port; OSError: it is taken."""
+    logged = ""
 
     async def answer(_: web.Request) -> web.Response:
-        nonlocal said
-        before, said = said, ""
+        nonlocal logged
+        before, logged = logged, ""
         try:
             return web.json_response(dict(check()))
         except Unhealthy as unhealthy:
-            said = str(unhealthy)
+            logged = str(unhealthy)
             if not before:
-                log.error("this process should be restarted: %s", said)
-            return web.json_response({"message": said}, status=503)
+                log.error("this process should be restarted: %s", logged)
+            return web.json_response({"message": logged}, status=503)
 
     app = web.Application()
     app.router.add_get("/healthz", answer)

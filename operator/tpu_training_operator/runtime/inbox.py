@@ -1,6 +1,6 @@
-"""The last report of every job, in memory: from the progress service to the reconciler.
+"""Keeps the last report of every job in memory, for the reconciler.
 
-Losing it costs nothing but freshness: what matters is in the status, and the next report comes within seconds.
+A lost report does no harm: everything important is in the status, and the next report comes within seconds.
 """
 
 from collections import OrderedDict
@@ -13,13 +13,13 @@ from tpu_training_operator.kube.cluster import JobKey
 
 _LEAST_PAUSE = timedelta(seconds=5)
 _REQUESTS_PER_REPORT = 3
-# Jobs whose reports could not be received. Anyone may name a job, so only the latest are remembered.
+# Jobs whose reports could not be received. Anyone may name any job, so only the latest are kept.
 _MOST_UNHEARD = 10_000
 
 
 class Inboxes:
-    """Holds a report for each job that has sent one, until `forget`. `requests_per_second`: of which reports may cause
-    half. With no limit on requests there is one here all the same: progress is no reason to occupy an API server."""
+    """Keeps a report for each job that has sent one, until `forget`. Reports may cause half of `requests_per_second`,
+    which has a default also where requests are not limited: progress must not occupy the API server."""
 
     def __init__(self, clock: Callable[[], datetime], requests_per_second: float = 50.0) -> None:
         self._clock = clock
@@ -30,13 +30,13 @@ class Inboxes:
 
     @property
     def between_writes(self) -> timedelta:
-        """How often reports may cause a pass over a job and a write of its status: every five seconds, or less often
-        if so many jobs report that this would take more than half of `requests_per_second`."""
+        """Returns the time between two passes over a job that its reports cause: five seconds, or more if so many jobs
+        report that this would take more than half of `requests_per_second`."""
         seconds = len(self._inboxes) * _REQUESTS_PER_REPORT / (self._requests_per_second / 2)
         return max(_LEAST_PAUSE, timedelta(seconds=seconds))
 
     def put(self, key: JobKey, report: Report) -> None:
-        """Keep the report, unless a later attempt has reported already. A stack dump is kept until the gang makes
+        """Keeps the report, unless a later attempt has reported already. A stack dump is kept until the gang makes
         progress: the next hang may be elsewhere."""
         inbox = self.of(key)
         known = inbox.report
@@ -58,7 +58,7 @@ class Inboxes:
         )
 
     def could_not_listen(self, key: JobKey) -> None:
-        """A report for the job was lost through no fault of a worker: the silence until now proves nothing."""
+        """Notes that a report for the job was lost, though not by a worker: the silence until now proves nothing."""
         self._unheard[key] = self._clock()
         self._unheard.move_to_end(key)
         if len(self._unheard) > _MOST_UNHEARD:
@@ -74,7 +74,7 @@ class Inboxes:
         return inbox.asked_for_stacks is not None and (inbox.report is None or inbox.report.stacks is None)
 
     def forget(self, key: JobKey) -> None:
-        """The job is gone or has finished."""
+        """Drops the report of a job that is gone or has finished."""
         self._inboxes.pop(key, None)
 
 

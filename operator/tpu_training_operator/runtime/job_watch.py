@@ -82,7 +82,7 @@ class JobWatch(Informer[JobRecord]):
             tasks.create_task(super().run())
             tasks.create_task(self._keep_kopf_running())
 
-    async def _continue(self) -> None:
+    async def _follow(self) -> None:
         self._list_is_due.clear()
         await self._list()
         self.has_listed.set()
@@ -97,7 +97,9 @@ class JobWatch(Informer[JobRecord]):
             try:
                 await self._run_kopf()
             except Exception as error:
-                self._failed(Unavailable(0, "NoWatch", getattr(error, "message", None) or str(error) or repr(error)))
+                self._note_failure(
+                    Unavailable(0, "NoWatch", getattr(error, "message", None) or str(error) or repr(error))
+                )
             self._list_ended.clear()
             await asyncio.sleep(self._pause_of_kopf)
             self._pause_of_kopf = min(2 * self._pause_of_kopf, informer.LONGEST_PAUSE)
@@ -146,16 +148,31 @@ class JobWatch(Informer[JobRecord]):
             self._kopf_lists = True
         else:
             self._pause_of_kopf = informer.FIRST_PAUSE
-            self._recovered()
+            self._note_success()
             if self._kopf_lists:
                 self._kopf_lists = False
                 self._list_is_due.set()
 
     async def _take(self, event: kopf.RawEvent, **_: Any) -> None:
-        version = self._version(dict(event["object"]))
+        version = self._read_version(dict(event["object"]))
         if version is not None:
             is_deletion = event["type"] == "DELETED"
-            self._told((self.replica.streamed_deletion if is_deletion else self.replica.streamed)(version))
+            self._report(
+                (self.replica.apply_streamed_deletion if is_deletion else self.replica.apply_streamed_change)(version)
+            )
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Keeps no earlier version of a job: event handlers need none, and kopf would copy each job three times."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        pass
 
 
 def _settings() -> kopf.OperatorSettings:
@@ -163,6 +180,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False
     # No finalizer can have this name, so kopf never finds its own at a job and never takes it away.
     settings.persistence.finalizer = "/"
+    settings.persistence.diffbase_storage = _NoDiffs()
     # Watching definitions and namespaces would need rights to them.
     settings.scanning.disabled = True
     settings.watching.server_timeout = _WATCH_SECONDS

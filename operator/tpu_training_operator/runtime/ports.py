@@ -1,12 +1,12 @@
-"""The operator's ports: HTTP within bounds on what anyone who reaches them can cost the operator.
+"""The operator's ports: HTTP servers that bound what anyone who reaches them can cost the operator.
 
-A connection is counted from accept() until the kernel has forgotten it, before TLS costs anything and also while it is
-being closed. It carries one request. A new one is always accepted: when all places are taken, the address with the most
-connections loses its oldest. So a stranger takes places from itself, and a kubelet or a worker finds one.
+A connection counts from accept() until it is closed, so before its TLS handshake costs anything. It carries one
+request. A new connection is always accepted: when all places are taken, the address with the most connections loses its
+oldest. So a stranger competes with itself, and a kubelet or a worker finds a place.
 
 aiohttp would keep 128 headers of 8 KiB from each connection before any of our code runs, queue 32 such requests behind
-the first, and wait for ever on a client that does not read. So the bytes of a connection and its life are bounded
-outside of aiohttp.
+the first, and wait forever for a client that does not read. So this module bounds the bytes and the life of a
+connection outside of aiohttp.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ _LONGEST_HEADER = 4 * 1024
 # A service mesh adds twenty.
 _MOST_HEADERS = 64
 _MOST_HEAD_BYTES = 16 * 1024
-# What waits in the kernel and in aiohttp before the handler reads.
+# Of the buffers in the kernel and in aiohttp, before the handler reads.
 _BUFFER_BYTES = 16 * 1024
-# Beyond them the kernel makes clients wait.
+# Further clients wait in the kernel.
 _MOST_UNACCEPTED = 1024
 
-# Connections that came to nothing. Each may leave 350 KiB of garbage behind.
+# Connections without a request. Each may leave 350 KiB of garbage.
 _CONNECTIONS_BETWEEN_COLLECTIONS = 100
 
 _SECONDS_TO_SHAKE_HANDS = 5.0
@@ -53,14 +53,15 @@ _http_log.setLevel(logging.CRITICAL)
 
 @dataclass(frozen=True)
 class Bounds:
-    """`connections` at once; `body_bytes`: the largest body that is read."""
+    """`connections`: the most at once. `body_bytes`: the largest body that is read."""
 
     connections: int
     body_bytes: int = 0
 
     @property
     def bytes_of_each(self) -> int:
-        """Twice the body, for chunks and so that a body that is a little too long is told so."""
+        """Returns the bytes of one connection: twice the body, for chunks, and so that a body that is a little too long
+        still gets an answer."""
         return _MOST_HEAD_BYTES + 2 * self.body_bytes
 
 
@@ -69,23 +70,23 @@ async def serve_bounded(
     app: web.Application, port: int, bounds: Bounds, *, tls: ssl.SSLContext | None = None, host: str | None = None
 ) -> AsyncIterator[int]:
     """Listens on `host` (None: all addresses) until the block ends; then requests under way have a moment to finish.
-    Yields the port; 0 asks for any free one. OSError: the port is taken."""
+    Yields the port; 0 asks for any free one. Raises OSError if the port is taken."""
     app.middlewares.insert(0, _closed_after_the_answer)
     runner = web.AppRunner(
         app,
         access_log=None,
         logger=_http_log,
-        # A decompression bomb passes the limit on bytes while it is packed.
+        # Compressed, a decompression bomb is below the limit on bytes.
         auto_decompress=False,
         max_line_size=_LONGEST_LINE,
         max_field_size=_LONGEST_HEADER,
         max_headers=_MOST_HEADERS,
         read_bufsize=_BUFFER_BYTES,
-        # It also ends the wait for the first request.
+        # It also limits the wait for the first request.
         keepalive_timeout=_SECONDS_TO_ASK,
         lingering_time=_SECONDS_TO_DRAIN,
         shutdown_timeout=_SECONDS_TO_STOP,
-        # A handler that outlived its connection would count nowhere.
+        # A handler that outlived its connection would not be counted.
         handler_cancellation=True,
     )
     await runner.setup()
@@ -108,9 +109,9 @@ async def serve_bounded(
 
 @web.middleware
 async def _closed_after_the_answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A connection kept open between two requests costs more memory than the next handshake costs time."""
+    """Closes the connection after the answer: keeping it costs more memory than the next handshake costs time."""
     if request.transport is not None:
-        cast("_Connection", request.transport.get_protocol()).has_asked = True
+        cast("_BoundedConnection", request.transport.get_protocol()).has_asked = True
     try:
         response = await handler(request)
     except web.HTTPException as error:
@@ -128,17 +129,17 @@ def listening_socket(host: str | None, port: int) -> socket.socket:
     else:
         listener = socket.create_server((host or "", port), backlog=_MOST_UNACCEPTED)
     listener.setblocking(False)
-    # Accepted sockets inherit it. By itself the kernel keeps megabytes for each.
+    # Accepted sockets inherit it. By default the kernel keeps megabytes for each.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
     return listener
 
 
-class _Connection(asyncio.Protocol):
-    """Passes one connection on to aiohttp (`http`), and ends it when it has sent too much or lasted too long. `gone`
-    is called when it no longer counts. `has_asked`: what it sent was a request."""
+class _BoundedConnection(asyncio.Protocol):
+    """Passes one connection on to aiohttp (`http`), and closes it when it has sent too much or lasted too long. `gone`
+    is called when it no longer counts. `has_asked`: it has sent a request."""
 
     def __init__(
-        self, http: asyncio.Protocol, address: str, most_bytes: int, gone: Callable[["_Connection"], None]
+        self, http: asyncio.Protocol, address: str, most_bytes: int, gone: Callable[["_BoundedConnection"], None]
     ) -> None:
         self.address = address
         self.has_asked = False
@@ -164,7 +165,7 @@ class _Connection(asyncio.Protocol):
             )
         except (OSError, asyncio.CancelledError) as error:
             # This is not TLS, the client does not trust us, the handshake took too long, or its place was needed. In
-            # asyncio, the error holds itself by its traceback, and buffers of 256 KiB until the next collection.
+            # asyncio, the traceback keeps the error and buffers of 256 KiB in memory until the next collection.
             error.__traceback__ = None
         finally:
             self._handshake = None
@@ -172,7 +173,7 @@ class _Connection(asyncio.Protocol):
                 self._forget()
 
     def abort(self) -> None:
-        """Ends it at once. Nothing waits for the client."""
+        """Closes the connection at once, without waiting for the client."""
         if self._transport is not None:
             self._transport.abort()
         elif self._handshake is not None:
@@ -215,8 +216,8 @@ class _Acceptor:
         self._http = http
         self._bounds = bounds
         self._tls = tls
-        self._open: dict[_Connection, None] = {}
-        self._came_to_nothing = 0
+        self._open: dict[_BoundedConnection, None] = {}
+        self._without_request = 0
 
     async def accept(self, listener: socket.socket) -> None:
         """Accepts connections until it is cancelled."""
@@ -230,32 +231,32 @@ class _Acceptor:
                 await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
                 continue
             self._make_room()
-            connection = _Connection(self._http(), str(address), self._bounds.bytes_of_each, self._forget)
+            connection = _BoundedConnection(self._http(), str(address), self._bounds.bytes_of_each, self._forget)
             self._open[connection] = None
             connection.begin(accepted, self._tls)
-            # A flood of connections must not keep everything else from its turn.
+            # A flood of connections must not starve other tasks.
             await asyncio.sleep(0)
 
     def _make_room(self) -> None:
-        """When all places are taken, closes the oldest connection of the address that has the most; handshakes go
-        first."""
+        """Closes a connection when all places are taken: the oldest of the address that has the most, preferably one
+        that is still in its handshake."""
         if len(self._open) >= self._bounds.connections:
             [(greediest, _)] = Counter(connection.address for connection in self._open).most_common(1)
-            own = (connection for connection in self._open if connection.address == greediest)
-            min(own, key=lambda connection: connection.has_shaken_hands).abort()
+            candidates = (connection for connection in self._open if connection.address == greediest)
+            min(candidates, key=lambda connection: connection.has_shaken_hands).abort()
 
-    def _forget(self, connection: _Connection) -> None:
+    def _forget(self, connection: _BoundedConnection) -> None:
         if connection not in self._open:
             return
         del self._open[connection]
-        self._came_to_nothing += not connection.has_asked
-        if self._came_to_nothing >= _CONNECTIONS_BETWEEN_COLLECTIONS:
-            self._came_to_nothing = 0
-            # aiohttp's error about a malformed request holds itself by its traceback, and so all of the connection.
+        self._without_request += not connection.has_asked
+        if self._without_request >= _CONNECTIONS_BETWEEN_COLLECTIONS:
+            self._without_request = 0
+            # The traceback of aiohttp's error about a malformed request keeps the whole connection in memory.
             gc.collect()
 
     async def close(self) -> None:
         for connection in list(self._open):
             connection.abort()
-        # A handshake that is cancelled closes its socket.
+        # A cancelled handshake closes its socket.
         await asyncio.sleep(0)

@@ -1,7 +1,7 @@
-"""Reads what a plan needs to know of a job's queue: one request for a job in a queue, and none for any other.
+"""Reads what a plan needs to know about a job's queue: one request for a job in a queue, none for any other.
 
-Which version of Kueue's API the cluster has is found out by asking for the Workload itself, so the operator needs no
-right to read the definitions of other kinds.
+The request for the Workload itself shows which version of Kueue's API the cluster has, so the operator needs no right
+to read the definitions of other kinds.
 """
 
 from collections import OrderedDict
@@ -32,12 +32,12 @@ from tpu_training_operator.kube.cluster import (
 )
 from tpu_training_operator.kube.errors import Forbidden, NotFound
 
-# Admissions whose flavors are remembered: a job asks for them again with every pass.
+# Admissions whose flavors are kept: every pass over a job needs them again.
 _MOST = 512
 
 
 class Queues:
-    """`found`: hears of the kind Workload, once the cluster is known to have it."""
+    """`found` is called with the kind Workload once the cluster is known to have it."""
 
     def __init__(self, cluster: Reader, found: Callable[[Resource], None] = lambda kind: None) -> None:
         self._cluster = cluster
@@ -46,7 +46,7 @@ class Queues:
         self._flavors: OrderedDict[tuple[str, tuple[str, ...]], tuple[Object, ...]] = OrderedDict()
 
     async def of(self, job: Mapping[str, object]) -> Queue | None:
-        """None for a job that has nothing to do with Kueue. Raises ApiError."""
+        """Reads the job's queue; None for a job that has nothing to do with Kueue. Raises ApiError."""
         body: Object = dict(job)
         if not is_in_queue(body):
             return None
@@ -67,53 +67,53 @@ class Queues:
             return Queue(queue, problem=problem)
         if has_several:
             return await self._of_slices(body, Queue(queue, version), workloads)
-        found = next(iter(workloads), None)
-        if found is None and prebuilt:
+        workload = next(iter(workloads), None)
+        if workload is None and prebuilt:
             problem = (
                 f"Workload {prebuilt}, which {constants.PREBUILT_WORKLOAD} of the job names, does not exist; whoever"
                 " made the job, such as Kueue in another cluster, makes it, too"
             )
             return Queue(queue, version, problem=problem, is_prebuilt=True)
-        if found is None:
+        if workload is None:
             # Without a label and without a Workload, the job has left its queue.
             return await self._unqueued(body, Queue(queue, version)) if queue else None
-        is_unowned = bool(prebuilt) and not controller(found) and "deletionTimestamp" not in found["metadata"]
-        if claim(found, body) is Claim.FOREIGN and not is_unowned:
-            problem = f"Workload {name} exists and belongs to somebody else; delete it"
+        is_unowned = bool(prebuilt) and not controller(workload) and "deletionTimestamp" not in workload["metadata"]
+        if claim(workload, body) is Claim.FOREIGN and not is_unowned:
+            problem = f"Workload {name} exists and has another owner; delete it"
             return Queue(queue, version, problem=problem)
-        known = Queue(queue, version, Workload(found), is_prebuilt=bool(prebuilt), is_unowned=is_unowned)
-        return await self._placed(await self._with_new_priority(body, known))
+        known = Queue(queue, version, Workload(workload), is_prebuilt=bool(prebuilt), is_unowned=is_unowned)
+        return await self._with_flavors(await self._with_new_priority(body, known))
 
     async def _of_slices(self, job: Object, queue: Queue, workloads: Sequence[Object]) -> Queue | None:
-        """With the job's own Workloads, one for each slice for which it has asked."""
-        own = [found for found in workloads if claim(found, job) is Claim.OURS]
-        if not own and not queue.name:
+        """Returns the queue with the job's own Workloads, one for each slice for which it has asked."""
+        bodies = [body for body in workloads if claim(body, job) is Claim.OURS]
+        if not bodies and not queue.name:
             return None
-        known = [replace(queue, workload=Workload(found)) for found in own]
-        others = [await self._placed(await self._with_new_priority(job, each)) for each in known]
+        queues = [replace(queue, workload=Workload(body)) for body in bodies]
+        others = [await self._with_flavors(await self._with_new_priority(job, slice_queue)) for slice_queue in queues]
         return replace(await self._unqueued(job, queue), others=tuple(others))
 
     async def _workloads(self, job: Object, name: str) -> tuple[str, list[Object]]:
-        """The version of Kueue's API, empty without one, and the Workload of this name, if it exists; without a name,
-        all Workloads that may belong to the job. `job`: its metadata."""
+        """Returns the version of Kueue's API, empty without one, and the Workload of this name, if it exists; without a
+        name, all Workloads that may belong to the job. `job`: its metadata."""
         namespace, labels = job["namespace"], {constants.LABEL_JOB_NAME: job["name"]}
-        for version in sorted(KUEUE_VERSIONS, key=lambda each: each != self._version):
+        for version in sorted(KUEUE_VERSIONS, key=lambda version: version != self._version):
             kind = WORKLOADS[version]
             try:
                 get = self._cluster.get(kind, namespace, name) if name else None
-                found = [await get] if get else await self._cluster.list(kind, namespace, labels)
+                bodies = [await get] if get else await self._cluster.list(kind, namespace, labels)
             except NotFound as error:
-                # Without a reason it is the kind that the API server does not know.
+                # Without a reason, the API server does not know the kind.
                 if error.reason != "NotFound":
                     continue
-                found = []
+                bodies = []
             self._version = version
             self._found(kind)
-            return version, found
+            return version, bodies
         return "", []
 
     async def _unqueued(self, job: Object, queue: Queue) -> Queue:
-        """With the priority, which the Workload is created with."""
+        """Returns the queue with the priority for the Workload that is to be created."""
         trainer = (job.get("spec") or {}).get("trainer") or {}
         if name := _priority_class(job):
             return await self._with_priority(queue, WORKLOAD_PRIORITY_CLASSES[queue.version], name)
@@ -122,38 +122,38 @@ class Queues:
         return queue
 
     async def _with_new_priority(self, job: Object, queue: Queue) -> Queue:
-        """With the priority, if the job's label names another class than its Workload has and it still waits."""
-        found, name = queue.workload, _priority_class(job)
-        if not name or found is None or queue.is_prebuilt or found.holds_quota or found.is_finished:
+        """Returns the queue with a new priority if the job still waits and its label names another class than its
+        Workload has."""
+        workload, name = queue.workload, _priority_class(job)
+        if not name or workload is None or queue.is_prebuilt or workload.holds_quota or workload.is_finished:
             return queue
-        known = found.raw["spec"].get("priorityClassRef") or found.raw["spec"].get("priorityClassSource")
-        is_own = constants.KUEUE_GROUP in str(known)
-        if is_own and found.priority_class == name:
+        source = workload.raw["spec"].get("priorityClassRef") or workload.raw["spec"].get("priorityClassSource")
+        if constants.KUEUE_GROUP in str(source) and workload.priority_class == name:
             return queue
         return await self._with_priority(queue, WORKLOAD_PRIORITY_CLASSES[queue.version], name)
 
     async def _with_priority(self, queue: Queue, resource: Resource, name: str) -> Queue:
         group = resource.api_version.partition("/")[0]
-        found, problem = await self._class(resource, name)
-        if found is None:
+        body, problem = await self._class(resource, name)
+        if body is None:
             return replace(queue, problem=problem)
-        return replace(queue, priority=Priority(group, name, int(found.get("value", 0))))
+        return replace(queue, priority=Priority(group, name, int(body.get("value", 0))))
 
-    async def _placed(self, queue: Queue) -> Queue:
-        """With the flavors, which say where the workers go."""
-        found = queue.workload
-        if found is None or not found.is_admitted:
+    async def _with_flavors(self, queue: Queue) -> Queue:
+        """Returns the queue with the flavors of an admission, which say where the workers go."""
+        workload = queue.workload
+        if workload is None or not workload.is_admitted:
             return queue
-        if found.assignment.get("topologyAssignment"):
+        if workload.assignment.get("topologyAssignment"):
             problem = (
-                f"Workload {found.name} was given places by Kueue's topology-aware scheduling, which this operator does"
-                " not follow: a slice already is one node pool; use a ResourceFlavor without topologyName"
+                f"Workload {workload.name} was given places by Kueue's topology-aware scheduling, which this operator"
+                " does not follow: a slice already is one node pool; use a ResourceFlavor without topologyName"
             )
             return replace(queue, problem=problem)
-        key = str(found.raw["metadata"]["uid"]), found.flavors
+        key = str(workload.raw["metadata"]["uid"]), workload.flavors
         if key not in self._flavors:
             flavors = []
-            for name in found.flavors:
+            for name in workload.flavors:
                 flavor, problem = await self._class(RESOURCE_FLAVORS[queue.version], name)
                 if flavor is None:
                     return replace(queue, problem=problem)
@@ -164,7 +164,7 @@ class Queues:
         return replace(queue, flavors=self._flavors[key])
 
     async def _class(self, resource: Resource, name: str) -> tuple[Object | None, str]:
-        """An object of the whole cluster, or what to do about its absence."""
+        """Returns an object of the whole cluster, or what to do about its absence."""
         try:
             return await self._cluster.get(resource, "", name), ""
         except NotFound:

@@ -19,11 +19,12 @@ from tpu_training_operator.domain.cluster_state.ownership import controller, is_
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes, Reporting
 from tpu_training_operator.domain.cluster_state.workload import Queue, is_of_others, manager_of
 from tpu_training_operator.domain.job.naming import gang_selector
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.common.blocked import blocked, recovered, retrying
-from tpu_training_operator.domain.plan.freshness import Weight, weight
+from tpu_training_operator.domain.plan.blocked import blocked, recovered, retrying
+from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.parse_cache import Readings
+from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.planner import plan
 from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, JobKey, Object, Reader
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
@@ -48,7 +49,7 @@ _SETTLE_SECONDS_PER_POD = 0.004
 
 @dataclass(frozen=True)
 class _Look:
-    """`stored`: the status as it was read; `before`: as it was before passes failed."""
+    """`stored`: the status as it was read; `before`: as it was before passes failed. `pods`: as they were read."""
 
     job: Object
     observed: Observed
@@ -56,6 +57,7 @@ class _Look:
     before: Status
     decided: Plan
     queue: Queue | None
+    pods: Sequence[Object]
 
 
 class Reconciler:
@@ -134,7 +136,7 @@ class Reconciler:
         try:
             seen = await self._look(key, memory, self._cluster, self._cluster)
             if self._fresh is not None:
-                seen = await self._confirmed(seen, key, memory, self._fresh)
+                seen = await self._fresh_enough(seen, key, memory, self._fresh)
         except NotFound:
             self._forget(key)
             return None
@@ -176,16 +178,23 @@ class Reconciler:
         return decided.again
 
     async def _look(
-        self, key: JobKey, memory: Memory, jobs: Reader, pods_of: Reader, queue: Queue | None = None
+        self, key: JobKey, memory: Memory, jobs: Reader, pods_of: Reader, earlier: "_Look | None" = None
     ) -> "_Look":
-        """Read and decide. Raises NotFound if there is no such job. `queue`: if it has been read already."""
+        """Read and decide. Raises NotFound if there is no such job.
+
+        `earlier`: a look at older reads. Its plan stands if nothing has changed since, and what it has read of the
+        queue stands in any case.
+        """
         # The job first: pods read before the job could lack the workers of its latest attempt. And before the pods its
         # Workload: its quota must not be given back while there are workers.
         job = await jobs.get(JOBS, key.namespace, key.name)
+        queue = earlier.queue if earlier is not None else None
         if queue is None and self._queues is not None:
             queue = await self._queues.of(job)
         pods = await pods_of.list(PODS, key.namespace, gang_selector(key.name))
         memory.pods = len(pods)
+        if earlier is not None and _version(job) == _version(earlier.job) and _by_uid(pods) == _by_uid(earlier.pods):
+            return earlier
 
         # As if no earlier pass had failed.
         stored = self._readings.status(job.get("status"))
@@ -193,29 +202,32 @@ class Reconciler:
         before = stored if manager_of(job) else recovered(stored)
         seen = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes, queue=queue)
-        return _Look(job, observed, stored, before, self._planned(observed), queue)
+        return _Look(job, observed, stored, before, self._planned(observed), queue, pods)
 
     def _planned(self, observed: Observed) -> Plan:
-        decided = plan(observed, self._clock(), self._reporting, max_hosts=self._max_hosts, readings=self._readings)
-        return decided if self._network_policy is None else self._network_policy.added_to(decided)
+        return plan(
+            observed,
+            self._clock(),
+            self._reporting,
+            network_policy=self._network_policy,
+            max_hosts=self._max_hosts,
+            readings=self._readings,
+        )
 
-    async def _confirmed(self, seen: "_Look", key: JobKey, memory: Memory, fresh: Reader) -> "_Look":
-        """A look that is as fresh as its decision needs. Raises NotFound if there is no such job."""
-        match weight(seen.before, seen.decided):
-            case Weight.NONE:
-                return seen
-            case Weight.STATUS:
-                seen = await self._look(key, memory, self._cluster, fresh, seen.queue)
-                # With the present pods, the decision may be another one, which may need more.
-                if weight(seen.before, seen.decided) is not Weight.EFFECTS:
-                    return seen
+    async def _fresh_enough(self, seen: "_Look", key: JobKey, memory: Memory, fresh: Reader) -> "_Look":
+        """A look that is as fresh as its plan needs. Raises NotFound if there is no such job."""
+        if seen.decided.freshness is Freshness.FRESH_PODS:
+            # With the present pods, the plan may be another one, which may need more.
+            seen = await self._look(key, memory, self._cluster, fresh, seen)
+        if seen.decided.freshness is not Freshness.FRESH_ALL:
+            return seen
         if memory.began == seen.job["metadata"]["resourceVersion"] and memory.pods == 0:
             now = await fresh.get(JOBS, key.namespace, key.name)
             if now["metadata"]["resourceVersion"] == memory.began:
                 # Nobody has touched the job since its first attempt began here, when it had no pods. Workers can only
                 # come of that attempt, with the names of those that are about to be created.
                 return seen
-        return await self._look(key, memory, fresh, fresh, seen.queue)
+        return await self._look(key, memory, fresh, fresh, seen)
 
     async def _explained(self, seen: "_Look", key: JobKey) -> "_Look":
         """The look; decided again with more, if it has found a new failure. A worker that is not listed may be there
@@ -310,6 +322,15 @@ class Reconciler:
         event = Event(EventReason.RETRYING, message, warning=True)
         if is_news and await send_events(self._cluster, (event,), job, self._clock()):
             memory.sent_retrying = True
+
+
+def _version(job: Object) -> str:
+    return str(job["metadata"]["resourceVersion"])
+
+
+def _by_uid(pods: Sequence[Object]) -> dict[str, Object]:
+    """Returns the pods without their versions, which change no plan and are not in the operator's memory."""
+    return {pod["metadata"]["uid"]: {**pod, "metadata": {**pod["metadata"], "resourceVersion": None}} for pod in pods}
 
 
 def _summary(before: Status, after: Status) -> str:

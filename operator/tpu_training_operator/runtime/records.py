@@ -1,8 +1,8 @@
-"""What the operator keeps in memory of jobs and pods: compact JSON, which is parsed for a pass.
+"""The operator's memory of jobs and pods: compact JSON, which is parsed for a pass.
 
-As Python objects they would take several times as much. Memory is bounded although users decide how many jobs there are
-and how large: of a job that is large or has finished, and of any job when the budget is used up, only what the resync
-reads is kept. A pass over such a job reads it from the API server.
+Python objects would take several times as much. Memory is bounded, although users decide how many jobs there are and
+how large they are: of a job that is large or has finished, and of any job when the budget is used up, only the fields
+that the resync reads are record. A pass over such a job reads it from the API server.
 """
 
 from collections import Counter, OrderedDict
@@ -15,9 +15,9 @@ from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, slim_worker
 from tpu_training_operator.domain.cluster_state.ownership import job_of
 from tpu_training_operator.domain.cluster_state.workload import manager_of, owes_an_end
-from tpu_training_operator.domain.plan.common.completion import is_at_rest
+from tpu_training_operator.domain.plan.at_rest import is_at_rest
 from tpu_training_operator.kube.cluster import Object
-from tpu_training_operator.kube.encoding import encoded
+from tpu_training_operator.kube.encoding import encode
 from tpu_training_operator.kube.replica import Change, Name, Replica, Version
 from tpu_training_operator.runtime.resync import slim_job
 
@@ -29,20 +29,23 @@ _WITH_WORKERS = (State.STARTING, State.RUNNING, State.RESTARTING)
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """`slim`: what the resync reads. `whole`: the job as the API server has it; None: read it there. `is_at_rest`: it
-    has finished, and so has its Workload, if it has one; or it is suspended. `attempt`, `hosts`: of the workers that
-    its status says it has, which stand idle while it `is_restarting`."""
+    """One job, as JSON.
+
+    `slim`: the fields that the resync reads. `full`: the job as the API server has it; None: it must be read there.
+    `is_at_rest`: it is suspended, or it has finished and so has its Workload, if it has one. `attempt`, `hosts`: of the
+    workers that its status says it has, which stand idle while it `is_restarting`.
+    """
 
     slim: bytes
-    whole: bytes | None
+    full: bytes | None
     is_at_rest: bool = False
     attempt: int = 0
     hosts: int = 0
     is_restarting: bool = False
 
 
-class Stage(IntEnum):
-    """How far a worker's pod is."""
+class PodStage(IntEnum):
+    """How far a worker's pod has come."""
 
     NEW = auto()
     ADDRESSED = auto()
@@ -51,42 +54,43 @@ class Stage(IntEnum):
     ENDED = auto()
 
     @staticmethod
-    def of(pod: WorkerPod) -> "Stage":
+    def of(pod: WorkerPod) -> "PodStage":
         if pod.has_ended:
-            return Stage.ENDED
+            return PodStage.ENDED
         if pod.is_terminating:
-            return Stage.STOPPING
-        return Stage.READY if pod.is_ready else Stage.ADDRESSED if pod.addresses else Stage.NEW
+            return PodStage.STOPPING
+        return PodStage.READY if pod.is_ready else PodStage.ADDRESSED if pod.addresses else PodStage.NEW
 
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """A worker's slim pod. `job`: whose gang its label says it is in. `is_hint`: whether that is also its controller:
-    anyone may set a label, and every pass costs what all jobs share. `attempt`: by its name; 0 if that is another."""
+    """A worker's slim pod. `job`: the job that its label names. `is_hint`: whether that job is also its controller:
+    anyone may set a label, and all jobs share the cost of passes. `attempt`: from its name; 0 if it has no worker's
+    name."""
 
     job: str
     is_hint: bool
     attempt: int
-    stage: Stage
+    stage: PodStage
     body: bytes
 
     @property
     def has_ended(self) -> bool:
-        return self.stage is Stage.ENDED
+        return self.stage is PodStage.ENDED
 
 
 def keep_job(job: Object) -> JobRecord:
     slim = slim_job(job)
-    # A job whose memory is short differs from its next version all the same.
+    # Two versions of a job must differ, also if only this is record.
     slim["metadata"]["resourceVersion"] = job["metadata"]["resourceVersion"]
     if slim["status"].get("completionTime") is not None:
-        return JobRecord(encoded(slim), None, is_at_rest=not owes_an_end(job))
-    whole, status = encoded(job), job.get("status") or {}
+        return JobRecord(encode(slim), None, is_at_rest=not owes_an_end(job))
+    full, status = encode(job), job.get("status") or {}
     has_workers = status.get("state") in _WITH_WORKERS and not manager_of(job)
     attempt = int(status.get("attempt") or 0)
     return JobRecord(
-        encoded(slim),
-        whole if len(whole) <= _LARGEST_JOB else None,
+        encode(slim),
+        full if len(full) <= _LARGEST_JOB else None,
         is_at_rest=is_at_rest(job),
         attempt=attempt,
         hosts=int((status.get("resolved") or {}).get("hosts") or 0) if has_workers and attempt else 0,
@@ -99,52 +103,52 @@ def keep_pod(pod: Object) -> PodRecord | None:
     slim = slim_worker(pod)
     if label is None or slim is None:
         return None
-    # A version of its own would make every change of the pod look like one that matters.
+    # With its version, every change of the pod would look relevant.
     slim["metadata"].pop("resourceVersion", None)
-    seen = WorkerPod(slim)
-    attempt = seen.named_worker.attempt if seen.named_worker else 0
-    return PodRecord(label, label == job_of(pod), attempt, Stage.of(seen), encoded(slim))
+    worker = WorkerPod(slim)
+    attempt = worker.named_worker.attempt if worker.named_worker else 0
+    return PodRecord(label, label == job_of(pod), attempt, PodStage.of(worker), encode(slim))
 
 
 class KnownJobs(Replica[JobRecord]):
-    """`budget`: bytes of all whole jobs together."""
+    """`budget`: bytes of all full jobs together."""
 
     def __init__(self, budget: int = _ALL_JOBS) -> None:
         super().__init__()
         self._left_over = budget
 
-    def _entering(self, name: Name, kept: JobRecord) -> JobRecord:
-        size = len(kept.whole or b"")
+    def _before_storing(self, name: Name, record: JobRecord) -> JobRecord:
+        size = len(record.full or b"")
         if size > self._left_over:
-            return replace(kept, whole=None)
+            return replace(record, full=None)
         self._left_over -= size
-        return kept
+        return record
 
-    def _left(self, name: Name, kept: JobRecord) -> None:
-        self._left_over += len(kept.whole or b"")
+    def _after_removal(self, name: Name, record: JobRecord) -> None:
+        self._left_over += len(record.full or b"")
 
 
 class KnownPods(Replica[PodRecord]):
-    """Finds the pods of a gang without looking at all others."""
+    """Finds the pods of a gang without a search through all pods."""
 
     def __init__(self) -> None:
         super().__init__()
         self._gangs: dict[Name, dict[Name, None]] = {}
-        # By the gang's namespace, job and attempt.
-        self._stages: dict[tuple[str, str, int], Counter[Stage]] = {}
-        # How the pods that went last were at their end.
+        # The number of pods in each stage, by the gang's namespace, job and attempt.
+        self._stages: dict[tuple[str, str, int], Counter[PodStage]] = {}
+        # The last versions of the pods that were deleted last.
         self._ends: OrderedDict[Name, bytes] = OrderedDict()
 
-    def deleted(self, version: Version[PodRecord]) -> Change[PodRecord] | None:
-        if version.kept is not None:
-            self._ends[version.name] = version.kept.body
+    def apply_deletion(self, version: Version[PodRecord]) -> Change[PodRecord] | None:
+        if version.record is not None:
+            self._ends[version.name] = version.record.body
             self._ends.move_to_end(version.name)
             if len(self._ends) > _MOST_ENDS:
                 self._ends.popitem(last=False)
-        return super().deleted(version)
+        return super().apply_deletion(version)
 
     def end_of(self, name: Name) -> bytes | None:
-        """The last version of a pod that the watch has told to be gone; None if that was long ago."""
+        """Returns the last version of a pod that was deleted; None if that was long ago."""
         return self._ends.get(name)
 
     def gang(self, namespace: str, job: str) -> Iterator[tuple[Name, PodRecord]]:
@@ -153,20 +157,20 @@ class KnownPods(Replica[PodRecord]):
                 yield name, record
 
     def count(self, namespace: str, like: PodRecord) -> int:
-        """How many pods of its attempt are as far as this one."""
+        """Returns the number of pods of the same attempt in the same stage."""
         return self._stages.get((namespace, like.job, like.attempt), Counter())[like.stage]
 
-    def _entering(self, name: Name, kept: PodRecord) -> PodRecord:
-        self._gangs.setdefault((name[0], kept.job), {})[name] = None
-        self._stages.setdefault((name[0], kept.job, kept.attempt), Counter())[kept.stage] += 1
-        return kept
+    def _before_storing(self, name: Name, record: PodRecord) -> PodRecord:
+        self._gangs.setdefault((name[0], record.job), {})[name] = None
+        self._stages.setdefault((name[0], record.job, record.attempt), Counter())[record.stage] += 1
+        return record
 
-    def _left(self, name: Name, kept: PodRecord) -> None:
-        gang = self._gangs[name[0], kept.job]
+    def _after_removal(self, name: Name, record: PodRecord) -> None:
+        gang = self._gangs[name[0], record.job]
         del gang[name]
         if not gang:
-            del self._gangs[name[0], kept.job]
-        attempt = name[0], kept.job, kept.attempt
-        self._stages[attempt][kept.stage] -= 1
+            del self._gangs[name[0], record.job]
+        attempt = name[0], record.job, record.attempt
+        self._stages[attempt][record.stage] -= 1
         if not self._stages[attempt].total():
             del self._stages[attempt]

@@ -1,4 +1,4 @@
-"""Which jobs the resync requeues although nothing was heard of them."""
+"""Finds the jobs that the resync requeues without a hint."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.workload import is_of_others
-from tpu_training_operator.domain.plan.common.completion import may_need_a_pass
+from tpu_training_operator.domain.plan.at_rest import may_need_a_pass
 from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError
 from tpu_training_operator.runtime.metrics import Metrics
@@ -16,12 +16,12 @@ from tpu_training_operator.runtime.metrics import Metrics
 log = logging.getLogger(__name__)
 
 RESYNC_SECONDS = 300.0
-"""Between two resyncs. They only make up for lost events, so this is a constant and not an option."""
+"""Between two resyncs. They only make up for lost hints, so this is a constant and not an option."""
 
 _METADATA = ("namespace", "name", "generation", "deletionTimestamp")
 _POLICY = ("ttlSecondsAfterFinished", "suspend")
 _STATUS = ("state", "attempt", "completionTime", "observedGeneration")
-# Whether the job still owes its Workload an end; and of a suspended one, whether its status waits for something.
+# They show whether the job's Workload must still be finished, and whether a suspended job still waits.
 _ALWAYS = (ConditionType.ADMITTED,)
 _SUSPENDED = (*_ALWAYS, ConditionType.READY, ConditionType.RECONCILING)
 
@@ -29,29 +29,29 @@ _SUSPENDED = (*_ALWAYS, ConditionType.READY, ConditionType.RECONCILING)
 async def jobs_to_reconcile(
     cluster: Cluster, namespaces: Sequence[str], clock: Callable[[], datetime], metrics: Metrics | None = None
 ) -> list[JobKey]:
-    """The jobs that have something to do, and those whose TTL has expired; without `namespaces`, in the whole cluster.
-    A namespace that cannot be listed does not affect the others."""
-    found: list[Object] = []
+    """Returns the jobs that may need a pass, and those whose time to live is over; without `namespaces`, in the whole
+    cluster. A namespace that cannot be listed does not affect the others."""
+    jobs: list[Object] = []
     complete = True
     for namespace in namespaces or (None,):
         try:
-            found += await cluster.list(JOBS, namespace)
+            jobs += await cluster.list(JOBS, namespace)
         except ApiError as error:
             complete = False
             where = "the cluster" if namespace is None else f"namespace {namespace}"
             log.warning("the jobs of %s could not be listed: %s", where, error)
     if complete and metrics:
-        metrics.jobs_listed({_key(job): _state(job) for job in found if not is_of_others(job)})
+        metrics.jobs_listed({_key(job): _state(job) for job in jobs if not is_of_others(job)})
     now = clock()
-    return [_key(job) for job in found if _may_need_a_pass(job, now)]
+    return [_key(job) for job in jobs if _may_need_a_pass(job, now)]
 
 
 def slim_job(job: Object) -> Object:
-    """The fields of the job that are read here."""
+    """Returns the job with only the fields that are read here."""
     metadata, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
     policy, labels = spec.get("runPolicy") or {}, metadata.get("labels") or {}
     kinds = _SUSPENDED if status.get("state") == State.SUSPENDED else _ALWAYS
-    conditions = [each for each in status.get("conditions") or () if each.get("type") in kinds]
+    conditions = [condition for condition in status.get("conditions") or () if condition.get("type") in kinds]
     slim: Object = {
         "metadata": _only(metadata, _METADATA) | {"labels": _only(labels, (LABEL_QUEUE,))},
         "spec": {"runPolicy": _only(policy, _POLICY)} | _only(spec, ("managedBy",)),

@@ -1,40 +1,41 @@
-"""Watches the pods of jobs, in each served namespace or in all, and says which job may need a pass: because it has
-changed, which kopf reports (`runtime.job_watch`), or one of its pods.
+"""Watches pods and Workloads in the served namespaces, and hints at jobs that may need a pass. What changes a job
+itself, kopf reports (`runtime.job_watch`).
 
-A change costs no task and no request. Its job is enqueued, and a change of a pod that no plan can see is not even that.
-The pods of a gang start and stop one by one, and a pass reads them all. So a pass is due at once when the first of them
-ends, and when the last of them has its address, is ready or is gone; what comes between can wait a moment.
+A change of a pod costs no request, and is a hint only if a plan can see it. The pods of a gang start and stop one by
+one, and a pass reads them all. So a pass is due at once when the first of them ends, and when the last of them has its
+address, is ready or is gone; other changes can wait a moment.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
+from tpu_training_operator.domain.cluster_state.ownership import job_of
 from tpu_training_operator.kube.client import Client, Selection
-from tpu_training_operator.kube.cluster import PODS, JobKey
+from tpu_training_operator.kube.cluster import PODS, JobKey, Object, Resource
 from tpu_training_operator.kube.errors import Unavailable
 from tpu_training_operator.kube.informer import Informer
 from tpu_training_operator.kube.replica import Change, Name
 from tpu_training_operator.runtime.cached_cluster import Served
 from tpu_training_operator.runtime.controller import Haste, Hint
 from tpu_training_operator.runtime.job_watch import JobWatch
-from tpu_training_operator.runtime.records import JobRecord, PodRecord, Stage, keep_pod
+from tpu_training_operator.runtime.records import JobRecord, PodRecord, PodStage, keep_pod
 
-# The API server ends an idle watch after less than a minute. The planner counts on reads that are not older than five.
+# The API server ends a watch after less than a minute. The planner relies on reads of the last five minutes.
 _TRUSTED_SECONDS = 120.0
-# The first passes find their pods in memory, but happen also if pods cannot be listed.
+# Jobs wait for their pods to be listed, but not longer than this.
 _PATIENCE_SECONDS = 10.0
 
 
-_ENDINGS = (Stage.STOPPING, Stage.ENDED)
+_ENDINGS = (PodStage.STOPPING, PodStage.ENDED)
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _WatchedNamespace:
     jobs: JobWatch
     pods: Informer[PodRecord]
     served: Served
@@ -50,8 +51,8 @@ class Watching:
         self._watched = {namespace: _watch(client, namespace, jobs, hint) for namespace, jobs in job_watches.items()}
 
     def served(self, namespace: str | None) -> Served | None:
-        found = self._watched.get(namespace) or self._watched.get(None)
-        return found.served if found else None
+        watched = self._watched.get(namespace) or self._watched.get(None)
+        return watched.served if watched else None
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -64,22 +65,22 @@ class Watching:
             self.is_running = False
 
     def longest_standstill_seconds(self) -> float:
-        """The longest time in which one of the informers has neither heard anything nor failed."""
-        return time.monotonic() - min(informer.moved_at for informer in self._informers())
+        """Returns the longest time for which one of the watches has had neither news nor an error."""
+        return time.monotonic() - min(informer.active_at for informer in self._informers())
 
     def longest_silence_seconds(self) -> float:
-        """The longest time for which one of the informers has not heard from the API server; since the start, if it
-        never has."""
-        return time.monotonic() - min(max(informer.heard_at, self._began) for informer in self._informers())
+        """Returns the longest time for which the API server has not confirmed one of the watches; if it never has, the
+        time since the start."""
+        return time.monotonic() - min(max(informer.confirmed_at, self._began) for informer in self._informers())
 
     def _informers(self) -> list[Informer[Any]]:
-        return [informer for each in self._watched.values() for informer in (each.jobs, each.pods)]
+        return [informer for watched in self._watched.values() for informer in (watched.jobs, watched.pods)]
 
 
-def _watch(client: Client, namespace: str | None, jobs: JobWatch, hint: Hint) -> _Watched:
+def _watch(client: Client, namespace: str | None, jobs: JobWatch, hint: Hint) -> _WatchedNamespace:
     def is_current() -> bool:
         oldest = time.monotonic() - _TRUSTED_SECONDS
-        return all(informer.is_listed and informer.heard_at > oldest for informer in (jobs, pods))
+        return all(informer.is_listed and informer.confirmed_at > oldest for informer in (jobs, pods))
 
     async def listed() -> None:
         await jobs.has_tried.wait()
@@ -96,13 +97,13 @@ def _watch(client: Client, namespace: str | None, jobs: JobWatch, hint: Hint) ->
         changed=hints.pod_changed,
         is_patient=True,
     )
-    return _Watched(jobs, pods, served, hints)
+    return _WatchedNamespace(jobs, pods, served, hints)
 
 
-async def _begin(watched: _Watched) -> None:
-    """Gives the first hints when all jobs are known, and their pods, unless these cannot be listed."""
-    # Not wait_for: Python 3.11's loses a cancellation that comes together with what it waits for, and the operator
-    # would never stop.
+async def _begin(watched: _WatchedNamespace) -> None:
+    """Gives the first hints when all jobs and their pods are known; without the pods if they cannot be listed."""
+    # Not wait_for: Python 3.11's loses a cancellation that coincides with what it waits for, and the operator would not
+    # stop.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE_SECONDS):
             await watched.pods.has_tried.wait()
@@ -118,7 +119,7 @@ class _Hints:
         self._has_begun = False
 
     def begin(self) -> None:
-        """Hints at every job that is known and may need a pass."""
+        """Hints at all known jobs that may need a pass."""
         self._has_begun = True
         for name, job in self._served.jobs.items():
             # The resync knows when a job's time to live is over.
@@ -144,7 +145,7 @@ class _Hints:
         return Haste.FIRST if change.after is None or change.after.stage in _ENDINGS else Haste.NOW
 
     def _completes(self, change: Change[PodRecord]) -> bool:
-        """Whether the pod is the last of its attempt to leave its stage, or the first to end."""
+        """Returns whether the pod is the last of its attempt to leave its stage, or the first to end."""
         before, after, pods, namespace = change.before, change.after, self._served.pods, change.name[0]
         if before is None or (after is not None and after.stage is before.stage):
             return False
@@ -153,7 +154,7 @@ class _Hints:
         return after is not None and after.stage in _ENDINGS and pods.count(namespace, after) == 1
 
     def _stands_idle(self, key: JobKey, job: JobRecord) -> bool:
-        """Whether one of its workers has ended or is missing, so that the others wait for it."""
+        """Returns whether one of the job's workers has ended or is missing, so that the others wait for it."""
         gang = self._served.pods.gang(key.namespace, key.name)
         stages = [record.stage for _, record in gang if record.is_hint and record.attempt == job.attempt]
         is_broken = len(stages) < job.hosts or any(stage in _ENDINGS for stage in stages)
@@ -161,3 +162,46 @@ class _Hints:
 
     def _runs(self, name: Name) -> bool:
         return any(not record.has_ended for _, record in self._served.pods.gang(*name))
+
+
+# The job that owns a Workload, and the Workload's resourceVersion.
+_WorkloadRecord = tuple[str, str]
+
+
+class WorkloadWatching:
+    """Watches the Workloads of jobs in queues, from the first such job on: a cluster without one gets no request.
+
+    A change is only a hint, because a pass reads the Workload itself, and looks at a job in a queue from time to time
+    anyway. So a watch that is broken or not allowed delays passes, and does no other harm. Without `namespaces`, all
+    are served.
+    """
+
+    def __init__(self, client: Client, namespaces: Sequence[str], hint: Hint) -> None:
+        self._client = client
+        self._namespaces = namespaces or (None,)
+        self._hint = hint
+        self._kind: asyncio.Future[Resource] = asyncio.get_running_loop().create_future()
+
+    def begin(self, kind: Resource) -> None:
+        """Begins to watch, because there is a job in a queue. `kind`: Workloads in the version that the cluster has."""
+        if not self._kind.done():
+            self._kind.set_result(kind)
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        kind = await self._kind
+        async with asyncio.TaskGroup() as tasks:
+            for namespace in self._namespaces:
+                selection = Selection(kind, namespace, {LABEL_JOB_NAME: None})
+                informer = Informer(self._client, selection, _keep_workload, changed=self._changed, is_patient=True)
+                tasks.create_task(informer.run())
+
+    def _changed(self, change: Change[_WorkloadRecord]) -> None:
+        haste = Haste.IDLE if change.only_listed else Haste.NOW
+        for job in {record[0] for record in (change.before, change.after) if record is not None}:
+            self._hint(JobKey(change.name[0], job), None, haste)
+
+
+def _keep_workload(workload: Object) -> _WorkloadRecord | None:
+    job = job_of(workload)
+    return None if job is None else (job, str(workload["metadata"]["resourceVersion"]))

@@ -1,12 +1,12 @@
-"""A queue that never hands out one key twice at once.
+"""A work queue that never hands out a key that is in work.
 
 The algorithm is client-go's: adding a key that waits already changes nothing, adding a key in work makes it come again
 afterwards, and a key whose work failed waits longer every time.
 
-A key may go before the others: the job whose worker has just failed must not wait for a thousand that have just come.
-Keys that were only listed wait in the background, so that a resync delays nobody. Groups of keys take turns: a tenant
-whose thousand jobs fail again and again must not stand before everyone else. Nor may one whose work takes minutes, such
-as many large gangs or an admission webhook that does not answer, have all workers.
+A key may go first: a job whose worker has just failed must not wait for a thousand new ones. Keys that were only listed
+wait in the background, so that a resync delays no other key. Groups of keys take turns: a tenant whose thousand jobs
+fail again and again must not delay the others. And no group may occupy all workers while its work takes minutes, as
+with many large gangs or an admission webhook that does not answer.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ Key = TypeVar("Key")
 
 _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 60.0
-# Background keys in work at once, beside other work: enough to use up the request rate without being in the way.
+# Background keys in work at once: enough to use the request rate, without delaying other keys.
 _BACKGROUND_AT_ONCE = 3
-# However many keys go before it, each kind gets one turn in this many.
+# Each kind of key gets one turn in this many, however many keys go before it.
 _TURNS = 8
 
 
-class _Line(Generic[Key]):
-    """Keys in order of arrival, where groups take turns. Keys also leave from the middle."""
+class _KeyLine(Generic[Key]):
+    """Keys in order of arrival, where groups take turns. A key may also be removed from the middle."""
 
     def __init__(self, group_of: Callable[[Key], Hashable]) -> None:
         self._group_of = group_of
@@ -48,7 +48,7 @@ class _Line(Generic[Key]):
                 del self._groups[group]
 
     def next(self, may: Callable[[Hashable], bool]) -> Key | None:
-        """The key whose turn it is, of the groups that `may` work."""
+        """Returns the key whose turn it is, of the groups that `may` work."""
         return next((next(iter(keys)) for group, keys in self._groups.items() if may(group)), None)
 
     def take(self, key: Key) -> Key:
@@ -60,9 +60,9 @@ class _Line(Generic[Key]):
         return key
 
 
-class _Places:
-    """Says which groups may have another one of `number` places: those that hold fewer than are free. So k groups leave
-    one place of k + 1 to the next."""
+class _WorkerShares:
+    """Decides which groups may have another of `number` places: those that hold fewer than are free. So k groups leave
+    one place in k + 1 to the next group."""
 
     def __init__(self, number: float) -> None:
         self._number = number
@@ -81,8 +81,8 @@ class _Places:
 
 
 class WorkQueue(Generic[Key]):
-    """`settle_seconds`: how long an added key waits to be added again; a starting gang does so hundreds of times.
-    `group_of`: whose key it is; by default, its own. `workers`: how many take keys."""
+    """`settle_seconds`: how long an added key waits for the same key to be added again, as happens hundreds of times
+    while a gang starts. `group_of`: the group of a key; by default, the key itself. `workers`: how many take keys."""
 
     def __init__(
         self,
@@ -94,16 +94,16 @@ class WorkQueue(Generic[Key]):
         self._settle_seconds = settle_seconds
         self._metrics = metrics
         self._group_of = group_of
-        self._places = _Places(workers)
-        self._background_places = _Places(_BACKGROUND_AT_ONCE)
-        self._first: _Line[Key] = _Line(group_of)
-        self._ready: _Line[Key] = _Line(group_of)
-        self._background: _Line[Key] = _Line(group_of)
-        # Keys that go before others when they are due, and those in work that went.
+        self._places = _WorkerShares(workers)
+        self._background_places = _WorkerShares(_BACKGROUND_AT_ONCE)
+        self._first: _KeyLine[Key] = _KeyLine(group_of)
+        self._ready: _KeyLine[Key] = _KeyLine(group_of)
+        self._background: _KeyLine[Key] = _KeyLine(group_of)
+        # Keys that go first when they are due, and those in work that did.
         self._hurried: set[Key] = set()
         self._went_first: set[Key] = set()
         self._background_in_work: set[Key] = set()
-        # Since the background had its last one, and since the others had theirs.
+        # Keys taken since the last one of the background, and since the last one that did not go first.
         self._turns = 0
         self._first_turns = 0
         self._wanted: set[Key] = set()
@@ -115,8 +115,8 @@ class WorkQueue(Generic[Key]):
         self._available = asyncio.Event()
 
     def add(self, key: Key, *, settle_seconds: float = 0.0, background: bool = False, first: bool = False) -> None:
-        """The key needs work, and goes before others with `first`; with `background`, nothing says that it does.
-        `settle_seconds`: if this key should wait longer than others to be added again."""
+        """Adds a key that needs work, or with `background`, one that perhaps needs none. With `first` it goes before
+        others. `settle_seconds`: if it should wait longer than others to be added again."""
         if not background:
             self.add_after(key, max(self._settle_seconds, settle_seconds), first=first)
         elif key in self._paused:
@@ -128,8 +128,8 @@ class WorkQueue(Generic[Key]):
                 self._available.set()
 
     def add_after(self, key: Key, seconds: float, *, first: bool = False) -> None:
-        """The key is due in `seconds`, or sooner if it was due sooner anyway; later while it is paused. It goes before
-        others with `first`, and if it went first and is due at once, because then the same work goes on."""
+        """Makes the key due in `seconds`, unless it is due sooner anyway, or paused for longer. It goes before others
+        with `first`, and if it went first and is due at once, because the same work continues then."""
         if first or (seconds <= 0 and key in self._went_first):
             self._hurried.add(key)
         loop = asyncio.get_running_loop()
@@ -142,7 +142,7 @@ class WorkQueue(Generic[Key]):
         self._timers[key] = loop.call_at(due, self._add, key)
 
     def retry(self, key: Key, *, pause_seconds: float = 0.0) -> None:
-        """The work failed: try again, later each time, and never before `pause_seconds`."""
+        """Adds a key whose work failed: later each time, and not before `pause_seconds`."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         if self._metrics:
@@ -155,11 +155,11 @@ class WorkQueue(Generic[Key]):
         self.add_after(key, min(_FIRST_RETRY_SECONDS * 2 ** min(failures, 32), _LONGEST_RETRY_SECONDS), first=first)
 
     def forget(self, key: Key) -> None:
-        """The work succeeded: the next failure counts as the first."""
+        """Resets the key's failures, because its work succeeded."""
         self._failures.pop(key, None)
 
     async def get(self) -> Key:
-        """The next key; it belongs to the caller until `done`."""
+        """Returns the next key, which belongs to the caller until `done`."""
         while (key := self._next()) is None:
             self._available.clear()
             await self._available.wait()
@@ -206,7 +206,7 @@ class WorkQueue(Generic[Key]):
         self._available.set()
 
     def close(self) -> None:
-        """Cancel all timers."""
+        """Cancels all timers."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -13,7 +13,7 @@ from tests.cluster.toolchain import ToolchainMissing
 from tests.trainer.checkpoint.faults import Blind, Faulty
 from tests.trainer.checkpoint.stores import MemoryStore
 from tpu_trainer.checkpoint import search
-from tpu_trainer.storage.store import Store, open_store
+from tpu_trainer.storage.store import ObjectStore, open_store
 
 BUCKET = "checkpoints"
 
@@ -45,7 +45,7 @@ def _no_pauses() -> Iterator[None]:
 
 
 @pytest.fixture(params=["memory", "directory", "bucket", "lagging"])
-def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], ObjectStore]:
     """Makes empty stores of one kind. A lagging one shows a run's listings without any COMMIT, and all other files
     empty; the tests' own look is true."""
     if request.param == "memory":
@@ -61,5 +61,5 @@ def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], St
 
 
 @pytest.fixture
-def store(new_store: Callable[[], Store]) -> Store:
+def store(new_store: Callable[[], ObjectStore]) -> ObjectStore:
     return new_store()

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.trainer.checkpoint.stores import OPERATIONS, Killed
 from tpu_trainer.contract.errors import StorageError
-from tpu_trainer.storage.store import Store
+from tpu_trainer.storage.store import ObjectStore
 
 Names = Callable[[str], bool]
 """Which objects a fault concerns."""
@@ -28,7 +28,7 @@ class Fault:
 class Faulty:
     """`store` as somebody sees it to whom `faults` happen, the first of them outermost."""
 
-    def __init__(self, store: Store, *faults: Fault) -> None:
+    def __init__(self, store: ObjectStore, *faults: Fault) -> None:
         self.uri = store.uri
         self._store, self._faults = store, faults
 
@@ -114,7 +114,7 @@ class Kill(Fault):
 class Full(Fault):
     """There is room for `room` bytes in all."""
 
-    store: Store
+    store: ObjectStore
     room: int
 
     def call(self, operation: str, arguments: tuple[Any, ...], do: Callable[[], Any]) -> Any:

@@ -18,14 +18,14 @@ import torch
 from tests.trainer.checkpoint.faults import Fault, Faulty
 from tests.trainer.checkpoint.runs import assert_same, author, snapshot
 from tpu_trainer.checkpoint.best import best_in
-from tpu_trainer.checkpoint.catalogue import Found, Others, Target, make_room, write
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, PeerParts, make_room, write
 from tpu_trainer.checkpoint.commit import Author, Mark
-from tpu_trainer.checkpoint.parts import Part
+from tpu_trainer.checkpoint.parts import CheckpointPart
 from tpu_trainer.checkpoint.snapshot import Snapshot, tensor_files
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.spec import BestSpec
-from tpu_trainer.loop.checkpoints import Storage
-from tpu_trainer.storage.store import Store
+from tpu_trainer.loop.checkpoints import CheckpointStorage
+from tpu_trainer.storage.store import ObjectStore
 
 COMMIT = "COMMIT"
 
@@ -35,14 +35,14 @@ def content(attempt: int, step: int) -> float:
     return 1000.0 * attempt + step
 
 
-class OtherHost(Others):
+class OtherHost(PeerParts):
     """Host 1, which writes its part of a checkpoint straight into the storage."""
 
-    def __init__(self, store: Store, folder: str, value: float) -> None:
+    def __init__(self, store: ObjectStore, folder: str, value: float) -> None:
         self._store, self._folder, self._value = store, folder, value
 
     def marks(self) -> Mapping[str, Mark]:
-        files = dict(tensor_files({"model": {"v": torch.full((4,), self._value)}}, Part(1, 2)))
+        files = dict(tensor_files({"model": {"v": torch.full((4,), self._value)}}, CheckpointPart(1, 2)))
         for name, data in files.items():
             self._store.put(f"{self._folder}/{name}", data)
         return {name: Mark.of(data) for name, data in files.items()}
@@ -52,7 +52,7 @@ class OtherHost(Others):
 class Began:
     """How an attempt began. `failure`: the trainer's error, None if it had none; `warnings`: in its status."""
 
-    found: Found | None
+    found: LoadedCheckpoint | None
     failure: Exception | None
     warnings: list[str]
     lines: list[str]
@@ -62,27 +62,27 @@ class Began:
 class Job:
     """One job on one store, whose true objects are in `store`. `best`: with keepBest. `parts`: two hosts write."""
 
-    store: Store
+    store: ObjectStore
     keep: int = 1
     best: BestSpec | None = None
     parts: bool = False
     by: Author = field(default_factory=author)
 
-    def target(self, *faults: Fault) -> Target:
-        return Target(Faulty(self.store, *faults), self.by, self.keep, self.best)
+    def target(self, *faults: Fault) -> CheckpointTarget:
+        return CheckpointTarget(Faulty(self.store, *faults), self.by, self.keep, self.best)
 
     def begin(self, attempt: int, *faults: Fault, elsewhere: Any = None) -> Began:
         """As a run does before its first step."""
         self.by = replace(self.by, attempt=attempt)
         began = Began(None, None, [], [])
-        telling: Any = SimpleNamespace(
-            aloud=True,
+        outputs: Any = SimpleNamespace(
+            is_reporter=True,
             progress=SimpleNamespace(say=began.lines.append),
-            finding=lambda finding: began.warnings.append(finding.message),
+            add_finding=lambda finding: began.warnings.append(finding.message),
         )
         backend: Any = SimpleNamespace(store=None)
         try:
-            began.found = Storage(self.target(*faults), elsewhere).choose(backend, telling)
+            began.found = CheckpointStorage(self.target(*faults), elsewhere).choose(backend, outputs)
         except Exception as failure:
             began.failure = failure
         return began
@@ -90,9 +90,9 @@ class Job:
     def save(self, step: int, *faults: Fault, value: float | None = None) -> bool:
         """As a run does in its thread. Returns whether it counts as committed; `value`: of the step's evaluation."""
         target = self.target(*faults)
-        taken, others = snapshot(step, content(self.by.attempt, step)), Others()
+        taken, others = snapshot(step, content(self.by.attempt, step)), PeerParts()
         if self.parts:
-            taken = replace(taken, part=Part(0, 2))
+            taken = replace(taken, part=CheckpointPart(0, 2))
             folder = f"step-{step:08}-{self.by.job}-{self.by.attempt}"
             others = OtherHost(self.store, folder, content(self.by.attempt, step))
         evaluation = None if value is None else {"error": value}
@@ -113,7 +113,7 @@ class Job:
         model = {**whole.tensors["model"], "v": torch.full((4,), content(attempt, step))}
         return replace(whole, tensors={**whole.tensors, "model": model})
 
-    def check_found(self, found: Found) -> None:
+    def check_found(self, found: LoadedCheckpoint) -> None:
         empty = {file: {} for file in ("model", "optimizer", "hooks", "ema")}
         expected = self.written(found.folder.step, found.folder.attempt)
         assert_same(found.snapshot, replace(expected, tensors={**empty, **expected.tensors}))
@@ -129,7 +129,7 @@ class Kept:
     value: float | None = None
 
 
-def folders(store: Store) -> dict[str, dict[str, bytes]]:
+def folders(store: ObjectStore) -> dict[str, dict[str, bytes]]:
     """The files of all checkpoints, by folder."""
     found: dict[str, dict[str, bytes]] = {}
     for path in store.list("step-0"):
@@ -138,13 +138,13 @@ def folders(store: Store) -> dict[str, dict[str, bytes]]:
     return found
 
 
-def committed(store: Store) -> dict[str, dict[str, bytes]]:
+def committed(store: ObjectStore) -> dict[str, dict[str, bytes]]:
     """The folders that vouch for something, whole or not."""
     no_commits = (b"", b"being deleted")
     return {name: files for name, files in folders(store).items() if files.get(COMMIT, b"") not in no_commits}
 
 
-def intact(store: Store, by: Author, *, by_size: bool = False) -> list[Kept]:
+def intact(store: ObjectStore, by: Author, *, by_size: bool = False) -> list[Kept]:
     """The checkpoints of this job that nothing is wrong with, the newest first. `by_size`: as far as sizes show."""
     whole = []
     for name, files in committed(store).items():
@@ -161,12 +161,12 @@ def intact(store: Store, by: Author, *, by_size: bool = False) -> list[Kept]:
     return sorted(whole, reverse=True, key=lambda kept: (kept.examples, kept.attempt))
 
 
-Damage = Callable[[Store, str], None]
+Damage = Callable[[ObjectStore, str], None]
 """Something that happens to the checkpoint of that name."""
 
 
 def _rewrite(file: str, change: Callable[[bytes], bytes]) -> Damage:
-    def damage(store: Store, name: str) -> None:
+    def damage(store: ObjectStore, name: str) -> None:
         path = next(path for path in store.list(f"{name}/") if path.startswith(f"{name}/{file}"))
         store.put(path, change(store.read(path)))
 
@@ -174,7 +174,7 @@ def _rewrite(file: str, change: Callable[[bytes], bytes]) -> Damage:
 
 
 def _remove(file: str) -> Damage:
-    def damage(store: Store, name: str) -> None:
+    def damage(store: ObjectStore, name: str) -> None:
         store.delete(next(path for path in store.list(f"{name}/") if path.startswith(f"{name}/{file}")))
 
     return damage

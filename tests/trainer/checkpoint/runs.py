@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpu_trainer.checkpoint.catalogue import Found, Target, checked, make_room, write
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, make_room, read_checked, write
 from tpu_trainer.checkpoint.commit import Author, Commit, Folder
-from tpu_trainer.checkpoint.search import Wanted, search
-from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_of
-from tpu_trainer.storage.store import Store
+from tpu_trainer.checkpoint.search import SearchCriteria, search
+from tpu_trainer.checkpoint.snapshot import Snapshot, parse_snapshot
+from tpu_trainer.storage.store import ObjectStore
 
 BATCH = 16
 
@@ -33,27 +33,27 @@ def snapshot(step: int, content: float | None = None, examples: int | None = Non
     )
 
 
-def commit(store: Store, step: int, by: Author | None = None, keep: int = 100, **content: Any) -> None:
+def commit(store: ObjectStore, step: int, by: Author | None = None, keep: int = 100, **content: Any) -> None:
     """Writes a checkpoint and deletes what is then too much, as a run does."""
-    target = Target(store, by or author(), keep)
+    target = CheckpointTarget(store, by or author(), keep)
     write(target, snapshot(step, **content))
     make_room(target, step)
 
 
-def latest(store: Store, fingerprint: str, say: Callable[[str], None]) -> Found | None:
+def latest(store: ObjectStore, fingerprint: str, say: Callable[[str], None]) -> LoadedCheckpoint | None:
     """The newest of all checkpoints in `store`, of any writer."""
 
     def unfit(commit: Commit) -> str | None:
         return None if commit.author.fingerprint == fingerprint else "it is of another task, model or seed"
 
     def read(folder: Folder, commit: Commit) -> Snapshot:
-        return snapshot_of(commit.files, lambda file: checked(store, folder, commit, file))
+        return parse_snapshot(commit.files, lambda file: read_checked(store, folder, commit, file))
 
-    found = search(store, Wanted(unfit=unfit), read, say)
+    found = search(store, SearchCriteria(unfit=unfit), read, say)
     if found.taken is None:
         return None
     commit, entry = found.taken
-    return Found(entry.folder, commit, found.read)
+    return LoadedCheckpoint(entry.folder, commit, found.read)
 
 
 def flat(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tpu_trainer.storage.store import MissingError, Store
+from tpu_trainer.storage.store import MissingError, ObjectStore
 
 OPERATIONS = ("list", "read", "put", "put_if_absent", "delete")
 PATIENCE = 60.0
@@ -46,7 +46,7 @@ class Killed(BaseException):
 class Intercepted:
     """Passes every operation on to `store` after `before` was called with its name."""
 
-    def __init__(self, store: Store, before: Callable[[str], None]) -> None:
+    def __init__(self, store: ObjectStore, before: Callable[[str], None]) -> None:
         self.uri = store.uri
         self._store, self._before = store, before
 
@@ -60,7 +60,7 @@ class Intercepted:
         return call
 
 
-def dying_after(store: Store, operations: int) -> Store:
+def dying_after(store: ObjectStore, operations: int) -> ObjectStore:
     """`store` for a writer that is killed instead of doing operation number `operations` (from 0)."""
     left = iter(range(operations))
 
@@ -71,7 +71,7 @@ def dying_after(store: Store, operations: int) -> Store:
     return Intercepted(store, count)
 
 
-def counting(store: Store) -> tuple[Store, list[str]]:
+def counting(store: ObjectStore) -> tuple[ObjectStore, list[str]]:
     """`store`, and the names of the operations done through it, filled as they happen."""
     done: list[str] = []
     return Intercepted(store, done.append), done
@@ -84,7 +84,7 @@ class Turns:
     after the last of the order the remaining ones go on.
     """
 
-    def __init__(self, store: Store, order: Sequence[int]) -> None:
+    def __init__(self, store: ObjectStore, order: Sequence[int]) -> None:
         self._store = store
         self._order: Iterator[int] = iter(order)
         self._changed = threading.Condition()
@@ -92,7 +92,7 @@ class Turns:
         self._turn: int | None = None
         self._acting: int | None = None
 
-    def run(self, writers: Sequence[Callable[[Store], None]]) -> None:
+    def run(self, writers: Sequence[Callable[[ObjectStore], None]]) -> None:
         """Runs all of them to their ends."""
         self._running = set(range(len(writers)))
         self._pass_on()
@@ -103,7 +103,7 @@ class Turns:
             thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
 
-    def _write(self, index: int, writer: Callable[[Store], None]) -> None:
+    def _write(self, index: int, writer: Callable[[ObjectStore], None]) -> None:
         try:
             writer(Intercepted(self._store, lambda _: self._await_turn(index)))
         finally:

@@ -6,8 +6,8 @@ import threading
 
 from tests.trainer.checkpoint.runs import author, snapshot
 from tests.trainer.checkpoint.stores import Intercepted, MemoryStore
-from tpu_trainer.checkpoint.catalogue import Target
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Due
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, CheckpointSchedule
 from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.data.loading import Position
 
@@ -18,8 +18,8 @@ if __name__ == "__main__":
         asked.set()
         threading.Event().wait()
 
-    target = Target(Intercepted(MemoryStore(), never), author(), 1)
-    checkpoints = Checkpointer(target, Due(1, None, 9), lambda step, *_: snapshot(step), print)
+    target = CheckpointTarget(Intercepted(MemoryStore(), never), author(), 1)
+    checkpoints = Checkpointer(target, CheckpointSchedule(1, None, 9), lambda step, *_: snapshot(step), print)
     checkpoints.save(1, Position(), NumericalHealth())
     asked.wait()
     print("ends")

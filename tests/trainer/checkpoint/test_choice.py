@@ -11,17 +11,17 @@ from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, s
 from tests.trainer.checkpoint.stores import MemoryStore
 from tpu_trainer.checkpoint.commit import Commit, Folder, Mark, OtherFormatError
 from tpu_trainer.contract.errors import StorageError
-from tpu_trainer.storage.store import Store
+from tpu_trainer.storage.store import ObjectStore
 
 
 def quiet(_: str) -> None: ...
 
 
-def test_an_empty_place_has_none(store: Store) -> None:
+def test_an_empty_place_has_none(store: ObjectStore) -> None:
     assert latest(store, "f", quiet) is None
 
 
-def test_the_newest_is_taken(store: Store) -> None:
+def test_the_newest_is_taken(store: ObjectStore) -> None:
     for step in (100, 20, 30):
         commit(store, step)
     found = latest(store, "f", quiet)
@@ -30,20 +30,20 @@ def test_the_newest_is_taken(store: Store) -> None:
     assert_same(found.snapshot, snapshot(100))
 
 
-def test_the_later_attempt_wins_between_equal_checkpoints(store: Store) -> None:
+def test_the_later_attempt_wins_between_equal_checkpoints(store: ObjectStore) -> None:
     for attempt in (2, 10, 9):
         commit(store, 30, author(attempt=attempt), content=attempt)
     assert latest(store, "f", quiet).folder.attempt == 10
 
 
-def test_newer_means_more_examples_because_on_a_larger_slice_there_are_fewer_steps(store: Store) -> None:
+def test_newer_means_more_examples_because_on_a_larger_slice_there_are_fewer_steps(store: ObjectStore) -> None:
     commit(store, 500, author(attempt=1, batch=16), examples=8000)
     commit(store, 260, author(attempt=2, batch=32), examples=8320)
     assert latest(store, "f", quiet).folder == Folder(260, "5f0c1234", 2)
 
 
 def test_checkpoints_of_another_fingerprint_are_passed_over_with_a_line(
-    store: Store, snapshot: SnapshotAssertion
+    store: ObjectStore, snapshot: SnapshotAssertion
 ) -> None:
     commit(store, 10)
     commit(store, 20, author(fingerprint="g"))
@@ -52,7 +52,7 @@ def test_checkpoints_of_another_fingerprint_are_passed_over_with_a_line(
     assert lines == snapshot
 
 
-def test_other_files_are_not_looked_at(store: Store) -> None:
+def test_other_files_are_not_looked_at(store: ObjectStore) -> None:
     for name in ("step-x-5f0c-1/COMMIT", "step-00000010/COMMIT", "step-000000010-a-1/COMMIT", "step-00000010-a-01/x"):
         store.put(name, b"")
     lines: list[str] = []

@@ -19,16 +19,16 @@ from tests.trainer.checkpoint.faults import Fault, Faulty, Full, Kill, Lag, Mean
 from tests.trainer.checkpoint.lives import COMMIT, DAMAGE, HARMLESS, Job, Kept, committed, content, intact
 from tests.trainer.checkpoint.runs import BATCH, author
 from tests.trainer.checkpoint.stores import Killed, MemoryStore
-from tpu_trainer.checkpoint.initial import begin_with
-from tpu_trainer.checkpoint.origin import Elsewhere
+from tpu_trainer.checkpoint.initial import load_initial_weights
+from tpu_trainer.checkpoint.origin import CheckpointSource
 from tpu_trainer.contract.errors import StorageError, TrainerError
 from tpu_trainer.contract.spec import BestSpec, InitSpec, Mode
-from tpu_trainer.storage.store import DirectoryStore, Store
+from tpu_trainer.storage.store import DirectoryStore, ObjectStore
 
 NEWEST = "step-00000020-5f0c1234-1"
 
 
-def trained(store: Store, keep: int = 1, parts: bool = False) -> Job:
+def trained(store: ObjectStore, keep: int = 1, parts: bool = False) -> Job:
     """A job whose first attempt has ended after checkpoints of steps 10 and 20."""
     job = Job(store, keep, parts=parts)
     assert job.save(10)
@@ -44,7 +44,7 @@ def ended_with(failure: Exception | None) -> str:
 @pytest.mark.parametrize("parts", [False, True], ids=["whole", "in parts"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_job_whose_only_checkpoint_is_damaged_ends_with_an_error_and_keeps_its_files(
-    damage: str, parts: bool, store: Store
+    damage: str, parts: bool, store: ObjectStore
 ) -> None:
     job = trained(store, parts=parts)
     DAMAGE[damage](store, NEWEST)
@@ -57,7 +57,7 @@ def test_a_job_whose_only_checkpoint_is_damaged_ends_with_an_error_and_keeps_its
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_job_that_falls_back_to_an_older_checkpoint_says_so_and_keeps_the_files_of_the_newest(
-    damage: str, store: Store
+    damage: str, store: ObjectStore
 ) -> None:
     job = trained(store, keep=3)
     DAMAGE[damage](store, NEWEST)
@@ -72,7 +72,7 @@ def test_a_job_that_falls_back_to_an_older_checkpoint_says_so_and_keeps_the_file
 
 
 @pytest.mark.parametrize("change", HARMLESS)
-def test_what_a_later_version_adds_to_a_commit_is_no_damage(change: str, store: Store) -> None:
+def test_what_a_later_version_adds_to_a_commit_is_no_damage(change: str, store: ObjectStore) -> None:
     job = trained(store)
     HARMLESS[change](store, NEWEST)
     began = job.begin(2)
@@ -92,7 +92,7 @@ LISTED = {
 @pytest.mark.parametrize("listed", LISTED)
 @pytest.mark.parametrize("listings", [2, 1000], ids=["for a moment", "for ever"])
 def test_the_newest_checkpoint_is_taken_although_it_is_listed(
-    listed: str, listings: int, keep: int, store: Store
+    listed: str, listings: int, keep: int, store: ObjectStore
 ) -> None:
     job = trained(store, keep)
     names, size = LISTED[listed]
@@ -139,7 +139,7 @@ class ToOld(Fault):
 @pytest.mark.parametrize("keep", [1, 3])
 @pytest.mark.parametrize(("saves", "knows"), [(1000, True), (5, False)], ids=["of this version", "of an earlier one"])
 def test_a_predecessor_that_still_writes_does_not_send_its_successor_to_step_0(
-    saves: int, knows: bool, keep: int, store: Store
+    saves: int, knows: bool, keep: int, store: ObjectStore
 ) -> None:
     job = trained(store, keep)
     old, steps = Job(store, keep), count(30, 10)
@@ -181,9 +181,9 @@ def test_nor_does_it_on_storage_that_lags(
     job.check_found(began.found)
 
 
-def elsewhere(job: Job, *faults: Fault) -> Elsewhere:
+def elsewhere(job: Job, *faults: Fault) -> CheckpointSource:
     """What checkpoint.resumeFrom of another job names."""
-    return Elsewhere("memory", Faulty(job.store, *faults), None)
+    return CheckpointSource("memory", Faulty(job.store, *faults), None)
 
 
 def test_a_job_that_continues_another_ones_older_checkpoint_says_so() -> None:
@@ -231,7 +231,7 @@ def test_weights_to_begin_with_of_an_older_checkpoint_are_told(tmp_path: Path) -
     DAMAGE["a short file of weights"](there.store, NEWEST)
     model = nn.Module()
     model.w = nn.Parameter(torch.zeros(3, 2))
-    source, told = begin_with(InitSpec(str(tmp_path)), model)
+    source, told = load_initial_weights(InitSpec(str(tmp_path)), model)
     assert source.startswith("1 tensors of checkpoint")
     assert told is not None
     assert f"which is not the newest: checkpoint {NEWEST} is passed over: its model.safetensors has " in told
@@ -246,7 +246,7 @@ def test_the_mark_of_one_that_was_killed_while_it_chose_is_removed_by_the_next()
     assert not [name for name in job.store.list("step-") if name.startswith("step-reading")]
 
 
-def test_a_disk_that_was_full_at_the_commit_can_be_written_again(store: Store) -> None:
+def test_a_disk_that_was_full_at_the_commit_can_be_written_again(store: ObjectStore) -> None:
     job = Job(store)
     assert job.save(10)
     used = sum(store.list("").values())
@@ -256,7 +256,7 @@ def test_a_disk_that_was_full_at_the_commit_can_be_written_again(store: Store) -
     assert job.save(20, Full(store, 2 * used + 100))
 
 
-def test_what_a_writer_left_that_was_killed_at_the_commit_makes_room_on_a_full_disk(store: Store) -> None:
+def test_what_a_writer_left_that_was_killed_at_the_commit_makes_room_on_a_full_disk(store: ObjectStore) -> None:
     job = Job(store)
     with contextlib.suppress(Killed):
         # One deletion and three files come before the COMMIT.
@@ -269,7 +269,7 @@ def test_what_a_writer_left_that_was_killed_at_the_commit_makes_room_on_a_full_d
     assert store.list("") == {}
 
 
-def test_a_commit_whose_answer_was_lost_is_undone_as_a_whole(store: Store) -> None:
+def test_a_commit_whose_answer_was_lost_is_undone_as_a_whole(store: ObjectStore) -> None:
     job = trained(store)
     assert not job.save(30, Refuse(["put_if_absent"], done=True))
     assert list(committed(store)) == [NEWEST]
@@ -286,7 +286,7 @@ def test_retention_does_not_believe_a_listing(listed: str) -> None:
     assert [kept.name[:13] for kept in intact(job.store, job.by)] == ["step-00000050", "step-00000040", "step-00000020"]
 
 
-def test_a_damaged_checkpoint_goes_once_there_are_enough_newer_ones(store: Store) -> None:
+def test_a_damaged_checkpoint_goes_once_there_are_enough_newer_ones(store: ObjectStore) -> None:
     job = trained(store, keep=2)
     DAMAGE["a short file of weights"](store, NEWEST)
     assert job.begin(2).found is not None
@@ -340,7 +340,7 @@ Life = list[tuple[list[Fault], list[tuple[list[Fault], int | None]], str | None]
 """For each attempt: faults while it begins, its saves with their faults and evaluations, and a damage at its end."""
 
 
-def live(store: Store, life: Life, job: Job) -> None:
+def live(store: ObjectStore, life: Life, job: Job) -> None:
     """The law, checked at every beginning and after every checkpoint."""
     for attempt, (at_the_start, saves, damage) in enumerate(life, 1):
         job.by = replace(job.by, attempt=attempt)
@@ -408,6 +408,6 @@ def test_no_life_loses_a_checkpoint_or_begins_again_in_silence(life: Life, job: 
 
 @given(life=lives, job=jobs)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-def test_nor_in_directories_and_buckets(life: Life, job: Options, new_store: Callable[[], Store]) -> None:
+def test_nor_in_directories_and_buckets(life: Life, job: Options, new_store: Callable[[], ObjectStore]) -> None:
     store = new_store()
     live(store, life, Job(store, *job, by=author()))

@@ -13,12 +13,19 @@ from torch.distributed import HashStore
 
 from tests.trainer.checkpoint.counted_reads import READS
 from tests.trainer.checkpoint.runs import author, flat
-from tests.trainer.gang import Launcher, run_spec
+from tests.trainer.gang_processes import Launcher, run_spec
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tests.trainer.reference import reference_losses
-from tpu_trainer.checkpoint.catalogue import Found
+from tpu_trainer.checkpoint.catalogue import LoadedCheckpoint
 from tpu_trainer.checkpoint.commit import COMMIT, Commit, Folder, Mark
-from tpu_trainer.checkpoint.handover import SMALL, give_average, give_model, give_optimizer, hooks_of, read_once
+from tpu_trainer.checkpoint.handover import (
+    SMALL,
+    fetch_hooks_state,
+    give_average,
+    give_model,
+    give_optimizer,
+    read_once,
+)
 from tpu_trainer.checkpoint.snapshot import Snapshot, take_snapshot
 from tpu_trainer.contract.errors import PeerLostError, StorageDeniedError, TrainerError, UserCodeError
 from tpu_trainer.contract.protocol import ExitCode
@@ -83,28 +90,28 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
 
 
-def trained(make: Callable[[int], Parts]) -> Found:
+def trained(make: Callable[[int], Parts]) -> LoadedCheckpoint:
     """A checkpoint of a model that has made three steps."""
     model, optimizer = make(0)
     train(model, optimizer)
     average = {name: parameter.detach() / 2 for name, parameter in model.named_parameters()}
     hooks = {"best": torch.arange(SMALL + 1.0), "worst": torch.tensor(-0.0), "note": "three"}
     snapshot = take_snapshot(model, optimizer, hooks, 3, 48, {"loss": float("nan"), "position": [0, 48]}, average)
-    return Found(Folder(3, "5f0c1234", 1), Commit(3, 48, author(), {"state.json": Mark(3, 4)}), snapshot)
+    return LoadedCheckpoint(Folder(3, "5f0c1234", 1), Commit(3, 48, author(), {"state.json": Mark(3, 4)}), snapshot)
 
 
 @pytest.mark.parametrize("make", [plain, half_precision, looking])
 def test_all_processes_hold_what_the_reader_has_read(make: Callable[[int], Parts]) -> None:
     found = trained(make)
 
-    def continued(backend: ThreadBackend) -> tuple[Found, Snapshot, Parts]:
+    def continued(backend: ThreadBackend) -> tuple[LoadedCheckpoint, Snapshot, Parts]:
         given = read_once(backend, backend.rank == READER, lambda: found)
         model, optimizer = make(backend.rank + 1)
         average = Average(model, 0.5, backend)
         give_model(given, model, backend)
         give_optimizer(given, optimizer, backend)
         give_average(given, average, backend)
-        state = hooks_of(given, backend)
+        state = fetch_hooks_state(given, backend)
         return given, take_snapshot(model, optimizer, state, 3, 48, {}, average.tensors), (model, optimizer)
 
     expected = flat(found.snapshot.tensors)
@@ -147,7 +154,7 @@ def test_where_there_is_no_checkpoint_all_begin_at_step_0() -> None:
     ],
 )
 def test_what_the_reader_fails_with_ends_all(error: Exception, elsewhere: type[TrainerError], said: str) -> None:
-    def read() -> Found:
+    def read() -> LoadedCheckpoint:
         raise error
 
     ends = together(lambda backend: read_once(backend, backend.rank == READER, read), keep=Exception)

@@ -16,7 +16,7 @@ from tests.trainer.checkpoint.runs import author
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.checkpoint.commit import Commit, Folder, Mark
-from tpu_trainer.checkpoint.initial import begin_with, load
+from tpu_trainer.checkpoint.initial import load_initial_weights, load_weights
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.contract.spec import InitSpec
 from tpu_trainer.storage.store import DirectoryStore
@@ -79,7 +79,7 @@ FITS: list[tuple[str, dict[str, Tensor], str]] = [
 def test_what_fits_is_loaded_unless_all_must_fit(given: dict[str, Tensor], differences: str, strict: bool) -> None:
     model = Tied()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    fit = load(given, model, strict=strict)
+    fit = load_weights(given, model, strict=strict)
     assert fit.differences == differences
     assert model.embed.weight is model.unembed.weight
     for name, tensor in model.state_dict().items():
@@ -171,7 +171,7 @@ def test_weights_in_parts_are_taken_together(tmp_path: Path) -> None:
     marks = {name: Mark.of(data) for name, data in files.items()}
     store.put(f"{folder}/COMMIT", Commit(7, 70, author(), marks).to_json())
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    source, difference = begin_with(InitSpec(str(tmp_path)), model)
+    source, difference = load_initial_weights(InitSpec(str(tmp_path)), model)
     assert (source.partition(" of ")[0], difference) == ("4 tensors", None)
     assert model[1].bias.item() == 5.0
     assert all(torch.equal(weights[name], model.state_dict()[name]) for name in ("0.weight", "0.bias", "1.weight"))

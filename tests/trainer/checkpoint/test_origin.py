@@ -11,7 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.trainer.checkpoint.runs import author, commit
 from tests.trainer.checkpoint.stores import MemoryStore
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Folder
-from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
+from tpu_trainer.checkpoint.origin import CheckpointSource, choose_named, choose_own
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.storage.store import DirectoryStore
 
@@ -24,7 +24,9 @@ OF_0_1_0 = author(uid="77aa-old")
 OTHER_MODEL = replace(CREATED_AGAIN, fingerprint="g")
 
 
-def chosen(store: MemoryStore | DirectoryStore, elsewhere: Elsewhere | None = None) -> tuple[Folder | None, list[str]]:
+def chosen(
+    store: MemoryStore | DirectoryStore, elsewhere: CheckpointSource | None = None
+) -> tuple[Folder | None, list[str]]:
     """What ME continues from its own folder, and what it warns of."""
     warnings: list[str] = []
     found = choose_own(store, ME, elsewhere, lambda _: None, warnings.append)
@@ -65,9 +67,9 @@ def test_a_job_created_again_with_another_recipe_must_say_where_to_begin() -> No
 def test_a_job_told_where_to_begin_is_not_stopped_by_what_its_folder_holds(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     commit(store, 10, OTHER_RATE)
-    itself = Elsewhere.at(f"{tmp_path}/")
+    itself = CheckpointSource.at(f"{tmp_path}/")
     assert chosen(store, itself) == (None, [])
-    assert choose_elsewhere(itself, ME, lambda _: None, lambda _: None).commit.author == OTHER_RATE
+    assert choose_named(itself, ME, lambda _: None, lambda _: None).commit.author == OTHER_RATE
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_a_job_told_where_to_begin_is_not_stopped_by_what_its_folder_holds(tmp_p
 def test_a_named_folder_gives_its_newest_and_a_named_checkpoint_itself(tmp_path: Path, name: str, step: int) -> None:
     for at in (10, 20):
         commit(DirectoryStore(tmp_path / "sweeps"), at, OTHER_JOB)
-    found = choose_elsewhere(Elsewhere.at(f"{tmp_path}/sweeps{name}"), ME, lambda _: None, lambda _: None)
+    found = choose_named(CheckpointSource.at(f"{tmp_path}/sweeps{name}"), ME, lambda _: None, lambda _: None)
     assert found.commit.step == step
 
 
@@ -98,7 +100,7 @@ def test_a_place_to_begin_without_a_fitting_checkpoint_ends_the_job(
         if isinstance(writer, str):
             store.delete(f"step-00000010-9a72othe-1/{COMMIT}")
     with pytest.raises(UserCodeError) as caught:
-        choose_elsewhere(Elsewhere.at(str(tmp_path)), ME, lambda _: None, lambda _: None)
+        choose_named(CheckpointSource.at(str(tmp_path)), ME, lambda _: None, lambda _: None)
     assert str(caught.value) == snapshot
 
 

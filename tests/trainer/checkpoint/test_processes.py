@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.checkpoint.runs import assert_same, author, latest, snapshot
-from tests.trainer.gang import DEADLINE, ROOT, Launcher
+from tests.trainer.gang_processes import DEADLINE, ROOT, Launcher
 from tpu_trainer.storage.store import open_store
 
 Start = Callable[..., subprocess.Popen[str]]

@@ -11,31 +11,31 @@ from hypothesis import strategies as st
 from tests.trainer.checkpoint.runs import author, commit, snapshot
 from tests.trainer.checkpoint.stores import MemoryStore, counting
 from tpu_trainer.checkpoint.best import best_in, best_of
-from tpu_trainer.checkpoint.catalogue import Entry, Target, prepare, surplus, write
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, Entry, prepare, surplus, write
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.spec import BestSpec, Mode
-from tpu_trainer.storage.store import Store
+from tpu_trainer.storage.store import ObjectStore
 
 
-def folders(store: Store) -> set[str]:
+def folders(store: ObjectStore) -> set[str]:
     return {name.partition("/")[0] for name in store.list("")}
 
 
-def test_the_newest_are_kept_and_older_ones_deleted(store: Store) -> None:
+def test_the_newest_are_kept_and_older_ones_deleted(store: ObjectStore) -> None:
     for step in (10, 20, 30, 40):
         commit(store, step, keep=2)
     assert folders(store) == {"step-00000030-5f0c1234-1", "step-00000040-5f0c1234-1"}
 
 
-def test_checkpoints_of_earlier_attempts_count(store: Store) -> None:
+def test_checkpoints_of_earlier_attempts_count(store: ObjectStore) -> None:
     commit(store, 10, author(attempt=1))
     commit(store, 20, author(attempt=2))
     commit(store, 30, author(attempt=3), keep=2)
     assert folders(store) == {"step-00000020-5f0c1234-2", "step-00000030-5f0c1234-3"}
 
 
-def test_other_jobs_later_attempts_other_models_and_strangers_files_stay(store: Store) -> None:
+def test_other_jobs_later_attempts_other_models_and_strangers_files_stay(store: ObjectStore) -> None:
     commit(store, 10, author(uid="another"))
     commit(store, 10, author(attempt=3))
     commit(store, 10, author(fingerprint="other model"))
@@ -55,22 +55,22 @@ def test_other_jobs_later_attempts_other_models_and_strangers_files_stay(store: 
     }
 
 
-def test_a_job_whose_uid_has_the_same_beginning_keeps_its_checkpoints(store: Store) -> None:
+def test_a_job_whose_uid_has_the_same_beginning_keeps_its_checkpoints(store: ObjectStore) -> None:
     commit(store, 10, author(uid="5f0c1234-other"))
     commit(store, 20, author(attempt=2), keep=1)
     assert folders(store) == {"step-00000010-5f0c1234-1", "step-00000020-5f0c1234-2"}
 
 
-def test_a_commit_of_a_later_format_is_not_taken_for_debris(store: Store) -> None:
+def test_a_commit_of_a_later_format_is_not_taken_for_debris(store: ObjectStore) -> None:
     store.put(f"step-00000010-5f0c1234-1/{COMMIT}", b'{"format": 7}')
-    prepare(Target(store, author(attempt=2), 1))
+    prepare(CheckpointTarget(store, author(attempt=2), 1))
     assert folders(store) == {"step-00000010-5f0c1234-1"}
 
 
-def test_a_start_deletes_what_own_and_earlier_attempts_left_unfinished_and_leaves_no_trace(store: Store) -> None:
+def test_a_start_deletes_what_own_and_earlier_attempts_left_unfinished_and_leaves_no_trace(store: ObjectStore) -> None:
     for attempt in (1, 2, 3):
         store.put(f"step-00000010-5f0c1234-{attempt}/model.safetensors", b"cut off")
-    prepare(Target(store, author(attempt=2), 1))
+    prepare(CheckpointTarget(store, author(attempt=2), 1))
     assert folders(store) == {"step-00000010-5f0c1234-3"}
 
 
@@ -156,8 +156,10 @@ def test_a_commit_keeps_its_evaluation(evaluation: Evaluation | None) -> None:
     assert Commit.parse(commit.to_json()) == commit
 
 
-def test_a_checkpoint_of_another_model_or_job_is_not_the_best(store: Store) -> None:
+def test_a_checkpoint_of_another_model_or_job_is_not_the_best(store: ObjectStore) -> None:
     by = BestSpec("error", Mode.MIN)
     for step, writer, error in [(10, author(), 0.5), (20, author(fingerprint="g"), 0.1), (30, author(uid="x"), 0.2)]:
-        write(Target(store, writer, 9, by), snapshot(step), {"error": error})
-    assert best_in(Target(store, author(attempt=2), 9, by)) == Best(str(Folder(10, "5f0c1234", 1)), 10, "error", 0.5)
+        write(CheckpointTarget(store, writer, 9, by), snapshot(step), {"error": error})
+    assert best_in(CheckpointTarget(store, author(attempt=2), 9, by)) == Best(
+        str(Folder(10, "5f0c1234", 1)), 10, "error", 0.5
+    )

@@ -9,7 +9,7 @@ import pytest
 from tests.trainer import interrupted
 from tests.trainer.checkpoint.conftest import BUCKET
 from tests.trainer.checkpoint.refusing_server import answering
-from tests.trainer.gang import Launcher, run_spec
+from tests.trainer.gang_processes import Launcher, run_spec
 from tpu_trainer.contract.protocol import ExitCode
 
 

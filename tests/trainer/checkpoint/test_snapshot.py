@@ -17,13 +17,13 @@ from tests.trainer.checkpoint.runs import assert_same
 from tpu_trainer.checkpoint.snapshot import (
     STORABLE,
     Snapshot,
-    files_of,
     fingerprint,
     hooks_state,
+    parse_snapshot,
     put_together,
     restore_model,
     restore_optimizer,
-    snapshot_of,
+    snapshot_files,
     take_apart,
     take_snapshot,
 )
@@ -94,8 +94,8 @@ def take(model: nn.Module, optimizer: torch.optim.Optimizer, **hooks: Any) -> Sn
 
 
 def through_files(snapshot: Snapshot) -> Snapshot:
-    files = dict(files_of(snapshot))
-    return snapshot_of(files, files.__getitem__)
+    files = dict(snapshot_files(snapshot))
+    return parse_snapshot(files, files.__getitem__)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

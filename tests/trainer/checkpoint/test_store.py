@@ -21,36 +21,36 @@ from tests.cluster.ports import free_port
 from tests.trainer.checkpoint.conftest import BUCKET
 from tests.trainer.checkpoint.refusing_server import answering
 from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, StorageError
-from tpu_trainer.storage.store import DirectoryStore, MissingError, Store, open_store
+from tpu_trainer.storage.store import DirectoryStore, MissingError, ObjectStore, open_store
 
 NO_PAUSES = SimpleNamespace(sleep=lambda _: asyncio.sleep(0))
 
 
-def test_an_object_reads_as_it_was_written(store: Store) -> None:
+def test_an_object_reads_as_it_was_written(store: ObjectStore) -> None:
     data = bytes(range(256)) * 40
     store.put("step-1/a", data)
     assert store.read("step-1/a") == data
 
 
-def test_writing_again_replaces_the_object(store: Store) -> None:
+def test_writing_again_replaces_the_object(store: ObjectStore) -> None:
     store.put("step-1/a", b"long and old")
     store.put("step-1/a", b"new")
     assert store.read("step-1/a") == b"new"
     assert store.list("step-1/") == {"step-1/a": 3}
 
 
-def test_a_listing_has_exactly_the_objects_of_the_prefix_with_their_sizes(store: Store) -> None:
+def test_a_listing_has_exactly_the_objects_of_the_prefix_with_their_sizes(store: ObjectStore) -> None:
     for name, data in (("part-1/a", b"12"), ("part-1/b", b""), ("part-2/a", b"1"), ("other/a", b"1")):
         store.put(name, data)
     assert store.list("part-") == {"part-1/a": 2, "part-1/b": 0, "part-2/a": 1}
     assert store.list("part-1/") == {"part-1/a": 2, "part-1/b": 0}
 
 
-def test_a_place_where_nothing_was_written_lists_empty(store: Store) -> None:
+def test_a_place_where_nothing_was_written_lists_empty(store: ObjectStore) -> None:
     assert store.list("step-") == {}
 
 
-def test_only_the_first_of_two_writers_creates_an_object(store: Store) -> None:
+def test_only_the_first_of_two_writers_creates_an_object(store: ObjectStore) -> None:
     assert store.put_if_absent("step-1/COMMIT", b"first")
     assert not store.put_if_absent("step-1/COMMIT", b"second")
     assert store.read("step-1/COMMIT") == b"first"
@@ -68,7 +68,7 @@ def test_a_directory_without_hard_links_has_one_creator_too(tmp_path: Path, monk
     assert store.list("") == {"step-1/COMMIT": 5}
 
 
-def test_a_deleted_object_is_gone_and_may_be_deleted_again(store: Store) -> None:
+def test_a_deleted_object_is_gone_and_may_be_deleted_again(store: ObjectStore) -> None:
     store.put("step-1/a", b"1")
     store.delete("step-1/a")
     store.delete("step-1/a")
@@ -208,8 +208,8 @@ def test_a_full_disk_leaves_the_object_that_was_there(tmp_path: Path, snapshot: 
 
 AS_A_STRANGER = """
 import os, sys
-from tpu_trainer.checkpoint.store import open_store
-from tpu_trainer.errors import StorageDeniedError
+from tpu_trainer.storage.store import open_store
+from tpu_trainer.contract.errors import StorageDeniedError
 os.setgid(65532); os.setuid(65532)
 try:
     getattr(open_store(sys.argv[1]), sys.argv[2])(*sys.argv[3:])

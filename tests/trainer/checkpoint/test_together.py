@@ -23,17 +23,17 @@ from tests.trainer.in_threads import ThreadBackend, in_threads
 from tests.trainer.whole_runs import run
 from tpu_trainer.checkpoint import parts, together
 from tpu_trainer.checkpoint import snapshot as snapshots
-from tpu_trainer.checkpoint.catalogue import Others, Target, make_room, prepare, write
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, Partner
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, PeerParts, make_room, prepare, write
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, PartWriter
 from tpu_trainer.checkpoint.commit import COMMIT, Folder
-from tpu_trainer.checkpoint.parts import WHOLE, Item, Part, digest, divided, file_of
-from tpu_trainer.checkpoint.snapshot import Snapshot, replicated
+from tpu_trainer.checkpoint.parts import WHOLE, CheckpointPart, Item, digest, divide, file_of
+from tpu_trainer.checkpoint.snapshot import Snapshot, replicated_tensors
 from tpu_trainer.checkpoint.together import Channel, Writers, find_writers, write_part
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.data.loading import Position
 from tpu_trainer.optim import sharding
-from tpu_trainer.storage.store import Store
+from tpu_trainer.storage.store import ObjectStore
 from tpu_trainer.task.task import Hyperparameters, Task
 
 HOSTS = 3
@@ -46,27 +46,31 @@ sizes = st.dictionaries(st.tuples(st.sampled_from(FILES), st.text(max_size=3)), 
 def test_every_tensor_is_in_one_part_and_the_parts_are_nearly_equal(
     sizes: dict[Item, int], hosts: int, seed: Any
 ) -> None:
-    divided_up = divided(sizes, hosts)
+    divided_up = divide(sizes, hosts)
     assert sorted(item for part in divided_up for item in part) == sorted(sizes)
     loads = [sum(sizes[item] for item in part) for part in divided_up]
     assert max(loads) - min(loads) <= max(sizes.values(), default=0)
     shuffled = list(sizes.items())
     seed.shuffle(shuffled)
-    assert divided(dict(shuffled), hosts) == divided_up
+    assert divide(dict(shuffled), hosts) == divided_up
 
 
 @pytest.mark.parametrize(
     ("megabytes", "hosts", "count"), [(0, 4, 1), (127, 4, 1), (128, 4, 2), (129, 4, 2), (999, 4, 4), (999, 1, 1)]
 )
 def test_a_checkpoint_has_no_more_parts_than_hosts_and_no_small_ones(megabytes: int, hosts: int, count: int) -> None:
-    assert len(divided({("model", str(index)): 1 << 20 for index in range(megabytes)}, hosts)) == count
+    assert len(divide({("model", str(index)): 1 << 20 for index in range(megabytes)}, hosts)) == count
 
 
 @pytest.mark.parametrize(
     ("part", "name"),
-    [(WHOLE, "model.safetensors"), (Part(0, 2), "model-00001-of-00002.safetensors"), (Part(63, 64), None)],
+    [
+        (WHOLE, "model.safetensors"),
+        (CheckpointPart(0, 2), "model-00001-of-00002.safetensors"),
+        (CheckpointPart(63, 64), None),
+    ],
 )
-def test_names_of_parts_read_back_as_their_file(part: Part, name: str | None) -> None:
+def test_names_of_parts_read_back_as_their_file(part: CheckpointPart, name: str | None) -> None:
     assert name in (None, part.name("model"))
     assert file_of(part.name("model")) == "model"
 
@@ -79,7 +83,7 @@ def test_other_names_are_no_tensors(name: str) -> None:
 def test_buffers_are_not_divided_since_they_differ_from_replica_to_replica() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert {name for _, name in replicated(model, optimizer)} == {name for name, _ in model.named_parameters()}
+    assert {name for _, name in replicated_tensors(model, optimizer)} == {name for name, _ in model.named_parameters()}
 
 
 def test_hosts_that_order_their_parameters_differently_do_not_agree() -> None:
@@ -91,13 +95,13 @@ def test_hosts_that_order_their_parameters_differently_do_not_agree() -> None:
 class Gang:
     """The hosts of one attempt, each with its own view of the storage; all write the state of `snapshot`."""
 
-    def __init__(self, stores: list[Store], attempt: int = 1, content: float | None = None) -> None:
+    def __init__(self, stores: list[ObjectStore], attempt: int = 1, content: float | None = None) -> None:
         self.said: list[str] = []
         self._stores, self._by, self._content = stores, author(attempt), content
         self._meeting, self.lost = HashStore(), threading.Event()
 
-    def target(self, host: int) -> Target:
-        return Target(self._stores[host], self._by, keep=2)
+    def target(self, host: int) -> CheckpointTarget:
+        return CheckpointTarget(self._stores[host], self._by, keep=2)
 
     def channel(self, step: int) -> Channel:
         return Channel(self._meeting, str(step), HOSTS, self.lost)
@@ -107,7 +111,7 @@ class Gang:
         whole = snapshot(step, self._content)
         tensors = {**whole.tensors, "ema": {"w": torch.full((5,), float(step))}}
         own = {file: tensors[file] if place == host else {} for place, file in enumerate(FILES)}
-        return Snapshot(step, whole.examples, whole.document, whole.trees, own, Part(host, HOSTS))
+        return Snapshot(step, whole.examples, whole.document, whole.trees, own, CheckpointPart(host, HOSTS))
 
     def lead(self, step: int) -> None:
         write(self.target(0), self.mine(0, step), others=self.channel(step))
@@ -147,7 +151,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def newest(store: Store) -> int | None:
+def newest(store: ObjectStore) -> int | None:
     found = latest(store, author().fingerprint, lambda _: None)
     return None if found is None else found.commit.step
 
@@ -158,7 +162,7 @@ def whole(step: int) -> Snapshot:
     return Snapshot(step, content.examples, content.document, content.trees, {**content.tensors, "ema": average})
 
 
-def test_what_the_hosts_write_together_reads_as_one(store: Store) -> None:
+def test_what_the_hosts_write_together_reads_as_one(store: ObjectStore) -> None:
     Gang([store] * HOSTS).write(10)
     found = latest(store, author().fingerprint, lambda _: None)
     assert_same(found.snapshot, whole(10))
@@ -175,7 +179,7 @@ def operations(host: int) -> int:
     store = MemoryStore()
     commit(store, 10)
     commit(store, 20, keep=2)
-    views: list[Store] = [store] * HOSTS
+    views: list[ObjectStore] = [store] * HOSTS
     views[host], done = counting(store)
     Gang(views).write(30)
     return len(done)
@@ -187,12 +191,12 @@ def test_whichever_host_is_killed_before_any_of_its_operations_a_whole_checkpoin
         store = MemoryStore()
         commit(store, 10)
         commit(store, 20, keep=2)
-        views: list[Store] = [store] * HOSTS
+        views: list[ObjectStore] = [store] * HOSTS
         views[host] = dying_after(store, survived)
         Gang(views).write(30)
         left = newest(store)
         assert left in ((20,) if host else (20, 30))
-        prepare(Target(store, author(attempt=2), keep=2))
+        prepare(CheckpointTarget(store, author(attempt=2), keep=2))
         Gang([store] * HOSTS, attempt=2).write(40)
         folders = {name.partition("/")[0] for name in store.list("")}
         assert folders == {str(Folder(left, author().job, 1)), str(Folder(40, author().job, 2))}, survived
@@ -221,13 +225,13 @@ def test_a_host_that_cannot_write_its_part_leaves_nothing_and_is_named(host: int
     store = MemoryStore()
     commit(store, 20)
     before = dict(store.objects)
-    views: list[Store] = [store] * HOSTS
+    views: list[ObjectStore] = [store] * HOSTS
     views[host] = Intercepted(store, full)
     gang = Gang(views)
     gang.write(30)
     named = f"host {host}: " if host else ""
     assert gang.said == [f"{named}memory: cannot write: No space left on device"]
-    prepare(Target(store, author(), keep=2))
+    prepare(CheckpointTarget(store, author(), keep=2))
     assert store.objects == before
 
 
@@ -238,7 +242,7 @@ def test_hosts_that_share_storage_write_together_and_others_are_named() -> None:
         if operation == "put":
             raise StorageError("Read-only file system")
 
-    table: list[tuple[list[Store], list[int]]] = [
+    table: list[tuple[list[ObjectStore], list[int]]] = [
         ([shared, shared, shared], []),
         ([shared, apart, shared], [1]),
         ([shared, Intercepted(shared, read_only), apart], [1, 2]),
@@ -246,9 +250,9 @@ def test_hosts_that_share_storage_write_together_and_others_are_named() -> None:
     for stores, unable in table:
         meeting = HashStore()
 
-        def find(backend: ThreadBackend, stores: list[Store] = stores, meeting: HashStore = meeting) -> Any:
+        def find(backend: ThreadBackend, stores: list[ObjectStore] = stores, meeting: HashStore = meeting) -> Any:
             backend.store = meeting
-            target = Target(stores[backend.rank], author(), keep=1)
+            target = CheckpointTarget(stores[backend.rank], author(), keep=1)
             return find_writers(target, backend, HOSTS, backend.rank, leads=backend.rank == 0)
 
         found = in_threads(HOSTS, find)
@@ -259,7 +263,9 @@ def test_hosts_that_share_storage_write_together_and_others_are_named() -> None:
 
 def test_a_host_alone_is_asked_nothing() -> None:
     store, done = counting(MemoryStore())
-    (found,) = in_threads(1, lambda backend: find_writers(Target(store, author(), 1), backend, 1, 0, leads=True))
+    (found,) = in_threads(
+        1, lambda backend: find_writers(CheckpointTarget(store, author(), 1), backend, 1, 0, leads=True)
+    )
     assert (found, done) == ((None, []), [])
 
 
@@ -286,12 +292,12 @@ def test_a_stop_has_its_checkpoint_once_and_host_0_repeats_alone_what_another_co
         if operation == "put" and (error := next(failing, None)):
             raise error
 
-    views: list[Store] = [store, Intercepted(store, fail_once)]
-    due, said, shares = Due(10, None, 99), [], []
+    views: list[ObjectStore] = [store, Intercepted(store, fail_once)]
+    due, said, shares = CheckpointSchedule(10, None, 99), [], []
 
     def run(backend: ThreadBackend) -> int | None:
         writers = Writers(backend, meeting, 2, backend.rank)
-        target = Target(views[backend.rank], author(), keep=9)
+        target = CheckpointTarget(views[backend.rank], author(), keep=9)
 
         channels: dict[int, Channel] = {}
 
@@ -306,18 +312,18 @@ def test_a_stop_has_its_checkpoint_once_and_host_0_repeats_alone_what_another_co
                 return held
             channels[step] = divided_again()
             own = {**held.tensors, "optimizer": {}}
-            return Snapshot(step, held.examples, held.document, held.trees, own, Part(0, 2))
+            return Snapshot(step, held.examples, held.document, held.trees, own, CheckpointPart(0, 2))
 
         def take_part(step: int) -> Callable[[], None]:
             channel, own = divided_again(), {"optimizer": snapshot(step).tensors["optimizer"]}
-            return lambda: write_part(target, Folder(step, author().job, 1), own, Part(1, 2), channel, 1)
+            return lambda: write_part(target, Folder(step, author().job, 1), own, CheckpointPart(1, 2), channel, 1)
 
-        def others(held: Snapshot) -> Others:
-            return Others() if held.part == WHOLE else channels[held.step]
+        def others(held: Snapshot) -> PeerParts:
+            return PeerParts() if held.part == WHOLE else channels[held.step]
 
         checkpoints: Checkpoints = Checkpointer(target, due, take, said.append, others=others)
         if backend.rank:
-            checkpoints = Partner(due, take_part)
+            checkpoints = PartWriter(due, take_part)
         checkpoints.save(10, Position(), NumericalHealth())
         checkpoints.save_now(10, Position(), NumericalHealth())
         return checkpoints.save_now(13, Position(), NumericalHealth())
@@ -334,11 +340,11 @@ def test_a_stop_has_its_checkpoint_once_and_host_0_repeats_alone_what_another_co
 def read(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[str]]:
     """What each replica, by its thread, copies from its device for checkpoints, in order."""
     found: dict[int, list[str]] = defaultdict(list)
-    copied = snapshots._to_host
+    copy_to_host = snapshots._to_host
 
     def noted(tensors: Sequence[Tensor]) -> list[Tensor]:
         found[threading.get_ident()] += [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors]
-        return copied(tensors)
+        return copy_to_host(tensors)
 
     monkeypatch.setattr(snapshots, "_to_host", noted)
     return found

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
 from tests.trainer.checkpoint.stores import Killed, MemoryStore, counting, dying_after
-from tpu_trainer.checkpoint.catalogue import Found, Target, prepare, write
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, prepare, write
 from tpu_trainer.checkpoint.commit import COMMIT, Folder
 from tpu_trainer.contract.errors import StorageError
-from tpu_trainer.storage.store import Store
+from tpu_trainer.storage.store import ObjectStore
 
 
-def newest(store: Store) -> Found | None:
+def newest(store: ObjectStore) -> LoadedCheckpoint | None:
     return latest(store, author().fingerprint, lambda _: None)
 
 
-def third_checkpoint(store: Store) -> None:
+def third_checkpoint(store: ObjectStore) -> None:
     """Its writer keeps two, so that all three matter while it works."""
     commit(store, 30, keep=2)
 
@@ -37,7 +37,7 @@ def operations_of_the_third() -> list[str]:
 
 @pytest.mark.parametrize("operations", range(len(operations_of_the_third()) + 1))
 def test_a_writer_killed_before_any_of_its_operations_leaves_the_previous_checkpoint_or_its_own(
-    operations: int, store: Store
+    operations: int, store: ObjectStore
 ) -> None:
     commit(store, 10)
     commit(store, 20)
@@ -48,14 +48,14 @@ def test_a_writer_killed_before_any_of_its_operations_leaves_the_previous_checkp
 
 
 @pytest.mark.parametrize("operations", range(len(operations_of_the_third()) + 1))
-def test_the_next_attempt_cleans_up_after_a_killed_one_and_continues(operations: int, store: Store) -> None:
+def test_the_next_attempt_cleans_up_after_a_killed_one_and_continues(operations: int, store: ObjectStore) -> None:
     commit(store, 10)
     commit(store, 20)
     with suppress(Killed):
         third_checkpoint(dying_after(store, operations))
     step = newest(store).commit.step
     successor = author(attempt=2)
-    prepare(Target(store, successor, keep=2))
+    prepare(CheckpointTarget(store, successor, keep=2))
     assert newest(store).commit.step == step
     commit(store, 40, successor, keep=2)
     assert {name.partition("/")[0] for name in store.list("")} == {
@@ -64,7 +64,7 @@ def test_the_next_attempt_cleans_up_after_a_killed_one_and_continues(operations:
     }
 
 
-def test_a_writer_killed_while_it_replaces_its_own_checkpoint_leaves_no_mixture(store: Store) -> None:
+def test_a_writer_killed_while_it_replaces_its_own_checkpoint_leaves_no_mixture(store: ObjectStore) -> None:
     commit(store, 10)
     commit(store, 20, content=1.0)
     counted, done = counting(store)
@@ -179,9 +179,9 @@ def test_a_checkpoint_that_is_passed_over_is_one_line_in_the_log(
     assert f"-5f0c1234-1 is passed over: {said}" in line
 
 
-def test_a_writer_that_finds_another_writers_commit_does_not_claim_it(store: Store) -> None:
+def test_a_writer_that_finds_another_writers_commit_does_not_claim_it(store: ObjectStore) -> None:
     commit(store, 10)
-    mine, rival = Target(store, author(), 2), MemoryStore()
+    mine, rival = CheckpointTarget(store, author(), 2), MemoryStore()
     commit(rival, 20, content=7.0)
 
     class Overtaken:
@@ -195,7 +195,7 @@ def test_a_writer_that_finds_another_writers_commit_does_not_claim_it(store: Sto
             return store.put_if_absent(name, data)
 
     with pytest.raises(StorageError, match="another process writes checkpoint step-00000020-5f0c1234-1"):
-        write(Target(Overtaken(), mine.author, 2), snapshot(20))
+        write(CheckpointTarget(Overtaken(), mine.author, 2), snapshot(20))
     assert newest(store).commit.step == 10
 
 
@@ -206,7 +206,7 @@ def test_a_commit_whose_answer_was_lost_and_that_was_sent_again_counts() -> None
             return super().put_if_absent(name, bytes(data[:1]) + data[1:])
 
     store = AnswersLate()
-    write(Target(store, author(), 2), snapshot(20))
+    write(CheckpointTarget(store, author(), 2), snapshot(20))
     assert_same(newest(store).snapshot, snapshot(20))
 
 
@@ -222,5 +222,5 @@ def test_a_refused_write_frees_the_room_it_took(puts: int) -> None:
 
     store = Full()
     with pytest.raises(StorageError, match="No space left on device"):
-        write(Target(store, author(), 2), snapshot(20))
+        write(CheckpointTarget(store, author(), 2), snapshot(20))
     assert store.objects == {}

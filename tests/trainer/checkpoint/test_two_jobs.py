@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.gang import Gang, Launcher, run_spec
+from tests.trainer.gang_processes import Gang, Launcher, run_spec
 from tpu_trainer.contract.protocol import ExitCode
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.trainer.crossings import task
 from tests.trainer.crossings.features import Case
-from tests.trainer.gang import run_spec
+from tests.trainer.gang_processes import run_spec
 from tpu_trainer.data.loading import permutation
 
 SEED = 3

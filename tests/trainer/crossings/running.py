@@ -15,7 +15,7 @@ from tests.trainer import fork_server
 from tests.trainer.crossings.expected import Ended
 from tests.trainer.crossings.features import Case
 from tests.trainer.crossings.legs import Leg, legs
-from tests.trainer.gang import ON_XLAS_CPU, ROOT, Host, Launcher, chips
+from tests.trainer.gang_processes import ON_XLAS_CPU, ROOT, Host, Launcher, chips
 
 PACKAGES = {"torch": fork_server.TORCH, "compile": fork_server.COMPILER}
 

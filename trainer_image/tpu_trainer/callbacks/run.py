@@ -26,10 +26,10 @@ from tpu_trainer.contract.protocol import ENV_KUBEFLOW_URL, ExitCode
 from tpu_trainer.contract.spec import NO_ENTRYPOINT, NotFinitePolicy, read_run_spec
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.history import Sample
-from tpu_trainer.reporting.progress import Progress
+from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.reporting.reporter import open_reporter
-from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.reporting.throughput import Throughput
 
 _PYTHONS_OWN = (ExitCode.Succeeded, ExitCode.UserError)
@@ -74,12 +74,12 @@ class Run:
         self._warned = False
         self._reported, self._split = time.monotonic(), self._clock.seconds()
         self._first = place_on_host(os.environ) == 0
-        aloud = environment.host_index == 0 and self._first
-        self._progress = _Quiet(spec.train_steps, environment.progress_file, silent=not aloud)
-        service = environment.progress_service if aloud else None
+        is_reporter = environment.host_index == 0 and self._first
+        self._progress = _Quiet(spec.train_steps, environment.progress_file, silent=not is_reporter)
+        service = environment.progress_service if is_reporter else None
         heartbeat = open_heartbeat(service, lambda: present_report(spec, self._clock, self._pace, self._progress))
-        reporter = open_reporter(spec, environment.report_directory, self._clock, "", reports=aloud)
-        self._telling = Telling(self._progress, reporter, heartbeat, aloud)
+        reporter = open_reporter(spec, environment.report_directory, self._clock, "", reports=is_reporter)
+        self._outputs = RunOutputs(self._progress, reporter, heartbeat, is_reporter)
         self._told.listen()
         self._uncaught_before = sys.excepthook
         sys.excepthook = self._uncaught
@@ -116,16 +116,16 @@ class Run:
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._clock.enter(Phase.HOST)
         self._metrics = self._named(step, metrics)
-        self._telling.evaluated(step, self._metrics)
+        self._outputs.add_evaluation(step, self._metrics)
 
     def evaluation_goes_on(self) -> None:
         self._clock.enter(Phase.EVALUATE)
 
     def checkpoint(self, step: int) -> None:
         if self._begun:
-            self._progress.committed(step)
+            self._progress.set_checkpoint(step)
         else:
-            self._progress.resumed(step, "")
+            self._progress.resume(step, "")
 
     def evaluating(self) -> AbstractContextManager[object]:
         return self._clock.during(Phase.EVALUATE)
@@ -177,8 +177,8 @@ class Run:
         """Metrics of an evaluation after the training, for the result."""
         self._metrics = self._named(step, metrics)
         write_last_words(self._outcome(None), first=self._first)
-        self._progress.evaluated(step, self._metrics)
-        self._progress.done(self._progress.checkpoint_step)
+        self._progress.add_evaluation(step, self._metrics)
+        self._progress.finish(self._progress.checkpoint_step)
 
     def _named(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Returns the metrics, of which none takes the training loss's name."""
@@ -186,7 +186,7 @@ class Run:
         if "loss" in numbers:
             numbers = {(_LOSS if name == "loss" and _LOSS not in numbers else name): v for name, v in numbers.items()}
             numbers.pop("loss", None)
-            self._telling.finding(Finding("Evaluation", step, _RENAMED))
+            self._outputs.add_finding(Finding("Evaluation", step, _RENAMED))
         return numbers
 
     def _close(self, error: BaseException | None) -> Outcome:
@@ -199,30 +199,30 @@ class Run:
         write_last_words(outcome, first=self._first)
         if outcome.code is ExitCode.Succeeded:
             self._compare_length(outcome.step or 0)
-            self._progress.done(self._progress.checkpoint_step)
-        self._telling.ended(outcome)
+            self._progress.finish(self._progress.checkpoint_step)
+        self._outputs.end(outcome)
         return outcome
 
     def _compare_length(self, done: int) -> None:
         """A loop that ends early by mistake succeeds as any other, and one without a step, too."""
         total = self._spec.train_steps
         if not self._begun and done < total:
-            self._telling.finding(Finding("NothingTrained", done, _NOTHING))
+            self._outputs.add_finding(Finding("NothingTrained", done, _NOTHING))
         elif self._recipes_length and done != total:
             text = (
                 f"the loop ended after step {done}, and the recipe has {total} steps: if that is right, {_SAY_LENGTH}"
             )
-            self._telling.finding(Finding("Length", done, text))
+            self._outputs.add_finding(Finding("Length", done, text))
 
     def _begin(self, step: int) -> None:
         self._begun, self._known = True, step
         self._throughput = Throughput(self._spec.batch.total, step)
         self._clock.enter(Phase.HOST)
         self._reported, self._split = time.monotonic(), self._clock.seconds()
-        self._telling.began(step)
+        self._outputs.begin(step)
         warning = apart(self._spec.slice.hosts) if self._meets_in_torch else None
         if warning is not None:
-            self._telling.finding(Finding("SeparateModels", step, warning))
+            self._outputs.add_finding(Finding("SeparateModels", step, warning))
 
     def _training_seconds(self) -> float:
         spent = self._clock.seconds()
@@ -251,7 +251,7 @@ class Run:
                 learning_rates=dict(self._learning_rates),
             )
             self._learning_rates.clear()
-            self._telling.sample(sample, self._progress.checkpoint_step)
+            self._outputs.add_sample(sample, self._progress.checkpoint_step)
             self._reported, self._split = now, seconds
         self._judge(losses)
 
@@ -265,7 +265,7 @@ class Run:
             raise NotFiniteError(f"{message}; recipe.onNotFinite is Stop", step)
         if not self._warned:
             self._warned = True
-            self._telling.finding(Finding(Check.NOT_FINITE, step, message))
+            self._outputs.add_finding(Finding(Check.NOT_FINITE, step, message))
 
     def _last_look(self) -> BaseException | None:
         """What the losses that have not been read yet say."""
@@ -321,7 +321,7 @@ class Losses:
         return read
 
 
-class _Quiet(Progress):
+class _Quiet(ProgressLog):
     """Writes for the program that started it, but prints nothing: a loop of the user's own has its own log."""
 
     def say(self, line: str) -> None:

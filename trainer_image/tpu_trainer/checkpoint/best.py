@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tpu_trainer.checkpoint.catalogue import Candidate, Target, is_whole, survey
+from tpu_trainer.checkpoint.catalogue import Candidate, CheckpointTarget, is_complete, survey
 from tpu_trainer.checkpoint.commit import COMMIT, Commit, Evaluation, Folder
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.spec import BestSpec, Mode
@@ -25,7 +25,7 @@ def best_of(among: Iterable[Candidate], by: BestSpec) -> Best | None:
     return Best(str(folder), folder.step, by.metric, value if by.mode is Mode.MIN else -value)
 
 
-def best_in(target: Target) -> Best | None:
+def best_in(target: CheckpointTarget) -> Best | None:
     """The best of all checkpoints that the job may continue unasked; None without checkpoint.keepBest.
 
     Raises:
@@ -39,12 +39,12 @@ def best_in(target: Target) -> Best | None:
         for commit, entry in survey(target.store).candidates
         if commit.author.fingerprint == author.fingerprint
         and author.may_continue(commit.author)
-        and is_whole(target.store, (commit, entry))
+        and is_complete(target.store, (commit, entry))
     ]
     return best_of(usable, target.best)
 
 
-def note_evaluation(target: Target, step: int, evaluation: Evaluation) -> None:
+def note_evaluation(target: CheckpointTarget, step: int, evaluation: Evaluation) -> None:
     """Adds the evaluation to the COMMIT that this process has written for `step`.
 
     Raises:

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder, Mark, OtherFormatError
-from tpu_trainer.checkpoint.snapshot import Snapshot, files_of
+from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_files
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.spec import BestSpec
-from tpu_trainer.storage.store import MissingError, Store
+from tpu_trainer.storage.store import MissingError, ObjectStore
 
 Say = Callable[[str], None]
 
@@ -45,7 +45,7 @@ _READING = re.compile(r"step-reading-([0-9A-Za-z]{1,8})-([0-9]{1,6})")
 
 
 @dataclass(frozen=True)
-class Found:
+class LoadedCheckpoint:
     """A checkpoint that was read whole. `reader`: the rank that read it, and has its tensors."""
 
     folder: Folder
@@ -55,11 +55,11 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Target:
+class CheckpointTarget:
     """Where this run's checkpoints go; `keep` is how many committed ones stay, besides the best one if there is
     `best`."""
 
-    store: Store
+    store: ObjectStore
     author: Author
     keep: int
     best: BestSpec | None = None
@@ -82,7 +82,7 @@ class GoneError(SkippedError):
 
 
 @dataclass(frozen=True)
-class Passed:
+class RejectedCheckpoint:
     """A checkpoint that is not taken. commit: None if it cannot be read. worthless: no version of the trainer can read
     anything of it. gone: its COMMIT was there when it was listed."""
 
@@ -102,12 +102,12 @@ class Survey:
     whether or not their files are there. readers: (job, attempt) of those that choose a checkpoint at this moment."""
 
     candidates: list[Candidate] = field(default_factory=list)
-    unreadable: list[Passed] = field(default_factory=list)
-    unfinished: list[Passed] = field(default_factory=list)
+    unreadable: list[RejectedCheckpoint] = field(default_factory=list)
+    unfinished: list[RejectedCheckpoint] = field(default_factory=list)
     readers: list[tuple[str, int]] = field(default_factory=list)
 
 
-def survey(store: Store, concerns: Callable[[Folder], bool] = lambda folder: True) -> Survey:
+def survey(store: ObjectStore, concerns: Callable[[Folder], bool] = lambda folder: True) -> Survey:
     """Looks at the folders that `concerns` returns True for.
 
     Raises:
@@ -119,12 +119,14 @@ def survey(store: Store, concerns: Callable[[Folder], bool] = lambda folder: Tru
         if not concerns(entry.folder):
             continue
         try:
-            found.candidates.append((commit_of(store, entry.folder), entry))
+            found.candidates.append((read_commit(store, entry.folder), entry))
         except UnfinishedError as why:
             gone = COMMIT in entry.sizes and isinstance(why.__cause__, MissingError)
-            found.unfinished.append(Passed(entry, str(why), gone=gone))
+            found.unfinished.append(RejectedCheckpoint(entry, str(why), gone=gone))
         except SkippedError as why:
-            found.unreadable.append(Passed(entry, str(why), worthless=not isinstance(why.__cause__, OtherFormatError)))
+            found.unreadable.append(
+                RejectedCheckpoint(entry, str(why), worthless=not isinstance(why.__cause__, OtherFormatError))
+            )
     return found
 
 
@@ -139,7 +141,7 @@ def entries(listing: Mapping[str, int]) -> list[Entry]:
     return [Entry(folder, files) for folder, files in sizes.items()]
 
 
-def commit_of(store: Store, folder: Folder) -> Commit:
+def read_commit(store: ObjectStore, folder: Folder) -> Commit:
     """Returns the folder's COMMIT, whether or not a listing has it.
 
     Raises:
@@ -161,7 +163,7 @@ def commit_of(store: Store, folder: Folder) -> Commit:
     return commit
 
 
-def check_listed(store: Store, candidate: Candidate) -> None:
+def check_listed(store: ObjectStore, candidate: Candidate) -> None:
     """Reads by name what the listing lacks, or shows with another size than COMMIT.
 
     Raises:
@@ -171,10 +173,10 @@ def check_listed(store: Store, candidate: Candidate) -> None:
     commit, entry = candidate
     for file, mark in commit.files.items():
         if entry.sizes.get(file) != mark.size:
-            checked(store, entry.folder, commit, file)
+            read_checked(store, entry.folder, commit, file)
 
 
-def checked(store: Store, folder: Folder, commit: Commit, file: str) -> bytes:
+def read_checked(store: ObjectStore, folder: Folder, commit: Commit, file: str) -> bytes:
     """The content of one of the checkpoint's files.
 
     Raises:
@@ -186,7 +188,7 @@ def checked(store: Store, folder: Folder, commit: Commit, file: str) -> bytes:
         data = store.read(f"{folder}/{file}")
     except MissingError as error:
         try:
-            commit_of(store, folder)
+            read_commit(store, folder)
         except UnfinishedError:
             raise GoneError(f"its {file} disappeared while it was read") from error
         raise IncompleteError(f"its {file} is missing") from error
@@ -197,7 +199,7 @@ def checked(store: Store, folder: Folder, commit: Commit, file: str) -> bytes:
     return data
 
 
-def is_whole(store: Store, candidate: Candidate) -> bool:
+def is_complete(store: ObjectStore, candidate: Candidate) -> bool:
     """Returns whether all its files are there, in their sizes. Raises StorageError: the storage refuses."""
     try:
         check_listed(store, candidate)
@@ -218,7 +220,7 @@ def _mark_of(job: str, attempt: int) -> str:
 
 
 @contextmanager
-def reading(target: Target) -> Iterator[None]:
+def reading(target: CheckpointTarget) -> Iterator[None]:
     """Marks the time of the choice of a checkpoint: an earlier attempt that still writes deletes nothing meanwhile."""
     name = _mark_of(target.author.job, target.author.attempt)
     # Where it cannot be written, the choice itself still works: it looks again whenever something disappears.
@@ -231,7 +233,7 @@ def reading(target: Target) -> Iterator[None]:
             target.store.delete(name)
 
 
-def prepare(target: Target) -> None:
+def prepare(target: CheckpointTarget) -> None:
     """Finds out at the start, not hours later, whether checkpoints can be written. First deletes what was never
     complete, because on a full disk that makes the room.
 
@@ -247,17 +249,17 @@ def prepare(target: Target) -> None:
         if job == target.author.job:
             # Of one that was killed while it chose.
             target.store.delete(_mark_of(job, attempt))
-    try_writing(target)
+    probe_writing(target)
 
 
-def try_writing(target: Target, who: str = "") -> None:
+def probe_writing(target: CheckpointTarget, who: str = "") -> None:
     """Raises StorageError: the storage refuses to write or delete. `who`: tells the writers of an attempt apart."""
     probe = f"step-probe-{target.author.job}-{target.author.attempt}{who}"
     target.store.put(probe, b"")
     target.store.delete(probe)
 
 
-class Others:
+class PeerParts:
     """The other hosts that write a part of the same checkpoint: by default there are none."""
 
     def begin(self) -> None:
@@ -272,7 +274,7 @@ class Others:
 
 
 def write(
-    target: Target, snapshot: Snapshot, evaluation: Evaluation | None = None, others: Others | None = None
+    target: CheckpointTarget, snapshot: Snapshot, evaluation: Evaluation | None = None, others: PeerParts | None = None
 ) -> int:
     """Returns the bytes of the whole checkpoint once it is committed. `evaluation`: of its step.
 
@@ -281,14 +283,14 @@ def write(
     """
     store, author = target.store, target.author
     folder = Folder(snapshot.step, author.job, author.attempt)
-    others = others or Others()
+    others = others or PeerParts()
     marks: dict[str, Mark] = {}
     try:
         # A restarted process of the same attempt may reach the same step again: while the files are being replaced, the
         # first COMMIT would vouch for a mixture.
         store.delete(f"{folder}/{COMMIT}")
         others.begin()
-        put_files(store, folder, files_of(snapshot), marks)
+        put_files(store, folder, snapshot_files(snapshot), marks)
         marks |= others.marks()
     except StorageError:
         _free(store, folder)
@@ -310,13 +312,13 @@ def write(
     return sum(mark.size for mark in marks.values()) + len(commit)
 
 
-def _free(store: Store, folder: Folder) -> None:
+def _free(store: ObjectStore, folder: Folder) -> None:
     """Deletes what a write that failed has left: on a full disk it would block the next one."""
     with contextlib.suppress(StorageError):
         _delete(store, folder, [name.partition("/")[2] for name in store.list(f"{folder}/")])
 
 
-def put_files(store: Store, folder: Folder, files: Iterable[tuple[str, bytes]], marks: dict[str, Mark]) -> None:
+def put_files(store: ObjectStore, folder: Folder, files: Iterable[tuple[str, bytes]], marks: dict[str, Mark]) -> None:
     """Writes the files; `marks` is filled as they are written.
 
     Raises:
@@ -327,12 +329,12 @@ def put_files(store: Store, folder: Folder, files: Iterable[tuple[str, bytes]], 
         marks[file] = Mark.of(data)
 
 
-def delete_files(store: Store, folder: Folder, files: Iterable[str]) -> None:
+def delete_files(store: ObjectStore, folder: Folder, files: Iterable[str]) -> None:
     for file in files:
         store.delete(f"{folder}/{file}")
 
 
-def make_room(target: Target, step: int, best: Best | None = None) -> None:
+def make_room(target: CheckpointTarget, step: int, best: Best | None = None) -> None:
     """After the commit of `step`: deletes this job's other checkpoints except the newest `keep` and `best`, what was
     never complete, and what is damaged and older. Nothing while a later attempt chooses its checkpoint.
 
@@ -344,7 +346,7 @@ def make_room(target: Target, step: int, best: Best | None = None) -> None:
     if any(job == author.job and attempt > author.attempt for job, attempt in own.readers):
         return
     spared = None if best is None else Folder.parse(best.name)
-    whole = {entry.folder: is_whole(store, (commit, entry)) for commit, entry in own.candidates}
+    whole = {entry.folder: is_complete(store, (commit, entry)) for commit, entry in own.candidates}
     for entry in surplus(own.candidates, author, target.keep, written, spared, lambda folder: whole[folder]):
         _delete(store, entry.folder, entry.sizes)
     for one in own.unreadable:
@@ -384,7 +386,7 @@ def surplus(
     ]
 
 
-def _own(target: Target) -> Survey:
+def _own(target: CheckpointTarget) -> Survey:
     """Looks at what this job wrote, in this attempt and earlier ones."""
     author = target.author
     own = survey(target.store, lambda folder: folder.job == author.job and folder.attempt <= author.attempt)
@@ -392,11 +394,11 @@ def _own(target: Target) -> Survey:
     return own
 
 
-def _delete(store: Store, folder: Folder, files: Iterable[str]) -> None:
+def _delete(store: ObjectStore, folder: Folder, files: Iterable[str]) -> None:
     delete_files(store, folder, [COMMIT, *(file for file in files if file != COMMIT)])
 
 
-def _delete_unfinished(store: Store, entry: Entry) -> None:
+def _delete_unfinished(store: ObjectStore, entry: Entry) -> None:
     """Deletes it, unless its writer, cut off but alive, has committed it since it was looked at."""
     if COMMIT in entry.sizes or store.put_if_absent(f"{entry.folder}/{COMMIT}", _TOMBSTONE):
         delete_files(store, entry.folder, [*(file for file in entry.sizes if file != COMMIT), COMMIT])

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from threading import Thread
 
 from tpu_trainer.checkpoint.best import best_in, note_evaluation
-from tpu_trainer.checkpoint.catalogue import Others, Target, make_room, write
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, PeerParts, make_room, write
 from tpu_trainer.checkpoint.commit import Evaluation
+from tpu_trainer.checkpoint.rungs import remove_rungs
 from tpu_trainer.checkpoint.snapshot import Snapshot
-from tpu_trainer.checkpoint.trials import remove_trials
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.contract.outcome import Best
@@ -27,7 +27,7 @@ WORTH_SAYING = 1.0
 
 
 @dataclass(frozen=True)
-class Due:
+class CheckpointSchedule:
     """When checkpoints are due: every so many steps, seconds, or both; always after `last_step`, the run's end."""
 
     every_steps: int | None
@@ -43,7 +43,7 @@ class Due:
 
 
 @dataclass(frozen=True)
-class Cost:
+class CheckpointCost:
     """What checkpoints have cost. blocked: seconds in which training waited for them or was copied; size: bytes."""
 
     blocked: float = 0.0
@@ -52,7 +52,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Result:
+class WriteResult:
     """How one write ended. failure: None once it is committed; complaint: what else went wrong, such as a deletion.
     best: the best checkpoint after it, with checkpoint.keepBest."""
 
@@ -64,18 +64,17 @@ class Result:
 
 
 class Checkpoints:
-    """What the loop calls. This one writes nothing: for replicas that do not write, and for runs without a
-    checkpoint.uri, whose `due` is None.
+    """What the loop calls. The methods of this base class write nothing. `due`: None in a run without checkpoint.uri.
 
     last_step: the newest step that this run knows to be committed. closes: the training has made its last step, whose
     checkpoint may be written a second time: until `close`, older ones stay.
     """
 
-    def __init__(self, due: Due | None = None) -> None:
+    def __init__(self, due: CheckpointSchedule | None = None) -> None:
         self._due = due
         self.closes = False
         self.last_step: int | None = None
-        self.cost = Cost()
+        self.cost = CheckpointCost()
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is due after this step; the same in every replica."""
@@ -85,7 +84,7 @@ class Checkpoints:
         """Asked in every step: whether one is due by this replica's clock."""
         return False
 
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+    def note_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """The result of the evaluation after `step`, before or after its checkpoint is taken, if one is taken."""
 
     def save(self, step: int, position: Position, health: NumericalHealth) -> None:
@@ -106,14 +105,20 @@ class Checkpoints:
         """The whole training has succeeded: removes what was of use until then."""
 
 
-class Partner(Checkpoints):
+class NoCheckpoints(Checkpoints):
+    """Writes nothing: for runs without checkpoints, and for replicas that do not write them."""
+
+
+class PartWriter(Checkpoints):
     """For a process that does not lead, where hosts write together: takes part in the checkpoint of each step once.
 
     take: returns what writes this process's part of a step's checkpoint, None if it has none; the training's thread
     calls it. resumed: the step of the checkpoint that the run continues from.
     """
 
-    def __init__(self, due: Due, take: Callable[[int], Callable[[], None] | None], resumed: int | None = None) -> None:
+    def __init__(
+        self, due: CheckpointSchedule, take: Callable[[int], Callable[[], None] | None], resumed: int | None = None
+    ) -> None:
         super().__init__(due)
         self._take, self._newest = take, resumed
         self._writing: Thread | None = None
@@ -143,27 +148,27 @@ class Checkpointer(Checkpoints):
     """take: makes the snapshot of a step, alone or in parts. say: takes each message for people. found_best: takes each
     new best checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that the run
     continues from. others: the hosts that write parts of a snapshot. repeats: a step's snapshot can be taken a second
-    time, by this process alone. trials: as in `CheckpointSpec`. best: the best checkpoint that is known."""
+    time, by this process alone. rungs: as in `CheckpointSpec`. best: the best checkpoint that is known."""
 
     def __init__(
         self,
-        target: Target,
-        due: Due,
+        target: CheckpointTarget,
+        due: CheckpointSchedule,
         take: Callable[[int, Position, NumericalHealth, bool], Snapshot],
         say: Callable[[str], None],
         resumed: int | None = None,
         now: Callable[[], float] = time.monotonic,
         found_best: Callable[[Best], None] = lambda best: None,
-        others: Callable[[Snapshot], Others] = lambda _: Others(),
+        others: Callable[[Snapshot], PeerParts] = lambda _: PeerParts(),
         repeats: bool = True,
-        trials: str | None = None,
+        rungs: str | None = None,
     ) -> None:
         super().__init__(due)
-        self._trials = trials
+        self._rungs = rungs
         self._target, self._when, self._take, self._say, self._now = target, due, take, say, now
         self._others, self._repeats = others, repeats
         self._writing: Thread | None = None
-        self._results: list[Result] = []
+        self._results: list[WriteResult] = []
         self.last_step = self._newest = resumed
         self._before: int | None = None
         self._since = now()
@@ -177,7 +182,7 @@ class Checkpointer(Checkpoints):
             self._wait()
         return self._when.by_time(self._now() - self._since)
 
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+    def note_evaluation(self, step: int, evaluation: Evaluation) -> None:
         if self._target.best is None:
             return
         self._evaluation = (step, evaluation)
@@ -218,12 +223,12 @@ class Checkpointer(Checkpoints):
             self._say(f"after the checkpoint of step {self.last_step} old ones were not deleted: {error}")
 
     def tidy(self) -> None:
-        if self._trials is None:
+        if self._rungs is None:
             return
         try:
-            remove_trials(self._trials)
+            remove_rungs(self._rungs)
         except StorageError as error:
-            self._say(f"what the trials of the ladder have left in {self._trials}* stays there: {error}")
+            self._say(f"what the lower rungs of the ladder have left in {self._rungs}* stays there: {error}")
 
     def save(self, step: int, position: Position, health: NumericalHealth) -> None:
         self._save(step, position, health, alone=False)
@@ -242,7 +247,7 @@ class Checkpointer(Checkpoints):
         others = self._others(snapshot)
         self._taken = self._newest = step
         self._since = self._now()
-        self.cost = Cost(self.cost.blocked + self._since - begun, self.cost.size, self.cost.commits)
+        self.cost = CheckpointCost(self.cost.blocked + self._since - begun, self.cost.size, self.cost.commits)
         evaluation = self._evaluation[1] if self._evaluation is not None and self._evaluation[0] == step else None
         target, keeps_all = self._target, self.closes
         # A daemon: storage that never answers must not keep the process from ending once it has been told to.
@@ -253,7 +258,7 @@ class Checkpointer(Checkpoints):
         )
         self._writing.start()
 
-    def _wait(self) -> Result | None:
+    def _wait(self) -> WriteResult | None:
         """Waits for the write under way, if there is one, and takes its result into account."""
         if self._writing is None:
             return None
@@ -269,7 +274,7 @@ class Checkpointer(Checkpoints):
             return result
         if self.last_step != result.step:
             self._before, self.last_step = self.last_step, result.step
-        self.cost = Cost(self.cost.blocked, self.cost.size + result.size, self.cost.commits + 1)
+        self.cost = CheckpointCost(self.cost.blocked, self.cost.size + result.size, self.cost.commits + 1)
         self._tell_best(result.best)
         if result.complaint is not None:
             self._say(f"after the checkpoint of step {result.step} old ones were not deleted: {result.complaint}")
@@ -282,8 +287,8 @@ class Checkpointer(Checkpoints):
 
 
 def _write(
-    target: Target, snapshot: Snapshot, evaluation: Evaluation | None, others: Others, keeps_all: bool
-) -> Result:
+    target: CheckpointTarget, snapshot: Snapshot, evaluation: Evaluation | None, others: PeerParts, keeps_all: bool
+) -> WriteResult:
     """Runs in a thread of its own, and never raises. `keeps_all`: deletes no other checkpoint."""
     size, best = 0, None
     try:
@@ -296,5 +301,7 @@ def _write(
         if not isinstance(error, StorageError):
             text = f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"
         # It is committed if it has a size.
-        return Result(snapshot.step, size, best, complaint=text) if size else Result(snapshot.step, failure=text)
-    return Result(snapshot.step, size, best)
+        return (
+            WriteResult(snapshot.step, size, best, complaint=text) if size else WriteResult(snapshot.step, failure=text)
+        )
+    return WriteResult(snapshot.step, size, best)

@@ -21,9 +21,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.checkpoint.catalogue import Found
+from tpu_trainer.checkpoint.catalogue import LoadedCheckpoint
 from tpu_trainer.checkpoint.commit import Commit, Folder
-from tpu_trainer.checkpoint.snapshot import Snapshot, hooks_state, restore_model, restore_optimizer, room_for
+from tpu_trainer.checkpoint.snapshot import Snapshot, hooks_state, restore_model, restore_optimizer, with_memory
 from tpu_trainer.contract import errors
 from tpu_trainer.contract.errors import PeerLostError, TrainerError
 from tpu_trainer.gang.backends.base import Backend, in_groups
@@ -46,7 +46,7 @@ _PIECE = 4 << 20
 _HEARD_SECONDS = 10.0
 
 
-def read_once(backend: Backend, reads: bool, read: Callable[[], Found | None]) -> Found | None:
+def read_once(backend: Backend, reads: bool, read: Callable[[], LoadedCheckpoint | None]) -> LoadedCheckpoint | None:
     """What `read` returns, in every process; only the one that `reads` calls it. A collective.
 
     In the other processes the larger tensors of the snapshot are on the meta device: they have no values yet.
@@ -73,7 +73,7 @@ def read_once(backend: Backend, reads: bool, read: Callable[[], Found | None]) -
     return found
 
 
-def give_model(found: Found, model: nn.Module, backend: Backend) -> None:
+def give_model(found: LoadedCheckpoint, model: nn.Module, backend: Backend) -> None:
     """Gives the model, still on the host, the checkpoint's values, and places it. A collective.
 
     Raises:
@@ -84,7 +84,7 @@ def give_model(found: Found, model: nn.Module, backend: Backend) -> None:
 
 
 def give_optimizer(
-    found: Found, optimizer: Optimizer, backend: Backend, sharding: OptimizerSharding | None = None
+    found: LoadedCheckpoint, optimizer: Optimizer, backend: Backend, sharding: OptimizerSharding | None = None
 ) -> None:
     """Gives the optimizer, whose parameters are on the device, the checkpoint's state, or its part. A collective.
 
@@ -100,47 +100,47 @@ def give_optimizer(
         _deliver(tensors_in(list(optimizer.state.values())), found, backend)
 
 
-def give_average(found: Found, average: Average, backend: Backend) -> None:
+def give_average(found: LoadedCheckpoint, average: Average, backend: Backend) -> None:
     """Gives the average of the weights the checkpoint's values. A collective."""
     kept = found.snapshot.tensors["ema"]
     average.load(kept)
     _deliver([average.tensors[name] for name in kept], found, backend)
 
 
-def hooks_of(found: Found, backend: Backend) -> dict[str, Any]:
+def fetch_hooks_state(found: LoadedCheckpoint, backend: Backend) -> dict[str, Any]:
     """The state that the task's hooks returned, with tensors on the host. A collective."""
     return hooks_state(_fetched(found, "hooks", backend).snapshot)
 
 
-def fetched(found: Found, backend: Backend) -> Found:
+def fetch_all(found: LoadedCheckpoint, backend: Backend) -> LoadedCheckpoint:
     """With all values in host memory, for a run that restores them in its own way. A collective."""
     for file in found.snapshot.tensors:
         found = _fetched(found, file, backend)
     return found
 
 
-def _fetched(found: Found, file: str, backend: Backend) -> Found:
+def _fetched(found: LoadedCheckpoint, file: str, backend: Backend) -> LoadedCheckpoint:
     """With the values of all tensors of `file`, in host memory."""
-    tensors = {name: room_for(tensor) for name, tensor in found.snapshot.tensors[file].items()}
+    tensors = {name: with_memory(tensor) for name, tensor in found.snapshot.tensors[file].items()}
     _deliver(tensors.values(), found, backend)
     return replace(found, snapshot=replace(found.snapshot, tensors={**found.snapshot.tensors, file: tensors}))
 
 
-def _divided(found: Found, backend: Backend, sharding: OptimizerSharding) -> Found:
+def _divided(found: LoadedCheckpoint, backend: Backend, sharding: OptimizerSharding) -> LoadedCheckpoint:
     """With this replica's parts of the optimizer's state, in host memory; never more of the whole than one group."""
     parts: dict[str, Tensor] = {}
     kept = found.snapshot.tensors["optimizer"]
     names = iter(kept)
     for group in in_groups(kept.values()):
         # The reader has the values, and gives them away.
-        whole = {next(names): room_for(tensor) for tensor in group}
+        whole = {next(names): with_memory(tensor) for tensor in group}
         _deliver(whole.values(), found, backend)
         own = {name: sharding.local_part(name, tensor) for name, tensor in whole.items()}
         parts |= dict(zip(own, backend.to_host(list(own.values())), strict=True))
     return replace(found, snapshot=replace(found.snapshot, tensors={**found.snapshot.tensors, "optimizer": parts}))
 
 
-def _deliver(tensors: Iterable[Tensor], found: Found, backend: Backend) -> None:
+def _deliver(tensors: Iterable[Tensor], found: LoadedCheckpoint, backend: Backend) -> None:
     """Overwrites the larger tensors, wherever they are, with the reader's."""
     if backend.store is None:
         return
@@ -170,7 +170,7 @@ def _is_torchs(function: Any) -> bool:
     return str(function.__module__).partition(".")[0] == "torch"
 
 
-def _described(found: Found | None) -> dict[str, Any]:
+def _described(found: LoadedCheckpoint | None) -> dict[str, Any]:
     """As JSON."""
     if found is None:
         return {}
@@ -193,7 +193,7 @@ def _described(found: Found | None) -> dict[str, Any]:
     }
 
 
-def _found(told: dict[str, Any]) -> Found | None:
+def _found(told: dict[str, Any]) -> LoadedCheckpoint | None:
     """The inverse of `_described`."""
     folder = Folder.parse(told.get("folder", ""))
     if folder is None:
@@ -210,7 +210,7 @@ def _found(told: dict[str, Any]) -> Found | None:
             )
             place += 1
     snapshot = Snapshot(told["step"], told["examples"], told["document"], told["trees"], tensors)
-    return Found(folder, Commit.parse(told["commit"].encode()), snapshot, told["reader"])
+    return LoadedCheckpoint(folder, Commit.parse(told["commit"].encode()), snapshot, told["reader"])
 
 
 def _tell(store: Store, message: dict[str, Any]) -> None:
@@ -224,7 +224,7 @@ def _tell(store: Store, message: dict[str, Any]) -> None:
         raise _lost(error) from error
 
 
-def _heard(store: Store, listeners: int) -> Found | None:
+def _heard(store: Store, listeners: int) -> LoadedCheckpoint | None:
     try:
         store.wait([f"{_PLACE}/pieces"], timedelta(seconds=COLLECTIVE_SECONDS))
         count = int(store.get(f"{_PLACE}/pieces"))

@@ -14,14 +14,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from tpu_trainer.checkpoint.catalogue import checked
+from tpu_trainer.checkpoint.catalogue import read_checked
 from tpu_trainer.checkpoint.commit import Commit, Folder
-from tpu_trainer.checkpoint.origin import Elsewhere
+from tpu_trainer.checkpoint.origin import CheckpointSource
 from tpu_trainer.checkpoint.parts import file_of
-from tpu_trainer.checkpoint.search import Wanted, search
+from tpu_trainer.checkpoint.search import SearchCriteria, search
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.spec import InitSpec
-from tpu_trainer.storage.store import MissingError, Store, open_store
+from tpu_trainer.storage.store import MissingError, ObjectStore, open_store
 
 _SETTING = "checkpoint.initFrom"
 _FILE = ".safetensors"
@@ -59,7 +59,7 @@ class Fit:
         return "; ".join(f"{what}: {_listed(names)}" for what, names in parts.items() if names)
 
 
-def begin_with(spec: InitSpec, model: nn.Module) -> tuple[str, str | None]:
+def load_initial_weights(spec: InitSpec, model: nn.Module) -> tuple[str, str | None]:
     """Gives the model, still on the host, the weights that checkpoint.initFrom names.
 
     Returns where they come from, and what did not fit or was passed over, None if everything is as expected.
@@ -70,7 +70,7 @@ def begin_with(spec: InitSpec, model: nn.Module) -> tuple[str, str | None]:
         StorageError: the storage refuses.
     """
     weights = _of_file(spec.uri) if spec.uri.endswith(_FILE) else _of_checkpoint(spec.uri)
-    fit = load(weights.tensors, model, strict=spec.strict)
+    fit = load_weights(weights.tensors, model, strict=spec.strict)
     source, passed = f"{fit.loaded} tensors of {weights.source}", [weights.passed] if weights.passed else []
     if not fit.differences:
         return source, "; ".join(passed) or None
@@ -80,7 +80,7 @@ def begin_with(spec: InitSpec, model: nn.Module) -> tuple[str, str | None]:
     raise UserCodeError(f"{_SETTING}: the weights of {weights.source} do not fit the model; {hint}; {fit.differences}")
 
 
-def load(given: Mapping[str, Tensor], model: nn.Module, *, strict: bool) -> Fit:
+def load_weights(given: Mapping[str, Tensor], model: nn.Module, *, strict: bool) -> Fit:
     """Copies what has the name and shape of a tensor of the model; with `strict`, only if everything fits.
 
     A weight that the model uses in several places may have any of its names. Floating-point types are converted.
@@ -110,7 +110,7 @@ def _of_file(uri: str) -> Weights:
     return Weights(uri, _parsed(data, uri))
 
 
-def _read(store: Store, name: str) -> bytes:
+def _read(store: ObjectStore, name: str) -> bytes:
     try:
         return store.read(name)
     except MissingError as error:
@@ -119,8 +119,8 @@ def _read(store: Store, name: str) -> bytes:
 
 def _of_checkpoint(uri: str) -> Weights:
     """The newest clean checkpoint's, or the named one's: its averaged weights, where it has any, else its weights."""
-    there = Elsewhere.at(uri, f"{_SETTING}.uri")
-    wanted = Wanted(lambda commit: commit.clean or there.folder is not None, folder=there.folder)
+    there = CheckpointSource.at(uri, f"{_SETTING}.uri")
+    wanted = SearchCriteria(lambda commit: commit.clean or there.folder is not None, folder=there.folder)
     lines: list[str] = []
     found = search(there.store, wanted, lambda *one: _model_and_average(there.store, *one), lines.append)
     if found.taken is None or found.read is None:
@@ -136,16 +136,18 @@ def _of_checkpoint(uri: str) -> Weights:
     return Weights(source, {**model, **average}, passed)
 
 
-def _model_and_average(store: Store, folder: Folder, commit: Commit) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _model_and_average(
+    store: ObjectStore, folder: Folder, commit: Commit
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return _tensors(store, folder, commit, "model"), _tensors(store, folder, commit, "ema")
 
 
-def _tensors(store: Store, folder: Folder, commit: Commit, file: str) -> dict[str, Tensor]:
+def _tensors(store: ObjectStore, folder: Folder, commit: Commit, file: str) -> dict[str, Tensor]:
     """Of all parts of the file; empty if the checkpoint has no such file."""
     tensors: dict[str, Tensor] = {}
     for name in commit.files:
         if file_of(name) == file:
-            tensors |= _parsed(checked(store, folder, commit, name), f"{store.uri}, {folder}")
+            tensors |= _parsed(read_checked(store, folder, commit, name), f"{store.uri}, {folder}")
     return tensors
 
 

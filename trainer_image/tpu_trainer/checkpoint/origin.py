@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tpu_trainer.checkpoint.catalogue import Candidate, Found, Passed, Say, checked, entries
+from tpu_trainer.checkpoint.catalogue import Candidate, LoadedCheckpoint, RejectedCheckpoint, Say, entries, read_checked
 from tpu_trainer.checkpoint.commit import Author, Commit, Folder
-from tpu_trainer.checkpoint.search import Search, Wanted, search
-from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_of
+from tpu_trainer.checkpoint.search import SearchCriteria, SearchResult, search
+from tpu_trainer.checkpoint.snapshot import Snapshot, parse_snapshot
 from tpu_trainer.contract.errors import (
     BadSpecError,
     CheckpointUnusableError,
@@ -21,22 +21,22 @@ from tpu_trainer.contract.errors import (
     StorageError,
     UserCodeError,
 )
-from tpu_trainer.storage.store import Store, open_store
+from tpu_trainer.storage.store import ObjectStore, open_store
 
 _SETTING = "checkpoint.resumeFrom"
 _MOST_DIFFERENCES = 4
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class CheckpointSource:
     """What checkpoint.resumeFrom or checkpoint.initFrom names: the newest checkpoint of `store`, or `folder` in it."""
 
     uri: str
-    store: Store
+    store: ObjectStore
     folder: Folder | None
 
     @staticmethod
-    def at(uri: str, setting: str = _SETTING) -> Elsewhere:
+    def at(uri: str, setting: str = _SETTING) -> CheckpointSource:
         """Without any access to it yet. `setting`: the field that names it.
 
         Raises:
@@ -44,10 +44,12 @@ class Elsewhere:
         """
         parent, _, last = uri.rstrip("/").rpartition("/")
         folder = Folder.parse(last)
-        return Elsewhere(uri, open_store(uri if folder is None else parent, setting), folder)
+        return CheckpointSource(uri, open_store(uri if folder is None else parent, setting), folder)
 
 
-def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: Say, warn: Say) -> Found | None:
+def choose_own(
+    store: ObjectStore, author: Author, elsewhere: CheckpointSource | None, say: Say, warn: Say
+) -> LoadedCheckpoint | None:
     """The newest checkpoint in the job's own folder that it may continue unasked; None if there is none.
 
     `warn`: takes what matters to someone who expected the job to continue from the newest.
@@ -57,7 +59,7 @@ def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: S
         UserCodeError: an earlier job of this name left checkpoints of another recipe, and nothing says what to do.
         StorageError: the storage refuses.
     """
-    wanted = Wanted(lambda commit: author.may_continue(commit.author), lambda commit: _unfit(commit, author))
+    wanted = SearchCriteria(lambda commit: author.may_continue(commit.author), lambda commit: _unfit(commit, author))
     found = search(store, wanted, lambda *one: _whole(store, *one), say, expected=author.attempt > 1)
     # Of a COMMIT that cannot be read only the folder says whose it is.
     own = [one for one in found.passed if _wrote(author, one)]
@@ -91,7 +93,7 @@ def choose_own(store: Store, author: Author, elsewhere: Elsewhere | None, say: S
     return None
 
 
-def choose_elsewhere(elsewhere: Elsewhere, author: Author, say: Say, warn: Say) -> Found:
+def choose_named(elsewhere: CheckpointSource, author: Author, say: Say, warn: Say) -> LoadedCheckpoint:
     """The checkpoint that checkpoint.resumeFrom names. `warn`: as for `choose_own`.
 
     Raises:
@@ -99,7 +101,7 @@ def choose_elsewhere(elsewhere: Elsewhere, author: Author, say: Say, warn: Say) 
         StorageError: the storage refuses.
     """
     store = elsewhere.store
-    wanted = Wanted(unfit=lambda commit: _unfit(commit, author), folder=elsewhere.folder)
+    wanted = SearchCriteria(unfit=lambda commit: _unfit(commit, author), folder=elsewhere.folder)
     found = search(store, wanted, lambda *one: _whole(store, *one), say)
     if (taken := _found(found)) is not None:
         if found.passed:
@@ -120,27 +122,27 @@ def _unfit(commit: Commit, author: Author) -> str | None:
     return None if commit.author.fingerprint == author.fingerprint else "it is of another task, model or seed"
 
 
-def _whole(store: Store, folder: Folder, commit: Commit) -> Snapshot:
-    return snapshot_of(commit.files, lambda file: checked(store, folder, commit, file))
+def _whole(store: ObjectStore, folder: Folder, commit: Commit) -> Snapshot:
+    return parse_snapshot(commit.files, lambda file: read_checked(store, folder, commit, file))
 
 
-def _found(search: Search[Snapshot]) -> Found | None:
+def _found(search: SearchResult[Snapshot]) -> LoadedCheckpoint | None:
     if search.taken is None or search.read is None:
         return None
     commit, entry = search.taken
-    return Found(entry.folder, commit, search.read)
+    return LoadedCheckpoint(entry.folder, commit, search.read)
 
 
-def _wrote(author: Author, one: Passed) -> bool:
+def _wrote(author: Author, one: RejectedCheckpoint) -> bool:
     return one.entry.folder.job == author.job if one.commit is None else one.commit.author.uid == author.uid
 
 
-def _not_the_newest(taken: Found, ahead: Sequence[Passed]) -> str:
+def _not_the_newest(taken: LoadedCheckpoint, ahead: Sequence[RejectedCheckpoint]) -> str:
     more = f"; and {len(ahead) - 1} more, see the log" if ahead[1:] else ""
     return f"continues from checkpoint {taken.folder}, which is not the newest: {ahead[0]}{more}"
 
 
-def _unusable(store: Store, own: Sequence[Passed]) -> str:
+def _unusable(store: ObjectStore, own: Sequence[RejectedCheckpoint]) -> str:
     more = f"; and {len(own) - 1} more, see the log" if own[1:] else ""
     return (
         f"{store.uri}: this job has checkpoints and can continue none of them; it does not begin at step 0 by itself: "
@@ -149,11 +151,11 @@ def _unusable(store: Store, own: Sequence[Passed]) -> str:
     )
 
 
-def _above(store: Store, author: Author) -> str:
+def _above(store: ObjectStore, author: Author) -> str:
     return store.uri.removesuffix(f"/{author.name}")
 
 
-def _lie_above(store: Store, author: Author) -> bool:
+def _lie_above(store: ObjectStore, author: Author) -> bool:
     above = _above(store, author)
     if above in (store.uri, ""):
         return False
@@ -164,7 +166,7 @@ def _lie_above(store: Store, author: Author) -> bool:
         return False
 
 
-def _refuse_other_recipe(store: Store, author: Author, usable: Sequence[Candidate]) -> None:
+def _refuse_other_recipe(store: ObjectStore, author: Author, usable: Sequence[Candidate]) -> None:
     for commit, entry in usable:
         if author.is_namesake(commit.author):
             raise UserCodeError(

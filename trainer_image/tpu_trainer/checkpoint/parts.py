@@ -25,7 +25,7 @@ _NAME = re.compile(r"(\w+?)(?:-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointPart:
     """Part `number`, from 0, of `count`; host 0 writes the first."""
 
     number: int = 0
@@ -38,7 +38,7 @@ class Part:
         return f"{file}-{self.number + 1:05}-of-{self.count:05}.safetensors"
 
 
-WHOLE = Part()
+WHOLE = CheckpointPart()
 
 
 def file_of(name: str) -> str | None:
@@ -47,7 +47,7 @@ def file_of(name: str) -> str | None:
     return found[1] if found else None
 
 
-def divided(sizes: Mapping[Item, int], hosts: int) -> list[set[Item]]:
+def divide(sizes: Mapping[Item, int], hosts: int) -> list[set[Item]]:
     """What each of the first hosts writes: parts of nearly equal size. `sizes`: in bytes.
 
     The largest tensor goes first, each to the part that is smallest by then. This is at most a third larger than the

@@ -68,11 +68,11 @@ def document(
     }
 
 
-def fresh(hp: Hyperparameters, replicas: int, attempt: int) -> Start:
+def fresh_start(hp: Hyperparameters, replicas: int, attempt: int) -> Start:
     return Start(legs=(Leg(0, hp.global_batch_size, replicas, attempt),))
 
 
-def continued(
+def continued_start(
     kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attempt: int, reduction: float = 1.0
 ) -> Start:
     """The start of recipe `hp` from a checkpoint's document. `reduction`: of the rate, by schedule Plateau."""

@@ -16,7 +16,7 @@ from tpu_trainer.checkpoint.catalogue import (
     Candidate,
     GoneError,
     IncompleteError,
-    Passed,
+    RejectedCheckpoint,
     Say,
     SkippedError,
     check_listed,
@@ -25,7 +25,7 @@ from tpu_trainer.checkpoint.catalogue import (
 )
 from tpu_trainer.checkpoint.commit import Commit, Folder
 from tpu_trainer.contract.errors import StorageError
-from tpu_trainer.storage.store import Store
+from tpu_trainer.storage.store import ObjectStore
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds between two looks; together as long as NFS and gcsfuse usually keep what they know of a directory."""
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SearchCriteria:
     """What to look for. commit: whether a checkpoint is looked at at all; the others are `Search.others`. unfit: why
     one cannot be taken, None if it can. folder: only this one."""
 
@@ -44,14 +44,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Search(Generic[T]):
+class SearchResult(Generic[T]):
     """taken: the newest that was read, and `read` what it gave. passed: those that are ahead of it, newest first, and
     then those whose COMMIT cannot be read. unfinished: those that have none."""
 
     taken: Candidate | None = None
     read: T | None = None
-    passed: Sequence[Passed] = ()
-    unfinished: Sequence[Passed] = ()
+    passed: Sequence[RejectedCheckpoint] = ()
+    unfinished: Sequence[RejectedCheckpoint] = ()
     others: Sequence[Candidate] = ()
 
     @property
@@ -62,8 +62,8 @@ class Search(Generic[T]):
 
 
 def search(
-    store: Store, wanted: Wanted, read: Callable[[Folder, Commit], T], say: Say, *, expected: bool = False
-) -> Search[T]:
+    store: ObjectStore, wanted: SearchCriteria, read: Callable[[Folder, Commit], T], say: Say, *, expected: bool = False
+) -> SearchResult[T]:
     """Returns the newest that can be read.
 
     `read` returns what is needed of a checkpoint, or raises SkippedError. `say`: takes, for the log, what was passed
@@ -95,13 +95,15 @@ def search(
         ) from why
 
 
-def _told(found: Search[T], say: Say) -> Search[T]:
+def _told(found: SearchResult[T], say: Say) -> SearchResult[T]:
     for one in (*found.passed, *found.unfinished):
         say(str(one))
     return found
 
 
-def _look(store: Store, wanted: Wanted, read: Callable[[Folder, Commit], T], *, last: bool = False) -> Search[T]:
+def _look(
+    store: ObjectStore, wanted: SearchCriteria, read: Callable[[Folder, Commit], T], *, last: bool = False
+) -> SearchResult[T]:
     """Looks once.
 
     Raises:
@@ -110,7 +112,7 @@ def _look(store: Store, wanted: Wanted, read: Callable[[Folder, Commit], T], *, 
     """
     here = survey(store, lambda folder: wanted.folder in (None, folder))
     others = [one for one in here.candidates if not wanted.commit(one[0])]
-    passed: list[Passed] = []
+    passed: list[RejectedCheckpoint] = []
     taken, value = None, None
     for candidate in sorted(here.candidates, key=progress, reverse=True):
         commit, entry = candidate
@@ -125,11 +127,11 @@ def _look(store: Store, wanted: Wanted, read: Callable[[Folder, Commit], T], *, 
         except SkippedError as why:
             if isinstance(why, GoneError) or (isinstance(why, IncompleteError) and not last):
                 raise type(why)(f"checkpoint {entry.folder}: {why}") from why
-            passed.append(Passed(entry, str(why), commit))
+            passed.append(RejectedCheckpoint(entry, str(why), commit))
     # Their examples are not known.
     furthest = -1 if taken is None else taken[1].folder.step
     passed += [one for one in here.unreadable if one.entry.folder.step > furthest]
     for one in here.unfinished:
         if one.gone and one.entry.folder.step > furthest:
             raise GoneError(f"checkpoint {one.entry.folder}: its COMMIT disappeared after it was listed")
-    return Search(taken, value, passed, here.unfinished, others)
+    return SearchResult(taken, value, passed, here.unfinished, others)

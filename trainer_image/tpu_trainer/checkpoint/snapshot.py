@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.checkpoint.parts import WHOLE, Item, Part, file_of
+from tpu_trainer.checkpoint.parts import WHOLE, CheckpointPart, Item, file_of
 from tpu_trainer.contract.errors import UserCodeError, user_code
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Snapshot:
     document: Mapping[str, Any]
     trees: Mapping[str, Any]
     tensors: Mapping[str, Tensors]
-    part: Part = WHOLE
+    part: CheckpointPart = WHOLE
 
 
 def take_snapshot(
@@ -70,7 +70,7 @@ def take_snapshot(
     document: Mapping[str, Any],
     average: Tensors | None = None,
     elsewhere: Collection[Item] = (),
-    part: Part = WHOLE,
+    part: CheckpointPart = WHOLE,
     sharding: OptimizerSharding | None = None,
     together: bool = False,
 ) -> Snapshot:
@@ -133,7 +133,7 @@ def check_state(optimizer: Optimizer, hooks_state: Callable[[], Mapping[str, Any
     take_apart(state, "the state of the task's hooks")
 
 
-def replicated(
+def replicated_tensors(
     model: nn.Module, optimizer: Optimizer, average: Tensors | None = None, sharding: OptimizerSharding | None = None
 ) -> dict[Item, Tensor]:
     """The tensors that any host can store, where they are: those that are the same in every replica, and what is
@@ -159,7 +159,7 @@ def _taken(
         for file, tensors in live.items()
     }
     gathered = {} if sharding is None else sharding.gather(live["optimizer"], here["optimizer"])
-    return _read_all(live, here, gathered, sharding) if together else copied(here, gathered)
+    return _read_all(live, here, gathered, sharding) if together else copy_to_host(here, gathered)
 
 
 def _read_all(
@@ -183,7 +183,7 @@ def _read_all(
     return copies
 
 
-def copied(live: Mapping[str, Tensors], gathered: Tensors | None = None) -> dict[str, Tensors]:
+def copy_to_host(live: Mapping[str, Tensors], gathered: Tensors | None = None) -> dict[str, Tensors]:
     """Copies on the host. `gathered`: tensors of the optimizer's state that are there already.
 
     Raises:
@@ -209,7 +209,7 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     return take_apart(_optimizer_state(optimizer), "the optimizer's state")[1]
 
 
-def is_lightnings(snapshot: Snapshot) -> bool:
+def is_from_lightning(snapshot: Snapshot) -> bool:
     """Whether a run under Lightning's own Trainer wrote it, which alone can continue it."""
     return LIGHTNING in snapshot.document
 
@@ -260,7 +260,7 @@ def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
                 f"in the checkpoint, {_shortened(now)} in this run"
             )
     copies = {
-        name: room_for(tensor) if tensor.is_meta else tensor.clone()
+        name: with_memory(tensor) if tensor.is_meta else tensor.clone()
         for name, tensor in snapshot.tensors["optimizer"].items()
     }
     together = put_together(kept["state"], copies)
@@ -273,7 +273,7 @@ def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
     _undo_casts(optimizer, state)
 
 
-def room_for(tensor: Tensor) -> Tensor:
+def with_memory(tensor: Tensor) -> Tensor:
     """Host memory for a tensor that has no values yet; any other as it is."""
     return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
 
@@ -284,7 +284,7 @@ def hooks_state(snapshot: Snapshot) -> dict[str, Any]:
     return state
 
 
-def files_of(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
+def snapshot_files(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file, one at a time, so that only one of them is in memory beside the snapshot."""
     yield from tensor_files(snapshot.tensors, snapshot.part)
     state = {
@@ -296,14 +296,14 @@ def files_of(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
     yield STATE, json.dumps(state, indent=1).encode()
 
 
-def tensor_files(tensors: Mapping[str, Tensors], part: Part) -> Iterator[tuple[str, bytes]]:
+def tensor_files(tensors: Mapping[str, Tensors], part: CheckpointPart) -> Iterator[tuple[str, bytes]]:
     """Name and content of each file of tensors; files without tensors are not written."""
     for file, named in tensors.items():
         if named:
             yield part.name(file), safetensors.torch.save(dict(named))
 
 
-def weights_of(model: nn.Module, average: Tensors | None = None) -> Iterator[tuple[str, bytes]]:
+def weight_files(model: nn.Module, average: Tensors | None = None) -> Iterator[tuple[str, bytes]]:
     """The files of a snapshot that hold weights, for a run that keeps no checkpoints.
 
     Raises:
@@ -316,7 +316,7 @@ def weights_of(model: nn.Module, average: Tensors | None = None) -> Iterator[tup
         yield from tensor_files({file: here}, WHOLE)
 
 
-def snapshot_of(names: Collection[str], read: Callable[[str], bytes]) -> Snapshot:
+def parse_snapshot(names: Collection[str], read: Callable[[str], bytes]) -> Snapshot:
     """The inverse of `files_of`, over all parts. `names`: of all files; `read` returns one by its name."""
     tensors: dict[str, dict[str, Tensor]] = {file: {} for file in FILES}
     for name in sorted(names):

@@ -16,9 +16,9 @@ from dataclasses import asdict
 from threading import Event
 from typing import TYPE_CHECKING
 
-from tpu_trainer.checkpoint.catalogue import Others, Target, delete_files, put_files, try_writing
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, PeerParts, delete_files, probe_writing, put_files
 from tpu_trainer.checkpoint.commit import Folder, Mark
-from tpu_trainer.checkpoint.parts import Item, Part, digest, divided
+from tpu_trainer.checkpoint.parts import CheckpointPart, Item, digest, divide
 from tpu_trainer.checkpoint.snapshot import Tensors, tensor_files
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.gang.backends.base import Backend
@@ -35,7 +35,7 @@ _POLL_SECONDS = 0.1
 
 
 def find_writers(
-    target: Target, backend: Backend, hosts: int, host: int, leads: bool
+    target: CheckpointTarget, backend: Backend, hosts: int, host: int, leads: bool
 ) -> tuple[Writers | None, list[int]]:
     """How the hosts write together, and the hosts that cannot: they do not see what host 0 writes, or may not write.
 
@@ -55,7 +55,7 @@ def find_writers(
         try:
             able = target.store.read(_probe(target)) == str(number).encode()
             if able and not leads:
-                try_writing(target, f"-{host}")
+                probe_writing(target, f"-{host}")
         except StorageError:
             able = False
     rows = backend.gather([float(host), float(able)])
@@ -85,7 +85,7 @@ class Writers:
         rows = self._backend.gather(digest(tensors, parameters))
         if any(row != rows[0] for row in rows):
             return [set(tensors)]
-        return divided({item: tensor.nbytes for item, tensor in tensors.items()}, self._hosts)
+        return divide({item: tensor.nbytes for item, tensor in tensors.items()}, self._hosts)
 
     def channel(self, parts: int) -> Channel:
         """For the checkpoint that was divided last, into so many parts."""
@@ -96,7 +96,7 @@ class Writers:
         self._lost.set()
 
 
-class Channel(Others):
+class Channel(PeerParts):
     """What the hosts tell each other about one checkpoint. For the threads that write."""
 
     def __init__(self, store: Store, place: str, parts: int, lost: Event, limit: float = COLLECTIVE_SECONDS) -> None:
@@ -158,7 +158,12 @@ class Channel(Others):
 
 
 def write_part(
-    target: Target, folder: Folder, tensors: Mapping[str, Tensors], part: Part, channel: Channel, host: int
+    target: CheckpointTarget,
+    folder: Folder,
+    tensors: Mapping[str, Tensors],
+    part: CheckpointPart,
+    channel: Channel,
+    host: int,
 ) -> None:
     """Writes this host's part and tells host 0. Runs in a thread of its own, and never raises."""
     failure = None
@@ -177,7 +182,7 @@ def write_part(
         channel.tell(host, marks, failure)
 
 
-def _probe(target: Target) -> str:
+def _probe(target: CheckpointTarget) -> str:
     return f"step-probe-{target.author.job}-{target.author.attempt}-seen"
 
 

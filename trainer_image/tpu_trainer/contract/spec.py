@@ -265,8 +265,8 @@ class CheckpointSpec:
 
     With neither, a checkpoint is written only when the run is stopped or ends. `keep`: how many committed ones stay.
     `uri`: a folder of this job alone; `resume_from`: where the job begins while that folder is empty; `init_from`: the
-    weights with which it then begins at step 0; `trials`: a prefix, below which everything that the trials of a ladder
-    left is removed once the training has succeeded.
+    weights with which it then begins at step 0; `rungs`: a prefix, below which everything that the lower rungs of a
+    ladder left is removed once the training has succeeded.
     """
 
     uri: Text
@@ -276,7 +276,7 @@ class CheckpointSpec:
     keep_best: BestSpec | None = None
     resume_from: Text | None = None
     init_from: InitSpec | None = None
-    trials: Text | None = None
+    rungs: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -474,10 +474,10 @@ def _check_combinations(spec: RunSpec) -> None:
         )
     if checkpoint is not None and checkpoint.resume_from is not None and checkpoint.init_from is not None:
         raise BadSpecError("checkpoint: resumeFrom or initFrom, got both")
-    if checkpoint is not None and checkpoint.trials is not None:
+    if checkpoint is not None and checkpoint.rungs is not None:
         prefix = f"{checkpoint.uri}.rungs/"
-        if not checkpoint.trials.startswith(prefix) or checkpoint.trials == prefix:
-            raise BadSpecError(f"checkpoint.trials: must be a place below {prefix}, got {checkpoint.trials!r}")
+        if not checkpoint.rungs.startswith(prefix) or checkpoint.rungs == prefix:
+            raise BadSpecError(f"checkpoint.rungs: must be a place below {prefix}, got {checkpoint.rungs!r}")
 
 
 def _check_backend(spec: RunSpec) -> None:

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tpu_trainer.checkpoint.catalogue import Found
-from tpu_trainer.checkpoint.handover import fetched
+from tpu_trainer.checkpoint.catalogue import LoadedCheckpoint
+from tpu_trainer.checkpoint.handover import fetch_all
 from tpu_trainer.checkpoint.resume import Start, document
-from tpu_trainer.checkpoint.snapshot import Snapshot, is_lightnings
+from tpu_trainer.checkpoint.snapshot import Snapshot, is_from_lightning
 from tpu_trainer.contract.clock import Phase
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding, NumericalHealth
@@ -38,9 +38,16 @@ from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snap
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
 from tpu_trainer.lightning_trainer.watch import First, GangTrainer, StoppedError, Watch, log_everywhere
 from tpu_trainer.loop.buffers import Buffers
-from tpu_trainer.loop.checkpoints import Storage, nothing_left, start_of, tell_origin
+from tpu_trainer.loop.checkpoints import CheckpointStorage, nothing_left, report_origin, start_of
 from tpu_trainer.loop.context import RunContext
-from tpu_trainer.loop.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
+from tpu_trainer.loop.ending import (
+    keep_last,
+    save_result,
+    stopped_outcome,
+    succeeded_outcome,
+    warn_left_out,
+    write_weights,
+)
 from tpu_trainer.loop.entrypoint import load_lightning
 from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.reporting.throughput import Throughput, Utilisation
@@ -86,22 +93,22 @@ class OwnTrainer:
         refuse_mixed(run.module, _parts(run))
         if why is not None:
             text = f"trains with Lightning's own Trainer: {why}. {_DIFFERENT}"
-            self.context.telling.finding(Finding("Lightning", 0, text))
+            self.context.outputs.add_finding(Finding("Lightning", 0, text))
         _refuse(self.context.spec, hp, run)
         if hp.evaluate_every_steps is not None and not _validates(run):
             text = f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the module has nothing to validate"
-            self.context.telling.finding(Finding("Recipe", 0, text))
+            self.context.outputs.add_finding(Finding("Recipe", 0, text))
         if backend.world > 1 and run.module.automatic_optimization and may_skip(run.module):
             said = "training_step may return None, and the first time that it does ends the run"
-            self.context.telling.finding(Finding("Lightning", 0, f"{said}. {only_alone(backend.world)}"))
+            self.context.outputs.add_finding(Finding("Lightning", 0, f"{said}. {only_alone(backend.world)}"))
         hp = self._in_one_pass(run.module, hp)
-        storage = Storage.of(self.context.spec, run.module, backend)
-        found = storage.choose(backend, self.context.telling)
+        storage = CheckpointStorage.of(self.context.spec, run.module, backend)
+        found = storage.choose(backend, self.context.outputs)
         start = replace(start_of(found, hp, self.context.spec, None), ended=storage.ended(found))
         if found is not None and storage.target is not None:
             _check_kind(found)
-            found = fetched(found, backend)
-            tell_origin(start, found, storage.target.author, hp, self.context.telling)
+            found = fetch_all(found, backend)
+            report_origin(start, found, storage.target.author, hp, self.context.outputs)
         return self._train(lightning, run, hp, storage, found, start)
 
     def _load(self, hp: Hyperparameters) -> LightningRun:
@@ -113,7 +120,7 @@ class OwnTrainer:
         if module.automatic_optimization or hp.accumulation_steps == 1:
             return hp
         rows = hp.per_replica_batch_size * hp.accumulation_steps
-        self.context.telling.finding(
+        self.context.outputs.add_finding(
             Finding(
                 "Lightning", 0, f"manual optimization does not accumulate: a replica takes its {rows} examples at once"
             )
@@ -125,12 +132,12 @@ class OwnTrainer:
         lightning: Any,
         run: LightningRun,
         hp: Hyperparameters,
-        storage: Storage,
-        found: Found | None,
+        storage: CheckpointStorage,
+        found: LoadedCheckpoint | None,
         start: Start,
     ) -> Outcome:
-        module, backend, telling = run.module, self.context.backend, self.context.telling
-        rates = Rates(hp, start.ramp, telling.finding)
+        module, backend, outputs = run.module, self.context.backend, self.context.outputs
+        rates = Rates(hp, start.ramp, outputs.add_finding)
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
             own = document(start, step, position, rates.rate_after(step), hp, health)
@@ -142,10 +149,10 @@ class OwnTrainer:
                 step,
                 int(own["examples"]),
                 own,
-                lambda text: telling.finding(Finding("Checkpoint", step, text)),
+                lambda text: outputs.add_finding(Finding("Checkpoint", step, text)),
             )
 
-        checkpoints = storage.checkpoints_of(self.context.spec, take, telling, None if found is None else start.step)
+        checkpoints = storage.checkpoints_of(self.context.spec, take, outputs, None if found is None else start.step)
         instruments = self._instruments(module, checkpoints, hp, start)
         kept = {} if found is None else found.snapshot.document
         gradients = Gradients(
@@ -170,8 +177,8 @@ class OwnTrainer:
             place,
             backend,
             self.context.clock,
-            warn=lambda text: telling.finding(Finding("Lightning", 0, text)),
-            note=telling.progress.say,
+            warn=lambda text: outputs.add_finding(Finding("Lightning", 0, text)),
+            note=outputs.progress.say,
             before=kept.get("trainExamples"),
         )
         strategy = as_kind_of(lightning.strategies.Strategy, GangStrategy)(
@@ -206,7 +213,7 @@ class OwnTrainer:
             # However the run ends, a snapshot that was taken is worth writing.
             with self.context.clock.during(Phase.CHECKPOINT):
                 checkpoints.finish()
-            telling.progress.committed(checkpoints.last_step)
+            outputs.progress.set_checkpoint(checkpoints.last_step)
 
     def _fit(
         self,
@@ -228,14 +235,14 @@ class OwnTrainer:
                         trainer.fit(run.module, datamodule=run.data, ckpt_path=checkpoint)
                         # Lightning validates before the hooks of the end, which may have changed the weights.
                         last = watch.step, instruments.weights()
-                        if not self._is_trial and _validates(run) and instruments.evaluated != last:
+                        if not self._is_on_lower_rung and _validates(run) and instruments.evaluated != last:
                             trainer.validate(run.module, datamodule=run.data, verbose=False)
                     elif _validates(run):
                         trainer.validate(run.module, datamodule=run.data, ckpt_path=checkpoint, verbose=False)
                     return False
                 return True
             finally:
-                if self.context.telling.aloud:
+                if self.context.outputs.is_reporter:
                     logs.upload()
 
     def _trainer(
@@ -308,14 +315,16 @@ class OwnTrainer:
             spec,
             self.context.backend,
             self.context.clock,
-            self.context.telling.finding,
+            self.context.outputs.add_finding,
             model=module,
             host=self.context.environment.host_index,
             pace=self.context.pace,
             health=start.health,
             known_steps=False,
         )
-        logbook = Logbook(self.context.backend, lambda text: self.context.telling.finding(Finding("Logging", 0, text)))
+        logbook = Logbook(
+            self.context.backend, lambda text: self.context.outputs.add_finding(Finding("Logging", 0, text))
+        )
         # What the module logs goes to Lightning's loggers: there are no names to agree on later.
         logbook.agree()
         return Instruments(
@@ -326,7 +335,7 @@ class OwnTrainer:
             throughput=Throughput(hp.global_batch_size, start.step),
             utilisation=Utilisation(spec, self.context.backend.terms),
             noise=None,
-            telling=self.context.telling,
+            outputs=self.context.outputs,
             logbook=logbook,
             buffers=Buffers(module, self.context.backend),
             first=start.step,
@@ -334,7 +343,7 @@ class OwnTrainer:
         )
 
     @property
-    def _is_trial(self) -> bool:
+    def _is_on_lower_rung(self) -> bool:
         return self.context.spec.end_after_steps is not None
 
     def _end(
@@ -347,17 +356,17 @@ class OwnTrainer:
         was_stopped: bool,
     ) -> Outcome:
         if was_stopped:
-            return stopped(watch.step, watch.loss, instruments)
-        tell_left_out(watch.step, watch.metrics, self.context.telling)
+            return stopped_outcome(watch.step, watch.loss, instruments)
+        warn_left_out(watch.step, watch.metrics, self.context.outputs)
         if done is None:
-            if not self._is_trial:
+            if not self._is_on_lower_rung:
                 save_result(watch.step, watch.position, instruments)
-                leave_weights(self.context, module)
+                write_weights(self.context, module)
             with self.context.clock.during(Phase.CHECKPOINT):
                 keep_last(watch.step, watch.position, instruments)
         early = f" of {hp.last_step}, ended early by the module or a callback" if watch.step < hp.last_step else ""
         said = done or f"trained {watch.step} steps{early}"
-        return succeeded(said, watch.step, watch.loss, watch.metrics, instruments)
+        return succeeded_outcome(said, watch.step, watch.loss, watch.metrics, instruments)
 
 
 def begin_epoch(state: dict[str, Any], step: int | None = None) -> None:
@@ -447,8 +456,8 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
                 raise UserCodeError(f"LightningRun: {name}: recipe.evaluateEverySteps says when to evaluate, too")
 
 
-def _check_kind(found: Found) -> None:
-    if not is_lightnings(found.snapshot):
+def _check_kind(found: LoadedCheckpoint) -> None:
+    if not is_from_lightning(found.snapshot):
         raise UserCodeError(
             f"checkpoint {found.folder} was written by the trainer's own loop, and Lightning's Trainer cannot continue "
             "it; choose another checkpoint.uri, or load its model.safetensors in the entrypoint"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from tpu_trainer.checkpoint.snapshot import LIGHTNING, Snapshot, copied, is_storable, put_together, take_apart
+from tpu_trainer.checkpoint.snapshot import LIGHTNING, Snapshot, copy_to_host, is_storable, put_together, take_apart
 from tpu_trainer.contract.errors import UserCodeError
 
 _WEIGHTS = "state_dict"
@@ -75,7 +75,7 @@ def snapshot_of_state(
     live = {"model": weights, "optimizer": of_optimizers, "hooks": of_others}
     trees = {"optimizer": optimizers, "hooks": {"names": names, "rest": others}}
     version = str(state.get("pytorch-lightning_version", ""))
-    return Snapshot(step, examples, {**document, LIGHTNING: version}, trees, copied(live))
+    return Snapshot(step, examples, {**document, LIGHTNING: version}, trees, copy_to_host(live))
 
 
 def state_of_snapshot(snapshot: Snapshot) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class Watch:
         if self._keeps:
             self._check_state(trainer, module)
             for text in not_continued(trainer.callbacks):
-                self._instruments.telling.finding(Finding("Lightning", self.step, text))
+                self._instruments.outputs.add_finding(Finding("Lightning", self.step, text))
         # Lightning would ask in every step whether rank 0 was told to stop, with a collective of its own.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._instruments.settle(self.step)
@@ -317,7 +317,7 @@ class Watch:
             }
             # After the metrics have been read off the device.
             self._evaluation.close()
-            self._instruments.telling.evaluated(self.step, self.metrics)
+            self._instruments.outputs.add_evaluation(self.step, self.metrics)
             self._tell_own()
             if self._postponed and not trainer.is_last_batch:
                 self._save(trainer)
@@ -331,7 +331,7 @@ class Watch:
             return
         if names := differing(own, self._backend):
             self._told = True
-            self._instruments.telling.finding(Finding("Evaluation", self.step, of_own_part(names)))
+            self._instruments.outputs.add_finding(Finding("Evaluation", self.step, of_own_part(names)))
 
 
 def log_everywhere(module: Any, logged: set[str], own: dict[str, Any]) -> None:

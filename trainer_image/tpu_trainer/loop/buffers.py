@@ -32,7 +32,7 @@ State = tuple[Tensor, int]
 
 
 @dataclass(frozen=True)
-class Place:
+class BufferPlace:
     """Where a buffer is, whichever tensor a module has put there."""
 
     module: nn.Module
@@ -60,9 +60,9 @@ class Place:
         return tensor, -1 if tensor.is_inference() else tensor._version
 
 
-def places_of(model: nn.Module) -> list[Place]:
+def find_places(model: nn.Module) -> list[BufferPlace]:
     found = [
-        Place(module, name, isinstance(module, _NormBase) and name in _STATISTICS and _is_torchs(module))
+        BufferPlace(module, name, isinstance(module, _NormBase) and name in _STATISTICS and _is_torchs(module))
         for module in model.modules()
         for name in module._buffers
     ]
@@ -77,12 +77,12 @@ class Buffers:
     def __init__(self, model: nn.Module, backend: Backend) -> None:
         self._model, self._backend = model, backend
         self._shared = backend.terms > 1
-        self._places: list[Place] = []
-        self._sent: dict[Place, State] = {}
-        self._sums: dict[Place, int] = {}
+        self._places: list[BufferPlace] = []
+        self._sent: dict[BufferPlace, State] = {}
+        self._sums: dict[BufferPlace, int] = {}
         self._steps = 0
         # Those that are sent in every step. Where the host cannot learn for free what others have changed: all.
-        self._moving: set[Place] = set()
+        self._moving: set[BufferPlace] = set()
         self._sends_all = not (backend.one_program or backend.reads_free)
 
     def step_begins(self, aside: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
@@ -127,15 +127,15 @@ class Buffers:
                         tensor.copy_(mine)
             self._backend.sync()
 
-    def _common(self) -> list[Place]:
+    def _common(self) -> list[BufferPlace]:
         """Looks for the places that all replicas have: a forward pass may register buffers, on one replica alone, which
         keeps them to itself."""
-        found = places_of(self._model)
+        found = find_places(self._model)
         names = ",".join(f"{type(place.module).__name__}.{place.name}" for place in found)
         rows = self._backend.gather([float(len(found)), float(zlib.crc32(names.encode()) % (1 << 24))])
         return found if all(row == rows[0] for row in rows) else [place for place in self._places if place.is_there]
 
-    def _changed(self, place: Place) -> bool:
+    def _changed(self, place: BufferPlace) -> bool:
         if not (place.is_there and place.is_read):
             return False
         if self._sends_all or place in self._moving or place not in self._sent:
@@ -152,13 +152,13 @@ class Buffers:
         rows = self._backend.gather([shape if new else -shape for shape, new in zip(shapes, changed, strict=True)])
         return [max(column) > 0 and len({abs(value) for value in column}) == 1 for column in zip(*rows, strict=True)]
 
-    def _send(self, places: Sequence[Place]) -> None:
+    def _send(self, places: Sequence[BufferPlace]) -> None:
         if not places:
             return
         self._backend.broadcast([place.tensor for place in places])
         self._sent |= {place: place.state for place in places if place.is_read}
 
-    def _look(self, read: Sequence[Place]) -> None:
+    def _look(self, read: Sequence[BufferPlace]) -> None:
         """Finds what was written past the count, since it has another value and the same count, to send it in every
         step from now on."""
         if self._sends_all:
@@ -171,7 +171,7 @@ class Buffers:
                 self._moving.add(place)
         self._sums |= now
 
-    def _summed(self, places: Sequence[Place]) -> dict[Place, int]:
+    def _summed(self, places: Sequence[BufferPlace]) -> dict[BufferPlace, int]:
         with torch.no_grad():
             sums = torch.stack([tensor_checksum(place.tensor) for place in places])
         self._backend.sync()

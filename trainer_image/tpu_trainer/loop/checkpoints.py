@@ -13,14 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.checkpoint.best import best_in
-from tpu_trainer.checkpoint.catalogue import Found, Others, Target, prepare, reading
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, Due, Partner
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, PeerParts, prepare, reading
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, NoCheckpoints, PartWriter
 from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.handover import read_once
-from tpu_trainer.checkpoint.origin import Elsewhere, choose_elsewhere, choose_own
-from tpu_trainer.checkpoint.parts import WHOLE, Item, Part
-from tpu_trainer.checkpoint.resume import Start, continued, document, fresh
-from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, replicated, take_part, take_snapshot
+from tpu_trainer.checkpoint.origin import CheckpointSource, choose_named, choose_own
+from tpu_trainer.checkpoint.parts import WHOLE, CheckpointPart, Item
+from tpu_trainer.checkpoint.resume import Start, continued_start, document, fresh_start
+from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, replicated_tensors, take_part, take_snapshot
 from tpu_trainer.checkpoint.together import Writers, find_writers, write_part
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import UserCodeError, user_code
@@ -30,8 +30,8 @@ from tpu_trainer.contract.spec import CheckpointSpec, RunSpec
 from tpu_trainer.data.loading import Position, has_length, length_of
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.loop.evaluation_policy import reduction_of
-from tpu_trainer.loop.trainable import Work
-from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.loop.trainable import PreparedTask
+from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.storage.store import open_store
 from tpu_trainer.task.task import Hyperparameters
 
@@ -43,21 +43,21 @@ Take = Callable[[int, Position, NumericalHealth, bool], Snapshot]
 
 
 @dataclass(frozen=True)
-class Storage:
+class CheckpointStorage:
     """`target`: None for a run without checkpoints. `elsewhere`: where the run begins while it has none of its own."""
 
-    target: Target | None
-    elsewhere: Elsewhere | None = None
+    target: CheckpointTarget | None
+    elsewhere: CheckpointSource | None = None
 
     @staticmethod
-    def of(spec: RunSpec, model: nn.Module, backend: Backend) -> Storage:
+    def of(spec: RunSpec, model: nn.Module, backend: Backend) -> CheckpointStorage:
         """`model` is as the task made it.
 
         Raises:
             BadSpecError: checkpoint.uri or checkpoint.resumeFrom is not a place for checkpoints.
         """
         if spec.checkpoint is None:
-            return Storage(None)
+            return CheckpointStorage(None)
         author = Author(
             uid=spec.job.uid,
             attempt=spec.job.attempt,
@@ -69,10 +69,12 @@ class Storage:
             code="" if spec.code is None else spec.code.sha256,
         )
         named = spec.checkpoint.resume_from
-        target = Target(open_store(spec.checkpoint.uri), author, spec.checkpoint.keep, spec.checkpoint.keep_best)
-        return Storage(target, None if named is None else Elsewhere.at(named))
+        target = CheckpointTarget(
+            open_store(spec.checkpoint.uri), author, spec.checkpoint.keep, spec.checkpoint.keep_best
+        )
+        return CheckpointStorage(target, None if named is None else CheckpointSource.at(named))
 
-    def choose(self, backend: Backend, telling: Telling) -> Found | None:
+    def choose(self, backend: Backend, outputs: RunOutputs) -> LoadedCheckpoint | None:
         """The checkpoint to continue from, the same in every process; None if there is none. A collective.
 
         Raises, in every process:
@@ -80,37 +82,37 @@ class Storage:
             UserCodeError: the checkpoints found may not be meant for this job, or there is none where one was named.
             StorageError: the storage refuses.
         """
-        return None if self.target is None else read_once(backend, telling.aloud, lambda: self._chosen(telling))
+        return None if self.target is None else read_once(backend, outputs.is_reporter, lambda: self._chosen(outputs))
 
-    def writers(self, backend: Backend, environment: WorkerEnvironment, telling: Telling) -> Writers | None:
+    def writers(self, backend: Backend, environment: WorkerEnvironment, outputs: RunOutputs) -> Writers | None:
         """How the hosts write together; None if host 0 writes alone. A collective."""
         if self.target is None:
             return None
         host = environment.host_index if environment.local_rank == 0 else -1
-        writers, unable = find_writers(self.target, backend, environment.num_hosts, host, telling.aloud)
+        writers, unable = find_writers(self.target, backend, environment.num_hosts, host, outputs.is_reporter)
         if unable:
-            telling.finding(Finding("Checkpoint", 0, _not_shared(self.target.store.uri, unable)))
+            outputs.add_finding(Finding("Checkpoint", 0, _not_shared(self.target.store.uri, unable)))
         return writers
 
-    def steering_of(self, found: Found | None) -> Mapping[str, Any] | None:
+    def steering_of(self, found: LoadedCheckpoint | None) -> Mapping[str, Any] | None:
         """What the checkpoint keeps of decisions by evaluations; None if they were another job's."""
         if found is None or not self._is_own(found):
             return None
         kept: Mapping[str, Any] | None = found.snapshot.document.get("steering")
         return kept
 
-    def ended(self, found: Found | None) -> bool:
+    def ended(self, found: LoadedCheckpoint | None) -> bool:
         """Whether the checkpoint is this job's own, and its training had ended."""
         return found is not None and self._is_own(found) and bool(found.snapshot.document.get("ended"))
 
-    def _is_own(self, found: Found) -> bool:
+    def _is_own(self, found: LoadedCheckpoint) -> bool:
         return self.target is not None and self.target.author.may_continue(found.commit.author)
 
     def checkpoints(
         self,
         spec: RunSpec,
-        work: Work,
-        telling: Telling,
+        work: PreparedTask,
+        outputs: RunOutputs,
         writers: Writers | None,
         resumed: bool,
         *,
@@ -119,15 +121,15 @@ class Storage:
         """How the loop takes checkpoints. The reporting replica leads. `together`: as Backend.reads_together."""
         began = work.start.step if resumed else None
         all_take_part = together or writers is not None or work.sharding is not None
-        if spec.checkpoint is not None and self.target is not None and not telling.aloud and all_take_part:
-            return Partner(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers, together), began)
+        if spec.checkpoint is not None and self.target is not None and not outputs.is_reporter and all_take_part:
+            return PartWriter(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers, together), began)
 
         size = length_of(work.task.train, "train") if has_length(work.task.train) else None
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
             kept = document(work.start, step, position, work.rates.rate_after(step), work.hp, health)
             kept["trainExamples"] = size
-            kept |= {"rates": work.rates.state(), "growth": work.growth.state(), "steering": work.steering.state()}
+            kept |= {"rates": work.rates.state(), "growth": work.group_changes.state(), "steering": work.policy.state()}
             kept |= {"logged": work.logbook.state(), **work.closing.state()}
             if work.begun_with is not None:
                 kept["begunWith"] = work.begun_with
@@ -143,19 +145,19 @@ class Storage:
                 kept,
                 _average(work),
                 elsewhere=set[Item]().union(*elsewhere),
-                part=Part(0, 1 + len(elsewhere)),
+                part=CheckpointPart(0, 1 + len(elsewhere)),
                 sharding=work.sharding,
                 together=together,
             )
 
         repeats = work.sharding is None and not together
-        return self.checkpoints_of(spec, take, telling, began, writers, repeats=repeats)
+        return self.checkpoints_of(spec, take, outputs, began, writers, repeats=repeats)
 
     def checkpoints_of(
         self,
         spec: RunSpec,
         take: Take,
-        telling: Telling,
+        outputs: RunOutputs,
         resumed: int | None,
         writers: Writers | None = None,
         *,
@@ -165,20 +167,20 @@ class Storage:
         `writers`: the hosts that write a part; None if the reporting replica's host writes alone. `repeats`: as for
         `Checkpointer`."""
         if spec.checkpoint is None or self.target is None:
-            return Checkpoints()
+            return NoCheckpoints()
         due = _due(spec.checkpoint, spec)
-        if not telling.aloud:
-            return Checkpoints(due)
+        if not outputs.is_reporter:
+            return NoCheckpoints(due)
 
         def warn(text: str) -> None:
-            telling.finding(Finding("Checkpoint", checkpointer.last_step or 0, text))
+            outputs.add_finding(Finding("Checkpoint", checkpointer.last_step or 0, text))
 
         def found_best(best: Best) -> None:
-            telling.progress.best = best
-            telling.progress.say(f"the best checkpoint is {best}")
+            outputs.progress.best = best
+            outputs.progress.say(f"the best checkpoint is {best}")
 
-        def others(snapshot: Snapshot) -> Others:
-            return Others() if writers is None or snapshot.part == WHOLE else writers.channel(snapshot.part.count)
+        def others(snapshot: Snapshot) -> PeerParts:
+            return PeerParts() if writers is None or snapshot.part == WHOLE else writers.channel(snapshot.part.count)
 
         checkpointer = Checkpointer(
             self.target,
@@ -189,30 +191,30 @@ class Storage:
             found_best=found_best,
             others=others,
             repeats=repeats,
-            trials=spec.checkpoint.trials,
+            rungs=spec.checkpoint.rungs,
         )
         checkpointer.best = best_in(self.target)
         if checkpointer.best is not None:
             found_best(checkpointer.best)
         return checkpointer
 
-    def _chosen(self, telling: Telling) -> Found | None:
+    def _chosen(self, outputs: RunOutputs) -> LoadedCheckpoint | None:
         assert self.target is not None
-        author, say = self.target.author, telling.progress.say
+        author, say = self.target.author, outputs.progress.say
 
         def warn(text: str) -> None:
-            telling.finding(Finding("Checkpoint", 0, text))
+            outputs.add_finding(Finding("Checkpoint", 0, text))
 
         with reading(self.target):
             found = choose_own(self.target.store, author, self.elsewhere, say, warn)
             if found is None and self.elsewhere is not None:
-                found = choose_elsewhere(self.elsewhere, author, say, warn)
+                found = choose_named(self.elsewhere, author, say, warn)
         prepare(self.target)
         return found
 
 
-def _due(checkpoint: CheckpointSpec, spec: RunSpec) -> Due:
-    return Due(checkpoint.every_steps, checkpoint.every_seconds, spec.last_step)
+def _due(checkpoint: CheckpointSpec, spec: RunSpec) -> CheckpointSchedule:
+    return CheckpointSchedule(checkpoint.every_steps, checkpoint.every_seconds, spec.last_step)
 
 
 def _not_shared(uri: str, unable: Sequence[int]) -> str:
@@ -224,7 +226,7 @@ def _not_shared(uri: str, unable: Sequence[int]) -> str:
 
 
 def _part_taker(
-    target: Target, work: Work, writers: Writers | None, together: bool
+    target: CheckpointTarget, work: PreparedTask, writers: Writers | None, together: bool
 ) -> Callable[[int], Callable[[], None] | None]:
     """For a process that does not lead: copies its part of a step's checkpoint, and returns what writes it, or None if
     it writes none. A process without a part of its own may still hold a part of the optimizer's state, or have to read
@@ -251,19 +253,19 @@ def _part_taker(
         if writers is None or not writes:
             return None
         folder = Folder(step, target.author.job, target.author.attempt)
-        part, channel = Part(number, len(parts)), writers.channel(len(parts))
+        part, channel = CheckpointPart(number, len(parts)), writers.channel(len(parts))
         return partial(write_part, target, folder, tensors, part, channel, number)
 
     return take
 
 
-def _replicated(work: Work) -> tuple[dict[Item, Tensor], list[list[str]]]:
+def _replicated(work: PreparedTask) -> tuple[dict[Item, Tensor], list[list[str]]]:
     """What any host may write, and the parameters in the order by which the optimizer's state is named."""
-    tensors = replicated(work.task.model, work.optimizer, _average(work), work.sharding)
-    return tensors, work.growth.state()["names"]
+    tensors = replicated_tensors(work.task.model, work.optimizer, _average(work), work.sharding)
+    return tensors, work.group_changes.state()["names"]
 
 
-def _average(work: Work) -> Mapping[str, Tensor] | None:
+def _average(work: PreparedTask) -> Mapping[str, Tensor] | None:
     return None if work.average is None else work.average.tensors
 
 
@@ -276,16 +278,18 @@ def _written(spec: RunSpec) -> dict[str, str]:
     return {**spec.recipe, **parameters, **data, **weights}
 
 
-def start_of(found: Found | None, hp: Hyperparameters, spec: RunSpec, steering: Mapping[str, Any] | None) -> Start:
-    """Where the run begins, with the checkpoint `found` or without one. `steering`: as in the checkpoint, if the run
+def start_of(
+    found: LoadedCheckpoint | None, hp: Hyperparameters, spec: RunSpec, policy: Mapping[str, Any] | None
+) -> Start:
+    """Where the run begins, with the checkpoint `found` or without one. `policy`: as in the checkpoint, if the run
     continues it."""
     if found is None:
-        return fresh(hp, spec.slice.replicas, spec.job.attempt)
-    reduction = reduction_of(steering, spec)
-    return continued(found.snapshot.document, hp, spec.slice.replicas, spec.job.attempt, reduction)
+        return fresh_start(hp, spec.slice.replicas, spec.job.attempt)
+    reduction = reduction_of(policy, spec)
+    return continued_start(found.snapshot.document, hp, spec.slice.replicas, spec.job.attempt, reduction)
 
 
-def nothing_left(start: Start, found: Found | None, hp: Hyperparameters) -> str | None:
+def nothing_left(start: Start, found: LoadedCheckpoint | None, hp: Hyperparameters) -> str | None:
     """What to say of a run that has no steps left, or whose training had ended; None if it trains."""
     if found is None or (start.step < hp.last_step and not start.ended):
         return None
@@ -295,7 +299,7 @@ def nothing_left(start: Start, found: Found | None, hp: Hyperparameters) -> str 
     )
 
 
-def tell_origin(start: Start, found: Found, me: Author, hp: Hyperparameters, telling: Telling) -> None:
+def report_origin(start: Start, found: LoadedCheckpoint, me: Author, hp: Hyperparameters, outputs: RunOutputs) -> None:
     """Says what the run continues from, as a warning if the user may not expect it.
 
     `me`: this job.
@@ -308,21 +312,21 @@ def tell_origin(start: Start, found: Found, me: Author, hp: Hyperparameters, tel
     if done is not None and named:
         raise UserCodeError(f"checkpoint.resumeFrom: {done}; raise recipe.trainSteps to train on")
     line = done or _resumed(start, found, hp)
-    telling.progress.resumed(start.step, line)
+    outputs.progress.resume(start.step, line)
     if author.code != me.code:
-        telling.finding(Finding("Checkpoint", start.step, _other_code(found, me)))
+        outputs.add_finding(Finding("Checkpoint", start.step, _other_code(found, me)))
     if done is not None or not (named or me.uid == author.uid):
-        telling.finding(Finding("Checkpoint", start.step, line))
+        outputs.add_finding(Finding("Checkpoint", start.step, line))
 
 
-def _other_code(found: Found, me: Author) -> str:
+def _other_code(found: LoadedCheckpoint, me: Author) -> str:
     there, here = (
         f"with sha256 {author.code}" if author.code else "of the image" for author in (found.commit.author, me)
     )
     return f"checkpoint {found.folder} was made by other code: the code {there}, this job runs the code {here}"
 
 
-def _resumed(start: Start, found: Found, hp: Hyperparameters) -> str:
+def _resumed(start: Start, found: LoadedCheckpoint, hp: Hyperparameters) -> str:
     line = (
         f"continues from checkpoint {found.folder} of job {found.commit.author}, with step {start.step + 1} of "
         f"{hp.train_steps}"

@@ -15,7 +15,7 @@ from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.data.loading import GENERATORS, Share, seed_generators
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.reporting.run_outputs import RunOutputs
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class RunContext:
     backend: Backend
     clock: Clock
     pace: StepPace
-    telling: Telling
+    outputs: RunOutputs
 
     @property
     def share(self) -> Share:
@@ -49,6 +49,6 @@ class RunContext:
             PreemptedError: on all replicas, if one was told to stop. Before anything is compiled, which takes minutes;
                 the newest checkpoint stays the newest.
         """
-        self.telling.began(step)
+        self.outputs.begin(step)
         if any(asked for (asked,) in self.backend.gather([float(self.stop())])):
             raise PreemptedError("stopped on request before the first step")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.checkpoint.checkpointer import Checkpointer
-from tpu_trainer.checkpoint.snapshot import weights_of
+from tpu_trainer.checkpoint.snapshot import weight_files
 from tpu_trainer.contract.errors import StorageError, UserCodeError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
@@ -16,7 +16,7 @@ from tpu_trainer.contract.protocol import MOST_METRICS, ExitCode
 from tpu_trainer.data.loading import Position
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.instruments import Instruments
-from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.reporting.run_outputs import RunOutputs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,24 +36,24 @@ def save_result(step: int, position: Position, instruments: Instruments, *, agai
     """
     last = step, instruments.weights()
     if instruments.evaluated not in (None, last):
-        instruments.telling.finding(Finding("Evaluation", step, _CHANGED_LATE))
+        instruments.outputs.add_finding(Finding("Evaluation", step, _CHANGED_LATE))
     if again or instruments.saved != last:
         instruments.closing.ended = True
         instruments.save(step, position, now=False, closes=True)
-    instruments.telling.progress.say(f"the last weights have the checksum {last[1]}")
+    instruments.outputs.progress.say(f"the last weights have the checksum {last[1]}")
 
 
-def leave_weights(context: RunContext, model: nn.Module, average: Mapping[str, Tensor] | None = None) -> None:
+def write_weights(context: RunContext, model: nn.Module, average: Mapping[str, Tensor] | None = None) -> None:
     """Writes the weights of a run without checkpoints beside its report, on the user's machine."""
-    directory, writes = context.environment.report_directory, context.telling.aloud
+    directory, writes = context.environment.report_directory, context.outputs.is_reporter
     if directory is None or context.spec.checkpoint is not None or not (writes or context.backend.reads_together):
         return
     try:
-        for name, content in weights_of(model, average):
+        for name, content in weight_files(model, average):
             if writes:
                 (directory / name).write_bytes(content)
     except (OSError, UserCodeError) as error:
-        context.telling.progress.say(f"the weights were not kept: {error}")
+        context.outputs.progress.say(f"the weights were not kept: {error}")
 
 
 def keep_last(step: int, position: Position, instruments: Instruments) -> None:
@@ -73,7 +73,7 @@ def keep_last(step: int, position: Position, instruments: Instruments) -> None:
     )
 
 
-def tell_left_out(step: int, metrics: Mapping[str, float], telling: Telling) -> None:
+def warn_left_out(step: int, metrics: Mapping[str, float], outputs: RunOutputs) -> None:
     """Names the metrics that the result leaves out."""
     # The loss comes before them.
     if left_out := list(metrics)[MOST_METRICS - 1 :]:
@@ -81,33 +81,33 @@ def tell_left_out(step: int, metrics: Mapping[str, float], telling: Telling) -> 
             f"the result has room for {MOST_METRICS} metrics, the loss among them: it does not have {left_out[0]} and "
             f"the {len(left_out) - 1} after it, which the report has"
         )
-        telling.finding(Finding("Evaluation", step, text))
+        outputs.add_finding(Finding("Evaluation", step, text))
     for name, value in metrics.items():
         if not math.isfinite(value):
             text = f"the metric {name} is {value} after the last step, so the result does not have it"
-            telling.finding(Finding("Evaluation", step, text))
+            outputs.add_finding(Finding("Evaluation", step, text))
 
 
-def stopped(step: int, loss: float | None, instruments: Instruments) -> Outcome:
+def stopped_outcome(step: int, loss: float | None, instruments: Instruments) -> Outcome:
     checkpoints = instruments.checkpoints
-    instruments.telling.progress.stopped(checkpoints.last_step)
+    instruments.outputs.progress.stop(checkpoints.last_step)
     safe = _safe(step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
     summary = instruments.doctor.finiteness.summary
     ending = _Ending(ExitCode.Preempted, f"stopped on request after {step} steps", safe + summary)
     return _outcome(ending, step, loss, {}, instruments)
 
 
-def succeeded(
+def succeeded_outcome(
     said: str, step: int, loss: float | None, evaluated: Mapping[str, float], instruments: Instruments
 ) -> Outcome:
     """`said`: how the run's last line begins."""
-    progress, checkpoints = instruments.telling.progress, instruments.checkpoints
+    progress, checkpoints = instruments.outputs.progress, instruments.checkpoints
     checkpoints.tidy()
     if (cost := checkpoints.cost).commits:
         progress.say(
             f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for {cost.blocked:.1f} s"
         )
-    progress.done(checkpoints.last_step)
+    progress.finish(checkpoints.last_step)
     ending = _Ending(ExitCode.Succeeded, said, instruments.doctor.finiteness.summary)
     return _outcome(ending, step, loss, evaluated, instruments)
 
@@ -127,7 +127,7 @@ def _outcome(
     own = {} if loss is None else {"loss": loss}
     metrics = {**own, **evaluated}
     values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
-    progress = instruments.telling.progress
+    progress = instruments.outputs.progress
     # What was logged comes last, because a message that is too long loses its last metrics.
     every = {**metrics, **progress.means, **metrics}
     best = None if progress.best is None else progress.best.as_json()
@@ -138,7 +138,7 @@ def _outcome(
 
 def _measured(instruments: Instruments, evaluated: Mapping[str, float]) -> Mapping[str, Any] | None:
     """Returns what a rung of a ladder has measured; None of any other run."""
-    numbers, doctor = instruments.telling.rung, instruments.doctor
+    numbers, doctor = instruments.outputs.rung, instruments.doctor
     if numbers is None:
         return None
     finiteness = doctor.finiteness

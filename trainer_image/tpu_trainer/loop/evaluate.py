@@ -23,7 +23,7 @@ from tpu_trainer.data.loading import (
     name_held_out,
 )
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.loop.modes import evaluating
+from tpu_trainer.loop.modes import evaluation_mode
 from tpu_trainer.task.task import Batch, Evaluator, Metrics, Task
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
     """
     if evaluation_size(task) == 0:
         return {}
-    with evaluating(task.model), torch.no_grad():
+    with evaluation_mode(task.model), torch.no_grad():
         found: dict[str, float] = {}
         for name, dataset in held_out(task).items():
             if (size := length_of(dataset, name_held_out(name))) == 0:
                 continue
             if task.evaluator is not None:
-                read = _Read(task, dataset, unfilled_plan(size, rows, share)[:batches])
-                most = len(unfilled_plan(size, rows, replace(share, rank=0))[:batches])
+                read = _Read(task, dataset, plan_without_padding(size, rows, share)[:batches])
+                most = len(plan_without_padding(size, rows, replace(share, rank=0))[:batches])
                 return _by_evaluator(task.evaluator, read, most, share, backend)
             assert task.metrics is not None
             read = _Read(task, dataset, evaluation_plan(size, rows, share)[:batches])
@@ -108,7 +108,7 @@ def evaluation_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]
     ]
 
 
-def unfilled_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
+def plan_without_padding(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
     """`evaluation_plan` without rows that fill up: full batches, then at most one smaller one.
 
     The smaller one costs a further compilation. Processes may have different numbers of batches, but each has at least

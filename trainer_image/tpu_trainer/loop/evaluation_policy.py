@@ -24,7 +24,7 @@ Values = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Watch:
+class MetricRule:
     """A metric, which values of it are better, and by how much more than `min_delta`."""
 
     metric: str
@@ -41,17 +41,17 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Streak:
+class MetricState:
     """`best`: the best value so far, None before the first finite one; `waited`: evaluations since then."""
 
     best: float | None = None
     waited: int = 0
 
-    def after(self, value: float, watch: Watch) -> Streak:
-        return Streak(value) if watch.is_better(value, self.best) else Streak(self.best, self.waited + 1)
+    def after(self, value: float, watch: MetricRule) -> MetricState:
+        return MetricState(value) if watch.is_better(value, self.best) else MetricState(self.best, self.waited + 1)
 
 
-class Steering:
+class EvaluationPolicy:
     """Of one run. `monitors`: metrics that the task's hooks follow besides. `rates`: what schedule Plateau lowers.
 
     `evaluated`: the step that was evaluated last in this process, None before the first; `metrics`: its results.
@@ -60,7 +60,7 @@ class Steering:
     def __init__(self, spec: RunSpec, start: Start, rates: LearningRateSetter, monitors: tuple[str, ...] = ()) -> None:
         self._spec, self._start, self._rates = spec, start, rates
         self._watches = dict(_watches(spec))
-        self._streaks = dict.fromkeys(self._watches, Streak())
+        self._streaks = dict.fromkeys(self._watches, MetricState())
         self._judged: int | None = None
         self._needed = {watch.metric: field for field, watch in self._watches.items()}
         self._needed |= {metric: "configure_optimizers: monitor" for metric in monitors if metric not in self._needed}
@@ -138,7 +138,7 @@ class Steering:
         for field, watch in self._watches.items():
             streak = kept["streaks"].get(field)
             if streak is not None and _key(watch).items() <= streak.items():
-                self._streaks[field] = Streak(streak["best"], int(streak["waited"]))
+                self._streaks[field] = MetricState(streak["best"], int(streak["waited"]))
 
     def _lower_rate(self) -> None:
         schedule, streak = self._spec.schedule, self._streaks.get(PLATEAU)
@@ -146,7 +146,7 @@ class Steering:
             return
         reduction = self._rates.reduction * (DROP if schedule.factor is None else schedule.factor)
         self._rates.reduction = max(reduction, SMALLEST_REDUCTION)
-        self._streaks[PLATEAU] = Streak(streak.best)
+        self._streaks[PLATEAU] = MetricState(streak.best)
 
     def _examples(self, step: int) -> int:
         # Examples and not steps, which another slice counts differently.
@@ -162,14 +162,14 @@ def reduction_of(kept: Mapping[str, Any] | None, spec: RunSpec) -> float:
     return 1.0 if kept is None or spec.schedule.name != "Plateau" else float(kept["reduction"])
 
 
-def _watches(spec: RunSpec) -> Iterator[tuple[str, Watch]]:
+def _watches(spec: RunSpec) -> Iterator[tuple[str, MetricRule]]:
     if spec.checkpoint is not None and (best := spec.checkpoint.keep_best) is not None:
-        yield KEEP_BEST, Watch(best.metric, best.mode)
+        yield KEEP_BEST, MetricRule(best.metric, best.mode)
     if (stop := spec.stop_early) is not None:
-        yield STOP_EARLY, Watch(stop.metric, stop.mode, stop.min_delta or 0.0)
+        yield STOP_EARLY, MetricRule(stop.metric, stop.mode, stop.min_delta or 0.0)
     if spec.schedule.metric is not None and spec.schedule.mode is not None:
-        yield PLATEAU, Watch(spec.schedule.metric, spec.schedule.mode)
+        yield PLATEAU, MetricRule(spec.schedule.metric, spec.schedule.mode)
 
 
-def _key(watch: Watch) -> dict[str, str]:
+def _key(watch: MetricRule) -> dict[str, str]:
     return {"metric": watch.metric, "mode": watch.mode}

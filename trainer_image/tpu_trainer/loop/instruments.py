@@ -21,8 +21,8 @@ from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import MOST_STEPS, Loss, Signals, StepResults
 from tpu_trainer.loop.buffers import Buffers
-from tpu_trainer.reporting.history import FirstLoss, Sample
-from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.reporting.history import FirstLossTime, Sample
+from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
 from tpu_trainer.task.logbook import Logbook
 from tpu_trainer.task.task import Batch
@@ -39,9 +39,12 @@ CHECKUP_EVERY = 100
 
 @dataclass
 class Instruments:
-    """`first`: steps done before this process's first; `noise`: None unless the noise scale is asked for; `logbook`:
-    what the task logs; `whole`: makes of this process's position in the data the whole job's, in a collective;
-    `checksum`: of the weights, a collective; `closing`: takes it for the next checkpoint; `buffers`: the model's."""
+    """What one run is watched with.
+
+    first: steps done before this process's first. noise: None unless the noise scale is asked for. logbook: what the
+    task logs. merge_positions: returns the whole job's position in the data from this process's; a collective.
+    checksum: of the weights; a collective. closing: keeps the checksum for the next checkpoint.
+    """
 
     backend: Backend
     clock: Clock
@@ -50,11 +53,11 @@ class Instruments:
     throughput: Throughput
     utilisation: Utilisation
     noise: NoiseScale | None
-    telling: Telling
+    outputs: RunOutputs
     logbook: Logbook
     buffers: Buffers
     first: int = 0
-    whole: Callable[[Position], Position] = lambda position: position
+    merge_positions: Callable[[Position], Position] = lambda position: position
     checksum: Callable[[], str] = str
     closing: Closing = field(default_factory=Closing)
 
@@ -89,10 +92,10 @@ class Instruments:
 
     def left_out(self, text: str) -> None:
         """Tells of parameters that the optimizer does not train."""
-        self.telling.finding(Finding("Optimizer", self.first, text))
+        self.outputs.add_finding(Finding("Optimizer", self.first, text))
 
     def of_data(self, text: str) -> None:
-        self.telling.finding(Finding("Data", self.first, text))
+        self.outputs.add_finding(Finding("Data", self.first, text))
 
     def settle(self, step: int) -> None:
         """An epoch ended with `step`. Runs what hooks left pending: else the next step would be another program."""
@@ -139,7 +142,7 @@ class Instruments:
             return None
         if not self._steps and (seconds := process_seconds()) is not None:
             counters = self.backend.counters()
-            self.telling.first_loss(FirstLoss(seconds, counters.compilations, counters.compile_seconds))
+            self.outputs.add_first_loss(FirstLossTime(seconds, counters.compilations, counters.compile_seconds))
         step = self._read_through = signals.read_through
         first = step - len(reading.losses) + 1
         self._losses += reading.losses
@@ -183,7 +186,7 @@ class Instruments:
         """
         self.doctor.judge_parameters(step)
         with self.clock.during(Phase.CHECKPOINT), self.doctor.set_aside():
-            self.position = self.whole(position)
+            self.position = self.merge_positions(position)
             self.buffers.share()
         self.closing.weights = self.weights()
         self.saved = step, self.closing.weights
@@ -197,7 +200,7 @@ class Instruments:
         if step % REPORT_EVERY == 0 or ends:
             self._report()
         # A rung of a ladder is judged by what the doctor finds, so nothing of it stays unseen.
-        closes = ends and self.telling.rung is not None
+        closes = ends and self.outputs.rung is not None
         if closes or step % CHECKUP_EVERY == 0 or step == self.first + REPORT_EVERY:
             self.doctor.checkup(step, last=closes)
             with self.doctor.set_aside():
@@ -209,7 +212,7 @@ class Instruments:
         """Reports what was logged after the last exchange. A collective."""
         with self.clock.during(Phase.DEVICE), self.doctor.set_aside():
             self.logbook.finish(step)
-        self.telling.logged(self.logbook.take())
+        self.outputs.add_curves(self.logbook.take())
 
     def leave(self) -> None:
         """The run has failed. Tells the steps that were read since the last report: of a failure in the first ten steps
@@ -222,7 +225,7 @@ class Instruments:
     def _report(self) -> None:
         if not self._losses:
             return
-        self.telling.logged(self.logbook.take())
+        self.outputs.add_curves(self.logbook.take())
         now, seconds = time.monotonic(), self.clock.seconds()
         sample = Sample(
             step=self._read_through,
@@ -236,7 +239,7 @@ class Instruments:
             noise_scale=None if self.noise is None else self.noise.value,
             gradient_norms=tuple(self._norms),
         )
-        self.telling.sample(sample, self.checkpoints.last_step)
+        self.outputs.add_sample(sample, self.checkpoints.last_step)
         self._losses.clear()
         self._norms.clear()
         self._learning_rates.clear()

@@ -19,14 +19,14 @@ from tpu_trainer.data.loading import Position, random_seed
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import Flags, Loss, Signals, exchange
 from tpu_trainer.loop.instruments import Instruments
-from tpu_trainer.loop.trainable import Trainable, Work
+from tpu_trainer.loop.trainable import PreparedTask, Trainable
 from tpu_trainer.optim.update import EarlierPasses, SkippingUpdate, Update
 from tpu_trainer.task.outside import OutsideParameters
 from tpu_trainer.task.task import Batch
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """`step`: steps done; `loss`: the global loss of the last one, None if there was none to do; `position`: where the
     data stands after it; `stopped`: ended early because a replica asked to stop; `early`: why an evaluation ended it.
     """
@@ -39,13 +39,13 @@ class Trained:
 
 
 def train(
-    work: Work,
+    work: PreparedTask,
     batches: Iterator[tuple[Batch, Position]],
     backend: Backend,
     instruments: Instruments,
     stop: StopFlag,
     evaluate_now: Callable[[int], bool],
-) -> Trained:
+) -> TrainingResult:
     """Trains from `work.start` to `hp.last_step`; a step takes `hp.accumulation_steps` batches, on the device.
 
     Ends early once any replica's `stop` is set, or once an evaluation says so; all replicas end after the same step.
@@ -59,16 +59,16 @@ def train(
     update = SkippingUpdate(*parts, work.task.model, instruments.doctor.set_aside) if work.skips else Update(*parts)
     flags, earlier = Flags(backend), EarlierPasses(work.task.model)
     outside = OutsideParameters(work.task.model, backend.device, instruments.left_out)
-    trained, epoch = Trained(start.step, None, start.position), start.position.epoch
-    with user_code("the start of the training"), work.growth.restored():
+    trained, epoch = TrainingResult(start.step, None, start.position), start.position.epoch
+    with user_code("the start of the training"), work.group_changes.restored():
         if start.ended:
             hooks.ended_before()
         else:
             hooks.train_begins()
             hooks.epoch_begins(epoch)
-    if work.steering.owes(start.step) and evaluate_now(start.step):
-        instruments.save(start.step, start.position, now=False, closes=work.steering.early_end(start.step) is not None)
-    trained = replace(trained, early=work.steering.early_end(start.step))
+    if work.policy.owes(start.step) and evaluate_now(start.step):
+        instruments.save(start.step, start.position, now=False, closes=work.policy.early_end(start.step) is not None)
+    trained = replace(trained, early=work.policy.early_end(start.step))
     samples = instruments.sampling(batches)
 
     for step in range(start.step + 1, hp.last_step + 1) if trained.early is None and not start.ended else ():
@@ -115,19 +115,19 @@ def train(
 
         signals.add(sums)
         due = hp.evaluate_every_steps is not None and step % hp.evaluate_every_steps == 0
-        # A trial's last step is in the middle of the training.
-        evaluates = work.trial if last else due
+        # The last step of a lower rung is in the middle of the training.
+        evaluates = work.on_lower_rung if last else due
         saves = checkpoints.due(step)
         # Raises if the loss is not finite, before a checkpoint is made of it.
         if reading := instruments.read(signals, step, work.rates.current, whole=evaluates or saves or last):
-            trained = Trained(step, reading.losses[-1], position, stopped=reading.stopping and not last)
+            trained = TrainingResult(step, reading.losses[-1], position, stopped=reading.stopping and not last)
             saves = saves or reading.saving
         if saves or last or trained.stopped:
             instruments.save(step, position, now=trained.stopped, closes=last)
         # After the reading: a run that is to stop has no time for an evaluation.
         if evaluates and not trained.stopped:
             is_best = evaluate_now(step)
-            trained = replace(trained, early=None if last else work.steering.early_end(step))
+            trained = replace(trained, early=None if last else work.policy.early_end(step))
             if not (saves or last) and (is_best or trained.early):
                 instruments.save(step, position, now=False, closes=trained.early is not None)
         ends = trained.stopped or trained.early is not None
@@ -137,8 +137,8 @@ def train(
 
     if not start.ended:
         with user_code("the end of the training"):
-            # A run that is stopped continues inside its epoch, and so does the job after a trial.
-            goes_on = trained.stopped or work.trial
+            # A run that is stopped continues inside its epoch, and so does the job after a lower rung.
+            goes_on = trained.stopped or work.on_lower_rung
             if not goes_on:
                 hooks.epoch_ends(epoch)
             hooks.train_ends(stopped=goes_on or trained.early is not None)
@@ -155,7 +155,7 @@ def _begins(instruments: Instruments, backend: Backend, drawn: int) -> None:
 
 
 def _forward_backward(
-    work: Work,
+    work: PreparedTask,
     step: int,
     batch: Batch,
     backend: Backend,

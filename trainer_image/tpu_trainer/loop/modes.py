@@ -35,7 +35,7 @@ def enter_training_mode(model: nn.Module) -> str | None:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Puts the model into evaluation mode while the block runs; afterwards every module is in its own again."""
     training = {module for module in model.modules() if module.training}
     model.eval()

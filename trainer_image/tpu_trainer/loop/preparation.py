@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tpu_trainer.checkpoint.catalogue import Found
-from tpu_trainer.checkpoint.handover import give_average, give_model, give_optimizer, hooks_of
-from tpu_trainer.checkpoint.initial import begin_with
+from tpu_trainer.checkpoint.catalogue import LoadedCheckpoint
+from tpu_trainer.checkpoint.handover import fetch_hooks_state, give_average, give_model, give_optimizer
+from tpu_trainer.checkpoint.initial import load_initial_weights
 from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
@@ -16,12 +16,12 @@ from tpu_trainer.data.epochs import shares_epochs
 from tpu_trainer.data.loading import describe_resize, epochs_of, evaluation_size, held_out, size_difference
 from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.gang.compiled import compile_loss, compile_update
-from tpu_trainer.loop.checkpoints import Storage, start_of, tell_origin
+from tpu_trainer.loop.checkpoints import CheckpointStorage, report_origin, start_of
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.entrypoint import Loaded, load_task
-from tpu_trainer.loop.evaluation_policy import Steering
+from tpu_trainer.loop.evaluation_policy import EvaluationPolicy
 from tpu_trainer.loop.modes import enter_training_mode
-from tpu_trainer.loop.trainable import Growth, Work, refuse_lazy, refuse_synchronised_norm
+from tpu_trainer.loop.trainable import ParameterGroupChanges, PreparedTask, refuse_lazy, refuse_synchronised_norm
 from tpu_trainer.optim.optimizers import build_optimizer, find_unused_settings, refuse_closure
 from tpu_trainer.optim.precision import apply_precision
 from tpu_trainer.optim.schedule import LearningRateSetter
@@ -54,10 +54,15 @@ def load(context: RunContext, hp: Hyperparameters) -> Loaded:
 
 
 def prepare(
-    context: RunContext, task: Task, hooks: Hooks, hp: Hyperparameters, storage: Storage, found: Found | None
-) -> Work:
+    context: RunContext,
+    task: Task,
+    hooks: Hooks,
+    hp: Hyperparameters,
+    storage: CheckpointStorage,
+    found: LoadedCheckpoint | None,
+) -> PreparedTask:
     """Model and optimizer on the device, with the checkpoint's state if there is one."""
-    spec, backend, tell = context.spec, context.backend, context.telling.finding
+    spec, backend, tell = context.spec, context.backend, context.outputs.add_finding
     _tell_of_data(context, task, hp)
     steered = storage.steering_of(found)
     start = replace(start_of(found, hp, spec, steered), ended=storage.ended(found))
@@ -74,12 +79,12 @@ def prepare(
     def warn(text: str) -> None:
         tell(Finding("Logging", context.pace.last or 0, text))
 
-    growth, logbook = Growth(task.model, optimizer), Logbook(backend, warn)
+    group_changes, logbook = ParameterGroupChanges(task.model, optimizer), Logbook(backend, warn)
     # Before the optimizer's state is restored: it takes the optimizer's present rates for the recipe's.
     rates = LearningRateSetter(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
-    steering, closing = Steering(spec, start, rates, hooks.monitors), Closing(start.ended)
+    policy, closing = EvaluationPolicy(spec, start, rates, hooks.monitors), Closing(start.ended)
     if evaluation_size(task) == 0:
-        steering.check({})
+        policy.check({})
     epochs = epochs_of(task, hp.train_steps, hp.global_batch_size)
     for text in (
         *find_unused_settings(task, hooks, optimizer, hp),
@@ -87,29 +92,29 @@ def prepare(
     ):
         tell(Finding("Recipe", start.step, text))
     if found is not None and storage.target is not None:
-        growth.load(found.snapshot.document.get("growth"))
+        group_changes.load(found.snapshot.document.get("growth"))
         logbook.load(found.snapshot.document.get("logged"))
         give_optimizer(found, optimizer, backend, sharding)
         rates.load(found.snapshot.document.get("rates"))
         start = replace(start, ramp=rates.ramp)
-        state = hooks_of(found, backend)
+        state = fetch_hooks_state(found, backend)
         with user_code("restoring the state of the task's hooks"):
             hooks.load(state)
-        steering.load(steered)
-        tell_origin(start, found, storage.target.author, hp, context.telling)
+        policy.load(steered)
+        report_origin(start, found, storage.target.author, hp, context.outputs)
         _tell_of_resized(context, task, found, start)
-    return Work(
+    return PreparedTask(
         task,
         hooks,
         hp,
         optimizer,
         rates,
-        growth,
+        group_changes,
         start,
-        steering,
+        policy,
         logbook=logbook,
         closing=closing,
-        trial=spec.end_after_steps is not None,
+        on_lower_rung=spec.end_after_steps is not None,
         average=_average(context, task.model, hp, found),
         noise_scale=_has_noise_scale(context),
         skips=skips,
@@ -128,11 +133,11 @@ def _compile_update(context: RunContext, optimizer: Optimizer, sharding: Optimiz
     if sharding is not None or not compile_update(optimizer, context.backend.device):
         own = "recipe.sharding divides it" if sharding is not None else f"{type(optimizer).__name__} is not torch's own"
         whole = f"the loss and its gradients, but not the update: {own}"
-    context.telling.progress.say(f"torch.compile makes programs of {whole}; the first steps take longer")
+    context.outputs.progress.say(f"torch.compile makes programs of {whole}; the first steps take longer")
 
 
 def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
-    tell = context.telling.finding
+    tell = context.outputs.add_finding
     difference = size_difference(context.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
     if difference is not None:
         tell(Finding("DatasetSize", 0, difference))
@@ -142,13 +147,13 @@ def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
         tell(Finding("Evaluation", 0, _SHARES_EPOCHS))
 
 
-def _tell_of_resized(context: RunContext, task: Task, found: Found, start: Start) -> None:
+def _tell_of_resized(context: RunContext, task: Task, found: LoadedCheckpoint, start: Start) -> None:
     text = describe_resize(task.train, found.snapshot.document.get("trainExamples"), start.position)
     if text is not None:
-        context.telling.finding(Finding("Data", start.step, text))
+        context.outputs.add_finding(Finding("Data", start.step, text))
 
 
-def _place_model(context: RunContext, model: nn.Module, found: Found | None) -> str | None:
+def _place_model(context: RunContext, model: nn.Module, found: LoadedCheckpoint | None) -> str | None:
     """Puts the model on the device, and returns where its first weights came from; None if the task made them."""
     spec, backend = context.spec, context.backend
     begun_with = None
@@ -160,7 +165,7 @@ def _place_model(context: RunContext, model: nn.Module, found: Found | None) -> 
             begun_with = _begin_with(context, model)
         backend.place(model)
     if (line := enter_training_mode(model)) is not None:
-        context.telling.progress.say(line)
+        context.outputs.progress.say(line)
     refuse_synchronised_norm(model, spec.backend, backend.device)
     return begun_with
 
@@ -168,15 +173,15 @@ def _place_model(context: RunContext, model: nn.Module, found: Found | None) -> 
 def _begin_with(context: RunContext, model: nn.Module) -> str | None:
     """Where the weights come from. Rank 0 reads them, since all others get its weights; so does the replica that
     reports, to tell of them."""
-    telling, checkpoint = context.telling, context.spec.checkpoint
-    if context.backend.rank != 0 and not telling.aloud:
+    outputs, checkpoint = context.outputs, context.spec.checkpoint
+    if context.backend.rank != 0 and not outputs.is_reporter:
         return None
     assert checkpoint is not None
     assert checkpoint.init_from is not None
-    source, difference = begin_with(checkpoint.init_from, model)
-    telling.progress.say(f"begins at step 0 with {source}")
+    source, difference = load_initial_weights(checkpoint.init_from, model)
+    outputs.progress.say(f"begins at step 0 with {source}")
     if difference is not None:
-        telling.finding(Finding("Checkpoint", 0, f"checkpoint.initFrom: {difference}"))
+        outputs.add_finding(Finding("Checkpoint", 0, f"checkpoint.initFrom: {difference}"))
     return source
 
 
@@ -198,11 +203,13 @@ def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> Op
     return OptimizerSharding(optimizer, model, context.backend) if context.backend.world > 1 else None
 
 
-def _average(context: RunContext, model: nn.Module, hp: Hyperparameters, found: Found | None) -> Average | None:
+def _average(
+    context: RunContext, model: nn.Module, hp: Hyperparameters, found: LoadedCheckpoint | None
+) -> Average | None:
     """With the checkpoint's average, or else beginning with its weights."""
     if hp.ema_decay is None:
         return None
-    say = context.telling.progress.say
+    say = context.outputs.progress.say
     average = Average(model, hp.ema_decay, context.backend)
     say(f"evaluates the average of the weights, with a decay of {hp.ema_decay:g} per step")
     if found is not None and not found.snapshot.tensors["ema"]:
@@ -217,7 +224,7 @@ def _has_noise_scale(context: RunContext) -> bool:
         return False
     if context.backend.terms > 1:
         return True
-    context.telling.progress.say(
+    context.outputs.progress.say(
         "no gradient noise scale: it compares the gradients of several processes, and this run has one"
     )
     return False

@@ -20,7 +20,7 @@ from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.doctor.last_weights import Closing, checksum_of
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.loop.evaluation_policy import Steering
+from tpu_trainer.loop.evaluation_policy import EvaluationPolicy
 from tpu_trainer.optim.schedule import LearningRateSetter
 from tpu_trainer.optim.update import Average
 from tpu_trainer.task.hooks import Hooks
@@ -40,13 +40,13 @@ _PATIENCE = 10
 
 
 @dataclass(frozen=True)
-class Work:
+class PreparedTask:
     """What is trained; the model is on its device and, like the optimizer, has the checkpoint's state if there is one.
 
     skips: a step that is not finite is left out (recipe.onNotFinite). begun_with: where the initial weights come from,
     None if the task made them. clip_norm: the trainer scales gradients down to this length; None: it does not clip, or
-    the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is. trial: a rung
-    of a ladder, whose end is not the training's.
+    the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is. on_lower_rung:
+    a rung of a ladder, whose end is not the training's.
     """
 
     task: Task
@@ -54,14 +54,14 @@ class Work:
     hp: Hyperparameters
     optimizer: Optimizer
     rates: LearningRateSetter
-    growth: Growth
+    group_changes: ParameterGroupChanges
     start: Start
-    steering: Steering
+    policy: EvaluationPolicy
     noise_scale: bool
     skips: bool
     logbook: Logbook
     closing: Closing
-    trial: bool = False
+    on_lower_rung: bool = False
     average: Average | None = None
     begun_with: str | None = None
     clip_norm: float | None = None
@@ -151,7 +151,7 @@ class Trainable:
         )
 
 
-class Growth:
+class ParameterGroupChanges:
     """How hooks have changed what is trained since the optimizer was built, which is when this is created."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tpu_trainer.checkpoint.checkpointer import Checkpoints, Due
-from tpu_trainer.checkpoint.snapshot import check_state, is_lightnings
+from tpu_trainer.checkpoint.checkpointer import Checkpoints, CheckpointSchedule, NoCheckpoints
+from tpu_trainer.checkpoint.snapshot import check_state, is_from_lightning
 from tpu_trainer.contract.clock import Phase
 from tpu_trainer.contract.errors import OtherModelError, PeerLostError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
@@ -21,15 +21,22 @@ from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.gang.backends.base import move_model
 from tpu_trainer.lightning import NeedsTrainerError, is_lightning
 from tpu_trainer.loop.buffers import Buffers
-from tpu_trainer.loop.checkpoints import Storage, nothing_left
+from tpu_trainer.loop.checkpoints import CheckpointStorage, nothing_left
 from tpu_trainer.loop.context import RunContext
-from tpu_trainer.loop.ending import keep_last, leave_weights, save_result, stopped, succeeded, tell_left_out
+from tpu_trainer.loop.ending import (
+    keep_last,
+    save_result,
+    stopped_outcome,
+    succeeded_outcome,
+    warn_left_out,
+    write_weights,
+)
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.loop.evaluate import evaluate, try_evaluation
 from tpu_trainer.loop.instruments import Instruments
-from tpu_trainer.loop.loop import Trained, train
+from tpu_trainer.loop.loop import TrainingResult, train
 from tpu_trainer.loop.preparation import load, prepare
-from tpu_trainer.loop.trainable import Work
+from tpu_trainer.loop.trainable import PreparedTask
 from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.logbook import pause_logging
@@ -38,30 +45,30 @@ from tpu_trainer.task.task import Hyperparameters
 
 def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameters], Loaded] = load) -> Outcome:
     """Raises NeedsTrainerError, in all replicas alike, before the first step."""
-    backend, spec, telling = context.backend, context.spec, context.telling
+    backend, spec, outputs = context.backend, context.spec, context.outputs
     hp = Hyperparameters.of(spec)
     task, hooks = load(context, hp)
     try:
-        check_data(task, hp.seed, backend, context.environment.host_index, telling.finding)
-        storage = Storage.of(spec, task.model, backend)
+        check_data(task, hp.seed, backend, context.environment.host_index, outputs.add_finding)
+        storage = CheckpointStorage.of(spec, task.model, backend)
         try:
-            found = storage.choose(backend, telling)
+            found = storage.choose(backend, outputs)
         except OtherModelError:
             if not is_lightning(task.model):
                 raise
             # Lightning's Trainer counts the module's tensors before its setup(), which may add some.
             raise NeedsTrainerError("the job's checkpoints do not fit the module in the trainer's own loop") from None
-        if found is not None and is_lightnings(found.snapshot):
+        if found is not None and is_from_lightning(found.snapshot):
             raise NeedsTrainerError("the job's checkpoint was written under it")
-        writers = storage.writers(backend, context.environment, telling)
+        writers = storage.writers(backend, context.environment, outputs)
         work, resumed = prepare(context, task, hooks, hp, storage, found), found is not None
         done = nothing_left(work.start, found, hp)
         # As large as the model and its optimizer, and not needed any more.
         del found
         together = backend.reads_together
-        checkpoints = storage.checkpoints(spec, work, telling, writers, resumed, together=together)
+        checkpoints = storage.checkpoints(spec, work, outputs, writers, resumed, together=together)
         try:
-            return _Training(context, work, _instruments(context, work, checkpoints)).whole(done)
+            return _Training(context, work, _instruments(context, work, checkpoints)).run(done)
         except PeerLostError:
             if writers is not None:
                 writers.peer_lost()
@@ -70,7 +77,7 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
             # However the run ends, a snapshot that was taken is worth writing.
             with context.clock.during(Phase.CHECKPOINT):
                 checkpoints.finish()
-            telling.progress.committed(checkpoints.last_step)
+            outputs.progress.set_checkpoint(checkpoints.last_step)
     except NeedsTrainerError:
         raise
     except BaseException as error:
@@ -78,7 +85,7 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
         raise
 
 
-def first_steps(context: RunContext, count: int) -> Trained:
+def first_steps(context: RunContext, count: int) -> TrainingResult:
     """Builds the task as a run does, evaluates one batch and makes at most `count` steps, as a run that is then told to
     stop. Nothing is kept, and the task's `finish` is not called.
 
@@ -87,21 +94,21 @@ def first_steps(context: RunContext, count: int) -> Trained:
     pace, stop, hp = context.pace, context.stop, Hyperparameters.of(context.spec)
     context = replace(context, stop=lambda: stop() or pace.last == count - 1)
     task, hooks = load(context, hp)
-    check_data(task, hp.seed, context.backend, context.environment.host_index, context.telling.finding)
-    work = prepare(context, task, hooks, hp, Storage(None), None)
+    check_data(task, hp.seed, context.backend, context.environment.host_index, context.outputs.add_finding)
+    work = prepare(context, task, hooks, hp, CheckpointStorage(None), None)
     # What the replicas ask for is read whenever a checkpoint is due.
-    checkpoints = Checkpoints(Due(count, None, hp.last_step))
+    checkpoints = NoCheckpoints(CheckpointSchedule(count, None, hp.last_step))
     context.begin(0)
     return _Training(context, work, _instruments(context, work, checkpoints)).train()
 
 
-def _instruments(context: RunContext, work: Work, checkpoints: Checkpoints) -> Instruments:
+def _instruments(context: RunContext, work: PreparedTask, checkpoints: Checkpoints) -> Instruments:
     backend, batch = context.backend, work.hp.global_batch_size
     doctor = Doctor(
         context.spec,
         backend,
         context.clock,
-        context.telling.finding,
+        context.outputs.add_finding,
         model=work.task.model,
         host=context.environment.host_index,
         pace=context.pace,
@@ -116,7 +123,7 @@ def _instruments(context: RunContext, work: Work, checkpoints: Checkpoints) -> I
         throughput=Throughput(batch, work.start.step),
         utilisation=Utilisation(context.spec, backend.terms),
         noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
-        telling=context.telling,
+        outputs=context.outputs,
         logbook=work.logbook,
         buffers=Buffers(work.task.model, backend),
         first=work.start.step,
@@ -128,10 +135,10 @@ def _instruments(context: RunContext, work: Work, checkpoints: Checkpoints) -> I
 @dataclass(frozen=True)
 class _Training:
     context: RunContext
-    work: Work
+    work: PreparedTask
     instruments: Instruments
 
-    def whole(self, done: str | None) -> Outcome:
+    def run(self, done: str | None) -> Outcome:
         """`done`: what to say of a run whose steps were all made before it began."""
         instruments, start = self.instruments, self.work.start
         self.context.begin(start.step)
@@ -146,25 +153,25 @@ class _Training:
             instruments.leave()
             raise
         if trained.stopped:
-            return stopped(trained.step, trained.loss, instruments)
+            return stopped_outcome(trained.step, trained.loss, instruments)
         evaluated, is_best = self._last_evaluation(trained)
         self._fit_ends()
-        tell_left_out(trained.step, evaluated, self.context.telling)
+        warn_left_out(trained.step, evaluated, self.context.outputs)
         # A rung of a ladder is not the result.
-        if not self.work.trial:
+        if not self.work.on_lower_rung:
             save_result(trained.step, trained.position, instruments, again=is_best and trained.loss is None)
         with self.context.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, instruments)
-            if not self.work.trial:
+            if not self.work.on_lower_rung:
                 average = self.work.average
-                leave_weights(self.context, self.work.task.model, None if average is None else average.tensors)
+                write_weights(self.context, self.work.task.model, None if average is None else average.tensors)
                 self._finish()
         ending = trained.early or done or f"trained {trained.step} steps"
-        return succeeded(ending, trained.step, trained.loss, evaluated, self.instruments)
+        return succeeded_outcome(ending, trained.step, trained.loss, evaluated, self.instruments)
 
-    def train(self) -> Trained:
+    def train(self) -> TrainingResult:
         work, instruments, backend = self.work, self.instruments, self.context.backend
-        with user_code("the start of the training"), work.growth.restored():
+        with user_code("the start of the training"), work.group_changes.restored():
             work.hooks.fit_begins(work.optimizer, work.start.step)
         if self.context.spec.checkpoint is not None:
             check_state(work.optimizer, work.hooks.state)
@@ -174,10 +181,10 @@ class _Training:
                 tried = try_evaluation(work.task, self._evaluation_rows, self.context.share, backend)
             # A LightningModule may log nothing in a rehearsal, which it can tell by its Trainer.
             if tried:
-                work.steering.check(tried)
+                work.policy.check(tried)
         reading = self._reading()
         if self.context.spec.checkpoint is not None:
-            instruments.whole = reading.merge
+            instruments.merge_positions = reading.merge
         with backend.feed(reading.batches) as batches, instruments.logbook.open():
             try:
                 trained = train(work, batches, backend, instruments, self.context.stop, self._evaluate_now)
@@ -195,7 +202,7 @@ class _Training:
         order = Order(hp.global_batch_size, hp.seed, context.share, hp.accumulation_steps, start.position)
         passes = range(start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
         host, epoch_size = context.environment.host_index, context.spec.dataset_size
-        tell = context.telling.finding
+        tell = context.outputs.add_finding
         return open_batches(self.work.task, order, passes, epoch_size, context.backend, host, tell)
 
     def _evaluate_now(self, step: int) -> bool:
@@ -204,15 +211,15 @@ class _Training:
             metrics, values = self._evaluate(step)
             return self._judge(step, values, metrics)
 
-    def _last_evaluation(self, trained: Trained) -> tuple[dict[str, float], bool]:
+    def _last_evaluation(self, trained: TrainingResult) -> tuple[dict[str, float], bool]:
         """Evaluates after all hooks of the training's end. Returns the metrics, and whether they are the best so
         far."""
-        steering, step = self.work.steering, trained.step
-        judged = steering.evaluated == step
+        policy, step = self.work.policy, trained.step
+        judged = policy.evaluated == step
         # An evaluation has just ended the training, and no hook has changed the weights since.
-        if judged and (self.work.trial or self.instruments.evaluated == (step, self.instruments.weights())):
-            return dict(steering.metrics), False
-        self.context.telling.progress.evaluating(evaluation_size(self.work.task))
+        if judged and (self.work.on_lower_rung or self.instruments.evaluated == (step, self.instruments.weights())):
+            return dict(policy.metrics), False
+        self.context.outputs.progress.begin_evaluation(evaluation_size(self.work.task))
         with self.context.clock.during(Phase.EVALUATE):
             metrics, values = self._evaluate(step)
             if judged:
@@ -243,10 +250,10 @@ class _Training:
             nullcontext() if work.average is None else work.average.in_model(),
         ):
             metrics = evaluate(work.task, self._evaluation_rows, self.context.share, backend)
-        self.context.telling.evaluated(step, metrics)
+        self.context.outputs.add_evaluation(step, metrics)
         for text in work.hooks.remarks:
-            self.context.telling.finding(Finding("Evaluation", step, text))
-        values = work.steering.agreed(metrics, backend)
+            self.context.outputs.add_finding(Finding("Evaluation", step, text))
+        values = work.policy.agreed(metrics, backend)
         if metrics:
             with user_code("the end of an evaluation"):
                 work.hooks.evaluation_ends(step, {**metrics, **values})
@@ -257,11 +264,11 @@ class _Training:
         """Whether the evaluation is the best so far. `values`: rank 0's, of the metrics that the run follows."""
         rates = self.work.rates
         before = rates.reduction
-        is_best = self.work.steering.judge(step, values, metrics)
+        is_best = self.work.policy.judge(step, values, metrics)
         if rates.reduction != before and not self.work.hooks.own_schedule:
             share = f"{rates.reduction:.6g} times the recipe's"
-            self.context.telling.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
-        if self.work.steering.early_end(step) is not None:
+            self.context.outputs.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
+        if self.work.policy.early_end(step) is not None:
             # Hooks of the end may spoil a best checkpoint of this step, so the best one before it stays.
             self.instruments.checkpoints.closes = True
         self._note(step, values, metrics)
@@ -269,7 +276,7 @@ class _Training:
 
     def _note(self, step: int, values: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         known = {name: finite(value) for name, value in {**metrics, **values}.items()}
-        self.instruments.checkpoints.evaluated(step, known)
+        self.instruments.checkpoints.note_evaluation(step, known)
 
     def _finish(self) -> None:
         """Calls the task's `finish` in the reporting replica; the others wait.
@@ -281,7 +288,7 @@ class _Training:
         if task.finish is None:
             return
         failure: UserCodeError | None = None
-        finishes = self.context.telling.aloud
+        finishes = self.context.outputs.is_reporter
         if finishes or self.context.backend.reads_together:
             try:
                 with nullcontext() if average is None else average.in_model():

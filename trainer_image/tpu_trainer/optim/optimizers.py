@@ -139,8 +139,8 @@ def find_unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
         settings = ", ".join(f"{_GROUP_KEYS[name][0]} {values[name]:g}" for name in missing)
         yield (
             f"the recipe's {settings} {'is' if len(missing) == 1 else 'are'} not used: no parameter group of the "
-            f"task's {kind} has it. Take {', '.join(f'`{name}`' for name in missing)} as parameters of the entrypoint, or "
-            "leave them out of the recipe"
+            f"task's {kind} has it. Take {', '.join(f'`{name}`' for name in missing)} as parameters of the entrypoint, "
+            "or leave them out of the recipe"
         )
     if _is_another(optimizer, hp.optimizer.lower()):
         yield (
@@ -170,8 +170,8 @@ def _unused_rate(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
     built_with = f"learning rate {_format(rates)}" if rates else "no learning rate"
     what = "the scheduler was built with the maximum" if peaks else "the optimizer was built with"
     yield (
-        f"{what} {built_with}; the recipe's scaled rate is {hp.learning_rate:.6g} and is not used: take `learning_rate` "
-        "(or `lr`), or all of `hp`, as a parameter of the entrypoint and build with that"
+        f"{what} {built_with}; the recipe's scaled rate is {hp.learning_rate:.6g} and is not used: take "
+        "`learning_rate` (or `lr`), or all of `hp`, as a parameter of the entrypoint and build with that"
     )
 
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from tpu_trainer.contract.environment import ProgressEndpoint
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.protocol import STACKS_LIMIT, ExitCode, ReportPhase
-from tpu_trainer.reporting.report import Report, kubeflow_body, operator_body
+from tpu_trainer.reporting.report import ProgressReport, kubeflow_body, operator_body
 
 EVERY_SECONDS = 5.0
 """Between two reports. The operator and Kubeflow Trainer's own clients agree on it."""
@@ -43,10 +43,10 @@ _ANSWER_LIMIT = 64 * 1024
 class Heartbeat:
     """Sends `present()` from `start` until `end`. Its thread dies with the process."""
 
-    def __init__(self, service: ProgressEndpoint, present: Callable[[], Report]) -> None:
+    def __init__(self, service: ProgressEndpoint, present: Callable[[], ProgressReport]) -> None:
         self._present = present
         self._endpoint, self._kubeflow = Endpoint(service), service.kubeflow
-        self._last: Report | None = None
+        self._last: ProgressReport | None = None
         self._stacks: str | None = None
         self._pauses = Pauses()
         self._failing_since: float | None = None
@@ -99,7 +99,7 @@ class Heartbeat:
             return 0.0
         return self._pauses.after(None)
 
-    def _send(self, report: Report, seconds: float) -> object:
+    def _send(self, report: ProgressReport, seconds: float) -> object:
         body = kubeflow_body(report, datetime.now(UTC)) if self._kubeflow else operator_body(report)
         return self._endpoint.post(body, seconds)
 
@@ -191,7 +191,7 @@ class Endpoint:
         return _accepted(response, answer)
 
 
-def open_heartbeat(service: ProgressEndpoint | None, present: Callable[[], Report]) -> Heartbeat | None:
+def open_heartbeat(service: ProgressEndpoint | None, present: Callable[[], ProgressReport]) -> Heartbeat | None:
     """None without a service to report to."""
     if service is None:
         return None

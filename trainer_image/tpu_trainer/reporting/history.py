@@ -35,7 +35,7 @@ KINDS_OF_FINDINGS = 100
 
 _RATES = ("examples_per_second", "mfu", "noise_scale")
 
-P = TypeVar("P", bound="Loss | Stretch | Evaluation | Rate")
+P = TypeVar("P", bound="LossPoint | StretchPoint | EvaluationPoint | RatePoint")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossPoint:
     """The losses of `count` steps up to and including `step`; `broken` of them were NaN or infinite.
 
     mean, low and high are over the finite ones, None if there are none.
@@ -74,12 +74,12 @@ class Loss:
     broken: int
 
     @staticmethod
-    def of(step: int, loss: float) -> Loss:
+    def of(step: int, loss: float) -> LossPoint:
         if math.isfinite(loss):
-            return Loss(step, 1, loss, loss, loss, 0)
-        return Loss(step, 1, None, None, None, 1)
+            return LossPoint(step, 1, loss, loss, loss, 0)
+        return LossPoint(step, 1, None, None, None, 1)
 
-    def then(self, later: Loss) -> Loss:
+    def then(self, later: LossPoint) -> LossPoint:
         count, broken = self.count + later.count, self.broken + later.broken
         if self.mean is None or self.low is None or self.high is None:
             return replace(later, count=count, broken=broken)
@@ -87,11 +87,11 @@ class Loss:
             return replace(self, step=later.step, count=count, broken=broken)
         # By way of the difference, so that two equal means merge into exactly that mean.
         mean = self.mean + (later.mean - self.mean) * ((later.count - later.broken) / (count - broken))
-        return Loss(later.step, count, mean, min(self.low, later.low), max(self.high, later.high), broken)
+        return LossPoint(later.step, count, mean, min(self.low, later.low), max(self.high, later.high), broken)
 
 
 @dataclass(frozen=True)
-class Stretch:
+class StretchPoint:
     """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate.
 
     gradient_norm: the mean of their gradients' lengths before clipping, over the finite ones; None without any.
@@ -104,9 +104,9 @@ class Stretch:
     learning_rate: float
     gradient_norm: float | None = None
 
-    def then(self, later: Stretch) -> Stretch:
+    def then(self, later: StretchPoint) -> StretchPoint:
         lengths = [(each.gradient_norm, each.steps) for each in (self, later) if each.gradient_norm is not None]
-        return Stretch(
+        return StretchPoint(
             step=later.step,
             steps=self.steps + later.steps,
             seconds=self.seconds + later.seconds,
@@ -117,30 +117,30 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Rate:
+class RatePoint:
     """The learning rate of step `step`. Merging keeps the earlier one, so that the curve begins with step 1; the last
     stretch has the last rate."""
 
     step: int
     rate: float
 
-    def then(self, later: Rate) -> Rate:
+    def then(self, later: RatePoint) -> RatePoint:
         return self
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationPoint:
     """The metrics after `step` steps. Merging keeps the later one: a mean of the two was never measured."""
 
     step: int
     metrics: Mapping[str, float]
 
-    def then(self, later: Evaluation) -> Evaluation:
+    def then(self, later: EvaluationPoint) -> EvaluationPoint:
         return later
 
 
 @dataclass(frozen=True)
-class Warned:
+class FindingSummary:
     """What one check found: `times` findings at steps first..last, and the last message."""
 
     check: str
@@ -151,7 +151,7 @@ class Warned:
 
 
 @dataclass(frozen=True)
-class FirstLoss:
+class FirstLossTime:
     """`seconds`: from the start of the reporting process until it had read the loss of its first step; `compiling`: the
     part of them that `compilations` programs took."""
 
@@ -161,7 +161,7 @@ class FirstLoss:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptRecord:
     """One gang of the run: it started after `first` steps and had done `last` when this was written.
 
     `split`: seconds per phase of the reporting replica. `outcome`: the exit code's name, None while it runs; an
@@ -173,7 +173,7 @@ class Attempt:
     last: int
     split: Mapping[Phase, float]
     outcome: str | None = None
-    first_loss: FirstLoss | None = None
+    first_loss: FirstLossTime | None = None
 
 
 class Series(Generic[P]):
@@ -215,27 +215,29 @@ class Series(Generic[P]):
         self._room = self.stride - 1
 
 
-class History:
+class RunHistory:
     """Collects what happens; `before` is what earlier attempts of the same run recorded, as `recorded` returns it."""
 
     def __init__(self, before: Mapping[str, Any] | None = None) -> None:
         before = before or {"strides": (1, 1, 1)}
         losses, stretches, evaluations = (int(stride) for stride in before["strides"])
-        self._losses = Series(Loss.then, [Loss(**row) for row in before.get("losses", ())], losses)
-        self._stretches = Series(Stretch.then, [Stretch(**row) for row in before.get("stretches", ())], stretches)
-        earlier = [Evaluation(**row) for row in before.get("evaluations", ())]
-        self._evaluations = Series(Evaluation.then, earlier, evaluations)
+        self._losses = Series(LossPoint.then, [LossPoint(**row) for row in before.get("losses", ())], losses)
+        self._stretches = Series(
+            StretchPoint.then, [StretchPoint(**row) for row in before.get("stretches", ())], stretches
+        )
+        earlier = [EvaluationPoint(**row) for row in before.get("evaluations", ())]
+        self._evaluations = Series(EvaluationPoint.then, earlier, evaluations)
         rates = before.get("rates", {"points": (), "stride": 1})
         self._learning_rates = Series(
-            Rate.then, [Rate(**row) for row in rates["points"]], int(rates["stride"]), LOGGED_LIMIT
+            RatePoint.then, [RatePoint(**row) for row in rates["points"]], int(rates["stride"]), LOGGED_LIMIT
         )
-        self._warnings = {row["check"]: Warned(**row) for row in before.get("warnings", ())}
+        self._warnings = {row["check"]: FindingSummary(**row) for row in before.get("warnings", ())}
         self._attempts = [_attempt(row) for row in before.get("attempts", ())]
         self._rates: dict[str, float] = {name: before[name] for name in _RATES if name in before}
         # The losses' points do: the values of many steps, some of them not finite.
         self._logged = {
             str(kept["name"]): Series(
-                Loss.then, [Loss(**row) for row in kept["points"]], int(kept["stride"]), LOGGED_LIMIT
+                LossPoint.then, [LossPoint(**row) for row in kept["points"]], int(kept["stride"]), LOGGED_LIMIT
             )
             for kept in before.get("logged", ())
         }
@@ -252,42 +254,42 @@ class History:
         for curve in self._logged.values():
             curve.forget_after(step)
 
-    def sample(self, sample: Sample) -> None:
+    def add_sample(self, sample: Sample) -> None:
         first = sample.step - len(sample.losses) + 1
         for step, loss in enumerate(sample.losses, first):
-            self._losses.add(Loss.of(step, loss))
+            self._losses.add(LossPoint.of(step, loss))
         for step, rate in sorted(sample.learning_rates.items()):
             if math.isfinite(rate):
-                self._learning_rates.add(Rate(step, rate))
+                self._learning_rates.add(RatePoint(step, rate))
         split = {phase: sample.split.get(phase, 0.0) for phase in Phase}
         norm = _mean([(norm, 1) for norm in sample.gradient_norms if math.isfinite(norm)])
         steps = len(sample.losses)
-        self._stretches.add(Stretch(sample.step, steps, sample.seconds, split, sample.learning_rate, norm))
+        self._stretches.add(StretchPoint(sample.step, steps, sample.seconds, split, sample.learning_rate, norm))
         newest = {name: getattr(sample, name) for name in _RATES}
         self._rates |= {name: value for name, value in newest.items() if value is not None}
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+    def add_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         if metrics:
-            self._evaluations.add(Evaluation(step, dict(metrics)))
+            self._evaluations.add(EvaluationPoint(step, dict(metrics)))
 
-    def logged(self, curves: Sequence[LoggedCurve]) -> None:
+    def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         for curve in curves:
             if curve.name not in self._logged:
                 if len(self._logged) >= LOGGED_CURVES:
                     continue
-                self._logged[curve.name] = Series(Loss.then, limit=LOGGED_LIMIT)
+                self._logged[curve.name] = Series(LossPoint.then, limit=LOGGED_LIMIT)
             for step, value in curve.points:
-                self._logged[curve.name].add(Loss.of(step, value))
+                self._logged[curve.name].add(LossPoint.of(step, value))
 
-    def finding(self, finding: Finding) -> None:
+    def add_finding(self, finding: Finding) -> None:
         before = self._warnings.get(finding.check)
         if before is None and len(self._warnings) >= KINDS_OF_FINDINGS:
             return
         first, times = (finding.step, 0) if before is None else (before.first, before.times)
-        warned = Warned(finding.check, first, finding.step, times + 1, finding.message)
+        warned = FindingSummary(finding.check, first, finding.step, times + 1, finding.message)
         self._warnings[finding.check] = warned
 
-    def recorded(self, attempt: Attempt) -> dict[str, Any]:
+    def recorded(self, attempt: AttemptRecord) -> dict[str, Any]:
         """Everything up to now, with the present attempt as it stands: `recorded` of the file's schema, in dataclasses.
 
         `strides`: how many additions a point of losses, stretches and evaluations stands for.
@@ -308,9 +310,9 @@ class History:
         }
 
 
-def _attempt(row: Mapping[str, Any]) -> Attempt:
+def _attempt(row: Mapping[str, Any]) -> AttemptRecord:
     first = row.get("first_loss")
-    return Attempt(**{**row, "first_loss": FirstLoss(**first) if first else None})
+    return AttemptRecord(**{**row, "first_loss": FirstLossTime(**first) if first else None})
 
 
 def _mean(weighted: Sequence[tuple[float, int]]) -> float | None:
@@ -342,12 +344,12 @@ def dump_history(
     return json.dumps(document, default=asdict).encode()
 
 
-def load_history(document: bytes, uid: str) -> History | None:
+def load_history(document: bytes, uid: str) -> RunHistory | None:
     """Continues what `dump_history` wrote for the job with this uid; None for anything else."""
     try:
         found = json.loads(document)
         if (found["schema"], found["uid"]) == (SCHEMA, uid):
-            return History(found["recorded"])
+            return RunHistory(found["recorded"])
     except (ValueError, KeyError, TypeError):
         pass
     return None

@@ -24,7 +24,7 @@ MOST_SHOWN = 4
 Phase = Literal["starting", "training", "evaluating", "done"]
 
 
-class Progress:
+class ProgressLog:
     """Prints and appends to `file`, if there is one, unless `silent`. `step` is the last step reported.
 
     `checkpoint_step`: the newest step that is safe in a checkpoint. `last`: the last sample. `metrics`: of the last
@@ -45,16 +45,16 @@ class Progress:
         self.warnings: tuple[str, ...] = ()
         self.best: Best | None = None
 
-    def starting(self, line: str) -> None:
+    def start(self, line: str) -> None:
         self.say(line)
         self._append("starting")
 
-    def resumed(self, step: int, line: str) -> None:
+    def resume(self, step: int, line: str) -> None:
         self.step = self.checkpoint_step = step
         self.say(line)
         self._append("starting")
 
-    def sample(self, sample: Sample) -> None:
+    def add_sample(self, sample: Sample) -> None:
         self.step, self.last = sample.step, sample
         rate = sample.examples_per_second
         means = "".join(f", {name} {value:.6g}" for name, value in list(self._shown.items())[:MOST_SHOWN])
@@ -62,7 +62,7 @@ class Progress:
         self.say(f"step {sample.step}/{self._total}: loss {sample.losses[-1]:.6g}{means}{speed}")
         self._append("training", losses=[finite(loss) for loss in sample.losses])
 
-    def logged(self, curves: Sequence[LoggedCurve]) -> None:
+    def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         """What the task has logged; the next sample's line shows it."""
         for curve in curves:
             _, value = curve.points[-1]
@@ -70,20 +70,20 @@ class Progress:
             if curve.shown:
                 self._shown[curve.name] = value
 
-    def finding(self, finding: Finding) -> None:
+    def add_finding(self, finding: Finding) -> None:
         """A warning, which every later record repeats."""
         if len(self.warnings) < MOST_WARNINGS:
             self.warnings = (*self.warnings, finding.message)
         if not self._silent:
             print(f"warning: {finding.check}: {finding.message}", file=sys.stderr, flush=True)
 
-    def evaluating(self, examples: int) -> None:
+    def begin_evaluation(self, examples: int) -> None:
         """Says nothing without examples to evaluate on."""
         if examples:
             self.say(f"evaluating on {examples} examples")
             self._append("evaluating")
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+    def add_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics after `step` steps; says nothing if the task has none."""
         if metrics:
             self.metrics = metrics
@@ -93,17 +93,17 @@ class Progress:
             record = {name: finite(value) for name, value in metrics.items()} | {"step": step}
             self._append("evaluating", evaluation=record)
 
-    def stopped(self, checkpoint_step: int | None) -> None:
+    def stop(self, checkpoint_step: int | None) -> None:
         """The run ended early; the line for people is the outcome itself, which `entry` prints on every host."""
         self.checkpoint_step = checkpoint_step
         self._append("training")
 
-    def committed(self, checkpoint_step: int | None) -> None:
+    def set_checkpoint(self, checkpoint_step: int | None) -> None:
         """The newest checkpoint at the end of the run, however it ends; said if it is newer than the last report's."""
         if checkpoint_step != self.checkpoint_step:
-            self.stopped(checkpoint_step)
+            self.stop(checkpoint_step)
 
-    def done(self, checkpoint_step: int | None) -> None:
+    def finish(self, checkpoint_step: int | None) -> None:
         self.checkpoint_step = checkpoint_step
         self._append("done")
 

@@ -17,11 +17,11 @@ from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.protocol import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, ReportPhase
 from tpu_trainer.contract.spec import RunSpec
-from tpu_trainer.reporting.progress import Progress
+from tpu_trainer.reporting.progress import ProgressLog
 
 
 @dataclass(frozen=True)
-class Report:
+class ProgressReport:
     """step: steps made so far; the device may still be working on the newest. loss and examples_per_second: of the
     last steps that were read; metrics: of the last evaluation, then what the task has logged. checkpoint_step: the
     newest step that is safe. best_checkpoint: the one with the best evaluation, if such a one is kept.
@@ -40,12 +40,12 @@ class Report:
     stacks: str | None = None
 
 
-def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progress) -> Report:
+def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: ProgressLog) -> ProgressReport:
     """How the run is doing now, from any thread."""
     phase, _ = clock.current()
     last, step = progress.last, max(progress.step or 0, pace.last or 0)
     rate = last.examples_per_second if last else None
-    return Report(
+    return ProgressReport(
         phase=phase_of(phase, pace.steps),
         step=step,
         total_steps=spec.last_step,
@@ -73,7 +73,7 @@ def phase_of(phase: Phase, steps: int) -> ReportPhase:
             return ReportPhase.STARTING if steps < WARM_UP_STEPS else ReportPhase.TRAINING
 
 
-def operator_body(report: Report) -> bytes:
+def operator_body(report: ProgressReport) -> bytes:
     """At most REPORT_LIMIT bytes of JSON, with Python's NaN and Infinity: a loss that is not finite must be seen."""
     document: dict[str, Any] = {
         "phase": report.phase,
@@ -95,7 +95,7 @@ def operator_body(report: Report) -> bytes:
     return whole if len(whole) <= REPORT_LIMIT else _encode(document)
 
 
-def kubeflow_body(report: Report, now: datetime) -> bytes:
+def kubeflow_body(report: ProgressReport, now: datetime) -> bytes:
     """The payload of KEP-2779. The percentage is 100 only at the end, however close a long run may be."""
     done = report.phase is ReportPhase.DONE
     numbers = dict(_metrics(report))
@@ -116,7 +116,7 @@ def kubeflow_body(report: Report, now: datetime) -> bytes:
     return _encode({"trainerStatus": status})
 
 
-def _metrics(report: Report) -> list[tuple[str, float]]:
+def _metrics(report: ProgressReport) -> list[tuple[str, float]]:
     return list((report.metrics or {}).items())[:MOST_METRICS]
 
 

@@ -22,16 +22,16 @@ from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.reporting.history import (
-    Attempt,
-    FirstLoss,
-    History,
+    AttemptRecord,
+    FirstLossTime,
+    RunHistory,
     Sample,
     dump_history,
     load_history,
     newest_attempt,
 )
-from tpu_trainer.reporting.tensorboard import Events
-from tpu_trainer.storage.store import MissingError, Store, open_store
+from tpu_trainer.reporting.tensorboard import EventFile
+from tpu_trainer.storage.store import MissingError, ObjectStore, open_store
 from tpu_trainer.task.logbook import LoggedCurve
 
 HISTORY = "history.json"
@@ -65,7 +65,7 @@ class Reporter:
     def __init__(
         self,
         spec: RunSpec,
-        store: Store | None,
+        store: ObjectStore | None,
         clock: Clock,
         environment: Mapping[str, str],
         now: Callable[[], float] = time.monotonic,
@@ -74,43 +74,43 @@ class Reporter:
         self._silenced = False
         self._written = now()
         self._writing: threading.Thread | None = None
-        self._history = self._read_before() if store else History()
+        self._history = self._read_before() if store else RunHistory()
         self._first = self._step = self._history.last_step
-        self._first_loss: FirstLoss | None = None
-        self._events = Events(spec.job.attempt) if store and spec.report.tensor_board else None
+        self._first_loss: FirstLossTime | None = None
+        self._events = EventFile(spec.job.attempt) if store and spec.report.tensor_board else None
 
-    def began(self, step: int) -> None:
+    def begin(self, step: int) -> None:
         """The training starts, or continues, after `step` steps. Later steps of earlier attempts are forgotten."""
         self._history.forget_after(step)
         self._first = self._step = step
 
-    def first_loss(self, found: FirstLoss) -> None:
+    def add_first_loss(self, found: FirstLossTime) -> None:
         self._first_loss = found
 
-    def sample(self, sample: Sample) -> None:
+    def add_sample(self, sample: Sample) -> None:
         if not self._store:
             return
         self._step = sample.step
-        self._history.sample(sample)
+        self._history.add_sample(sample)
         if self._events:
-            self._events.sample(sample)
+            self._events.add_sample(sample)
         if self._now() - self._written >= EVERY_SECONDS:
             self._begin_writing(None)
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+    def add_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         if not self._store:
             return
         self._step = max(self._step, step)
-        self._history.evaluated(step, metrics)
+        self._history.add_evaluation(step, metrics)
         if self._events:
-            self._events.evaluated(step, metrics)
+            self._events.add_evaluation(step, metrics)
 
-    def logged(self, curves: Sequence[LoggedCurve]) -> None:
+    def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         if not self._store:
             return
-        self._history.logged(curves)
+        self._history.add_curves(curves)
         if self._events:
-            self._events.logged(curves)
+            self._events.add_curves(curves)
 
     @property
     def without_events(self) -> str | None:
@@ -123,10 +123,10 @@ class Reporter:
         """Adds a Summary of TensorBoard's to the event file; returns whether it had room for it."""
         return self._events is not None and self._events.summary(step, summary)
 
-    def finding(self, finding: Finding) -> None:
-        self._history.finding(finding)
+    def add_finding(self, finding: Finding) -> None:
+        self._history.add_finding(finding)
 
-    def ended(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome) -> None:
         """Writes the last version; returns when it is written or LAST_SECONDS have passed."""
         if not self._store:
             return
@@ -145,7 +145,7 @@ class Reporter:
         self._written = self._now()
         name = outcome.code.name if outcome else None
         split = self._clock.seconds()
-        attempt = Attempt(self._spec.job.attempt, self._first, self._step, split, name, self._first_loss)
+        attempt = AttemptRecord(self._spec.job.attempt, self._first, self._step, split, name, self._first_loss)
         recorded = self._history.recorded(attempt)
         events = {self._events.name: self._events.content()} if self._events else {}
         self._writing = threading.Thread(target=self._write, args=(recorded, events, outcome), daemon=True)
@@ -177,15 +177,15 @@ class Reporter:
             # It is missing, or the write will fail and say why.
             return False
 
-    def _read_before(self) -> History:
+    def _read_before(self) -> RunHistory:
         assert self._store
         try:
-            return load_history(self._store.read(HISTORY), self._spec.job.uid) or History()
+            return load_history(self._store.read(HISTORY), self._spec.job.uid) or RunHistory()
         except MissingError:
-            return History()
+            return RunHistory()
         except Exception as error:
             self._say(f"earlier attempts are missing from it: {_reason(error)}")
-            return History()
+            return RunHistory()
 
     def _say(self, trouble: str) -> None:
         """Once: a bucket that refuses writes would fill the log."""

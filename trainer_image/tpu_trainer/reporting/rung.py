@@ -29,10 +29,10 @@ class RungNumbers:
         self._losses: list[float] = []
         self._findings: Counter[str] = Counter()
 
-    def sample(self, sample: Sample) -> None:
+    def add_sample(self, sample: Sample) -> None:
         self._losses += sample.losses
 
-    def finding(self, finding: Finding) -> None:
+    def add_finding(self, finding: Finding) -> None:
         self._findings[finding.check] += 1
 
     def as_json(

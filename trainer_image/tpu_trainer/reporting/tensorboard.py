@@ -19,7 +19,7 @@ OWN_BYTES = 64_000_000
 """Of images, texts and histograms of the task's own: they stay in memory, and each version of the file has them all."""
 
 
-class Events:
+class EventFile:
     """Collects scalars as the bytes of an event file.
 
     In memory, because an object store takes whole objects only: 60 bytes per scalar, some 10 MB in 100,000 steps.
@@ -33,7 +33,7 @@ class Events:
         self._room = OWN_BYTES
         self._event(0, {}, file_version="brain.Event:2")
 
-    def sample(self, sample: Sample) -> None:
+    def add_sample(self, sample: Sample) -> None:
         first = sample.step - len(sample.losses) + 1
         for step, loss in enumerate(sample.losses, first):
             self._event(step, {"loss": loss})
@@ -50,10 +50,10 @@ class Events:
         }
         self._event(sample.step, {tag: value for tag, value in known.items() if value is not None})
 
-    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+    def add_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         self._event(step, {f"evaluation/{name}": value for name, value in metrics.items()})
 
-    def logged(self, curves: Sequence[LoggedCurve]) -> None:
+    def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         for curve in curves:
             for step, value in curve.points:
                 self._event(step, {f"training/{curve.name}": value})

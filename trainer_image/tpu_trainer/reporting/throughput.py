@@ -56,7 +56,7 @@ class Throughput:
             self.step_seconds = (now - since) / (step - first)
 
 
-class CountFlops(TorchDispatchMode):
+class FlopCounter(TorchDispatchMode):
     """Counts the floating point operations of a block in `flops`, while it runs or is traced.
 
     Matrix products, convolutions and attention count, with 2 operations per multiply-add; element-wise work does not,
@@ -86,7 +86,7 @@ class Utilisation:
     def __init__(self, spec: RunSpec, terms: int) -> None:
         self._spec = spec
         self._terms = terms
-        self._counted: CountFlops | None = None
+        self._counted: FlopCounter | None = None
 
     def counting(self) -> AbstractContextManager[object]:
         """Around forward and backward of every step; only the first is counted, since all have the same shapes.
@@ -95,7 +95,7 @@ class Utilisation:
         """
         if self._counted is not None or self._spec.hardware != "TPU":
             return nullcontext()
-        self._counted = CountFlops()
+        self._counted = FlopCounter()
         return self._counted
 
     def of(self, step_seconds: float | None) -> float | None:

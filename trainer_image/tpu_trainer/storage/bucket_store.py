@@ -18,7 +18,7 @@ from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 from gcsfs.retry import HttpError  # type: ignore[import-untyped]
 from google.auth.exceptions import GoogleAuthError, TransportError
 
-from tpu_trainer.storage.store import MissingError, Trouble, refused
+from tpu_trainer.storage.store import MissingError, StorageTrouble, refused
 
 # No limit on a whole request, whose duration depends on the size of the model; silence ends it.
 _PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
@@ -66,7 +66,7 @@ class BucketStore:
             stored = self._files.info(self._root + name)
         # Checked against what the service itself computed: no bit can have changed on the way.
         if (int(stored["size"]), stored["crc32c"]) != (len(data), _crc32c(data)):
-            raise refused(self.uri, doing, Trouble("the bucket holds bytes that differ from those sent"))
+            raise refused(self.uri, doing, StorageTrouble("the bucket holds bytes that differ from those sent"))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         with self._doing(f"write {name}"):
@@ -90,23 +90,23 @@ class BucketStore:
         except _TROUBLE as error:
             raise refused(self.uri, doing, self._trouble(error)) from error
 
-    def _trouble(self, error: Exception) -> Trouble:
+    def _trouble(self, error: Exception) -> StorageTrouble:
         said = _last_line(error)
         if isinstance(error, FileNotFoundError):
-            return Trouble(
+            return StorageTrouble(
                 f"there is no bucket {self._bucket}: correct its name or create it; a bucket that the account may not "
                 "see looks the same",
                 lasting=True,
             )
         if (refusal := _refused_credentials(error)) is not None:
-            return Trouble(f"{refusal.reason}; {self._grant}", lasting=True) if refusal.lasting else refusal
+            return StorageTrouble(f"{refusal.reason}; {self._grant}", lasting=True) if refusal.lasting else refusal
         if isinstance(error, aiohttp.ClientConnectionError | TimeoutError):
-            return Trouble(f"no connection: {said or type(error).__name__}")
+            return StorageTrouble(f"no connection: {said or type(error).__name__}")
         if str(error).startswith("Forbidden"):
             # Too many requests get the same status as missing rights.
             busy = "rate limit" in str(error).lower()
-            return Trouble(said if busy else f"permission denied: {said}; {self._grant}", lasting=not busy)
-        return Trouble(f"{type(error).__name__}: {said}")
+            return StorageTrouble(said if busy else f"permission denied: {said}; {self._grant}", lasting=not busy)
+        return StorageTrouble(f"{type(error).__name__}: {said}")
 
     @property
     def _grant(self) -> str:
@@ -116,7 +116,7 @@ class BucketStore:
         )
 
 
-def _refused_credentials(error: Exception) -> Trouble | None:
+def _refused_credentials(error: Exception) -> StorageTrouble | None:
     """What is wrong with the credentials; None if the trouble is something else."""
     if isinstance(error, HttpError) and error.code in (401, "401"):
         # gcsfs says "Invalid Credentials" whatever happened while it fetched them.
@@ -128,8 +128,8 @@ def _refused_credentials(error: Exception) -> Trouble | None:
     text = str(cause)
     unreachable = isinstance(cause, TransportError) or "unavailable" in text or "Status: 5" in text
     if unreachable and "Status: 4" not in text:
-        return Trouble(f"no connection to the metadata server that gives credentials: {_last_line(cause)}")
-    return Trouble(f"no valid Google credentials: {_last_line(cause)}", lasting=True)
+        return StorageTrouble(f"no connection to the metadata server that gives credentials: {_last_line(cause)}")
+    return StorageTrouble(f"no valid Google credentials: {_last_line(cause)}", lasting=True)
 
 
 def _last_line(error: BaseException) -> str:

@@ -33,7 +33,7 @@ class MissingError(StorageError):
     """There is no object of that name."""
 
 
-class Store(Protocol):
+class ObjectStore(Protocol):
     """Whole objects by name; `uri` is the place, as the run spec names it.
 
     Every method raises StorageError, with one line for people, if the storage refuses, and StorageDeniedError if it
@@ -61,7 +61,7 @@ class Store(Protocol):
         """Deletes the object, if there is one."""
 
 
-def open_store(uri: str, setting: str = "checkpoint.uri") -> Store:
+def open_store(uri: str, setting: str = "checkpoint.uri") -> ObjectStore:
     """The store at `uri`, without any access to it yet. `setting`: the field of the run spec that holds it.
 
     Raises:
@@ -79,14 +79,14 @@ def open_store(uri: str, setting: str = "checkpoint.uri") -> Store:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class StorageTrouble:
     """Why the storage refuses, in one line; `lasting`: it will refuse again until somebody fixes it."""
 
     reason: str
     lasting: bool = False
 
 
-def refused(uri: str, doing: str, trouble: Trouble) -> StorageError:
+def refused(uri: str, doing: str, trouble: StorageTrouble) -> StorageError:
     """The error for `trouble`; `doing` is "write NAME" or the like."""
     kind = StorageDeniedError if trouble.lasting else StorageError
     return kind(f"{uri}: cannot {doing}: {trouble.reason}")
@@ -170,20 +170,20 @@ class DirectoryStore:
             raise refused(self.uri, doing, _trouble(error)) from error
 
 
-def _trouble(error: OSError) -> Trouble:
+def _trouble(error: OSError) -> StorageTrouble:
     said = error.strerror or type(error).__name__
     if error.errno == errno.EROFS:
-        return Trouble(f"{said}: mount the volume for writing", lasting=True)
+        return StorageTrouble(f"{said}: mount the volume for writing", lasting=True)
     if error.errno in (errno.EACCES, errno.EPERM):
         where = f" ({error.filename})" if error.filename else ""
-        return Trouble(
+        return StorageTrouble(
             f"{said}{where}: the worker runs as user {os.geteuid()} of group {os.getegid()}, which must be allowed to "
             "read and write there",
             lasting=True,
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Trouble(f"{said}: make room there, or keep fewer checkpoints (checkpoint.keep)")
-    return Trouble(said)
+        return StorageTrouble(f"{said}: make room there, or keep fewer checkpoints (checkpoint.keep)")
+    return StorageTrouble(said)
 
 
 def _create_whole(target: Path, data: bytes) -> None:

@@ -19,10 +19,10 @@ from tpu_trainer.lightning import NeedsTrainerError
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.training import run_own_loop
 from tpu_trainer.reporting.heartbeat import open_heartbeat
-from tpu_trainer.reporting.progress import Progress
+from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.reporting.reporter import open_reporter
-from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.reporting.rung import RungNumbers
 from tpu_trainer.task.board import Board, open_board
 
@@ -43,17 +43,17 @@ def run_replica(
     """
     clock, pace = Clock(before=process_seconds() or 0.0), StepPace()
     # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
-    aloud = environment.host_index == 0 and environment.local_rank == 0
-    progress = Progress(spec.last_step, environment.progress_file, silent=not aloud)
+    is_reporter = environment.host_index == 0 and environment.local_rank == 0
+    progress = ProgressLog(spec.last_step, environment.progress_file, silent=not is_reporter)
     heartbeat = open_heartbeat(
-        environment.progress_service if aloud else None, lambda: present_report(spec, clock, pace, progress)
+        environment.progress_service if is_reporter else None, lambda: present_report(spec, clock, pace, progress)
     )
     # Replaced below: a report names the device.
     rung = None if spec.end_after_steps is None else RungNumbers()
-    telling = Telling(progress, open_reporter(spec, None, clock, "", reports=False), heartbeat, aloud, rung)
+    outputs = RunOutputs(progress, open_reporter(spec, None, clock, "", reports=False), heartbeat, is_reporter, rung)
 
     def hung(outcome: Outcome) -> None:
-        telling.ended(outcome)
+        outputs.end(outcome)
         die(outcome)
 
     with watchdog(clock, pace, hung, stop.arrived, environment.hang_seconds):
@@ -62,18 +62,20 @@ def run_replica(
             if isinstance(stop, StopSignal):
                 # Again: the device's runtime may have replaced our handler.
                 stop.install()
-            reporter = open_reporter(spec, environment.report_directory, clock, str(backend.device), reports=aloud)
-            telling = replace(telling, reporter=reporter)
-            with open_board(_board(telling, pace, backend)):
-                outcome = (run or _run)(RunContext(spec, environment, stop, backend, clock, pace, telling))
+            reporter = open_reporter(
+                spec, environment.report_directory, clock, str(backend.device), reports=is_reporter
+            )
+            outputs = replace(outputs, reporter=reporter)
+            with open_board(_board(outputs, pace, backend)):
+                outcome = (run or _run)(RunContext(spec, environment, stop, backend, clock, pace, outputs))
             # Wait for all: the first to leave would cut the connection of those still in the last collective, or
             # waiting for the last checkpoint. Whatever has become of them, this replica's part is done.
             with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
                 backend.barrier()
                 backend.close()
         except Exception as error:
-            outcome = outcome_of(error, telling.progress.step if pace.last is None else pace.last)
-        telling.ended(outcome)
+            outcome = outcome_of(error, outputs.progress.step if pace.last is None else pace.last)
+        outputs.end(outcome)
     return outcome
 
 
@@ -81,7 +83,7 @@ def _run(context: RunContext) -> Outcome:
     """Under the trainer's own loop, or under Lightning's Trainer for what only that does."""
     spec = context.spec
     steps = spec.train_steps if spec.end_after_steps is None else f"{spec.last_step} of {spec.train_steps}"
-    context.telling.progress.starting(
+    context.outputs.progress.start(
         f"{spec.job.namespace}/{spec.job.name} attempt {spec.job.attempt}, {spec.backend} on {spec.hardware}: "
         f"replicas {spec.slice.replicas}, hosts {spec.slice.hosts}, processes {context.backend.world}; "
         f"global batch {spec.batch.total}, steps {steps}"
@@ -96,14 +98,14 @@ def _run(context: RunContext) -> Outcome:
     return OwnTrainer(context).whole(why)
 
 
-def _board(telling: Telling, pace: StepPace, backend: Backend) -> Board:
+def _board(outputs: RunOutputs, pace: StepPace, backend: Backend) -> Board:
     """Where the task's writers write."""
     return Board(
-        writes=telling.aloud,
+        writes=outputs.is_reporter,
         last_step=lambda: pace.last or 0,
-        add_curves=telling.logged,
-        add_summary=telling.reporter.summary,
-        missing=telling.reporter.without_events,
-        say=telling.progress.say,
+        add_curves=outputs.add_curves,
+        add_summary=outputs.reporter.summary,
+        missing=outputs.reporter.without_events,
+        say=outputs.progress.say,
         together=backend.reads_together,
     )

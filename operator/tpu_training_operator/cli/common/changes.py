@@ -59,7 +59,7 @@ def move(body: Body, accelerator_type: str) -> None:
         spec["recipe"].setdefault("tunedOn", own)
     kept = {name: value for name, value in spec["slice"].items() if name not in _REFERENCE or name == "count"}
     spec["slice"] = {"acceleratorType": accelerator_type, **kept}
-    spec.pop("scaleUp", None)
+    spec.pop("ladder", None)
 
 
 def rehearse(body: Body) -> None:
@@ -110,13 +110,13 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
 
 
 def _holders_of_slices(spec: Any) -> Iterator[dict[str, Any]]:
-    """What has a `slice`: the job, its alternatives and the stages of its ladder, where the body has the right form."""
+    """What has a `slice`: the job, its alternatives and the rungs of its ladder, where the body has the right form."""
     if not isinstance(spec, dict):
         return
-    scale_up, placement = spec.get("scaleUp"), spec.get("placement")
-    stages = scale_up.get("stages") if isinstance(scale_up, dict) else None
+    ladder, placement = spec.get("ladder"), spec.get("placement")
+    rungs = ladder.get("rungs") if isinstance(ladder, dict) else None
     others = placement.get("alternatives") if isinstance(placement, dict) else None
-    for holder in (spec, *(found for each in (stages, others) if isinstance(each, list) for found in each)):
+    for holder in (spec, *(found for each in (rungs, others) if isinstance(each, list) for found in each)):
         if isinstance(holder, dict) and isinstance(holder.get("slice"), dict):
             yield holder
 

@@ -107,7 +107,7 @@ async def _no_such_job(connection: Connection, name: str) -> ClusterProblem:
     names: list[str] = []
     try:
         async for page in connection.client.pages(Selection(JOBS, connection.namespace), _name):
-            names += page.kept
+            names += page.items
     except Forbidden:
         return ClusterProblem(problem)
     if near := difflib.get_close_matches(name, names, _MOST_NAMES, cutoff=0.5):

@@ -18,19 +18,19 @@ from tpu_training_operator.cli.common.metadata import metadata_problems
 from tpu_training_operator.cli.common.yaml_text import load_all, read_text
 from tpu_training_operator.domain.job.options import Option, options_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
-from tpu_training_operator.domain.job.rungs import trials_of
+from tpu_training_operator.domain.job.rungs import lower_rungs_of
 from tpu_training_operator.domain.plan.startable import check_options
 
 
 @dataclass(frozen=True)
 class JobFile:
-    """A job: as written (`body`), checked (`job`) and resolved, on each of the slices that it may run on. `trials`: the
-    rungs of its ladder below the job itself."""
+    """A job: as written (`body`), checked (`job`) and resolved, on each of the slices that it may run on.
+    `lower_rungs`: the rungs of its ladder below the job itself."""
 
     path: Path
     body: dict[str, Any]
     options: tuple[Option, ...]
-    trials: tuple[Option, ...] = ()
+    lower_rungs: tuple[Option, ...] = ()
 
     @property
     def job(self) -> TPUTrainingJob:
@@ -87,9 +87,9 @@ def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = 
         job = parse_job(_with_namespace(body), except_rules=except_rules)
         if problems := list(metadata_problems(job.metadata)):
             raise InvalidJob(problems)
-        options, trials = options_of(job), trials_of(job)
-        check_options((*options, *trials), body)
-        return JobFile(path, body, options, trials)
+        options, lower_rungs = options_of(job), lower_rungs_of(job)
+        check_options((*options, *lower_rungs), body)
+        return JobFile(path, body, options, lower_rungs)
     except InvalidJob as error:
         raise BadInput(path, error.problems) from None
 

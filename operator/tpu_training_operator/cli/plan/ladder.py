@@ -1,10 +1,10 @@
-"""A job's ladder as text: what every rung would cost, and how far the job has climbed."""
+"""A job's ladder as text: what every rung would cost, and how far up the job has come."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_training_operator.api.status import Stage, Verdict
+from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.domain.job.options import Option
@@ -22,10 +22,10 @@ class PlannedRung:
     @property
     def gates(self) -> list[str]:
         """The gates, named as in the spec, with what they require."""
-        trial = self.option.resolution.trial
-        if trial is None:
+        lower_rung = self.option.resolution.lower_rung
+        if lower_rung is None:
             return []
-        given = trial.gates.model_dump(by_alias=True, exclude_none=True, mode="json")
+        given = lower_rung.gates.model_dump(by_alias=True, exclude_none=True, mode="json")
         return list(_asked(given))
 
     def as_json(self) -> dict[str, Any]:
@@ -44,9 +44,9 @@ class PlannedRung:
 
 def planned_rungs(file: JobFile, step_seconds: float | None) -> list[PlannedRung]:
     """The whole ladder, the job itself last; none for a job without one."""
-    if not file.trials:
+    if not file.lower_rungs:
         return []
-    options = enumerate((*file.trials, file.options[0]), 1)
+    options = enumerate((*file.lower_rungs, file.options[0]), 1)
     return [PlannedRung(number, option, cost_of(option.resolution, step_seconds)) for number, option in options]
 
 
@@ -66,34 +66,34 @@ def print_ladder(rungs: Sequence[PlannedRung], from_scratch: bool, width: int) -
     for rung in rungs:
         resolution = rung.option.resolution
         numbers = (resolution.layout.chips, resolution.recipe.batch.total, resolution.recipe.learning_rate)
-        gates = ", ".join(rung.gates) if resolution.trial else "the job itself"
+        gates = ", ".join(rung.gates) if resolution.lower_rung else "the job itself"
         cells = (rung.number, rung.option, *numbers, resolution.steps, *rung.cost.lines().values())
         table.add_row(*map(str, cells), escape(gates or "none"))
     out = console(width)
     out.print(table)
-    *trials, job = [rung.cost.chip_steps for rung in rungs]
+    *lower, job = [rung.cost.chip_steps for rung in rungs]
     begins = "begins at step 0" if from_scratch else "continues the rung before it"
     out.print(
-        f"note: the trials make {sum(trials)} chip-steps, {sum(trials) / job:.3g} times the job's {job}; the job then"
-        f" {begins}",
+        f"note: the lower rungs make {sum(lower)} chip-steps, {sum(lower) / job:.3g} times the job's {job}; the job"
+        f" then {begins}",
         soft_wrap=True,
     )
 
 
-def climbed(stages: Sequence[Stage]) -> Iterator[str]:
+def rung_lines(rungs: Sequence[RungStatus]) -> Iterator[str]:
     """A line for every rung so far, and below it what its gates found if it has failed."""
-    for number, stage in enumerate(stages, 1):
+    for number, rung in enumerate(rungs, 1):
         facts = [
-            f"{stage.steps} steps of {stage.global_batch_size}",
-            f"learning rate {stage.learning_rate}",
-            f"{stage.examples_per_second} examples/s" if stage.examples_per_second else "",
-            f"efficiency {stage.efficiency}" if stage.efficiency else "",
-            f"loss {stage.first_loss} to {stage.last_loss}" if stage.first_loss and stage.last_loss else "",
+            f"{rung.steps} steps of {rung.global_batch_size}",
+            f"learning rate {rung.learning_rate}",
+            f"{rung.examples_per_second} examples/s" if rung.examples_per_second else "",
+            f"efficiency {rung.efficiency}" if rung.efficiency else "",
+            f"loss {rung.first_loss} to {rung.last_loss}" if rung.first_loss and rung.last_loss else "",
         ]
         told = ", ".join(fact for fact in facts if fact)
-        yield f"{number} {stage.slice}: {stage.verdict.lower()}; {told}"
-        if stage.verdict is Verdict.FAILED:
-            yield from (f"  {gate}" for gate in stage.gates)
+        yield f"{number} {rung.slice}: {rung.verdict.lower()}; {told}"
+        if rung.verdict is RungVerdict.FAILED:
+            yield from (f"  {gate}" for gate in rung.gates)
 
 
 def _asked(gates: dict[str, Any]) -> Iterator[str]:

@@ -104,8 +104,8 @@ def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: Comp
         from tpu_training_operator.cli.plan.summary import print_summary
 
         print_summary(file, warnings, cost, compiled)
-        scale_up = file.job.spec.scale_up
-        print_ladder(rungs, scale_up is None or scale_up.begin is Begin.SCRATCH, _LADDER_WIDTH)
+        ladder = file.job.spec.ladder
+        print_ladder(rungs, ladder is None or ladder.begin is Begin.SCRATCH, _LADDER_WIDTH)
         return
     document = {
         "resolved": file.resolution.resolved.as_json(),
@@ -133,7 +133,7 @@ def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: Comp
 
 def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     """Those of the entry check, and those of the first attempt."""
-    first, options = _stored((*file.trials, *file.options)[0]), [_stored(option) for option in file.options]
+    first, options = _stored((*file.lower_rungs, *file.options)[0]), [_stored(option) for option in file.options]
     job = first.job
     if is_wanted(job.spec):
         yield entry_check_config_map(first, options)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tpu_training_operator.api.status import Failure, Stage, Verdict
+from tpu_training_operator.api.status import Failure, RungStatus
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
 from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, JobState, Log
-from tpu_training_operator.html_report.ladder import Climbed
+from tpu_training_operator.html_report.ladder import RungRow
 
 RESULT = "result.json"
 
@@ -34,7 +34,7 @@ def job_end(directory: Path) -> JobEnd | None:
         last = Failure.read(result["failure"]) if state is JobState.FAILED and result["failure"] else None
         # After a failure of an earlier attempt the job went on; something else has ended it.
         failure = last if last is not None and last.attempt == result["attempts"] else None
-        rungs = rungs_of(result.get("stages"))
+        rungs = rungs_of(result.get("rungs"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if failure is None:
@@ -55,23 +55,23 @@ def job_end(directory: Path) -> JobEnd | None:
     )
 
 
-def rungs_of(stages: Any) -> tuple[Climbed, ...]:
-    """Of the job's ladder; `stages`: as in its status."""
-    return tuple(_rungs(stages))
+def rungs_of(rungs: Any) -> tuple[RungRow, ...]:
+    """Of the job's ladder; `rungs`: as in its status."""
+    return tuple(_rungs(rungs))
 
 
-def _rungs(stages: Any) -> Iterator[Climbed]:
-    for stage in map(Stage.read, stages if isinstance(stages, list) else ()):
-        yield Climbed(
-            slice=stage.slice,
-            chips=stage.chips,
-            batch=stage.global_batch_size,
-            learning_rate=stage.learning_rate,
-            steps=stage.steps,
-            verdict=str(stage.verdict),
-            rate=_number(stage.examples_per_second),
-            efficiency=_number(stage.efficiency),
-            failed=[gate for gate in stage.gates if stage.verdict is Verdict.FAILED and " failed: " in gate],
+def _rungs(rungs: Any) -> Iterator[RungRow]:
+    for rung in map(RungStatus.read, rungs if isinstance(rungs, list) else ()):
+        yield RungRow(
+            slice=rung.slice,
+            chips=rung.chips,
+            batch=rung.global_batch_size,
+            learning_rate=rung.learning_rate,
+            steps=rung.steps,
+            verdict=str(rung.verdict),
+            rate=_number(rung.examples_per_second),
+            efficiency=_number(rung.efficiency),
+            failed=[str(gate) for gate in rung.gates if not gate.passed],
         )
 
 

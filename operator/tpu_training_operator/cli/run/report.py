@@ -13,7 +13,7 @@ from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.run.job_end import job_end, rungs_of
 from tpu_training_operator.html_report.ending import JobEnd
 from tpu_training_operator.html_report.history import HISTORY, UnreadableHistory, parse_history
-from tpu_training_operator.html_report.ladder import Climbed
+from tpu_training_operator.html_report.ladder import RungRow
 from tpu_training_operator.html_report.page import render
 
 PAGE = "report.html"
@@ -53,7 +53,12 @@ async def _of_job(connection: Connection, name: str, place: str | None, output: 
     status = job.get("status") or {}
     # The library that reads buckets has an event loop of its own.
     document = await asyncio.to_thread(read_history, place)
-    write_page(document, place, output, rungs=rungs_of(status.get("stages")))
+    write_page(
+        document,
+        place,
+        output,
+        rungs=rungs_of(ladder.get("rungs") if isinstance(ladder := status.get("ladder"), dict) else None),
+    )
     click.echo(output)
     return 0
 
@@ -79,7 +84,7 @@ def read_history(place: str) -> bytes:
 
 
 def write_page(
-    document: bytes, place: str, output: Path, end: JobEnd | None = None, rungs: Sequence[Climbed] = ()
+    document: bytes, place: str, output: Path, end: JobEnd | None = None, rungs: Sequence[RungRow] = ()
 ) -> None:
     """Raises BadInput if the document, read from `place`, is not a history."""
     try:

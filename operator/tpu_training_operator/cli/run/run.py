@@ -29,7 +29,7 @@ from tpu_training_operator.cli.code.place import put
 from tpu_training_operator.cli.common.changes import apply_options, rehearse, set_option, shorten, slice_option
 from tpu_training_operator.cli.common.errors import BadInput, program_name
 from tpu_training_operator.cli.common.job_file import JobFile, check, filename_option, load
-from tpu_training_operator.cli.plan.ladder import climbed
+from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.plan.summary import print_summary
 from tpu_training_operator.cli.run.job_end import RESULT, job_end
 from tpu_training_operator.cli.run.report import PAGE, write_page
@@ -285,7 +285,7 @@ def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
         "bestCheckpoint": progress.best_checkpoint.as_json() if progress and progress.best_checkpoint else None,
         "restarts": status.restarts.by_class,
         "moves": [move.as_json() for move in status.placement.moves] if status.placement else [],
-        "stages": [stage.as_json() for stage in status.stages],
+        "rungs": [rung.as_json() for rung in status.rungs],
         "failure": status.last_failure.as_json() if status.last_failure else None,
         "seconds": round(outcome.seconds, 3),
         "logs": str(outcome.pods_directory),
@@ -327,7 +327,7 @@ def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -
         click.echo(f"{status.state} after {outcome.seconds:.0f} s", err=True)
         for line in what_ended(status):
             click.echo(f"  {line}", err=True)
-    for line in climbed(status.stages):
+    for line in rung_lines(status.rungs):
         click.echo(f"  rung       {line}")
     for made in status.placement.moves if status.placement else ():
         click.echo(f"  moved      {move_words(made)}")

@@ -9,7 +9,7 @@ from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, ReportPhase, State
 from tpu_training_operator.api.words import count, duration
 from tpu_training_operator.cli.common.words import ago, several
-from tpu_training_operator.cli.plan.ladder import climbed
+from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.watch.job_view import JobView
 from tpu_training_operator.cli.watch.moves import moved
 from tpu_training_operator.domain.cluster_state.hosts import Group, Hosts, group_words
@@ -43,7 +43,7 @@ def sections(view: JobView, command: str) -> list[Section]:
         _why(view),
         _next(view),
         *_spec(view),
-        _only_full("ladder", climbed(view.status.stages)),
+        _only_full("ladder", rung_lines(view.status.rungs)),
         _only_full("moves", moved(view.status.placement, view.now)),
         _compiled(view),
         _hosts(view),
@@ -61,7 +61,7 @@ def sections(view: JobView, command: str) -> list[Section]:
 def headline(view: JobView) -> str:
     state = view.state_word or (f"managed by {view.manager}" if view.manager else "not seen by an operator yet")
     attempt = f"attempt {view.status.attempt}" if view.status.attempt else ""
-    rung = f"rung {view.status.stage}" if view.status.stage else ""
+    rung = f"rung {view.status.ladder}" if view.status.ladder else ""
     return ", ".join(part for part in (f"{view.name}: {state}", rung, attempt, view.slice) if part)
 
 
@@ -374,9 +374,12 @@ def advice(view: JobView, command: str) -> list[str]:
                 " kubectl get deployments -A -l app.kubernetes.io/name=tpu-training-operator"
             ]
         case State.INVALID:
-            return ["Correct what the message names, then delete the job and create it again: a spec is immutable."]
+            return ["Correct what the message names, then delete the job and create it again."]
         case State.BLOCKED:
-            return ["Remove what the message names; the operator tries again every 30 s."]
+            return [
+                "Remove what the message names; the operator tries again every 30 s. If the job itself is wrong,"
+                " suspend it, correct it and resume it."
+            ]
         case State.QUEUED:
             return []
         case State.SUSPENDED if _is_over_budget(view, ConditionType.SUSPENDED):
@@ -415,7 +418,7 @@ def _after_the_end(view: JobView, log: str) -> list[str]:
     if failed is not None and failed.reason == Reason.GATE_FAILED:
         return [
             f"The log of the rung: {log.removesuffix(' --failed')}. Correct the code or the recipe, or ask less of the"
-            " gate; then delete the job and create it again: it climbs from the first rung. See docs/ladder.md#gates."
+            " gate; then delete the job and create it again: it starts at the first rung. See docs/ladder.md#gates."
         ]
     return [*_about(failure, _AFTER_THE_END), f"Its log: {log}"] if failure else []
 

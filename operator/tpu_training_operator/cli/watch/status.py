@@ -46,7 +46,7 @@ async def _show(connection: Connection, name: str, output: str, prices: Prices |
     job = await find_job(connection, name)
     hosts: list[Host] = []
     async for page in connection.client.pages(Selection(PODS, connection.namespace, gang_selector(name)), host_of):
-        hosts += page.kept
+        hosts += page.items
     view = replace(job_view(job, hosts, datetime.now(UTC)), prices=prices)
     if output != "text":
         _print(as_json(view, job.get("status") or {}), output)
@@ -61,7 +61,7 @@ async def _list(connection: Connection, namespace: str | None, output: str) -> i
     now = datetime.now(UTC)
     views: list[JobView] = []
     async for page in connection.client.pages(Selection(JOBS, namespace), lambda job: job_view(job, (), now)):
-        views += page.kept
+        views += page.items
     if output != "text":
         _print([_entry(view) for view in views], output)
         return 0

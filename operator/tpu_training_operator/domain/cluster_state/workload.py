@@ -70,7 +70,7 @@ def is_copy(job: Object) -> bool:
 def has_several_slices(job: Object) -> bool:
     """Whether the job has a Workload for each slice on which it may run, one after the other."""
     spec = job.get("spec")
-    return isinstance(spec, Mapping) and any(spec.get(name) is not None for name in ("placement", "scaleUp"))
+    return isinstance(spec, Mapping) and any(spec.get(name) is not None for name in ("placement", "ladder"))
 
 
 def prebuilt_workload(job: Object) -> str:

@@ -140,7 +140,7 @@ def _on(job: TPUTrainingJob, choice: Choice) -> TPUTrainingJob:
 
 def _apart(there: TPUTrainingJob) -> TPUTrainingJob:
     """Without the fields that are about the job's own slice: its ladder, and where else it may run."""
-    spec = Spec.model_validate(dict(there.spec) | {"scale_up": None, "placement": None})
+    spec = Spec.model_validate(dict(there.spec) | {"ladder": None, "placement": None})
     return TPUTrainingJob.model_validate(dict(there) | {"spec": spec})
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpu_training_operator.api.ladder import EvaluationBound, Gates
+from tpu_training_operator.api.status import GateResult
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.words import count
 
@@ -77,29 +78,17 @@ class Pace:
         return own / others if own is not None and others is not None and others > 0 else None
 
 
-@dataclass(frozen=True)
-class Found:
-    """What one gate has found. `gate`: its field in `spec.scaleUp.stages[].gates`."""
-
-    gate: str
-    passes: bool
-    words: str
-
-    def __str__(self) -> str:
-        return f"{self.gate} {'passed' if self.passes else 'failed'}: {self.words}"
-
-
-def judge(gates: Gates, steps: int, measured: Measurement, pace: Pace, before: Pace | None) -> list[Found]:
+def judge(gates: Gates, steps: int, measured: Measurement, pace: Pace, before: Pace | None) -> list[GateResult]:
     """What each requested gate has found, in the order of the fields. `steps`: how many the rung was to make. `before`:
     the pace of the rung before, if any."""
     return list(_found(gates, steps, measured, pace, before))
 
 
-def _found(gates: Gates, steps: int, measured: Measurement, pace: Pace, before: Pace | None) -> Iterator[Found]:
+def _found(gates: Gates, steps: int, measured: Measurement, pace: Pace, before: Pace | None) -> Iterator[GateResult]:
     # Nobody knows what the missing steps would have shown.
     if measured.steps is not None and measured.steps < steps:
         made = f"it made {count(measured.steps, 'step')} of {steps} and then ended by itself; its log says why"
-        yield Found("steps", False, made)
+        yield GateResult(name="steps", passed=False, message=made)
     if gates.loss_falls:
         yield _loss_falls(measured)
     if gates.finite:
@@ -122,55 +111,69 @@ def _found(gates: Gates, steps: int, measured: Measurement, pace: Pace, before: 
         yield _evaluation(gates.evaluation, measured)
 
 
-def _loss_falls(measured: Measurement) -> Found:
+def _loss_falls(measured: Measurement) -> GateResult:
     first, last, steps = measured.first_loss, measured.last_loss, measured.averaged
     if first is None or last is None or steps is None:
-        return Found("lossFalls", False, f"{_UNSAID} losses, or none of them was finite")
+        return GateResult(name="lossFalls", passed=False, message=f"{_UNSAID} losses, or none of them was finite")
     means = f"the mean of the first and of the last {count(steps, 'step')}" if steps > 1 else "the first and last step"
     verb = "fell" if last < first else "did not fall"
-    return Found("lossFalls", last < first, f"the loss {verb} from {first:.6g} to {last:.6g} ({means})")
+    return GateResult(
+        name="lossFalls", passed=last < first, message=f"the loss {verb} from {first:.6g} to {last:.6g} ({means})"
+    )
 
 
-def _none_of(gate: str, number: int | None, noun: str, which: str, none: str) -> Found:
+def _none_of(gate: str, number: int | None, noun: str, which: str, none: str) -> GateResult:
     if number is None:
-        return Found(gate, False, f"{_UNSAID} number of {noun}s {which}")
-    return Found(gate, number == 0, f"{count(number, noun)} {which}" if number else none)
+        return GateResult(name=gate, passed=False, message=f"{_UNSAID} number of {noun}s {which}")
+    return GateResult(name=gate, passed=number == 0, message=f"{count(number, noun)} {which}" if number else none)
 
 
-def _efficiency(least: str, pace: Pace, before: Pace | None) -> Found:
+def _efficiency(least: str, pace: Pace, before: Pace | None) -> GateResult:
     efficiency = pace.efficiency(before)
     if efficiency is None or before is None:
-        return Found("minEfficiency", False, f"{_UNSAID} examples per second of this rung or of the one before")
+        return GateResult(
+            name="minEfficiency",
+            passed=False,
+            message=f"{_UNSAID} examples per second of this rung or of the one before",
+        )
     words = (
         f"efficiency {efficiency:.3g}, at least {least} required: {pace.per_chip:.4g} examples/s per chip on"
         f" {count(pace.chips, 'chip')}, {before.per_chip:.4g} on {before.chips} before"
     )
-    return Found("minEfficiency", efficiency >= float(least), words)
+    return GateResult(name="minEfficiency", passed=efficiency >= float(least), message=words)
 
 
-def _findings(unwanted: list[str], measured: Measurement) -> Found:
+def _findings(unwanted: list[str], measured: Measurement) -> GateResult:
     findings = measured.findings
     if findings is None:
-        return Found("noFindings", False, f"{_UNSAID} findings of its doctor")
+        return GateResult(name="noFindings", passed=False, message=f"{_UNSAID} findings of its doctor")
     if unseen := [check for check in unwanted if check in measured.unseen]:
         words = f"the doctor cannot look for {' or '.join(unseen)} with this backend or trainer; leave it out"
-        return Found("noFindings", False, words)
+        return GateResult(name="noFindings", passed=False, message=words)
     there = [f"{check} ({findings[check]})" for check in unwanted if findings.get(check)]
     if there:
-        return Found("noFindings", False, f"the doctor found {', '.join(there)}; the rung's log says what to do")
-    return Found("noFindings", True, f"no {' or '.join(unwanted)}")
+        return GateResult(
+            name="noFindings",
+            passed=False,
+            message=f"the doctor found {', '.join(there)}; the rung's log says what to do",
+        )
+    return GateResult(name="noFindings", passed=True, message=f"no {' or '.join(unwanted)}")
 
 
-def _evaluation(bound: EvaluationBound, measured: Measurement) -> Found:
+def _evaluation(bound: EvaluationBound, measured: Measurement) -> GateResult:
     metrics = {name: value for name, value in measured.metrics.items() if name in measured.evaluated}
     value = metrics.get(bound.metric)
     if value is None:
         there = f"it has {', '.join(list(metrics)[:8])}" if metrics else "it has no metrics"
-        return Found("evaluation", False, f"the evaluation has no finite metric {bound.metric!r}; {there}")
+        return GateResult(
+            name="evaluation", passed=False, message=f"the evaluation has no finite metric {bound.metric!r}; {there}"
+        )
     parts = [f"at least {bound.min}"] if bound.min is not None else []
     parts += [f"at most {bound.max}"] if bound.max is not None else []
     passes = (bound.min is None or value >= float(bound.min)) and (bound.max is None or value <= float(bound.max))
-    return Found("evaluation", passes, f"{bound.metric} {value:.6g}, {' and '.join(parts)} required")
+    return GateResult(
+        name="evaluation", passed=passes, message=f"{bound.metric} {value:.6g}, {' and '.join(parts)} required"
+    )
 
 
 _UNSAID = "the trainer did not report the"

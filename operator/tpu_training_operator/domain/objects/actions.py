@@ -1,12 +1,10 @@
 """What a plan asks for: the operator's only effects, apart from writing the status."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from tpu_training_operator.api.conditions import EventReason
-from tpu_training_operator.api.status import Status
 
 AT_ONCE = timedelta(0)
 
@@ -72,7 +70,7 @@ class AskForStacks:
 
 
 @dataclass(frozen=True)
-class TellOfGrowth:
+class WarnPlaceholderRefused:
     """Say in an event why the gang cannot ask for a better slice, and note that it was said."""
 
     why: str
@@ -87,10 +85,9 @@ class LookAtEvents:
 
 @dataclass(frozen=True)
 class UpdateWorkload:
-    """Replace the spec of the job's Workload, if it is still the one that was read. `frees_quota`: as below."""
+    """Replace the spec of the job's Workload, if it is still the one that was read."""
 
     body: dict[str, Any]
-    frees_quota: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ Action = (
     | DeleteEndpointSlice
     | DeleteJob
     | AskForStacks
-    | TellOfGrowth
+    | WarnPlaceholderRefused
     | LookAtEvents
     | UpdateWorkload
     | WriteWorkloadStatus
@@ -134,25 +131,3 @@ class Event:
     reason: EventReason
     message: str
     warning: bool = False
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The stages in order, the actions of one stage side by side; then the status, if it changed.
-
-    `again`: when to reconcile the job again even if the cluster reports no change; None: only after a change.
-    """
-
-    stages: tuple[Sequence[Action], ...] = ()
-    status: Status | None = None
-    events: tuple[Event, ...] = ()
-    again: timedelta | None = None
-
-    @property
-    def deletes_job(self) -> bool:
-        """Whether it deletes the job. It then does nothing else, and no status can be written afterwards."""
-        return any(isinstance(action, DeleteJob) for stage in self.stages[:1] for action in stage[:1])
-
-    def due_within(self, *waits: timedelta | None) -> "Plan":
-        """The plan, with the next reconciliation after the shortest of these waits at the latest."""
-        return replace(self, again=min((wait for wait in (self.again, *waits) if wait is not None), default=None))

@@ -10,9 +10,9 @@ from typing import Any
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName, Sharding
 from tpu_training_operator.api.trainer import Backend, Execution, TorchRuntime
-from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval, left_by_trials
+from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval, left_by_rungs
 from tpu_training_operator.domain.job.recipe.comparison import Row, comparison
-from tpu_training_operator.domain.job.recipe.resolve import Resolution, Trial
+from tpu_training_operator.domain.job.recipe.resolve import LowerRung, Resolution
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 
 SCHEMA = "runspec/v1"
@@ -76,10 +76,10 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         document["code"] = spec.trainer.code.model_dump()
     if spec.checkpoint is not None:
         document["checkpoint"] = _checkpoint(job, spec.checkpoint)
-        if (trials := left_by_trials(job)) is not None:
-            document["checkpoint"]["trials"] = trials
-    if resolution.trial is not None:
-        document |= _trial(resolution.trial, attempt)
+        if (lower_rungs := left_by_rungs(job)) is not None:
+            document["checkpoint"]["rungs"] = lower_rungs
+    if resolution.lower_rung is not None:
+        document |= _lower_rung(resolution.lower_rung, attempt)
     if spec.report is not None:
         document["report"] = spec.report.model_dump(by_alias=True, exclude_none=True)
     return document
@@ -94,14 +94,14 @@ def _torch(torch: TorchRuntime) -> dict[str, Any]:
     return document
 
 
-def _trial(trial: Trial, attempt: int) -> dict[str, Any]:
+def _lower_rung(lower_rung: LowerRung, attempt: int) -> dict[str, Any]:
     """Of a rung of a ladder below the job."""
-    document: dict[str, Any] = {"endAfterSteps": trial.steps}
-    if (place := trial.place(attempt)) is not None:
+    document: dict[str, Any] = {"endAfterSteps": lower_rung.steps}
+    if (place := lower_rung.place(attempt)) is not None:
         # Without an interval there is one checkpoint, at the end.
         document["checkpoint"] = {"uri": place, "keep": 1}
-        if trial.init_from is not None:
-            document["checkpoint"]["initFrom"] = trial.init_from.model_dump()
+        if lower_rung.init_from is not None:
+            document["checkpoint"]["initFrom"] = lower_rung.init_from.model_dump()
     return document
 
 

@@ -4,8 +4,8 @@ The ConfigMap holds the list of hosts once, and each pod refers to it. A list in
 grow with the square of the hosts.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -17,7 +17,6 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
-from tpu_training_operator.domain.objects.actions import Action, Create, Plan
 from tpu_training_operator.domain.objects.run_spec import run_spec
 
 Object = dict[str, Any]
@@ -111,32 +110,15 @@ class WorkerNetworkPolicy:
 
     extra_ingress: tuple[Mapping[str, Any], ...] = ()
 
-    def added_to(self, decided: Plan) -> Plan:
-        """The plan; if it creates a gang or an entry check, then with the policy, before the first pod."""
-
-        def with_policy(stage: Sequence[Action]) -> Sequence[Action]:
-            # The stage with the Service begins with it. Looking further would build thousands of pods.
-            match stage[:1]:
-                case (Create({"kind": "Service"} as beside, again=again),):
-                    return (*stage, Create(self.network_policy(beside["metadata"]), optional=True, again=again))
-                # Of the entry check, which has no Service.
-                case (Create({"kind": "ConfigMap", "metadata": {"labels": labels} as meta}),):
-                    named = {**meta, "name": labels[constants.LABEL_JOB_NAME]}
-                    return (*stage, Create(self.network_policy(named), optional=True))
-            return stage
-
-        return replace(decided, stages=tuple(map(with_policy, decided.stages)))
-
-    def network_policy(self, of_service: Mapping[str, Any]) -> Object:
-        """`of_service`: the metadata of the job's Service, which has the job's name and its labels."""
-        workers_of_job = {"podSelector": {"matchLabels": naming.gang_selector(of_service["name"])}}
+    def network_policy(self, job: TPUTrainingJob) -> Object:
+        workers = {"podSelector": {"matchLabels": naming.gang_selector(job.name)}}
         return {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
-            "metadata": dict(of_service),
+            "metadata": metadata(job, naming.service_name(job.name), naming.job_labels(job.name)),
             "spec": {
-                **workers_of_job,
+                **workers,
                 "policyTypes": ["Ingress"],
-                "ingress": [{"from": [workers_of_job]}, *map(dict, self.extra_ingress)],
+                "ingress": [{"from": [workers]}, *map(dict, self.extra_ingress)],
             },
         }

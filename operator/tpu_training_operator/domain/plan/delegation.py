@@ -11,7 +11,6 @@ When the Workload here holds no quota or is not active, Kueue deletes the copy (
 0.19: multikueue/workload.go and externalframeworks/adapter.go).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -22,21 +21,22 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload, manager_of
-from tpu_training_operator.domain.objects.actions import (
-    Action,
-    DeleteWorkload,
-    Event,
-    Plan,
-    UpdateWorkload,
-    WriteWorkloadStatus,
-)
+from tpu_training_operator.domain.objects.actions import Event, UpdateWorkload, WriteWorkloadStatus
 from tpu_training_operator.domain.objects.workload import is_for_others
-from tpu_training_operator.domain.plan.common.completion import after_the_end
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.invalid import invalid
 from tpu_training_operator.domain.plan.parse_cache import Readings
-from tpu_training_operator.domain.plan.queue.queueing import asked_anew, asking_for, shown
+from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
+from tpu_training_operator.domain.plan.queue.queueing import (
+    ask_for,
+    deactivate,
+    delete_workloads,
+    pass_on_labels,
+    release_quota,
+    shown,
+)
 from tpu_training_operator.domain.plan.startable import check_options
+from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due
 
 _LOOK_AGAIN = timedelta(seconds=15)
 # A lost cluster never says that its workers have stopped.
@@ -51,17 +51,18 @@ def delegated(look: Snapshot, readings: Readings, max_hosts: int = MAX_HOSTS) ->
         return Plan()
     if status.completion_time is not None:
         # Kueue itself says in the Workload that it has finished.
-        return after_the_end(look.observed, status, look.now)
+        return delete_when_due(look) or after_the_end(look)
     if queue is None:
         return _unqueued(look)
     found = queue.workload
     try:
-        step = _create(look, queue, readings, max_hosts) if found is None else _step(look, queue, found, readings)
+        batches = (
+            _create(look, queue, readings, max_hosts) if found is None else _next_step(look, queue, found, readings)
+        )
     except InvalidJob as error:
         return invalid(replace(look, status=Status()), error)
-    stages: tuple[Sequence[Action], ...] = ((step,),) if step else ()
     if found is not None and _has_copy(found):
-        return Plan(stages=stages, again=_LOOK_AGAIN)
+        return Plan(batches, again=_LOOK_AGAIN)
     # Kueue copies a status as a whole. What an earlier copy has left here no longer describes this job.
     left = replace(Status(), conditions=[each for each in status.conditions if each.type in _SHOWN_HERE])
     ready = _shown(look, queue)
@@ -71,7 +72,7 @@ def delegated(look: Snapshot, readings: Readings, max_hosts: int = MAX_HOSTS) ->
     if suspends or is_true(left.conditions, ConditionType.SUSPENDED):
         reason = Reason.SUSPENDED if suspends else Reason.RESUMED
         left = look.with_condition(left, ConditionType.SUSPENDED, suspends, reason, ready.message)
-    return Plan(stages=stages, status=look.present(left, ready), events=events, again=_LOOK_AGAIN)
+    return Plan(batches, look.present(left, ready), events, again=_LOOK_AGAIN)
 
 
 def _unqueued(look: Snapshot) -> Plan:
@@ -98,32 +99,35 @@ def _has_copy(found: Workload) -> bool:
     return found.is_true("Admitted") or (found.is_evicted and found.holds_quota)
 
 
-def _create(look: Snapshot, queue: Queue, readings: Readings, max_hosts: int) -> Action | None:
+def _create(look: Snapshot, queue: Queue, readings: Readings, max_hosts: int) -> Batches:
     """Raises InvalidJob. From then on the operator of the other cluster judges the job."""
     job = look.observed.job
     options = readings.job(job)
-    check_options((*options, *readings.trials(job)), job, max_hosts)
-    return None if queue.problem or _is_to_be_suspended(look) else asking_for(options[0], queue)
+    check_options((*options, *readings.lower_rungs(job)), job, max_hosts)
+    if queue.problem or _is_to_be_suspended(look):
+        return ()
+    return (Batch((ask_for(options[0], queue),)),)
 
 
-def _step(look: Snapshot, queue: Queue, found: Workload, readings: Readings) -> Action | None:
-    """What Kueue is told next. Raises InvalidJob."""
-    now, suspends = format_time(look.now), _is_to_be_suspended(look)
-    if found.is_going or found.is_finished:
-        return None
-    if suspends and found.is_active:
-        return UpdateWorkload(found.with_active(False), frees_quota=True)
-    if found.is_evicted and found.holds_quota:
-        has_stopped = not found.is_active or _copy_has_stopped(look, found)
-        return WriteWorkloadStatus(found.without_quota(now), frees_quota=True) if has_stopped else None
-    if not suspends and not found.is_active and is_true(look.status.conditions, ConditionType.SUSPENDED):
-        if is_for_others(dict(found.raw), asking_for(readings.job(look.observed.job)[0], queue).body):
-            return DeleteWorkload(found.version, found.name, found.uid)
-        return UpdateWorkload(found.with_active(True))
-    if found.is_admitted:
-        told = found.with_pods_ready(is_true(look.status.conditions, ConditionType.GANG_READY), now)
-        return None if told is None else WriteWorkloadStatus(told)
-    return asked_anew(queue)
+def _next_step(look: Snapshot, queue: Queue, workload: Workload, readings: Readings) -> Batches:
+    """Returns what Kueue is told next. Raises InvalidJob."""
+    suspends = _is_to_be_suspended(look)
+    if workload.is_going or workload.is_finished:
+        return ()
+    if suspends and workload.is_active:
+        return (deactivate(workload),)
+    if workload.is_evicted and workload.holds_quota:
+        has_stopped = not workload.is_active or _copy_has_stopped(look, workload)
+        return (release_quota(workload, look.now),) if has_stopped else ()
+    if not suspends and not workload.is_active and is_true(look.status.conditions, ConditionType.SUSPENDED):
+        if is_for_others(dict(workload.raw), ask_for(readings.job(look.observed.job)[0], queue).body):
+            return delete_workloads([workload])
+        return (Batch((UpdateWorkload(workload.with_active(True)),)),)
+    if workload.is_admitted:
+        is_running = is_true(look.status.conditions, ConditionType.GANG_READY)
+        told = workload.with_pods_ready(is_running, format_time(look.now))
+        return () if told is None else (Batch((WriteWorkloadStatus(told),)),)
+    return pass_on_labels(queue)
 
 
 def _copy_has_stopped(look: Snapshot, found: Workload) -> bool:

@@ -25,15 +25,16 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.failures.first import first_failure, next_look
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.completion import deadline_words, fail, succeed
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.common.goodput import active_seconds, new_goodput, settle
 from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
-from tpu_training_operator.domain.plan.common.rung_status import is_trial
-from tpu_training_operator.domain.plan.lost_status import may_be_news, unknown_workers
-from tpu_training_operator.domain.plan.queue.queueing import evicted, gives_up_quota
+from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
+from tpu_training_operator.domain.plan.plan import Plan, Turn
+from tpu_training_operator.domain.plan.queue.queueing import evicted, give_up_quota
 from tpu_training_operator.domain.plan.restarts.start_deadline import partly_placed, starts_late
+from tpu_training_operator.domain.plan.start import may_be_news, unknown_workers
 from tpu_training_operator.domain.plan.stopping import budget
 from tpu_training_operator.domain.plan.stopping.suspension import BY_USER
 
@@ -44,8 +45,7 @@ _READ_AGAIN = timedelta(seconds=1)
 
 def invalid(look: Snapshot, error: InvalidJob) -> Plan:
     """Plans without the spec. The gang asks for no better slice, because it is not known what that would be."""
-    decided, held = _Invalid(look, error).decided(), deletions(look.observed.placeholders, look.now)
-    return replace(decided, stages=(*decided.stages, *held)) if held else decided
+    return _Invalid(look, error).decided().then(Plan(deletions(look.observed.placeholders, look.now)))
 
 
 def budget_of(look: Snapshot) -> ChipBudget | None:
@@ -100,8 +100,8 @@ class _Invalid:
         if (unknown := unknown_workers(self.look.observed, status.attempt)) and not self._workers:
             return self._take_up(unknown)
         if status.attempt == 0:
-            return Plan(gives_up_quota(self.look.observed), self._shown(status))
-        if status.resolved and self._gang and all(map(has_succeeded, self._gang)) and not is_trial(status):
+            return Plan(give_up_quota(self.look.observed), self._shown(status))
+        if status.resolved and self._gang and all(map(has_succeeded, self._gang)) and not is_on_lower_rung(status):
             return succeed(self.look, self._gang, status.goodput, status.resolved.train_steps)
         if self.look.is_suspended or self.look.is_held:
             return self._rest()
@@ -127,7 +127,7 @@ class _Invalid:
             EventReason.STATUS_LOST, f"the status was lost; the workers are of attempt {attempt}", warning=True
         )
         status = replace(self._shown(self.status), attempt=attempt)
-        return Plan(status=status, events=(event,), again=AT_ONCE)
+        return Plan(status=status, events=(event,), again=AT_ONCE, turn=Turn.ATTEMPT)
 
     # What binds it.
 
@@ -216,18 +216,18 @@ class _Invalid:
         activity = Activity.QUEUE if is_eviction else Activity.SUSPENDED
         goodput = self.look.charge(self._goodput, self.look.now, activity)
         event = Event(cause.event, f"stopping the workers: {cause.words}", warning=cause.reason is not BY_USER.reason)
-        return Plan(status=replace(status, goodput=goodput), events=(event,), again=AT_ONCE)
+        return Plan(status=replace(status, goodput=goodput), events=(event,), again=AT_ONCE, turn=Turn.SUSPEND)
 
     def _rest(self) -> Plan:
         """Stops the workers and gives the quota back, until the spec is valid."""
         pods, found = self._all_workers(), budget_of(self.look)
         if self._spent and self._spent.is_all and found and found.on_exceeded is OnExceeded.FAIL and not pods:
             return fail(self.look, self.status, Reason.BUDGET_EXCEEDED, self._spent.words())
-        stages = (*deletions(pods, self.look.now), *gives_up_quota(self.look.observed))
+        batches = (*deletions(pods, self.look.now), *give_up_quota(self.look.observed))
         shown = self._shown(self.status, "its workers are stopped")
         queue = self.look.observed.queue
         again = _LOOK_AGAIN if queue and (queue.workload or queue.others) else None
-        return Plan(stages, shown).due_within(look_again(pods, self.look.now), again)
+        return Plan(batches, shown).due_within(look_again(pods, self.look.now), again)
 
     def _all_workers(self) -> Sequence[WorkerPod]:
         """Returns the workers of all attempts that the status knows, except failed ones, whose logs say why."""

@@ -13,7 +13,7 @@ import orjson
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.job.options import Option, options_of
-from tpu_training_operator.domain.job.rungs import trials_of
+from tpu_training_operator.domain.job.rungs import lower_rungs_of
 
 Reading = tuple[Option, ...]
 
@@ -40,12 +40,12 @@ class Readings:
         said = _said(body)
         return cast("Reading", self._remembered({"job": said}, lambda: _read(said)))
 
-    def trials(self, body: Mapping[str, Any]) -> Reading:
+    def lower_rungs(self, body: Mapping[str, Any]) -> Reading:
         """The rungs of the job's ladder below the job itself. Raises InvalidJob."""
-        if not isinstance(body.get("spec"), Mapping) or body["spec"].get("scaleUp") is None:
+        if not isinstance(body.get("spec"), Mapping) or body["spec"].get("ladder") is None:
             return ()
         said = _said(body)
-        return cast("Reading", self._remembered({"ladder": said}, lambda: trials_of(parse_job(said))))
+        return cast("Reading", self._remembered({"ladder": said}, lambda: lower_rungs_of(parse_job(said))))
 
     def _remembered(self, said: Any, read: Callable[[], Reading | Status]) -> Reading | Status:
         content = _content(said) if self._most else None

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 
+from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOSTS
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.slice import Hardware, ProvisioningType
+from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain.cluster_state.observed import Object
+from tpu_training_operator.domain.cluster_state.workload import manager_of, prebuilt_workload, queue_of
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.job.recipe.resolve import check_hosts
 from tpu_training_operator.domain.objects.shared import check_config_map
-from tpu_training_operator.domain.plan.queue.queueing import check_queue
 
 
 def check_options(options: Sequence[Option], raw: Object, max_hosts: int = MAX_HOSTS) -> None:
@@ -15,4 +19,38 @@ def check_options(options: Sequence[Option], raw: Object, max_hosts: int = MAX_H
     for option in options:
         check_hosts(option.resolution, max_hosts, option.choice.field)
         check_config_map(option.job, option.resolution)
-        check_queue(raw, option.job)
+        _check_queue(raw, option.job)
+
+
+def _check_queue(raw: Object, job: TPUTrainingJob) -> None:
+    """Raises InvalidJob for what needs a queue and has none, and for what a queue does not go together with."""
+    trainer, provisioning = job.spec.trainer, job.spec.slice.provisioning
+    if manager_of(raw) or prebuilt_workload(raw):
+        given = (("spec.placement", job.spec.placement), ("spec.ladder", job.spec.ladder))
+        message = (
+            "MultiKueue sends a job to another cluster under one Workload, and a Workload is for one slice; leave this"
+            " out, or create the job in that cluster without spec.managedBy"
+        )
+        if several := [Problem(field, message) for field, value in given if value is not None]:
+            raise InvalidJob(several)
+    if queue_of(raw):
+        both = sorted({constants.LABEL_QUEUE, constants.LABEL_POD_GROUP} & (trainer.pod_labels or {}).keys())
+        if both:
+            message = (
+                f"leave {' and '.join(both)} out: the job itself is in queue {queue_of(raw)}, and with these labels"
+                " Kueue would count each worker again"
+            )
+            raise InvalidJob([Problem("spec.trainer.podLabels", message)])
+    elif (
+        provisioning
+        and provisioning.type is ProvisioningType.QUEUED
+        # A rehearsal provisions nothing.
+        and job.spec.slice.hardware is Hardware.TPU
+        and constants.ANNOTATION_PROVISIONING not in (trainer.pod_annotations or {})
+    ):
+        message = (
+            f"queued provisioning needs a queue: name a LocalQueue in the job's label {constants.LABEL_QUEUE}, and its"
+            " admission check makes the ProvisioningRequest (docs/kueue.md); or name a ProvisioningRequest of your own"
+            f" in spec.trainer.podAnnotations, as {constants.ANNOTATION_PROVISIONING}"
+        )
+        raise InvalidJob([Problem("spec.slice.provisioning.type", message)])

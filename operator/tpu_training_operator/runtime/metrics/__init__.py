@@ -1,8 +1,8 @@
 """The operator's Prometheus metrics: the table of all series, and the one object that counts.
 
-Parts of the operator take `Metrics | None` and report what happens, as it happens; docs/metrics.md explains each
-series. Every series exists from the start, at 0. This bounds their number, keeps the names of jobs out of labels, and
-lets rate() see the first event: Prometheus does not count an increase from nothing.
+Parts of the operator take `Metrics | None` and report events as they happen; docs/metrics.md explains each series.
+Every series exists from the start, at 0. This bounds their number, keeps the names of jobs out of labels, and lets
+rate() see the first event: Prometheus does not count an increase from nothing.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tpu_training_operator.version import version
 
 
 class PassResult(StrEnum):
-    """How a pass over a job ended, in controller-runtime's words. REQUEUE: the job had changed meanwhile."""
+    """The result of a pass over a job, in controller-runtime's words. REQUEUE: the job had changed in the meantime."""
 
     SUCCESS = "success"
     REQUEUE = "requeue"
@@ -52,7 +52,7 @@ _ENDS = (
 _OTHER_END = "Other"
 
 _CONTROLLER = "tputrainingjob"
-# Every HTTP status that an API server, or a proxy in front of one, is known to answer with.
+# Every HTTP status that an API server, or a proxy in front of it, is known to return.
 _CODES = (200, 201, 202, 400, 401, 403, 404, 405, 408, 409, 410, 413, 415, 422, 429, 500, 501, 502, 503, 504)
 _NO_ANSWER = "<error>"
 _OTHER = "other"
@@ -67,7 +67,7 @@ _ANSWERS = {
     429: "too_many",
     503: "unavailable",
 }
-# Anyone can have these answers for the asking.
+# Answers that anyone can cause.
 _OF_STRANGERS = (401, 403, 404, 429)
 _STRANGER = "stranger"
 
@@ -164,10 +164,10 @@ _LAG_PERIOD_SECONDS = 1.0
 
 
 class Metrics:
-    """Everything that one operator process has counted. `clock`: monotonic seconds."""
+    """Counts what one operator process does. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        # They would add a series to each counter, and say nothing that the process's start time does not.
+        # They would add a series to each counter, with no more information than the process's start time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._clock = clock
@@ -178,22 +178,22 @@ class Metrics:
         self._taken_at: dict[Hashable, float] = {}
         for name, family in _FAMILIES.items():
             buckets: dict[str, Any] = {"buckets": family.buckets} if family.buckets else {}
-            made = family.kind(name, family.help, family.labels, registry=self.registry, **buckets)
+            metric = family.kind(name, family.help, family.labels, registry=self.registry, **buckets)
             for values in product(*family.labels.values()):
-                self._series[name, *values] = made.labels(*values) if values else made
+                self._series[name, *values] = metric.labels(*values) if values else metric
         ProcessCollector(registry=self.registry)
         self._series["tpujob_build_info", version()].set(1)
-        self._computed("tpujob_longest_unready_seconds", lambda: max(self._ages(self._unready_since), default=0.0))
-        self._computed("controller_runtime_active_workers", lambda: len(self._taken_at), _CONTROLLER)
-        self._computed("workqueue_depth", lambda: len(self._queued_at), _CONTROLLER)
-        self._computed("workqueue_unfinished_work_seconds", lambda: sum(self._ages(self._taken_at)), _CONTROLLER)
-        self._computed(
+        self._compute("tpujob_longest_unready_seconds", lambda: max(self._ages(self._unready_since), default=0.0))
+        self._compute("controller_runtime_active_workers", lambda: len(self._taken_at), _CONTROLLER)
+        self._compute("workqueue_depth", lambda: len(self._queued_at), _CONTROLLER)
+        self._compute("workqueue_unfinished_work_seconds", lambda: sum(self._ages(self._taken_at)), _CONTROLLER)
+        self._compute(
             "workqueue_longest_running_processor_seconds",
             lambda: max(self._ages(self._taken_at), default=0.0),
             _CONTROLLER,
         )
 
-    def _computed(self, name: str, value: Callable[[], float], *labels: str) -> None:
+    def _compute(self, name: str, value: Callable[[], float], *labels: str) -> None:
         self._series[name, *labels].set_function(value)
 
     def _count(self, name: str, *labels: str, by: float = 1) -> None:
@@ -207,24 +207,24 @@ class Metrics:
         return [now - at for at in since.values()]
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """All series as text, in the format that the Accept header asks for, and that format's content type."""
+        """Returns all series as text, in the format that the Accept header asks for, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
     # The work queue and the passes, under the names of client-go and controller-runtime, which dashboards know.
 
     def key_queued(self, key: Hashable) -> None:
-        """The key is due: it waits for a worker, or for the worker that has it at the moment."""
+        """Counts a key that is due: it waits for a worker, or for the worker that has it at the moment."""
         self._count("workqueue_adds_total", _CONTROLLER)
         self._queued_at[key] = self._clock()
 
     def key_taken(self, key: Hashable) -> None:
-        """A worker has the key."""
+        """Counts a key that a worker has taken."""
         self._taken_at[key] = now = self._clock()
         self._observe("workqueue_queue_duration_seconds", now - self._queued_at.pop(key), _CONTROLLER)
 
     def key_done(self, key: Hashable) -> None:
-        """The worker has given the key back."""
+        """Counts a key whose work has ended."""
         seconds = self._clock() - self._taken_at.pop(key)
         self._observe("workqueue_work_duration_seconds", seconds, _CONTROLLER)
 
@@ -238,19 +238,19 @@ class Metrics:
             self._count("controller_runtime_reconcile_errors_total", _CONTROLLER)
 
     def leads(self, *, leads: bool) -> None:
-        """Whether this process works; otherwise it waits for another one to stop."""
+        """Records whether this process works; otherwise it waits for another one to stop."""
         self._series["leader_election_master_status", _CONTROLLER].set(int(leads))
 
     # Requests to the API server, under client-go's names, and reports to the progress service.
 
     def request_answered(self, method: str, status: int, seconds: float) -> None:
-        """The API server answered with this HTTP status; 0: no answer came. kopf's watches are not among these."""
+        """Counts an answer of the API server with this HTTP status; 0: no answer came. Watches are not counted."""
         code = _NO_ANSWER if status == 0 else str(status) if status in _CODES else _OTHER
         self._count("rest_client_requests_total", code, method)
         self._observe("rest_client_request_duration_seconds", seconds, method)
 
     def report_answered(self, status: int, *, is_known: bool) -> None:
-        """The progress service answered a report with this HTTP status. `is_known`: the sender's token was accepted,
+        """Counts an answer of the progress service with this HTTP status. `is_known`: the sender's token was accepted,
         now or the last time."""
         is_stranger = not is_known and status in _OF_STRANGERS
         result = _STRANGER if is_stranger else _ANSWERS.get(status, _OTHER)
@@ -259,16 +259,16 @@ class Metrics:
     # What becomes of the jobs.
 
     def jobs_listed(self, states: Mapping[JobKey, State | None]) -> None:
-        """These are all the jobs that exist."""
-        # The listing also tells of deletions that were missed.
+        """Records the states of all jobs that exist."""
+        # The list also shows deletions that were missed.
         for key in self._states.keys() - states.keys():
             self.job_gone(key)
         for key, state in states.items():
             self.job_seen(key, state)
 
     def job_seen(self, key: JobKey, state: State | None, unready_seconds: float | None = None) -> None:
-        """The job's state at the end of a pass; None before its first status. `unready_seconds`: how long its workers
-        have not been ready, if that is known."""
+        """Records the job's state at the end of a pass; None before its first status. `unready_seconds`: how long its
+        workers have not been ready, if that is known."""
         self._leave_state(key)
         self._states[key] = label = state or NEW
         self._count("tpujob_jobs", label)
@@ -288,8 +288,9 @@ class Metrics:
             self._count("tpujob_jobs", state, by=-1)
 
     def status_written(self, before: Status, after: Status) -> None:
-        """The API server has accepted `after` in place of `before`, by resourceVersion. Only the operator that wrote
-        it says so: nothing is counted twice, whether the operator restarts or two of them serve the same jobs."""
+        """Counts what happened between two statuses. `after` has replaced `before`, which the resourceVersion proves.
+        Only the operator that wrote it counts, so nothing is counted twice if the operator restarts or if two of them
+        serve the same jobs."""
         if failed := transitions.failure(before, after):
             self._count("tpujob_failures_total", failed)
         for failure_class, count in transitions.restarts(before, after).items():
@@ -311,7 +312,8 @@ class Metrics:
             self._observe("tpujob_goodput_ratio", ratio)
 
     async def watch_event_loop(self) -> None:
-        """Measure the event loop's lag until cancelled. A late loop means blocking code or a starved process."""
+        """Measures the lag of the event loop until it is cancelled. A lag comes from blocking code or a starved
+        process."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _LAG_PERIOD_SECONDS

@@ -1,6 +1,7 @@
-"""/metrics over HTTP, for Prometheus.
+"""Serves /metrics over HTTP, for Prometheus.
 
-Plain and open: it serves numbers, no names, and is meant for the cluster's own network (docs/install.md).
+There is neither encryption nor authentication: it serves numbers, no names, and only inside the cluster's network
+(docs/install.md).
 """
 
 import asyncio
@@ -17,7 +18,8 @@ _BOUNDS = Bounds(connections=32)
 
 @asynccontextmanager
 async def serve_metrics(port: int, metrics: Metrics) -> AsyncIterator[None]:
-    """Serve on `port` of every address and measure the event loop until the block ends. OSError: the port is taken."""
+    """Serves on `port` of every address, and measures the event loop, until the block ends. Raises OSError if the port
+    is taken."""
 
     async def answer(request: web.Request) -> web.Response:
         body, content_type = metrics.exposition(request.headers.get("Accept", ""))

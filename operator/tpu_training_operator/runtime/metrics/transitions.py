@@ -1,6 +1,6 @@
-"""What happened between one status and the next, as the metrics count it. Pure.
+"""Pure functions that find what happened between one status and the next, for the metrics.
 
-A newer operator may have written the status: values unknown here are folded into known ones.
+A newer operator may have written the status: values unknown here count as known ones.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Readiness:
 
 
 def restarts(before: Status, after: Status) -> dict[FailureClass, int]:
-    """How many restarts of each class were added."""
+    """Returns the number of added restarts, by class."""
     added: dict[FailureClass, int] = {}
     for name, count in after.restarts.by_class.items():
         known = FailureClass(name) if name in list(FailureClass) else FailureClass.UNKNOWN
@@ -34,7 +34,7 @@ def restarts(before: Status, after: Status) -> dict[FailureClass, int]:
 
 
 def failure(before: Status, after: Status) -> FailureClass | None:
-    """The class of the failure that ended an attempt; None if no attempt failed."""
+    """Returns the class of the failure that ended an attempt; None if no attempt failed."""
     last = before.last_failure.attempt if before.last_failure else 0
     if after.last_failure is None or after.last_failure.attempt <= last:
         return None
@@ -42,7 +42,7 @@ def failure(before: Status, after: Status) -> FailureClass | None:
 
 
 def finish(before: Status, after: Status) -> str | None:
-    """The reason of the condition with which the job ended; None unless it ended just now."""
+    """Returns the reason of the condition with which the job ended; None unless it has just ended."""
     if before.completion_time is not None or after.completion_time is None:
         return None
     ends = (find(after.conditions, kind) for kind in (ConditionType.SUCCEEDED, ConditionType.FAILED))
@@ -50,7 +50,7 @@ def finish(before: Status, after: Status) -> str | None:
 
 
 def became_ready(before: Status, after: Status) -> Readiness | None:
-    """How long the gang took to become ready; None unless it did just now.
+    """Returns how long the gang took to become ready; None unless it has just become ready.
 
     A start counts from the first attempt or the resumption, a recovery from the first failure. A start whose first
     attempts failed is one start.
@@ -70,14 +70,15 @@ def became_ready(before: Status, after: Status) -> Readiness | None:
 
 
 def accounted(before: Status, after: Status) -> dict[str, int]:
-    """The seconds added to each account. Training counts as productive once a checkpoint holds it or the job has
-    ended: until then it may still turn out to be wasted, and counters never decrease."""
+    """Returns the seconds added to each account. Training counts as productive once a checkpoint has it or the job has
+    ended: until then it may still be lost, and counters never decrease."""
     earlier, later = _settled(before), _settled(after)
     return {account: max(0, later[account] - earlier[account]) for account in ACCOUNTS}
 
 
 def chips_accounted(before: Status, after: Status) -> dict[str, int]:
-    """The chip-seconds added to each account. What a job used before its operator began to count is left out."""
+    """Returns the chip-seconds added to each account, without those that a job used before its operator began to
+    count."""
     if before.attempt and not (before.goodput and before.goodput.chip_seconds):
         return {}
     earlier, later = _chips(before), _chips(after)
@@ -85,14 +86,14 @@ def chips_accounted(before: Status, after: Status) -> dict[str, int]:
 
 
 def exceeded_budget(before: Status, after: Status) -> bool:
-    """Whether the job was stopped just now because its budget of chip-hours is used up."""
+    """Returns whether the job was just stopped because its budget of chip-hours is used up."""
     return _over_budget(after) and not _over_budget(before)
 
 
 def _over_budget(status: Status) -> bool:
-    """A job that is to fail is suspended first."""
-    known = (find(status.conditions, kind) for kind in (ConditionType.SUSPENDED, ConditionType.FAILED))
-    return any(found is not None and found.is_true and found.reason == Reason.BUDGET_EXCEEDED for found in known)
+    """Returns whether the budget has stopped the job. One that is to fail is suspended first."""
+    conditions = (find(status.conditions, kind) for kind in (ConditionType.SUSPENDED, ConditionType.FAILED))
+    return any(end is not None and end.is_true and end.reason == Reason.BUDGET_EXCEEDED for end in conditions)
 
 
 def _chips(status: Status) -> dict[str, int]:
@@ -104,7 +105,7 @@ def _chips(status: Status) -> dict[str, int]:
 
 
 def final_ratio(before: Status, after: Status) -> float | None:
-    """The goodput of a job that ended just now."""
+    """Returns the goodput of a job that has just ended."""
     if finish(before, after) is None or after.goodput is None or after.goodput.ratio is None:
         return None
     return float(after.goodput.ratio)
@@ -120,8 +121,8 @@ def _settled(status: Status) -> dict[str, int]:
 
 
 def unready_since(status: Status, created: datetime) -> datetime:
-    """Since when a job that waits for its workers does: the last of its creation, start, resumption, admission and
-    failure."""
+    """Returns since when a job has been waiting for its workers: the last of its creation, start, resumption, admission
+    and failure."""
     gang, admitted = (find(status.conditions, kind) for kind in (ConditionType.GANG_READY, ConditionType.ADMITTED))
     lost = [gang] if gang and not gang.is_true else []
     gained = [admitted] if admitted and admitted.is_true else []

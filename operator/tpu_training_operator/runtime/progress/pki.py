@@ -1,8 +1,8 @@
-"""What workers trust when they report: our own certificate authority, and the server's certificate that it issues.
+"""The certificates of the progress service: our own certificate authority, which workers trust, and the server's.
 
-The authority lives in a Secret of the operator's own namespace and lasts ten years. It must outlive the process: the
-workers of a running attempt trust what the previous operator process told them. The server's certificate lasts a year,
-is made at every start, and is renewed while the process runs; its key never leaves the process.
+The authority is in a Secret of the operator's namespace and lasts ten years. It must outlive the process: the workers
+of a running attempt trust the authority of the previous process. The server's certificate lasts a year, is made at
+every start, and is renewed while the process runs; its key never leaves the process.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class ServiceName:
 
     @property
     def dns_names(self) -> tuple[str, ...]:
-        """The names in the certificate. `kubectl port-forward` turns the service into localhost."""
+        """Returns the names in the certificate. With `kubectl port-forward`, the service is localhost."""
         host = f"{self.name}.{self.namespace}.svc"
         return (host, f"{host}.cluster.local", "localhost")
 
@@ -104,7 +104,7 @@ class Authority:
 
 def new_authority(name: str, now: datetime) -> Authority:
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = _named(name)
+    subject = _x509_name(name)
     certificate = (
         _unsigned(subject, subject, key, now, AUTHORITY_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -115,8 +115,8 @@ def new_authority(name: str, now: datetime) -> Authority:
 
 
 def read_authority(pem: KeyPair, now: datetime) -> Authority:
-    """The authority that `new_authority` made. Raises BadAuthority for anything else, and for an authority that would
-    expire before a server certificate made now."""
+    """Reads an authority that `new_authority` made. Raises BadAuthority for anything else, and for an authority that
+    would expire before a server certificate made now."""
     try:
         certificate = x509.load_pem_x509_certificate(pem.certificate)
         key = serialization.load_pem_private_key(pem.key, password=None)
@@ -124,7 +124,7 @@ def read_authority(pem: KeyPair, now: datetime) -> Authority:
         certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
         certificate.verify_directly_issued_by(certificate)
     except Exception as error:
-        # The library raises a different exception for each thing that may be wrong with foreign bytes.
+        # The library raises a different exception for each possible error in the bytes.
         raise BadAuthority(f"not a CA certificate and its key: {error or type(error).__name__}") from None
     if not constraints.ca or not isinstance(key, ec.EllipticCurvePrivateKey):
         raise BadAuthority("not a CA certificate with an elliptic curve key")
@@ -136,7 +136,7 @@ def read_authority(pem: KeyPair, now: datetime) -> Authority:
 
 
 async def load_authority(cluster: Secrets, service: ServiceName, now: datetime) -> Authority:
-    """The authority in the service's Secret; an empty Secret gets a new one. Raises BadSecret and ApiError.
+    """Reads the authority in the service's Secret; an empty Secret gets a new one. Raises BadSecret and ApiError.
 
     The chart creates the Secret: RBAC can limit `update` to one name, but not `create`. Two operators that start at
     once end up with the same authority: the second finds the Secret changed and reads it again.
@@ -145,12 +145,12 @@ async def load_authority(cluster: Secrets, service: ServiceName, now: datetime) 
     try:
         secret = await cluster.get(SECRETS, service.namespace, service.secret_name)
         if not secret.get("data") and not secret.get("immutable"):
-            secret = await _filled(cluster, secret, new_authority(f"{service.name}.{service.namespace}", now).pem)
+            secret = await _fill(cluster, secret, new_authority(f"{service.name}.{service.namespace}", now).pem)
     except NotFound:
         raise BadSecret(f"{where} is missing; run `helm upgrade` to create it, then restart the operator") from None
     data = secret.get("data") or {}
     try:
-        return read_authority(KeyPair(_decoded(data, CA_CERTIFICATE_KEY), _decoded(data, _PRIVATE_KEY)), now)
+        return read_authority(KeyPair(_decode(data, CA_CERTIFICATE_KEY), _decode(data, _PRIVATE_KEY)), now)
     except BadAuthority as error:
         raise BadSecret(
             f"{where}: {error}; delete it, run `helm upgrade` and restart the operator, which then makes a new"
@@ -158,7 +158,7 @@ async def load_authority(cluster: Secrets, service: ServiceName, now: datetime) 
         ) from None
 
 
-async def _filled(cluster: Secrets, empty: Object, pem: KeyPair) -> Object:
+async def _fill(cluster: Secrets, empty: Object, pem: KeyPair) -> Object:
     data = {
         CA_CERTIFICATE_KEY: base64.b64encode(pem.certificate).decode(),
         _PRIVATE_KEY: base64.b64encode(pem.key).decode(),
@@ -170,7 +170,7 @@ async def _filled(cluster: Secrets, empty: Object, pem: KeyPair) -> Object:
         return await cluster.get(SECRETS, metadata["namespace"], metadata["name"])
 
 
-def _decoded(data: dict[str, Any], key: str) -> bytes:
+def _decode(data: dict[str, Any], key: str) -> bytes:
     try:
         return base64.b64decode(data[key], validate=True)
     except (KeyError, TypeError, binascii.Error):
@@ -181,7 +181,7 @@ def server_certificate(authority: Authority, dns_names: tuple[str, ...], now: da
     key = ec.generate_private_key(ec.SECP256R1())
     issuer_key = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     certificate = (
-        _unsigned(_named("progress service"), authority.certificate.subject, key, now, SERVER_LIFETIME)
+        _unsigned(_x509_name("progress service"), authority.certificate.subject, key, now, SERVER_LIFETIME)
         .add_extension(x509.SubjectAlternativeName(map(x509.DNSName, dns_names)), critical=True)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
@@ -196,7 +196,7 @@ def server_certificate(authority: Authority, dns_names: tuple[str, ...], now: da
 async def server_tls(
     authority: Authority, dns_names: tuple[str, ...], clock: Callable[[], datetime]
 ) -> AsyncIterator[ssl.SSLContext]:
-    """A context for servers of these names; connections made after a renewal see the new certificate."""
+    """Yields a context for servers of these names; connections after a renewal use the new certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
 
@@ -222,8 +222,8 @@ async def server_tls(
 
 @contextlib.contextmanager
 def _path_to(content: bytes) -> Iterator[str]:
-    """A path that reads as the content, once. OpenSSL only takes files, and the key belongs on no disk. A pipe holds a
-    certificate or a key (1 kB) without a reader."""
+    """Yields a path from which the content can be read once. OpenSSL only takes files, and the key must not be on a
+    disk. A pipe holds a certificate or a key (1 kB) without a reader."""
     reading, writing = os.pipe()
     try:
         os.write(writing, content)
@@ -249,7 +249,7 @@ def _unsigned(
     )
 
 
-def _named(name: str) -> x509.Name:
+def _x509_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 

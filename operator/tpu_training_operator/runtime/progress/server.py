@@ -1,12 +1,13 @@
-"""The progress service: takes workers' reports over HTTPS, and limits what anyone can cost the operator.
+"""The progress service: receives workers' reports over HTTPS, and limits what anyone can cost the operator.
 
-Cheap refusals come first. Only its own worker's reports count against a job's limit, or anyone could use it up. Every
+Cheap refusals come first. Only reports of a job's own worker count against its limit, or anyone could use it up. Every
 unknown token costs the API server a request, so it counts as a refusal of its address until it is accepted.
 
-A stranger must not be able to make the operator doubt a silence. So only two failures tell the inbox that a report
-could not be received: our own error over an accepted worker's report, and an API server that does not answer.
+A job that is silent is treated as hung unless the inbox knows that a report was lost. A stranger must not be able to
+cause that. So only two failures count as a lost report: our own error in handling a report of an accepted worker, and
+an API server that does not answer.
 
-What a connection may cost before it is a report is bounded as on all ports (`runtime.ports`).
+`runtime.ports` bounds what a connection may cost before it becomes a report.
 """
 
 import asyncio
@@ -26,13 +27,12 @@ from aiohttp import web
 from tpu_training_operator.api.constants import API_VERSION, PLURAL
 from tpu_training_operator.domain.cluster_state.worker_reports import Report
 from tpu_training_operator.kube.cluster import JobKey
-from tpu_training_operator.kube.throttle import Throttle
+from tpu_training_operator.kube.turns import TokenBucket
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.ports import Bounds, serve_bounded
-from tpu_training_operator.runtime.progress.errors import NoAnswer, Refused
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
-from tpu_training_operator.runtime.progress.tokens import Reviewer, Sender
+from tpu_training_operator.runtime.progress.tokens import ReportRefused, Reviewer, Sender, TokenNotReviewed
 
 PROGRESS_PATH = f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}/{{name}}/progress"
 # Kubeflow Trainer's path, literally (KEP-2779): its clients are given the whole URL, but may look at it.
@@ -71,14 +71,14 @@ class Limits(Generic[_Key]):
         self._per_second = per_second
         self._burst = burst
         self._clock = clock
-        self._buckets: OrderedDict[_Key, Throttle] = OrderedDict()
+        self._buckets: OrderedDict[_Key, TokenBucket] = OrderedDict()
 
     def take(self, key: _Key, why: str) -> None:
-        """Use one token of the key's bucket. Raises Refused (429) with the reason `why` if there is none."""
-        bucket = self._buckets.pop(key, None) or Throttle(self._per_second, self._burst, self._clock)
+        """Use one token of the key's bucket. Raises ReportRefused (429) with the reason `why` if there is none."""
+        bucket = self._buckets.pop(key, None) or TokenBucket(self._per_second, self._burst, self._clock)
         self._buckets[key] = bucket
-        if wait := bucket.due():
-            raise Refused(429, why, wait)
+        if wait := bucket.seconds_until_next():
+            raise ReportRefused(429, why, wait)
         bucket.take()
         if len(self._buckets) > _MOST_KEYS:
             self._buckets.popitem(last=False)
@@ -90,7 +90,7 @@ class Limits(Generic[_Key]):
 
 
 @dataclass(frozen=True)
-class ProgressService:
+class ProgressServer:
     """Puts reports into `inboxes`. `enqueue` asks for a pass over a job within so many seconds. `clock` gives the time
     of a report; `seconds` are monotonic and time the limits."""
 
@@ -115,7 +115,7 @@ class ProgressService:
             try:
                 self.inboxes.put(key, read(await _body(request), sender, self.clock()))
                 self.enqueue(key, self.inboxes.between_writes.total_seconds())
-            except (Refused, web.HTTPException):
+            except (ReportRefused, web.HTTPException):
                 raise
             except Exception:
                 self.inboxes.could_not_listen(key)
@@ -144,12 +144,12 @@ class ProgressService:
             async with asyncio.timeout(_SECONDS_TO_REVIEW):
                 sender = await self.reviewer.sender(token, key, address)
         except TimeoutError:
-            raise Refused(429, "too many unknown tokens are waiting for review", _RETRY_SECONDS) from None
-        except NoAnswer as error:
+            raise ReportRefused(429, "too many unknown tokens are waiting for review", _RETRY_SECONDS) from None
+        except TokenNotReviewed as error:
             self.inboxes.could_not_listen(key)
             if not is_trusted:
                 refusals.give_back(address)
-            raise Refused(503, f"the API server could not review the token: {error}", _RETRY_SECONDS) from error
+            raise ReportRefused(503, f"the API server could not review the token: {error}", _RETRY_SECONDS) from error
         if not is_trusted:
             refusals.give_back(address)
         request[_IS_KNOWN] = True
@@ -160,7 +160,7 @@ class ProgressService:
         """Counts every answer, and turns every error into JSON with a message."""
         try:
             response = await handler(request)
-        except Refused as refused:
+        except ReportRefused as refused:
             response = _error(refused.status, str(refused), refused.retry_after)
         except web.HTTPRequestEntityTooLarge:
             response = _error(413, f"the body is longer than {MOST_BYTES} bytes")
@@ -176,9 +176,7 @@ class ProgressService:
 
 
 @asynccontextmanager
-async def serve(
-    service: ProgressService, port: int, tls: ssl.SSLContext, host: str | None = None
-) -> AsyncIterator[int]:
+async def serve(service: ProgressServer, port: int, tls: ssl.SSLContext, host: str | None = None) -> AsyncIterator[int]:
     """Listens until the block ends. Yields the port; 0 asks for any free one."""
     bounds = Bounds(MOST_CONNECTIONS, MOST_BYTES)
     async with serve_bounded(service.application(), port, bounds, tls=tls, host=host) as chosen:
@@ -189,9 +187,11 @@ def _token(request: web.Request) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
-        raise Refused(401, "a report needs the header Authorization: Bearer <the token that is mounted into worker 0>")
+        raise ReportRefused(
+            401, "a report needs the header Authorization: Bearer <the token that is mounted into worker 0>"
+        )
     if not token.isascii():
-        raise Refused(401, "the token is not ASCII; send the one that is mounted into worker 0")
+        raise ReportRefused(401, "the token is not ASCII; send the one that is mounted into worker 0")
     return token
 
 
@@ -200,9 +200,9 @@ async def _body(request: web.Request) -> bytes:
         async with asyncio.timeout(_SECONDS_TO_READ):
             return await request.read()
     except TimeoutError:
-        raise Refused(408, f"the body did not arrive within {_SECONDS_TO_READ:g} s") from None
+        raise ReportRefused(408, f"the body did not arrive within {_SECONDS_TO_READ:g} s") from None
     except (ConnectionError, web.RequestPayloadError):
-        raise Refused(400, "the body was cut off") from None
+        raise ReportRefused(400, "the body was cut off") from None
 
 
 def _error(status: int, message: str, retry_after: float | None = None) -> web.Response:

@@ -58,10 +58,10 @@ from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.loop.preparation import load
 from tpu_trainer.reporting.heartbeat import open_heartbeat
-from tpu_trainer.reporting.progress import Progress
-from tpu_trainer.reporting.report import Report
+from tpu_trainer.reporting.progress import ProgressLog
+from tpu_trainer.reporting.report import ProgressReport
 from tpu_trainer.reporting.reporter import open_reporter
-from tpu_trainer.reporting.run_outputs import Telling
+from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.task.task import Hyperparameters, Task
 
 WATCHED, STEADY, NEXT = range(3)
@@ -324,8 +324,8 @@ def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
             "--set trainer.backend=XLA it checks that one"
         )
     chip = UncompiledChip(spec.slice.replicas, spec.batch.accumulation)
-    clock, progress = Clock(), Progress(spec.train_steps, None, silent=True)
-    telling = Telling(
+    clock, progress = Clock(), ProgressLog(spec.train_steps, None, silent=True)
+    outputs = RunOutputs(
         progress, open_reporter(spec, None, clock, "", reports=False), open_heartbeat(None, _no_report), False
     )
     environment = WorkerEnvironment(directory, 0, 1, "", 0, None)
@@ -333,7 +333,7 @@ def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
     if examples is not None:
         # The few stand for the whole dataset, and have another size.
         lasting = replace(lasting, dataset_size=None)
-    context = RunContext(lasting, environment, lambda: False, chip, clock, StepPace(), telling)
+    context = RunContext(lasting, environment, lambda: False, chip, clock, StepPace(), outputs)
 
     def loaded(context: RunContext, hp: Hyperparameters) -> Loaded:
         found = load(context, hp)
@@ -353,7 +353,7 @@ def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
     raise AssertionError("the run ended before its third step")
 
 
-def _no_report() -> Report:
+def _no_report() -> ProgressReport:
     raise AssertionError("nobody asks for one")
 
 

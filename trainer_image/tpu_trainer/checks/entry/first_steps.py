@@ -31,7 +31,7 @@ def run_first_steps(
 
 def _make(context: RunContext) -> Outcome:
     spec, began = context.spec, time.monotonic()
-    context.telling.progress.starting(
+    context.outputs.progress.start(
         f"entry check of {spec.job.namespace}/{spec.job.name}: replica 0 of {spec.slice.replicas} on a CPU, "
         f"{spec.batch.per_replica} examples at once"
     )

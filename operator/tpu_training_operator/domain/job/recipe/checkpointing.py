@@ -16,19 +16,19 @@ def folder(job: TPUTrainingJob, checkpoint: Checkpoint) -> str:
     return f"{checkpoint.uri.rstrip('/')}/{job.namespace}/{job.name}"
 
 
-def trials_folder(job: TPUTrainingJob, checkpoint: Checkpoint) -> str:
-    """The prefix of the places of the ladder's trials, one for each attempt. No job's name has a dot, so it is no job's
+def rungs_folder(job: TPUTrainingJob, checkpoint: Checkpoint) -> str:
+    """The prefix of the places of the ladder's rungs, one for each attempt. No job's name has a dot, so it is no job's
     folder."""
     return f"{folder(job, checkpoint)}.rungs/{job.uid}"
 
 
-def left_by_trials(job: TPUTrainingJob) -> str | None:
-    """The prefix of the places where trials leave checkpoints, which nobody needs once the job has succeeded."""
-    scale_up, checkpoint = job.spec.scale_up, job.spec.checkpoint
-    if scale_up is None or checkpoint is None:
+def left_by_rungs(job: TPUTrainingJob) -> str | None:
+    """The prefix of the places where lower rungs leave checkpoints, which nobody needs once the job has succeeded."""
+    ladder, checkpoint = job.spec.ladder, job.spec.checkpoint
+    if ladder is None or checkpoint is None:
         return None
-    keeps_some = scale_up.begin is Begin.CHECKPOINT or checkpoint.init_from is not None
-    return f"{trials_folder(job, checkpoint)}-" if keeps_some else None
+    keeps_some = ladder.begin is Begin.CHECKPOINT or checkpoint.init_from is not None
+    return f"{rungs_folder(job, checkpoint)}-" if keeps_some else None
 
 
 def interval(checkpoint: Checkpoint) -> dict[str, int]:

@@ -19,7 +19,7 @@ from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
 
 
 @dataclass(frozen=True)
-class Trial:
+class LowerRung:
     """What a rung below the job makes instead of the whole training: its first `steps`. `folder`: the prefix of the
     places for checkpoints, one for each attempt of the rung; None if it needs none."""
 
@@ -34,8 +34,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Resolution:
-    """`alternative`: which of the job's slices it is about, 0 for spec.slice. `trial`: of a rung of a ladder; None for
-    a job as a whole."""
+    """`alternative`: which of the job's slices it is about, 0 for spec.slice. `lower_rung`: of a rung of a ladder; None
+    for a job as a whole."""
 
     layout: SliceLayout
     tuned_on: SliceLayout
@@ -43,12 +43,12 @@ class Resolution:
     warnings: tuple[str, ...]
     code_sha256: str | None = None
     alternative: int = 0
-    trial: Trial | None = None
+    lower_rung: LowerRung | None = None
 
     @property
     def steps(self) -> int:
         """How many steps the attempt is to make."""
-        return self.recipe.train_steps if self.trial is None else self.trial.steps
+        return self.recipe.train_steps if self.lower_rung is None else self.lower_rung.steps
 
     @property
     def resolved(self) -> Resolved:

@@ -54,16 +54,16 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
 
 
 def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
-    """The ladder would be climbed as far as them, and no further."""
-    if spec.scale_up is None or spec.trainer.backend is not Backend.TORCH:
+    """The job would go up the ladder as far as them, and no further."""
+    if spec.ladder is None or spec.trainer.backend is not Backend.TORCH:
         return
     compiles = spec.trainer.torch is not None and spec.trainer.torch.execution is Execution.COMPILE
     cannot_see = OF_XLA if compiles else OF_XLA | OF_PROGRAMS
-    for index, stage in enumerate(spec.scale_up.stages):
-        wanted = (stage.gates and stage.gates.no_findings) or ()
+    for index, rung in enumerate(spec.ladder.rungs):
+        wanted = (rung.gates and rung.gates.no_findings) or ()
         if unseen := [check for check in wanted if check in cannot_see]:
             yield (
-                f"spec.scaleUp.stages[{index}].gates.noFindings: with backend Torch nothing can look for "
+                f"spec.ladder.rungs[{index}].gates.noFindings: with backend Torch nothing can look for "
                 f"{', '.join(unseen)}, so this gate fails; leave that out"
             )
 

@@ -19,17 +19,20 @@ from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Activity, State, Status
 from tpu_training_operator.domain.cluster_state.hosts import waits_for
 from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.failures.entry_check import Finding, Verdict, next_verdict, verdict
 from tpu_training_operator.domain.job.naming import config_map_name
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Create, DeleteConfigMap, Event, Plan
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Create, DeleteConfigMap, Event
 from tpu_training_operator.domain.objects.entry_check_pod import REPLICA_ZERO, entry_check_config_map, entry_check_pod
+from tpu_training_operator.domain.plan.blocked import blocked
 from tpu_training_operator.domain.plan.checks.data_in_region import too_far, with_data_in_region
 from tpu_training_operator.domain.plan.checks.step_fits import step_refused, with_step_fits
-from tpu_training_operator.domain.plan.common.blocked import Obstacle, blocked
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
-from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import by_force, look_again, stays, words_of_kept
+from tpu_training_operator.domain.plan.freshness import Freshness
+from tpu_training_operator.domain.plan.plan import Batch, Plan
 
 _CHECKED = ConditionType.ENTRY_CHECK_PASSED
 # How a cluster refuses the pod for good.
@@ -109,13 +112,15 @@ def _create(ctx: Context) -> Plan:
     if not ctx.job.spec.entry_check.is_required and ctx.is_refused and ready is not None and ready.reason in _REFUSALS:
         return _decide(ctx, Verdict(Finding.NOTHING, ready.message))
     config_map = Create(entry_check_config_map(ctx.option, ctx.options))
-    return Plan(stages=((config_map,), (Create(entry_check_pod(ctx.job, ctx.resolution)),)))
+    pod = Create(entry_check_pod(ctx.job, ctx.resolution))
+    shared = (config_map, *isolate(ctx))
+    return Plan(batches=(Batch(shared), Batch((pod,), Freshness.FRESH_ALL)))
 
 
 def _until_it_is_gone(ctx: Context, pod: EntryCheckPod) -> Plan:
     """Somebody wants its node, or wants it checked again. Once it is gone, it is created again."""
     if not stays(pod, ctx.now):
-        return Plan(stages=by_force([pod], ctx.now), again=look_again([pod], ctx.now) or _LOOK_AGAIN)
+        return Plan(by_force([pod], ctx.now), again=look_again([pod], ctx.now) or _LOOK_AGAIN)
     why = words_of_kept(pod)
     if not ctx.job.spec.entry_check.is_required:
         return _decide(ctx, Verdict(Finding.NOTHING, why))

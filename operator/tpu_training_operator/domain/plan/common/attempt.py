@@ -18,13 +18,14 @@ from tpu_training_operator.api.status import Activity, Move, PlacementReason, St
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.job.rungs import rung_of
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Event, Plan
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.admission import is_queued, on_slice
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.progress import new_attempt
 from tpu_training_operator.domain.plan.common.rung_status import on_rung
 from tpu_training_operator.domain.plan.common.slice_record import put_on, reason_to_stay
+from tpu_training_operator.domain.plan.plan import Plan, Turn
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _written(
     move: Move | None = None,
     events: Sequence[Event] = (),
 ) -> Plan:
-    rung = rung_of(ctx.options, ctx.trials, status.stages)
+    rung = rung_of(ctx.options, ctx.lower_rungs, status.rungs)
     status = replace(
         on_rung(status, rung and replace(rung, option=option)),
         placement=put_on(status.placement, option, placed, ctx.now, move),
@@ -92,4 +93,5 @@ def _written(
     status = ctx.with_condition(status, ConditionType.GANG_READY, False, why.reason, why.message)
     ready = ReadyState(why.state, Kind.IN_PROGRESS, why.reason, why.message)
     event = Event(why.event, why.message, warning=why.warning)
-    return Plan(status=ctx.present(status, ready), events=(*events, event), again=AT_ONCE)
+    status = ctx.present(status, ready)
+    return Plan(status=status, events=(*events, event), again=AT_ONCE, turn=Turn.ATTEMPT)

@@ -5,7 +5,7 @@ The user's own loop may write anything as its termination message, and nothing i
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -22,18 +22,15 @@ from tpu_training_operator.api.status import (
 )
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.words import number_text
-from tpu_training_operator.domain.cluster_state.observed import Object, Observed, WorkerPod, parse_time
-from tpu_training_operator.domain.cluster_state.workload import is_copy, is_in_queue, manager_of, owes_an_end
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.failures.messages import step_reached
-from tpu_training_operator.domain.objects.actions import AT_ONCE, DeleteJob, Event, Plan
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import active_seconds
-from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, next_force
 from tpu_training_operator.domain.plan.common.rung_status import with_end
+from tpu_training_operator.domain.plan.plan import Plan, Turn
 
-# A century; a longer time could not be added to a date.
-_LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
 _LONGEST_WORDS = 500
 
 
@@ -48,7 +45,8 @@ def succeed(look: Snapshot, gang: Sequence[WorkerPod], goodput: Goodput | None, 
     if look.is_suspended:
         status = look.with_condition(status, ConditionType.SUSPENDED, False, ready.reason, message)
     status = look.with_condition(status, ConditionType.SUCCEEDED, True, ready.reason, message)
-    return Plan(status=look.finish(status, ready), events=(Event(EventReason.SUCCEEDED, message),), again=AT_ONCE)
+    event = Event(EventReason.SUCCEEDED, message)
+    return Plan(status=look.finish(status, ready), events=(event,), again=AT_ONCE, turn=Turn.END)
 
 
 def fail(ctx: Snapshot, status: Status, reason: Reason, message: str) -> Plan:
@@ -58,7 +56,7 @@ def fail(ctx: Snapshot, status: Status, reason: Reason, message: str) -> Plan:
         status = replace(status, progress=replace(status.progress, estimated_remaining_seconds=None))
     status = ctx.with_condition(status, ConditionType.FAILED, True, reason, message)
     event = Event(EventReason.FAILED, message, warning=True)
-    return Plan(status=ctx.finish(status, ready), events=(event,), again=AT_ONCE)
+    return Plan(status=ctx.finish(status, ready), events=(event,), again=AT_ONCE, turn=Turn.END)
 
 
 def active_time_left(ctx: Context) -> timedelta | None:
@@ -75,51 +73,6 @@ def exceed_deadline(ctx: Context) -> Plan:
     message = deadline_words(ctx.job.spec.run_policy.active_deadline_seconds)
     status = replace(ctx.status, goodput=ctx.goodput_at_end(ctx.now))
     return fail(ctx, status, Reason.DEADLINE_EXCEEDED, message)
-
-
-def after_the_end(observed: Observed, status: Status, now: datetime) -> Plan:
-    """Stops what still runs, and deletes the job when its time to live is over."""
-    running = [pod for pod in observed.every_pod if not pod.has_ended]
-    ttl = _time_to_live(observed.job)
-    left = None if ttl is None or status.completion_time is None else parse_time(status.completion_time) + ttl - now
-    if left is not None and left <= AT_ONCE:
-        metadata = observed.job["metadata"]
-        # With the status as it is: the operator cannot write one into a job that is gone.
-        return Plan(stages=((DeleteJob(metadata["name"], metadata["uid"]),),), status=status)
-    return Plan(stages=deletions(running, now)).due_within(left, next_force(running, now))
-
-
-def may_need_a_pass(job: Object, now: datetime) -> bool:
-    """Whether the resync should enqueue the job. The last pass over a finished job has asked to be called when its time
-    to live is over; only if that time has passed, the request may be lost."""
-    status = Status.read(job.get("status"))
-    if status.completion_time is None or owes_an_end(job):
-        return not is_at_rest(job)
-    ttl = _time_to_live(job)
-    return ttl is not None and parse_time(status.completion_time) + ttl <= now
-
-
-def is_at_rest(job: Object) -> bool:
-    """Whether the job is suspended, and its status says so of this spec and waits for nothing. Only a change, or a pod
-    that should not be there, gives a pass something to do. A job in a queue may still have to give back its quota."""
-    metadata, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
-    if status.get("state") != State.SUSPENDED or (spec.get("runPolicy") or {}).get("suspend") is not True:
-        return False
-    if is_in_queue(job) or manager_of(job) or "deletionTimestamp" in metadata:
-        return False
-    is_true = {each.get("type") for each in status.get("conditions") or () if each.get("status") == "True"}
-    is_settled = ConditionType.READY in is_true and ConditionType.RECONCILING not in is_true
-    return is_settled and status.get("observedGeneration") == metadata.get("generation")
-
-
-def _time_to_live(job: Object) -> timedelta | None:
-    """From the raw spec: this operator might refuse the spec of a finished job. A copy is deleted by Kueue, once it has
-    told the other cluster how it ended; until then, one that is gone would run once more."""
-    if is_copy(job):
-        return None
-    policy = job.get("spec", {}).get("runPolicy") or {}
-    given = policy.get("ttlSecondsAfterFinished")
-    return timedelta(seconds=max(0, min(given, _LONGEST_TTL_SECONDS))) if isinstance(given, int) else None
 
 
 def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:

@@ -56,6 +56,12 @@ class Snapshot:
         return self.status.attempt
 
     @property
+    def has_finished(self) -> bool:
+        """An edit of the status may leave only one of the signs, and a finished job must not train again."""
+        ends = (ConditionType.SUCCEEDED, ConditionType.FAILED)
+        return self.status.completion_time is not None or any(is_true(self.status.conditions, end) for end in ends)
+
+    @property
     def is_suspended(self) -> bool:
         return is_true(self.status.conditions, ConditionType.SUSPENDED)
 

@@ -1,5 +1,6 @@
 """One look at a job that is valid and has not finished: everything its planner decides by."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -15,6 +16,8 @@ from tpu_training_operator.domain.job.naming import WorkerId, workers
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.rungs import Rung
+from tpu_training_operator.domain.objects.actions import Create
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.common.chips import Holding, holding
 from tpu_training_operator.domain.plan.common.conditions import Snapshot
 from tpu_training_operator.domain.plan.common.goodput import lost, new_goodput, saved, settle
@@ -26,13 +29,14 @@ _LAST_MOMENT = timedelta(seconds=10)
 @dataclass(frozen=True)
 class Context(Snapshot):
     """`status`: the stored status, with what the workers have reported since. `options`: all slices that the job may
-    run on, in order of preference; `option`: the one that its attempt runs on. `trials`: the rungs of its ladder below
-    the job itself; `rung`: where it is on the ladder, None without one."""
+    run on, in order of preference; `option`: the one that its attempt runs on. `lower_rungs`: the rungs of its ladder
+    below the job itself; `rung`: where it is on the ladder, None without one."""
 
     options: tuple[Option, ...]
     option: Option
-    reporting: Reporting | None
-    trials: tuple[Option, ...] = ()
+    reporting: Reporting | None = None
+    network_policy: WorkerNetworkPolicy | None = None
+    lower_rungs: tuple[Option, ...] = ()
     rung: Rung | None = None
 
     @property
@@ -110,9 +114,9 @@ class Context(Snapshot):
         return self.attempt > 0 and not self.is_suspended and not self.is_held
 
     @property
-    def is_on_trial(self) -> bool:
+    def is_on_lower_rung(self) -> bool:
         """Whether the attempt is on a rung below the job."""
-        return self.resolution.trial is not None
+        return self.resolution.lower_rung is not None
 
     @property
     def of_rung(self) -> str:
@@ -190,3 +194,11 @@ class Context(Snapshot):
         if given is None or not self.is_running or self.was_heard:
             return self.settled_goodput(until)
         return self.charge(replace(given, activity=Activity.TRAIN), until, Activity.TRAIN)
+
+
+def isolate(ctx: Context, *, again: bool = False) -> Sequence[Create]:
+    """Returns the creation of what keeps other pods from the job's, if the installation wants that. `again`: an earlier
+    attempt has created it."""
+    if ctx.network_policy is None:
+        return ()
+    return (Create(ctx.network_policy.network_policy(ctx.job), optional=True, again=again),)

@@ -5,12 +5,14 @@ Such a pod is deleted by force. That frees its name and nothing else: a worker t
 network cannot meet a peer, and checkpoints of two attempts do not touch each other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.failures.pod_signs import NODE_GONE, TAINT_EVICTION
 from tpu_training_operator.domain.objects.actions import AT_ONCE, DeletePod
+from tpu_training_operator.domain.plan.freshness import Freshness
+from tpu_training_operator.domain.plan.plan import Batch, Batches
 
 # A node under load takes a while to report that a container has stopped.
 _SILENCE = timedelta(seconds=30)
@@ -18,21 +20,24 @@ _SILENCE = timedelta(seconds=30)
 # well. Not more often than this, because many gangs can wait at once.
 _UNHEARD = timedelta(seconds=15)
 
-Stages = tuple[tuple[DeletePod, ...], ...]
 
-
-def deletions(pods: Iterable[WorkerPod], now: datetime) -> Stages:
-    """One stage that deletes these pods, by force those which their nodes do not release."""
+def deletions(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Freshness.CACHED) -> Batches:
+    """Returns one batch that deletes these pods, by force those which their nodes do not release; none without pods."""
     unwanted = list(pods)
-    asked = tuple(DeletePod(pod.name, pod.uid) for pod in unwanted if not pod.is_terminating)
-    stage = (*asked, *(deletion for stage in by_force(unwanted, now) for deletion in stage))
-    return (stage,) if stage else ()
+    asked = [DeletePod(pod.name, pod.uid) for pod in unwanted if not pod.is_terminating]
+    actions = (*asked, *_forced(unwanted, now))
+    return (Batch(actions, needs),) if actions else ()
 
 
-def by_force(pods: Iterable[WorkerPod], now: datetime) -> Stages:
-    """One stage that deletes by force those pods which are being deleted and which their nodes do not release."""
-    stage = tuple(DeletePod(pod.name, pod.uid, force=True) for pod in pods if _given_up(pod) <= now)
-    return (stage,) if stage else ()
+def by_force(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Freshness.CACHED) -> Batches:
+    """Returns one batch that deletes by force those pods which are being deleted and which their nodes do not release;
+    none without such pods."""
+    actions = tuple(_forced(pods, now))
+    return (Batch(actions, needs),) if actions else ()
+
+
+def _forced(pods: Iterable[WorkerPod], now: datetime) -> Iterator[DeletePod]:
+    return (DeletePod(pod.name, pod.uid, force=True) for pod in pods if _given_up(pod) <= now)
 
 
 def in_the_way(pods: Iterable[WorkerPod]) -> list[WorkerPod]:

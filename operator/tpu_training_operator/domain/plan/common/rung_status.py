@@ -1,9 +1,9 @@
-"""`status.stages`: what the status says of the rungs of a ladder."""
+"""`status.ladder`: what the status says of the rungs of a ladder."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tpu_training_operator.api.status import Stage, Status, Verdict
+from tpu_training_operator.api.status import LadderStatus, RungStatus, RungVerdict, Status
 from tpu_training_operator.domain.job.rung_gates import Pace
 from tpu_training_operator.domain.job.rungs import Rung
 
@@ -11,11 +11,11 @@ from tpu_training_operator.domain.job.rungs import Rung
 def on_rung(status: Status, rung: Rung | None) -> Status:
     """The status of an attempt on `rung`; it is written together with the attempt."""
     if rung is None:
-        return status if not status.stages and status.stage is None else replace(status, stage=None, stages=[])
-    below = status.stages[: rung.number - 1]
+        return status if status.ladder is None else replace(status, ladder=None)
+    below = status.rungs[: rung.number - 1]
     resolution = rung.option.resolution
     layout, recipe = resolution.layout, resolution.recipe
-    own = Stage(
+    own = RungStatus(
         slice=str(rung.option),
         chips=layout.chips,
         replicas=layout.replicas,
@@ -23,32 +23,37 @@ def on_rung(status: Status, rung: Rung | None) -> Status:
         learning_rate=recipe.learning_rate,
         steps=resolution.steps,
     )
-    return replace(status, stage=rung.name, stages=[*below, own])
+    return replace(status, ladder=LadderStatus(rung=rung.number, of=rung.of, rungs=[*below, own]))
 
 
-def is_trial(status: Status) -> bool:
+def with_verdict(status: Status, last: RungStatus) -> Status:
+    """The status with `last` in place of the rung that the job is on."""
+    assert status.ladder is not None
+    return replace(status, ladder=replace(status.ladder, rungs=[*status.rungs[:-1], last]))
+
+
+def is_on_lower_rung(status: Status) -> bool:
     """Whether the attempt is on a rung below the job, from the status alone: the spec may be invalid."""
-    number, _, of = (status.stage or "").partition("/")
-    return number != of
+    return status.ladder is not None and status.ladder.rung != status.ladder.of
 
 
 def with_end(status: Status, examples_per_second: str | None, *, succeeded: bool) -> Status:
     """The status of a job that ends, with the verdict on the rung that it ends on."""
-    if not status.stages or status.stages[-1].verdict is not Verdict.RUNNING:
+    if not status.rungs or status.rungs[-1].verdict is not RungVerdict.RUNNING:
         return status
-    last = status.stages[-1]
+    last = status.rungs[-1]
     rate = _number(examples_per_second) if succeeded else None
     own = replace(
         last,
-        verdict=Verdict.PASSED if succeeded else Verdict.FAILED,
+        verdict=RungVerdict.PASSED if succeeded else RungVerdict.FAILED,
         attempt=status.attempt,
         examples_per_second=examples_per_second if rate is not None else None,
-        efficiency=three_digits(Pace(rate, last.chips).efficiency(pace_of(status.stages[:-1]))),
+        efficiency=three_digits(Pace(rate, last.chips).efficiency(pace_of(status.rungs[:-1]))),
     )
-    return replace(status, stages=[*status.stages[:-1], own])
+    return with_verdict(status, own)
 
 
-def pace_of(below: Sequence[Stage]) -> Pace | None:
+def pace_of(below: Sequence[RungStatus]) -> Pace | None:
     return Pace(_number(below[-1].examples_per_second), below[-1].chips) if below else None
 
 

@@ -62,7 +62,7 @@ def put_on(
 
 def reason_to_stay(placement: Placement | None, option: Option) -> PlacementReason:
     """Returns why an attempt is on `option` that begins where the job is."""
-    if option.resolution.trial is not None:
+    if option.resolution.lower_rung is not None:
         return PlacementReason.RUNG
     if placement is not None and placement.reason in list(PlacementReason):
         return PlacementReason(placement.reason)
@@ -91,13 +91,13 @@ def is_mistaken(status: Status, option: Option) -> bool:
     return (status.placement.alternative, status.placement.slice) != (option.number, str(option))
 
 
-def accounted(after: Status, before: Status, option: Option, now: datetime) -> Status:
+def accounted(after: Status, before: Status, option: Option, now: datetime, *, begins: bool) -> Status:
     """The status, in which the slice of the attempt is charged with the chips used since `before`. An attempt without a
-    placement gets one."""
+    placement gets one. `begins`: the attempt begins with this status, so its placement is right."""
     if after.attempt == 0:
         return after
     placement = after.placement
-    if placement is None or (after.attempt == before.attempt and is_mistaken(after, option)):
+    if placement is None or (not begins and is_mistaken(after, option)):
         placement = put_on(
             placement, option, PlacementReason.STATUS_LOST if option.number else PlacementReason.PREFERRED, now
         )

@@ -18,11 +18,11 @@ from tpu_training_operator.api.status import (
 )
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.job.options import Option
-from tpu_training_operator.domain.objects.actions import Plan
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import lost, saved
 from tpu_training_operator.domain.plan.placement.search import Due
+from tpu_training_operator.domain.plan.plan import Plan
 
 
 def carry_out(ctx: Context, due: Due) -> Plan:

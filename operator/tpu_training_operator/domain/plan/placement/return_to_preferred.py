@@ -12,52 +12,58 @@ the nodes of a slice are coming up, its turn goes on. The turns follow from the 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 
-from tpu_training_operator.api.conditions import ConditionType, find, is_true
+from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.placement import ReturnToPreferred
-from tpu_training_operator.api.status import PlacementReason, ReportPhase, Status
+from tpu_training_operator.api.status import PlacementReason, ReportPhase
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.job.naming import leads_a_slice, placeholder_slice
 from tpu_training_operator.domain.job.options import Option
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Plan, TellOfGrowth
+from tpu_training_operator.domain.objects.actions import AT_ONCE, WarnPlaceholderRefused
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import by_force, deletions, stays, words_of_kept
+from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import move
 from tpu_training_operator.domain.plan.placement.search import may_move_again
+from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan, Turn
 
 _LOOK_AGAIN = timedelta(seconds=15)
 
 
-def with_growth(decided: Plan, ctx: Context) -> Plan:
-    """The plan, with what happens to placeholders; instead of it the move to a better slice, once all placeholders
-    there run. In a queue, Kueue proves the capacity (`proof`)."""
+def move_once_held(ctx: Context) -> Plan | None:
+    """Plans the move to a better slice whose nodes placeholders hold; None if there is none. In a queue, Kueue's
+    admission proves the capacity instead (`better_slice`)."""
+    if ctx.queue is not None:
+        return None
+    if (some := _some_more(ctx)) is not None:
+        return _return(ctx, some)
+    target = _target(ctx)
+    if target is None or _whole_slices(target, _placeholders_for(ctx, target)) < _lacking(ctx, target):
+        return None
+    return _return(ctx, target)
+
+
+def hold_nodes(ctx: Context, turn: Turn) -> Plan:
+    """Creates the placeholders that ask for a better slice, and deletes those which are no longer needed. `turn`: of
+    the plan that this is added to."""
     held = ctx.observed.placeholders
-    if decided.status is not None and decided.status.attempt != ctx.attempt:
-        return decided
-    stays = (decided.status is not None and _ends(decided.status)) or ctx.queue is not None
-    if not stays and (some := _some_more(ctx)) is not None:
-        return _grow(ctx, some)
-    target = None if stays else _sought(ctx)
+    target = None if turn is not Turn.NONE or ctx.queue is not None else _target(ctx)
     if target is None:
         unwanted = [pod for pod in held if not _is_for_the_next_gang(pod, ctx)]
         wait = until_next_turn(ctx) if not held else None
-        return _extended(decided, deletions(unwanted, ctx.now)).due_within(wait, _LOOK_AGAIN if held else None)
-    own = [pod for pod in held if pod.alternative == target.number]
-    if _whole_slices(target, own) >= _lacking(ctx, target):
-        return _grow(ctx, target)
+        return Plan(deletions(unwanted, ctx.now)).due_within(wait, _LOOK_AGAIN if held else None)
+    own = _placeholders_for(ctx, target)
     unwanted = [*_useless(own), *(pod for pod in held if pod.alternative != target.number)]
     # One on a dead node would keep its name for good.
     going = (*deletions(unwanted, ctx.now), *by_force((pod for pod in own if pod not in unwanted), ctx.now))
-    return _extended(decided, (*(going or _missing(ctx, target, own)), *_kept(ctx, own))).due_within(_LOOK_AGAIN)
+    return Plan((*(going or _missing(ctx, target, own)), *_warnings(ctx, own)), again=_LOOK_AGAIN)
 
 
-def _ends(status: Status) -> bool:
-    """Whether the gang is about to stop."""
-    return status.completion_time is not None or is_true(status.conditions, ConditionType.SUSPENDED)
+def _placeholders_for(ctx: Context, target: Option) -> list[WorkerPod]:
+    return [pod for pod in ctx.observed.placeholders if pod.alternative == target.number]
 
 
 def _lacking(ctx: Context, target: Option) -> int:
@@ -91,14 +97,14 @@ def _useless(own: Sequence[WorkerPod]) -> list[WorkerPod]:
     return [pod for pod in own if pod.has_ended or (pod.node is not None and placeholder_slice(pod.name) not in led)]
 
 
-def _grow(ctx: Context, target: Option) -> Plan:
+def _return(ctx: Context, target: Option) -> Plan:
     number = _lacking(ctx, target) * target.layout.hosts_per_slice
     holds = "holds" if number == 1 else "hold"
     why = f"{count(number, 'placeholder')} {holds} the nodes of {target}; the workers save and stop"
     return move(ctx, target, PlacementReason.BETTER, why)
 
 
-def _sought(ctx: Context) -> Option | None:
+def _target(ctx: Context) -> Option | None:
     """The better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
     turns = turns_taken(ctx)
     if turns is None or turns < 0:
@@ -128,7 +134,7 @@ def turns_taken(ctx: Context) -> int | None:
     if (
         policy is None
         or policy.return_to_preferred is not ReturnToPreferred.AT_CHECKPOINT
-        or ctx.is_on_trial
+        or ctx.is_on_lower_rung
         or ctx.option.number == 0
     ):
         return None
@@ -175,19 +181,15 @@ def _is_for_the_next_gang(pod: WorkerPod, ctx: Context) -> bool:
     return _is_for(pod, ctx.option) and bool(ctx.missing) and not is_stopped
 
 
-def _missing(ctx: Context, target: Option, own: Iterable[WorkerPod]) -> tuple[Sequence[Action], ...]:
+def _missing(ctx: Context, target: Option, own: Iterable[WorkerPod]) -> Batches:
     first = target.layout.slices - _lacking(ctx, target)
     missing = missing_placeholders(target, first, [pod.name for pod in own])
-    return (missing,) if missing else ()
+    return (Batch(missing, Freshness.FRESH_ALL),) if missing else ()
 
 
-def _kept(ctx: Context, own: Iterable[WorkerPod]) -> tuple[Sequence[Action], ...]:
-    """Tells once of a placeholder whose name somebody's finalizer keeps: until then the slice is asked for in vain."""
+def _warnings(ctx: Context, own: Iterable[WorkerPod]) -> Batches:
+    """Tells once of a placeholder whose name a finalizer keeps: until it is gone, no other can ask for the slice."""
     notes = ctx.observed.notes
     reasons = (words_of_kept(pod) for pod in own if stays(pod, ctx.now))
     new = next((why for why in reasons if notes is not None and why not in notes.told), None)
-    return () if new is None else ((TellOfGrowth(new),),)
-
-
-def _extended(decided: Plan, stages: tuple[Sequence[Action], ...]) -> Plan:
-    return replace(decided, stages=(*decided.stages, *stages)) if stages else decided
+    return () if new is None else (Batch((WarnPlaceholderRefused(new),)),)

@@ -21,12 +21,12 @@ from tpu_training_operator.api.conditions import Condition, ConditionType, Reaso
 from tpu_training_operator.api.placement import OnLoss
 from tpu_training_operator.api.status import PlacementReason
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
+from tpu_training_operator.domain.cluster_state.pod_events import scheduler_has_none
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.slice_record import FOR_CAPACITY
-from tpu_training_operator.domain.plan.placement.no_pool import no_pool
 
 _LONGEST_WAIT = timedelta(hours=1)
 # They take a second to an hour. More would leave the calendar with the longest wait that a job may name.
@@ -56,7 +56,7 @@ class Due:
 
 def next_move(ctx: Context) -> Due | None:
     """None for a job that has nowhere to go, and for one that should stay: its gang runs, or has all its nodes."""
-    if len(ctx.options) == 1 or ctx.is_on_trial or ctx.is_running:
+    if len(ctx.options) == 1 or ctx.is_on_lower_rung or ctx.is_running:
         return None
     waits_since, was_here = _waiting_since(ctx)
     if was_here and not _may_shrink(ctx):
@@ -229,3 +229,14 @@ def _is_too_small(message: str, hosts: int) -> bool:
     limited = {name: int(amount) for name, amount in _AMOUNT.findall(found["limited"])}
     requested = {name: int(amount) for name, amount in _AMOUNT.findall(found["requested"])}
     return any(name in limited and amount * hosts > limited[name] for name, amount in requested.items())
+
+
+def no_pool(ctx: Context) -> str | None:
+    """Why no worker of the gang can ever have a node here; None if one may."""
+    notes = ctx.observed.notes
+    known = notes.events.without_pool if notes and notes.events else frozenset[str]()
+    if not known or any(pod.node is not None for pod in ctx.pods):
+        return None
+    said = (str(pod.condition("PodScheduled").get("message") or "") for pod in ctx.pods if pod.name in known)
+    told = next(filter(None, map(scheduler_has_none, said)), None)
+    return None if told is None else f"the cluster has no node pool for {ctx.option}: {told}"

@@ -9,63 +9,56 @@ by now: else Kueue might evict the gang to make room for its own better slice, a
 Any other Workload is deleted before the job asks for the present slice, so that one at a time holds quota for the gang.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import timedelta
 
-from tpu_training_operator.api.conditions import ConditionType, is_true
-from tpu_training_operator.api.status import PlacementReason, Status
-from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
+from tpu_training_operator.api.status import PlacementReason
+from tpu_training_operator.domain.cluster_state.observed import parse_time
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.job.options import Option
-from tpu_training_operator.domain.objects.actions import (
-    AT_ONCE,
-    Action,
-    DeleteConfigMap,
-    DeleteWorkload,
-    Plan,
-    UpdateWorkload,
-    WriteWorkloadStatus,
-)
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Create, DeleteConfigMap, UpdateWorkload
 from tpu_training_operator.domain.objects.workload import beside
-from tpu_training_operator.domain.plan.common.blocked import Obstacle
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.placement.moving import move
 from tpu_training_operator.domain.plan.placement.return_to_preferred import turn, turns_taken, until_next_turn
-from tpu_training_operator.domain.plan.queue.queueing import asking_for, changes_course, placement
+from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
+from tpu_training_operator.domain.plan.queue.queueing import (
+    ask_for,
+    deactivate,
+    delete_workloads,
+    placement,
+    release_quota,
+)
 
 _LOOK_AGAIN = timedelta(seconds=15)
 
 
-def with_proof(decided: Plan, ctx: Context) -> Plan:
-    """The plan, with what happens to the Workloads of other slices; instead of it the move to a better slice, if its
-    Workload is admitted."""
-    queue, status = ctx.queue, decided.status
-    if queue is None or not queue.version or queue.is_prebuilt or (status and _is_another_attempt(ctx, status)):
-        return decided
-    target = None if status and is_true(status.conditions, ConditionType.SUSPENDED) else _sought(ctx)
-    if target is not None and _is_proven(ctx, target):
-        why = "Kueue has admitted the job there; the workers save and stop"
-        return move(ctx, target, PlacementReason.BETTER, why)
-    if status is not None and changes_course(ctx.status, status):
-        # A pass that writes such a status does nothing else.
-        return decided
-    if spared := _spared(ctx, queue, target):
-        return replace(decided, stages=(*decided.stages, *_left_behind(ctx), spared)).due_within(AT_ONCE)
-    asked = None if target is None else _asked(ctx, target)
-    if asked is not None:
-        decided = replace(decided, stages=(*decided.stages, (asked,))).due_within(_LOOK_AGAIN)
-    return decided.due_within(until_next_turn(ctx))
+def move_once_admitted(ctx: Context) -> Plan | None:
+    """Plans the move to a better slice, if Kueue has admitted the job there; None if not."""
+    target = _target(ctx)
+    if target is None or not _is_proven(ctx, target):
+        return None
+    return move(ctx, target, PlacementReason.BETTER, "Kueue has admitted the job there; the workers save and stop")
 
 
-def _is_another_attempt(ctx: Context, status: Status) -> bool:
-    return status.attempt != ctx.attempt or status.completion_time is not None
+def ask_for_better_slice(ctx: Context) -> Plan:
+    """Asks Kueue for a better slice, and deletes the Workloads of slices that the job does not need."""
+    queue = ctx.queue
+    if queue is None or not queue.version or queue.is_prebuilt:
+        return Plan()
+    target = _target(ctx)
+    if unneeded := delete_workloads(_unneeded(ctx, queue, target)):
+        return Plan((*_left_behind(ctx), *unneeded), again=AT_ONCE)
+    batches = () if target is None else _next_step(ctx, target)
+    return Plan(batches, again=_LOOK_AGAIN if batches else None).due_within(until_next_turn(ctx))
 
 
-def _sought(ctx: Context) -> Option | None:
-    """The better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
-    turns = turns_taken(ctx)
-    if turns is None or turns < 0:
+def _target(ctx: Context) -> Option | None:
+    """Returns the better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
+    queue, turns = ctx.queue, turns_taken(ctx)
+    if queue is None or not queue.version or queue.is_prebuilt or turns is None or turns < 0:
         return None
     better = [option for option in ctx.options if option.number < ctx.option.number]
     coming = (option for option in better if _is_coming(ctx, option))
@@ -100,8 +93,8 @@ def _is_proven(ctx: Context, target: Option) -> bool:
     return is_admitted and not isinstance(placement(ctx, target), Obstacle)
 
 
-def _spared(ctx: Context, queue: Queue, target: Option | None) -> tuple[Action, ...]:
-    """The deletions of Workloads that the job does not need. None while they may cover workers, and none if the job no
+def _unneeded(ctx: Context, queue: Queue, target: Option | None) -> Sequence[Workload]:
+    """Returns the Workloads that the job does not need; none while they may cover workers, and none if the job no
     longer says in which queue it could ask again."""
     covered = all(not pod.may_use_chips or pod.alternative == ctx.option.number for pod in ctx.observed.pods)
     if not covered or (queue.workload is None and not queue.name):
@@ -109,36 +102,35 @@ def _spared(ctx: Context, queue: Queue, target: Option | None) -> tuple[Action, 
     wanted = ctx.queue_on(target) if target is not None else None
     found = wanted.workload if wanted else None
     kept = found.name if found and not _is_late(ctx, found) and not _is_over(ctx, found) else ""
-    others = (each.workload for each in queue.others if each.workload is not None)
-    return tuple(
-        DeleteWorkload(each.version, each.name, each.uid) for each in others if each.name != kept and not each.is_going
-    )
+    others = (other.workload for other in queue.others if other.workload is not None)
+    return [workload for workload in others if workload.name != kept and not workload.is_going]
 
 
-def _left_behind(ctx: Context) -> tuple[tuple[Action, ...], ...]:
-    """The ConfigMap of the attempt before one that only waits. The next attempt with workers looks back only one."""
+def _left_behind(ctx: Context) -> Batches:
+    """Deletes the ConfigMap of the attempt before one that only waits: an attempt with workers deletes only the one of
+    the attempt before it."""
     name = config_map_name(ctx.job.name, ctx.attempt - 1)
-    return ((DeleteConfigMap(name),),) if ctx.is_held and ctx.attempt > 1 else ()
+    return (Batch((DeleteConfigMap(name),)),) if ctx.is_held and ctx.attempt > 1 else ()
 
 
-def _asked(ctx: Context, target: Option) -> Action | None:
-    """The next step for the Workload of a better slice that is not proven yet."""
+def _next_step(ctx: Context, target: Option) -> Batches:
+    """Returns the next step for the Workload of a better slice that is not proven yet."""
     queue, present = ctx.queue_on(target), ctx.queue.workload if ctx.queue else None
     if queue is None or queue.is_unowned or present is None:
-        return None
-    found = queue.workload
-    if found is None and (not queue.name or queue.problem):
-        return None
-    if found is None:
-        asked = asking_for(target, queue)
-        return replace(asked, body=beside(asked.body, dict(present.raw)), optional=True, for_growth=True)
-    if found.is_going:
-        return None
-    if found.is_evicted and found.holds_quota:
-        return WriteWorkloadStatus(found.without_quota(format_time(ctx.now)), frees_quota=True)
-    if found.is_admitted:
+        return ()
+    workload = queue.workload
+    if workload is None and (not queue.name or queue.problem):
+        return ()
+    if workload is None:
+        body = beside(ask_for(target, queue).body, dict(present.raw))
+        return (Batch((Create(body, optional=True, for_growth=True),)),)
+    if workload.is_going:
+        return ()
+    if workload.is_evicted and workload.holds_quota:
+        return (release_quota(workload, ctx.now),)
+    if workload.is_admitted:
         # The workers cannot go where Kueue would place them, so others may have the quota.
-        return UpdateWorkload(found.with_active(False), frees_quota=True)
-    wanted = beside(dict(found.raw), dict(present.raw))
-    is_as_wanted = found.holds_quota or not found.is_active or wanted["spec"] == found.raw["spec"]
-    return None if is_as_wanted else UpdateWorkload(wanted)
+        return (deactivate(workload),)
+    wanted = beside(dict(workload.raw), dict(present.raw))
+    is_as_wanted = workload.holds_quota or not workload.is_active or wanted["spec"] == workload.raw["spec"]
+    return () if is_as_wanted else (Batch((UpdateWorkload(wanted),)),)

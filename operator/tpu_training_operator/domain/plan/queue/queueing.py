@@ -10,36 +10,30 @@ So a crash between any two of these effects loses nothing, and the chips of a jo
 Restarts keep the Workload and its quota.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true
-from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.slice import Hardware, ProvisioningType
 from tpu_training_operator.api.status import Activity, State, Status
-from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
-from tpu_training_operator.domain.cluster_state.observed import Object, Observed, WorkerPod, format_time
+from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.cluster_state.workload import (
     Placement,
     Queue,
-    manager_of,
+    Workload,
     placement_of,
-    prebuilt_workload,
-    queue_of,
     workload_name,
 )
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.objects.actions import (
     AT_ONCE,
-    Action,
     Create,
     DeleteWorkload,
     Event,
-    Plan,
     UpdateWorkload,
     WriteWorkloadStatus,
 )
@@ -53,65 +47,31 @@ from tpu_training_operator.domain.objects.workload import (
     workload,
 )
 from tpu_training_operator.domain.plan.common.admission import admission
-from tpu_training_operator.domain.plan.common.blocked import Obstacle
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
+from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import carry_out
 from tpu_training_operator.domain.plan.placement.search import next_move
+from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan, Turn
 
 # Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
 _LOOK_AGAIN = timedelta(seconds=15)
 _LOOK_AT_RUNNING = timedelta(seconds=30)
 
-Stages = tuple[Sequence[Action], ...]
-
-
-def check_queue(raw: Object, job: TPUTrainingJob) -> None:
-    """Raises InvalidJob for what needs a queue and has none, and for what a queue does not go together with."""
-    trainer, provisioning = job.spec.trainer, job.spec.slice.provisioning
-    if manager_of(raw) or prebuilt_workload(raw):
-        given = (("spec.placement", job.spec.placement), ("spec.scaleUp", job.spec.scale_up))
-        message = (
-            "MultiKueue sends a job to another cluster under one Workload, and a Workload is for one slice; leave this"
-            " out, or create the job in that cluster without spec.managedBy"
-        )
-        if several := [Problem(field, message) for field, value in given if value is not None]:
-            raise InvalidJob(several)
-    if queue_of(raw):
-        both = sorted({constants.LABEL_QUEUE, constants.LABEL_POD_GROUP} & (trainer.pod_labels or {}).keys())
-        if both:
-            message = (
-                f"leave {' and '.join(both)} out: the job itself is in queue {queue_of(raw)}, and with these labels"
-                " Kueue would count each worker again"
-            )
-            raise InvalidJob([Problem("spec.trainer.podLabels", message)])
-    elif (
-        provisioning
-        and provisioning.type is ProvisioningType.QUEUED
-        # A rehearsal provisions nothing.
-        and job.spec.slice.hardware is Hardware.TPU
-        and constants.ANNOTATION_PROVISIONING not in (trainer.pod_annotations or {})
-    ):
-        message = (
-            f"queued provisioning needs a queue: name a LocalQueue in the job's label {constants.LABEL_QUEUE}, and its"
-            " admission check makes the ProvisioningRequest (docs/kueue.md); or name a ProvisioningRequest of your own"
-            f" in spec.trainer.podAnnotations, as {constants.ANNOTATION_PROVISIONING}"
-        )
-        raise InvalidJob([Problem("spec.slice.provisioning.type", message)])
-
 
 # Whether there may be workers.
 
 
-def gate(ctx: Context) -> Plan | None:
+def wait_for_admission(ctx: Context) -> Plan | None:
     """The plan for a job that may not have workers now; None if it may."""
     queue = ctx.queue
     if queue is None:
         return None
     if queue.is_unowned and queue.workload is not None:
         # Then it is deleted with the job, and the watch tells at once what Kueue does to it.
-        return Plan(stages=((UpdateWorkload(taken_over(ctx.job, dict(queue.workload.raw))),),), again=AT_ONCE)
+        taken = UpdateWorkload(taken_over(ctx.job, dict(queue.workload.raw)))
+        return Plan((Batch((taken,)),), again=AT_ONCE)
     is_admitted = queue.workload is not None and queue.workload.is_admitted
     if ctx.may_have_workers:
         if is_admitted:
@@ -138,7 +98,7 @@ def _is_outdated(ctx: Context, queue: Queue) -> bool:
     pod sets cannot follow."""
     if not ctx.is_suspended or queue.workload is None or queue.workload.is_going or queue.is_prebuilt:
         return False
-    return is_for_others(dict(queue.workload.raw), asking_for(ctx.option, queue).body)
+    return is_for_others(dict(queue.workload.raw), ask_for(ctx.option, queue).body)
 
 
 def _adopt(ctx: Context, queue: Queue) -> Plan:
@@ -157,17 +117,17 @@ def _evict(ctx: Context, queue: Queue) -> Plan:
     for kind in (ConditionType.ADMITTED, ConditionType.GANG_READY):
         status = ctx.with_condition(status, kind, False, ready.reason, message)
     event = Event(EventReason.EVICTED, message, warning=True)
-    return Plan(status=ctx.present(status, ready), events=(event,), again=AT_ONCE)
+    return Plan(status=ctx.present(status, ready), events=(event,), again=AT_ONCE, turn=Turn.SUSPEND)
 
 
 def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
     """After a suspension."""
-    stages: Stages = ()
-    found = queue.workload
-    if found is not None and _is_outdated(ctx, queue):
-        stages = ((DeleteWorkload(found.version, found.name, found.uid),),)
-    elif found is not None and not found.is_active:
-        stages = ((UpdateWorkload(found.with_active(True)),),)
+    batches: Batches = ()
+    workload = queue.workload
+    if workload is not None and _is_outdated(ctx, queue):
+        batches = delete_workloads([workload])
+    elif workload is not None and not workload.is_active:
+        batches = (Batch((UpdateWorkload(workload.with_active(True)),)),)
     goodput = ctx.charge(ctx.goodput_of_stopped() or ctx.settled_goodput(), ctx.now, Activity.QUEUE)
     message = f"queue {_name(queue)}: resumed, waiting for admission"
     ready = ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, message)
@@ -175,7 +135,7 @@ def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
     status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, message)
     status = ctx.with_condition(status, ConditionType.ADMITTED, False, ready.reason, message)
     events = (Event(EventReason.RESUMED, message),)
-    return Plan(stages=stages, status=ctx.present(status, ready), events=events, again=AT_ONCE)
+    return Plan(batches, ctx.present(status, ready), events, again=AT_ONCE)
 
 
 def _wait(ctx: Context, queue: Queue) -> Plan:
@@ -183,8 +143,9 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
     workers = ctx.all_workers
     active = [pod for pod in workers if pod.may_use_chips]
     queue = _nameable(queue)
-    step = None if active or queue.problem else _step(ctx, queue)
-    stages = (*deletions(workers, ctx.now), *(((step,),) if step else ()))
+    batches = deletions(workers, ctx.now)
+    if not active and not queue.problem:
+        batches = (*batches, *_next_step(ctx, queue))
     ready = shown(queue, len(active))
     status = replace(ctx.status, resolved=ctx.resolution.resolved)
     if ctx.attempt and not active:
@@ -197,7 +158,7 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
     status = ctx.with_condition(status, ConditionType.ADMITTED, False, ready.reason, ready.message)
     is_new = find(ctx.status.conditions, ConditionType.ADMITTED) is None
     events = (Event(EventReason.QUEUED, ready.message),) if is_new else ()
-    wanted = Plan(stages=stages, status=ctx.present(status, ready), events=events, again=_LOOK_AGAIN)
+    wanted = Plan(batches, ctx.present(status, ready), events, again=_LOOK_AGAIN)
     return wanted.due_within(look_again(workers, ctx.now), due.at - ctx.now if due else None)
 
 
@@ -211,33 +172,53 @@ def _nameable(queue: Queue) -> Queue:
     return replace(queue, problem=problem)
 
 
-def _step(ctx: Context, queue: Queue) -> Action | None:
-    """The next step of the job's controller, now that no worker is active."""
-    found = queue.workload
-    if found is None:
-        # The Workloads of other slices go first (`proof`).
-        return None if queue.others else asking_for(ctx.option, queue)
-    if found.is_going or found.is_finished:
-        return None
-    if found.is_evicted and found.holds_quota:
-        return WriteWorkloadStatus(found.without_quota(format_time(ctx.now)), frees_quota=True)
-    return None if queue.is_prebuilt else asked_anew(queue)
+def _next_step(ctx: Context, queue: Queue) -> Batches:
+    """Returns the next step of the job's controller, now that no worker is active."""
+    workload = queue.workload
+    if workload is None:
+        # The Workloads of other slices go first (`better_slice`).
+        return () if queue.others else (Batch((ask_for(ctx.option, queue),)),)
+    if workload.is_going or workload.is_finished:
+        return ()
+    if workload.is_evicted and workload.holds_quota:
+        return (release_quota(workload, ctx.now),)
+    return () if queue.is_prebuilt else pass_on_labels(queue)
 
 
-def asking_for(option: Option, queue: Queue) -> Create:
+def release_quota(workload: Workload, now: datetime) -> Batch:
+    """Tells Kueue that no worker uses the quota of an evicted Workload any longer."""
+    return Batch(
+        (WriteWorkloadStatus(workload.without_quota(format_time(now)), frees_quota=True),), Freshness.FRESH_ALL
+    )
+
+
+def deactivate(workload: Workload) -> Batch:
+    """Takes the Workload out of its queue. Kueue frees the quota of an inactive Workload at once."""
+    return Batch((UpdateWorkload(workload.with_active(False)),), Freshness.FRESH_ALL)
+
+
+def delete_workloads(workloads: Iterable[Workload]) -> Batches:
+    """Returns one batch that deletes these Workloads, and with them the quota that they hold; none without any."""
+    actions = [DeleteWorkload(workload.version, workload.name, workload.uid) for workload in workloads]
+    return (Batch(actions, Freshness.FRESH_ALL),) if actions else ()
+
+
+def ask_for(option: Option, queue: Queue) -> Create:
     worker = worker_pod(option.job, option.resolution, WorkerId(1, 0, 0))
     return Create(workload(option.job, option.resolution, queue, worker, option.number))
 
 
-def asked_anew(queue: Queue) -> Action | None:
+def pass_on_labels(queue: Queue) -> Batches:
     """Passes on what the job's labels have changed since its Workload was created. Kueue allows that until quota is
     reserved."""
-    found = queue.workload
-    if found is None or found.holds_quota:
-        return None
-    if queue.name and queue.name != found.queue:
-        return UpdateWorkload(found.with_queue(queue.name))
-    return None if queue.priority is None else UpdateWorkload(with_priority(dict(found.raw), queue.priority))
+    workload = queue.workload
+    if workload is None or workload.holds_quota:
+        return ()
+    if queue.name and queue.name != workload.queue:
+        return (Batch((UpdateWorkload(workload.with_queue(queue.name)),)),)
+    if queue.priority is None:
+        return ()
+    return (Batch((UpdateWorkload(with_priority(dict(workload.raw), queue.priority)),)),)
 
 
 def shown(queue: Queue, active: int) -> ReadyState:
@@ -274,17 +255,15 @@ def suspended(ctx: Context, status: Status, message: str) -> Status:
     return ctx.with_condition(status, ConditionType.ADMITTED, False, Reason.SUSPENDED, message)
 
 
-def while_suspended(ctx: Context, workers: Sequence[WorkerPod]) -> Stages:
-    """Takes the job out of the queue: a Workload that stays active would be admitted, and hold quota for nothing. Kueue
-    frees the quota of an inactive Workload at once, so this waits until the workers have stopped."""
-    found = ctx.queue.workload if ctx.queue else None
-    if found is None or found.is_going or found.is_finished or any(pod.may_use_chips for pod in workers):
+def leave_queue(ctx: Context, workers: Sequence[WorkerPod]) -> Batches:
+    """Takes a suspended job out of the queue once its workers have stopped: a Workload that stays active would be
+    admitted, and hold quota for nothing."""
+    workload = ctx.queue.workload if ctx.queue else None
+    if workload is None or workload.is_going or workload.is_finished or any(pod.may_use_chips for pod in workers):
         return ()
-    if found.is_active:
-        return ((UpdateWorkload(found.with_active(False), frees_quota=True),),)
-    if found.is_evicted and found.holds_quota:
-        return ((WriteWorkloadStatus(found.without_quota(format_time(ctx.now)), frees_quota=True),),)
-    return ()
+    if workload.is_active:
+        return (deactivate(workload),)
+    return (release_quota(workload, ctx.now),) if workload.is_evicted and workload.holds_quota else ()
 
 
 def evicted(look: Snapshot) -> str | None:
@@ -300,7 +279,7 @@ def evicted(look: Snapshot) -> str | None:
     return f"queue {_name(queue)}: {queue.workload.waits_for() if queue.workload else 'its Workload is gone'}"
 
 
-def gives_up_quota(observed: Observed) -> Stages:
+def give_up_quota(observed: Observed) -> Batches:
     """Takes a job out of its queue whose spec cannot be used, once none of its workers is active. With a valid spec it
     asks again. Only of a Workload that Kueue has made itself, its quota is all that goes."""
     queue = observed.queue
@@ -309,8 +288,8 @@ def gives_up_quota(observed: Observed) -> Stages:
     found = [each.workload for each in (queue, *queue.others) if each.workload is not None]
     left = [each for each in found if not each.is_going and not each.is_finished]
     if not queue.is_prebuilt:
-        return tuple((DeleteWorkload(each.version, each.name, each.uid),) for each in left)
-    return tuple((UpdateWorkload(each.with_active(False), frees_quota=True),) for each in left if each.is_active)
+        return delete_workloads(left)
+    return tuple(deactivate(workload) for workload in left if workload.is_active)
 
 
 def look_at_suspended(ctx: Context) -> timedelta | None:
@@ -349,49 +328,36 @@ def placement(ctx: Context, option: Option | None = None) -> Placement | Obstacl
 # What Kueue is told.
 
 
-def with_pods_ready(decided: Plan, ctx: Context) -> Plan:
-    """The plan, which also tells Kueue whether the workers run, if it does not know. It evicts jobs that never say
-    so."""
-    found = ctx.queue.workload if ctx.queue else None
-    if found is None or not found.is_admitted or ctx.is_held or ctx.is_suspended or not ctx.attempt:
-        return decided
-    if decided.status is not None and changes_course(ctx.status, decided.status):
-        # A pass that writes such a status does nothing else.
-        return decided
-    told = found.with_pods_ready(ctx.is_running, format_time(ctx.now))
-    # First, because a refusal ends the pass, and Kueue must hear of a gang that cannot start.
-    return decided if told is None else replace(decided, stages=((WriteWorkloadStatus(told),), *decided.stages))
+def tell_pods_ready(ctx: Context) -> Plan:
+    """Tells Kueue whether the workers run, if it does not know. It evicts jobs that never say so."""
+    workload = ctx.queue.workload if ctx.queue else None
+    if workload is None or not workload.is_admitted or not ctx.may_have_workers:
+        return Plan()
+    told = workload.with_pods_ready(ctx.is_running, format_time(ctx.now))
+    return Plan() if told is None else Plan((Batch((WriteWorkloadStatus(told),)),))
 
 
-def changes_course(before: Status, after: Status) -> bool:
-    held = [is_true(status.conditions, ConditionType.ADMITTED) for status in (before, after)]
-    return before.attempt != after.attempt or after.completion_time is not None or held[0] != held[1]
-
-
-def with_end_told(decided: Plan, observed_by: Snapshot) -> Plan:
-    """The plan for a finished job, which also ends its Workload once no worker is active. That gives the quota back, so
-    it waits for the end of the workers, not of the job."""
-    observed, status = observed_by.observed, observed_by.status
+def end_workloads(look: Snapshot) -> Plan:
+    """Ends the Workloads of a finished job once no worker is active. That gives the quota back, so it waits for the end
+    of the workers, not of the job."""
+    observed, status = look.observed, look.status
     queue = observed.queue
     if queue is None or not queue.version:
-        return decided
+        return Plan()
     if any(pod.may_use_chips for pod in observed.pods):
-        return decided.due_within(_LOOK_AGAIN)
-    if decided.deletes_job:
-        return decided
+        return Plan(again=_LOOK_AGAIN)
     has_succeeded = is_true(status.conditions, ConditionType.SUCCEEDED)
     ready = find(status.conditions, ConditionType.READY)
     # On all slices: the job may have asked for a better one.
-    found = [each.workload for each in (queue, *queue.others) if each.workload is not None]
-    ends: list[Action] = [
-        WriteWorkloadStatus(
-            each.finished(has_succeeded, ready.message if ready else "", format_time(observed_by.now)), frees_quota=True
-        )
-        for each in found
-        if not each.is_finished and not each.is_going
+    workloads = [each.workload for each in (queue, *queue.others) if each.workload is not None]
+    message, now = ready.message if ready else "", format_time(look.now)
+    ends = [
+        WriteWorkloadStatus(workload.finished(has_succeeded, message, now), frees_quota=True)
+        for workload in workloads
+        if not workload.is_finished and not workload.is_going
     ]
-    stages: Stages = (*decided.stages, *((end,) for end in ends))
-    left = observed_by.with_condition(
+    batches = tuple(Batch((end,), Freshness.FRESH_ALL) for end in ends)
+    left = look.with_condition(
         status, ConditionType.ADMITTED, False, Reason.QUOTA_RELEASED, "the job has finished and uses no quota"
     )
-    return replace(decided, stages=stages, status=left)
+    return Plan(batches, left)

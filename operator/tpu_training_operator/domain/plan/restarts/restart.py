@@ -13,7 +13,7 @@ from tpu_training_operator.api.words import count, span
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.failures.first import device_fault
 from tpu_training_operator.domain.failures.messages import describe
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Plan
+from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.context import Context
@@ -25,6 +25,7 @@ from tpu_training_operator.domain.plan.common.restart_budget import (
     pause_after_release,
     with_restart,
 )
+from tpu_training_operator.domain.plan.plan import Plan
 
 _FAULTS_TO_AVOID_A_NODE = 2
 

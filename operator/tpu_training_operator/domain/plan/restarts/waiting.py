@@ -9,10 +9,9 @@ without a node. Its events do.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.status import State, Status
@@ -20,10 +19,11 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.hosts import Group, group_words, host_of, summary
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes
-from tpu_training_operator.domain.objects.actions import AT_ONCE, LookAtEvents, Plan
+from tpu_training_operator.domain.objects.actions import AT_ONCE, LookAtEvents
 from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.placement.search import next_move
+from tpu_training_operator.domain.plan.plan import Batch, Plan
 
 _NEW_REASON = timedelta(seconds=10)
 _NEW_COUNTS = timedelta(minutes=1)
@@ -37,11 +37,6 @@ _REASONS = re.compile(r"(?<!\d)\d{1,5} hosts?: ([^:;(]{0,200})")
 # A kubelet alternates between these two.
 _SAME = {"ErrImagePull": "ImagePullBackOff"}
 
-_LONGEST_LINE = 200
-_AUTOSCALER = ("NotTriggerScaleUp", "TriggeredScaleUp", "FailedScaleUp")
-# The pod's own condition repeats the scheduler's words.
-_KNOWN_ANYWAY = ("FailedScheduling",)
-
 
 def tell_why(ctx: Context, decided: Plan) -> Plan:
     """The plan for a gang whose workers are not all ready, extended by what it waits for."""
@@ -51,7 +46,7 @@ def tell_why(ctx: Context, decided: Plan) -> Plan:
     between = _between_looks(ctx)
     pods = _to_ask_about(ctx)
     if pods and _is_due(notes, ctx, between):
-        return replace(decided, stages=(*decided.stages, (LookAtEvents(pods),)), again=AT_ONCE)
+        return decided.then(Plan((Batch((LookAtEvents(pods),)),), again=AT_ONCE))
     soonest = _since(notes, ctx) + _NEW_REASON - ctx.now
     if AT_ONCE < soonest <= _NEW_REASON:
         # Whatever it is; a gang that starts within seconds never needs the words.
@@ -140,45 +135,6 @@ def _told(ctx: Context, message: str) -> Status:
     state = State.RESTARTING if is_replaced else State.STARTING
     status = replace(ctx.status, goodput=ctx.settled_goodput())
     return ctx.present(status, ReadyState(state, Kind.IN_PROGRESS, reason, message))
-
-
-def line_of(events: Sequence[Mapping[str, Any]]) -> str:
-    """The newest of a pod's events that tells why the pod waits; empty if none does."""
-    telling = [event for event in events if _tells(event)]
-    if not telling:
-        return ""
-    newest = max(telling, key=_time)
-    line = " ".join(f"{newest.get('reason')}: {newest.get('note') or ''}".split()).removesuffix(":")
-    return _cut(line, _LONGEST_LINE)
-
-
-def slim_event(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields that `line_of` reads; None if the event does not tell why a pod waits. The texts are cut, because
-    anybody who may create events chooses their length."""
-    if not _tells(event):
-        return None
-    series = event.get("series") or {}
-    return {
-        "type": str(event.get("type"))[:_LONGEST_LINE],
-        "reason": str(event.get("reason"))[:_LONGEST_LINE],
-        "note": " ".join(str(event.get("note") or "")[: 2 * _LONGEST_LINE].split()),
-        "series": {"lastObservedTime": series.get("lastObservedTime")},
-        "deprecatedLastTimestamp": event.get("deprecatedLastTimestamp"),
-        "eventTime": event.get("eventTime"),
-        "metadata": {"creationTimestamp": event["metadata"].get("creationTimestamp")},
-    }
-
-
-def _tells(event: Mapping[str, Any]) -> bool:
-    reason = event.get("reason")
-    return reason in _AUTOSCALER or (event.get("type") == "Warning" and reason not in _KNOWN_ANYWAY)
-
-
-def _time(event: Mapping[str, Any]) -> str:
-    """RFC 3339 in UTC, in whole seconds or finer: the first 19 characters sort as the times do."""
-    series = event.get("series") or {}
-    times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
-    return max(str(time or "")[:19] for time in (*times, event["metadata"].get("creationTimestamp")))
 
 
 def _cut(text: str, longest: int) -> str:

@@ -15,11 +15,12 @@ from tpu_training_operator.api.status import ChipSeconds, Status, Usage
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.pod_signs import ended_by, has_succeeded
-from tpu_training_operator.domain.objects.actions import Event, Plan
+from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.domain.plan.common import chips
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.conditions import Snapshot
 from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.stopping.suspension import Cause, suspend
 
 _HOUR = 3600

@@ -1,0 +1,102 @@
+"""Why the cluster does not let the operator create an object: refusals, names that are taken, pods that it changes.
+
+The words of a refusal that comes from a LimitRange do not name it: one refuses what is outside of its bounds, and one
+adds default limits, with which the pod contradicts itself.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.conditions import Reason
+from tpu_training_operator.api.constants import LABEL_JOB_NAME
+from tpu_training_operator.domain.cluster_state.ownership import Claim, Object, claim, controller, is_ours
+
+# plugin/pkg/admission/limitranger of the API server. The text says Container, Pod or PersistentVolumeClaim.
+_BOUND = re.compile(r"(minimum|maximum) (\S+) usage per (Container|Pod) is ")
+_RATIO = re.compile(r"(\S+) max limit to request ratio per (?:Container|Pod) is ")
+_ABOVE_LIMIT = re.compile(r"must be less than or equal to (\S+) limit")
+_FIELDS = {"minimum": "min", "maximum": "max"}
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A refusal. It lasts until somebody changes something, unless it `passes` by itself."""
+
+    reason: Reason
+    message: str
+    passes: bool = False
+
+
+def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
+    """Why the job cannot use the name of an existing object; None if the object is the job's own."""
+    name = existing["metadata"]["name"]
+    match claim(existing, job):
+        case Claim.OURS:
+            labels = existing["metadata"].get("labels") or {}
+            if kind == "Pod" and labels.get(LABEL_JOB_NAME) != job["metadata"]["name"]:
+                message = f"Pod {name} is a worker of this job but has lost its label {LABEL_JOB_NAME}; delete the pod"
+                return Obstacle(Reason.NAME_CONFLICT, message)
+            return None
+        case Claim.GOING:
+            what = "workers" if kind == "Pod" else kind
+            message = f"waiting for the deleted job {job['metadata']['name']} to release its {what}"
+            if is_ours(existing, job):
+                message = f"{kind} {name} is being deleted; once it is gone, it is created again"
+            return Obstacle(Reason.WAITING_FOR_DELETED_JOB, message, passes=True)
+        case Claim.FOREIGN:
+            message = f"{kind} {name} exists and belongs to somebody else; delete it or rename the job"
+            return Obstacle(Reason.NAME_CONFLICT, message)
+
+
+def changed_at_creation(asked: Object, created: Object) -> Obstacle | None:
+    """Names what the cluster has changed in a pod, if the job cannot use it: unseen or unowned it would run beside its
+    gang, and a worker that starts again in place cannot join its peers."""
+    label, owner, policy = ([read(pod) for pod in (asked, created)] for read in (_job_label, _owner, _restart_policy))
+    lost = [
+        (owner, "without its owner reference"),
+        (label, f"without its label {LABEL_JOB_NAME}"),
+        (policy, f"with restartPolicy {policy[1]}"),
+    ]
+    how = " and ".join(words for (wanted, got), words in lost if wanted != got)
+    if not how:
+        return None
+    message = (
+        f"Pod {asked['metadata']['name']} came into being {how}, and was deleted again: a mutating admission webhook"
+        " or policy of the cluster has changed it; exempt the pods of TPUTrainingJobs from it"
+    )
+    return Obstacle(Reason.INVALID_OBJECT, message)
+
+
+def _job_label(pod: Object) -> Any:
+    return (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
+
+
+def _owner(pod: Object) -> Any:
+    return controller(pod).get("uid")
+
+
+def _restart_policy(pod: Object) -> Any:
+    return (pod.get("spec") or {}).get("restartPolicy")
+
+
+def limit_range_remedy(refusal: str, pod: Object) -> str:
+    """Returns what to add to the refusal of the pod; empty if no LimitRange is the cause."""
+    if bounds := _BOUND.findall(refusal):
+        fields = ", ".join(dict.fromkeys(_FIELDS[bound] for bound, _, _ in bounds))
+        resources = " and ".join(dict.fromkeys(resource for _, resource, _ in bounds))
+        return f"; a LimitRange of the namespace says so ({fields}): set {resources} within it in {_resources_of(pod)}"
+    if ratios := " and ".join(_RATIO.findall(refusal)):
+        return f"; a LimitRange of the namespace says so (maxLimitRequestRatio): set {ratios} in {_resources_of(pod)}"
+    if above := dict.fromkeys(_ABOVE_LIMIT.findall(refusal)):
+        given = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+        limits = " and ".join(f"{_resources_of(pod)}.limits.{resource}" for resource in above if resource not in given)
+        added = "; a LimitRange of the namespace adds this limit (default), because the job sets none: set "
+        return added + limits if limits else ""
+    return ""
+
+
+def _resources_of(pod: Object) -> str:
+    role = pod["metadata"]["labels"].get(constants.LABEL_ROLE)
+    return f"spec.{'entryCheck' if role == constants.ROLE_ENTRY_CHECK else 'trainer'}.resources"

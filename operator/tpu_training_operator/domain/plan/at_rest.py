@@ -1,0 +1,44 @@
+"""Which jobs need no pass, and how long a finished job stays."""
+
+from datetime import datetime, timedelta
+
+from tpu_training_operator.api.conditions import ConditionType
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.domain.cluster_state.observed import Object, parse_time
+from tpu_training_operator.domain.cluster_state.workload import is_copy, is_in_queue, manager_of, owes_an_end
+
+# A century; a longer time could not be added to a date.
+_LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
+
+
+def may_need_a_pass(job: Object, now: datetime) -> bool:
+    """Whether the resync should enqueue the job. The last pass over a finished job has asked to be called when its time
+    to live is over; only if that time has passed, the request may be lost."""
+    status = Status.read(job.get("status"))
+    if status.completion_time is None or owes_an_end(job):
+        return not is_at_rest(job)
+    ttl = time_to_live(job)
+    return ttl is not None and parse_time(status.completion_time) + ttl <= now
+
+
+def is_at_rest(job: Object) -> bool:
+    """Whether the job is suspended, and its status says so of this spec and waits for nothing. Only a change, or a pod
+    that should not be there, gives a pass something to do. A job in a queue may still have to give back its quota."""
+    metadata, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
+    if status.get("state") != State.SUSPENDED or (spec.get("runPolicy") or {}).get("suspend") is not True:
+        return False
+    if is_in_queue(job) or manager_of(job) or "deletionTimestamp" in metadata:
+        return False
+    is_true = {each.get("type") for each in status.get("conditions") or () if each.get("status") == "True"}
+    is_settled = ConditionType.READY in is_true and ConditionType.RECONCILING not in is_true
+    return is_settled and status.get("observedGeneration") == metadata.get("generation")
+
+
+def time_to_live(job: Object) -> timedelta | None:
+    """From the raw spec: this operator might refuse the spec of a finished job. A copy is deleted by Kueue, once it has
+    told the other cluster how it ended; until then, one that is gone would run once more."""
+    if is_copy(job):
+        return None
+    policy = job.get("spec", {}).get("runPolicy") or {}
+    given = policy.get("ttlSecondsAfterFinished")
+    return timedelta(seconds=max(0, min(given, _LONGEST_TTL_SECONDS))) if isinstance(given, int) else None

@@ -1,0 +1,62 @@
+"""What a job shows when its plan cannot be carried out: the cluster refuses something, or passes keep failing."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from tpu_training_operator.api.conditions import (
+    ConditionType,
+    EventReason,
+    Reason,
+    find,
+    is_true,
+    with_condition,
+    without_condition,
+)
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.domain.cluster_state.observed import Observed
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
+from tpu_training_operator.domain.objects.actions import Event
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.plan import Plan
+
+# A quota may be raised or a name freed at any time, and nothing tells the operator.
+_LOOK_AGAIN = timedelta(seconds=30)
+# Old workers go within their grace period. Nothing tells when their Service and ConfigMap are gone.
+_SOON = timedelta(seconds=5)
+
+
+def blocked(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan:
+    """In progress while the obstacle passes by itself; else Stalled, with the cluster's own words."""
+    look = Snapshot(observed, Status.read(observed.job.get("status")), now)
+    if obstacle.passes:
+        state = State.RESTARTING if look.status.state is State.RESTARTING else State.STARTING
+        waits = ReadyState(state, Kind.IN_PROGRESS, obstacle.reason, obstacle.message)
+        return Plan(status=look.present(look.status, waits), again=_SOON)
+    stalled = ReadyState(State.BLOCKED, Kind.STUCK, obstacle.reason, obstacle.message)
+    return Plan(
+        status=look.present(look.status, stalled),
+        events=(Event(EventReason.BLOCKED, obstacle.message, warning=True),),
+        again=_LOOK_AGAIN,
+    )
+
+
+def retrying(observed: Observed, message: str, now: datetime) -> Status:
+    """The status while passes keep failing: Reconciling says why, and for kstatus the job is in progress.
+
+    Nothing else changes. As Ready holds the last decision, any operator whose pass succeeds can restore Reconciling
+    from it (`recovered`).
+    """
+    look = Snapshot(observed, Status.read(observed.job.get("status")), now)
+    return look.with_condition(look.status, ConditionType.RECONCILING, True, Reason.PROGRESSING_WITH_RETRY, message)
+
+
+def recovered(status: Status) -> Status:
+    """The status as it was before passes failed; the same object if none did."""
+    reconciling = find(status.conditions, ConditionType.RECONCILING)
+    if reconciling is None or reconciling.reason != Reason.PROGRESSING_WITH_RETRY:
+        return status
+    ready = find(status.conditions, ConditionType.READY)
+    if ready is None or ready.is_true or is_true(status.conditions, ConditionType.STALLED):
+        return replace(status, conditions=without_condition(status.conditions, ConditionType.RECONCILING))
+    restored = replace(ready, type=ConditionType.RECONCILING, status="True")
+    return replace(status, conditions=with_condition(status.conditions, restored))

@@ -1,0 +1,193 @@
+"""Creates the gang of an attempt, watches it, and replaces it when it fails."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.failures import FailureReason
+from tpu_training_operator.api.status import Activity, Failure, PlacementReason, State
+from tpu_training_operator.api.words import every
+from tpu_training_operator.domain.cluster_state.observed import parse_time
+from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
+from tpu_training_operator.domain.failures.first import first_failure, hang, missing_worker, next_look
+from tpu_training_operator.domain.failures.hang import STACKS_WAIT, stacks_due, standstill, straggler
+from tpu_training_operator.domain.job.naming import config_map_name
+from tpu_training_operator.domain.objects.actions import (
+    AT_ONCE,
+    Action,
+    AskForStacks,
+    Create,
+    DeleteConfigMap,
+    DeleteEndpointSlice,
+    Event,
+)
+from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
+from tpu_training_operator.domain.objects.shared import config_map, service
+from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
+from tpu_training_operator.domain.plan.blocked import blocked
+from tpu_training_operator.domain.plan.checks.entry_check import left_by_check
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.context import Context, isolate
+from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, in_the_way
+from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
+from tpu_training_operator.domain.plan.common.slice_record import strays
+from tpu_training_operator.domain.plan.freshness import Freshness
+from tpu_training_operator.domain.plan.placement.moving import carry_out, move
+from tpu_training_operator.domain.plan.placement.search import next_move
+from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
+from tpu_training_operator.domain.plan.queue.queueing import placement
+from tpu_training_operator.domain.plan.restarts.restart import fail_or_restart, release
+from tpu_training_operator.domain.plan.restarts.start_deadline import (
+    is_partly_refused,
+    not_started,
+    partly_placed,
+    starts_late,
+)
+from tpu_training_operator.domain.plan.restarts.waiting import event_lines, tell_why
+from tpu_training_operator.domain.plan.start import may_be_news, unknown_workers, waiting_for_workers
+
+_READ_AGAIN = timedelta(seconds=1)
+
+
+def keep_alive(ctx: Context) -> Plan:
+    """Creates the gang of the current attempt, watches it, and replaces it when it fails."""
+    unknown = unknown_workers(ctx.observed, ctx.attempt)
+    if ctx.missing and unknown and may_be_news(unknown, ctx.now):
+        return Plan(again=_READ_AGAIN)
+    unwanted = deletions(ctx.leftovers, ctx.now)
+    if unwanted or in_the_way(ctx.leftovers) or ctx.awaits_last_failure:
+        return Plan(unwanted, again=_READ_AGAIN if ctx.awaits_last_failure else None)
+    if strays(ctx.option, ctx.observed.of_attempt(ctx.attempt)):
+        why = "its workers are on another slice than its status says"
+        return move(ctx, ctx.option, PlacementReason.STATUS_LOST, why)
+    if failure := _failure(ctx):
+        return fail_or_restart(ctx, failure)
+    if ctx.missing:
+        return _create_missing(ctx)
+    return _watch(ctx).due_within(next_look(ctx.pods, ctx.now))
+
+
+def _failure(ctx: Context) -> Failure | None:
+    # In the user's own loop, a lost peer may show as nothing but exit code 1.
+    own_loop = ctx.job.spec.trainer.entrypoint is None
+    if failure := first_failure(ctx.pods, ctx.attempt, ctx.now, settle_user_errors=own_loop):
+        return failure
+    if ctx.missing and ctx.is_running:
+        # A new worker could not join the training: its peers have met without it.
+        return missing_worker(ctx.missing[0], ctx.job.name, ctx.observed.trace, ctx.now)
+    return None
+
+
+def _create_missing(ctx: Context) -> Plan:
+    wait = _wait_before_attempt(ctx)
+    if wait > AT_ONCE:
+        return Plan(again=wait)
+    if (due := next_move(ctx)) is not None and ctx.now >= due.at:
+        return carry_out(ctx, due)
+    if ctx.is_refused and is_partly_refused(ctx.pods, ctx.job.spec.run_policy, ctx.now):
+        return release(ctx, len(ctx.missing))
+    where = placement(ctx)
+    if isinstance(where, Obstacle):
+        return blocked(ctx.observed, where, ctx.now)
+    job, attempt = ctx.job, ctx.attempt
+    shared = [
+        Create(service(job), again=attempt > 1),
+        Create(config_map(job, ctx.resolution, attempt, ctx.reporting)),
+        *(_deletions_of_shared(ctx, attempt - 1) if attempt > 1 else left_by_check(ctx)),
+        *isolate(ctx, again=attempt > 1),
+    ]
+    avoid = tuple(ctx.status.avoided_nodes)
+    workers = WorkerCreations(job, ctx.resolution, tuple(ctx.missing), ctx.reporting, avoid, where)
+    return Plan((Batch(shared), Batch(workers, Freshness.FRESH_ALL)))
+
+
+def _deletions_of_shared(ctx: Context, attempt: int) -> Iterator[Action]:
+    """What that attempt leaves behind. Its names must not lead to addresses that others may have now."""
+    yield DeleteConfigMap(config_map_name(ctx.job.name, attempt))
+    of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.lower_rungs))
+    for name in max(of_each, key=len):
+        yield DeleteEndpointSlice(name)
+
+
+def _wait_before_attempt(ctx: Context) -> timedelta:
+    """The rest of the wait before this attempt. A wait longer than any backoff means that the clock was set back."""
+    earliest = ctx.status.restarts.next_attempt_time
+    left = parse_time(earliest) - ctx.now if earliest else AT_ONCE
+    return left if left <= longest_wait(ctx.job.spec.run_policy) else AT_ONCE
+
+
+def _watch(ctx: Context) -> Plan:
+    if ctx.is_running and not ctx.is_refused:
+        return _watch_peers(ctx)
+    if not all(pod.is_ready or pod.phase == "Succeeded" for pod in ctx.pods):
+        return _watch_start(ctx)
+    where = f" on {ctx.option}" if len(ctx.options) > 1 else ""
+    message = f"{ctx.of_rung}attempt {ctx.attempt}: {every(len(ctx.pods), 'worker')} ready{where}"
+    ready = ReadyState(State.RUNNING, Kind.SETTLED, Reason.ALL_WORKERS_READY, message)
+    goodput = ctx.settled_goodput()
+    if not ctx.reports:
+        goodput = ctx.charge(goodput, ctx.now, Activity.TRAIN)
+    status = replace(ctx.status, goodput=goodput)
+    status = ctx.with_condition(status, ConditionType.GANG_READY, True, ready.reason, ready.message)
+    events = (Event(EventReason.RUNNING, message),)
+    return Plan(_publishing(ctx), status=ctx.present(status, ready), events=events, again=AT_ONCE)
+
+
+def _publishing(ctx: Context) -> Batches:
+    """Returns one batch that makes the workers' names resolve, once all have an address. An address may change until
+    then: a kubelet may create a pod's sandbox again before its containers run."""
+    published = ctx.observed.notes.published if ctx.observed.notes else None
+    names = publication(ctx.job, ctx.resolution.layout, ctx.pods, published)
+    return () if names is None else (Batch((names,), Freshness.FRESH_ALL),)
+
+
+def _watch_start(ctx: Context) -> Plan:
+    due = next_move(ctx)
+    if due is not None and ctx.now >= due.at:
+        return carry_out(ctx, due)
+    again = due.at - ctx.now if due is not None else None
+    if part := partly_placed(ctx.pods, ctx.job.spec.run_policy, ctx.status.avoided_nodes):
+        if ctx.now >= part.deadline:
+            return release(ctx, part.waiting)
+        again = min(part.deadline - ctx.now, again or part.deadline - ctx.now)
+    elif late := starts_late(ctx.pods, ctx.job.spec.run_policy):
+        if ctx.now >= late.deadline:
+            event = event_lines(ctx).get(late.pod.name, "")
+            return fail_or_restart(ctx, not_started(late, event, ctx.attempt, ctx.now))
+        again = late.deadline - ctx.now
+    # The status shows a starting gang already, unless a refusal has replaced it.
+    unblocked = ctx.present(ctx.status, waiting_for_workers(ctx, ctx.attempt)) if ctx.is_refused else None
+    return tell_why(ctx, Plan(_publishing(ctx), status=unblocked, again=again))
+
+
+def _watch_peers(ctx: Context) -> Plan:
+    """Whether all workers of a running gang end when the first one does, and make progress until then."""
+    late = straggler(ctx.pods, ctx.status, ctx.job.spec.run_policy)
+    if late is None:
+        return _watch_progress(ctx)
+    if ctx.now >= late.deadline:
+        failure = hang(late.pod, late.message, ctx.attempt, ctx.now, reason=FailureReason.STRAGGLER)
+        return fail_or_restart(ctx, failure)
+    # A reporter that has succeeded has no more steps to report.
+    others = Plan() if ctx.pods[0].phase == "Succeeded" else _watch_progress(ctx)
+    return others.due_within(late.deadline - ctx.now)
+
+
+def _watch_progress(ctx: Context) -> Plan:
+    """Restarts a hung gang, after asking for its stacks."""
+    inbox = ctx.observed.inbox
+    still = standstill(ctx.status, inbox, ctx.job.spec.run_policy, ctx.now, reports=ctx.reports)
+    if still is None:
+        return Plan()
+    if ctx.now < still.deadline:
+        return Plan(again=still.deadline - ctx.now)
+    said = ctx.observed.report
+    report = said if said and said.attempt == ctx.attempt else None
+    wait = stacks_due(inbox, ctx.now)
+    if report is not None and wait is None:
+        return Plan((Batch((AskForStacks(),)),), again=STACKS_WAIT)
+    if wait is not None and wait > AT_ONCE:
+        return Plan(again=wait)
+    stacks = f"; the worker's stacks:\n{report.stacks}" if report is not None and report.stacks else ""
+    return fail_or_restart(ctx, hang(ctx.pods[0], still.message + stacks, ctx.attempt, ctx.now))

@@ -1,0 +1,68 @@
+"""A plan: batches of actions, one status, events. It says itself how it turns its job, and which reads it rests on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import Enum, auto
+
+from tpu_training_operator.api.status import Status
+from tpu_training_operator.domain.objects.actions import Action, Event
+from tpu_training_operator.domain.plan.freshness import Freshness
+
+
+class Turn(Enum):
+    """How a plan changes the course of its job. The next pass does what follows from it."""
+
+    NONE = auto()
+    ATTEMPT = auto()
+    """An attempt begins, or one that the status has lost is adopted."""
+    SUSPEND = auto()
+    """The gang stops and may return: its user, its budget or its queue wants that."""
+    END = auto()
+    """The job succeeds or fails."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Actions that are carried out side by side. `needs`: the reads that they must be decided on."""
+
+    actions: Sequence[Action]
+    needs: Freshness = Freshness.CACHED
+
+
+Batches = tuple[Batch, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The batches in order; then the status, if it changed; then the events.
+
+    `again`: when to reconcile the job again even if the cluster reports no change; None: only after a change.
+    """
+
+    batches: Batches = ()
+    status: Status | None = None
+    events: tuple[Event, ...] = ()
+    again: timedelta | None = None
+    turn: Turn = Turn.NONE
+
+    @property
+    def freshness(self) -> Freshness:
+        """The reads that the whole plan must rest on."""
+        turning = Freshness.FRESH_ALL if self.batches else Freshness.FRESH_PODS
+        needs = (turning if self.turn is not Turn.NONE else Freshness.CACHED, *(batch.needs for batch in self.batches))
+        return max(needs)
+
+    def due_within(self, *waits: timedelta | None) -> "Plan":
+        """Returns the plan with the next reconciliation after the shortest of these waits at the latest."""
+        return replace(self, again=min((wait for wait in (self.again, *waits) if wait is not None), default=None))
+
+    def then(self, *others: "Plan") -> "Plan":
+        """Returns the plan with the batches, events and waits of the others after its own. Only one has a status."""
+        plans = (self, *others)
+        return replace(
+            self,
+            status=next((plan.status for plan in plans if plan.status is not None), None),
+            batches=tuple(batch for plan in plans for batch in plan.batches),
+            events=tuple(event for plan in plans for event in plan.events),
+        ).due_within(*(plan.again for plan in others))

@@ -1,0 +1,106 @@
+"""How an attempt begins where the job is: the first one, one after a rest, and one instead of what the status has lost.
+
+Workers of an attempt later than the status knows have one of three causes:
+
+- Another operator has moved on since the job was read. The next read shows it.
+- An edit or a restored backup lost the status, or took it back. Then the workers are the only record of the attempt.
+- A stranger created them: whoever may create pods can copy labels and owner references.
+
+While the attempt of the status has workers of its own, it counts, and such pods are left alone. Without any, nothing is
+decided until the read cannot be old. Then the pods prove that the status is wrong. If it knows of no attempt, theirs
+continues. Otherwise the next attempt gets a number above theirs and deletes them, because two gangs cannot be told
+apart from one and a forgery.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.status import State
+from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
+from tpu_training_operator.domain.plan.checks.entry_check import not_checked
+from tpu_training_operator.domain.plan.common.attempt import Why, adopt_attempt, begin_attempt
+from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.plan import Plan, Turn
+from tpu_training_operator.domain.plan.stopping import budget
+
+_READ_AGAIN = timedelta(seconds=1)
+
+# No read of a job is older than this.
+_OLDEST_READ = timedelta(minutes=5)
+# Names have room for numbers below this one. A pod with a larger one is forged.
+_MOST_ATTEMPTS = 99_999
+
+
+def unknown_workers(observed: Observed, attempt: int) -> list[WorkerPod]:
+    """Returns the workers of attempts that are later than this one."""
+    return [pod for pod in observed.pods if attempt < pod.worker.attempt < _MOST_ATTEMPTS]
+
+
+def may_be_news(unknown: Sequence[WorkerPod], now: datetime) -> bool:
+    """Whether the attempts of these workers may have begun since the job was read. If not, its status is wrong."""
+    return now < min(pod.created for pod in unknown) + _OLDEST_READ
+
+
+def signs_of_lost_status(ctx: Context) -> list[WorkerPod]:
+    """Workers of later attempts than the status knows, unless its own attempt has workers."""
+    if ctx.attempt and (not ctx.missing or any(not pod.has_ended and not pod.is_terminating for pod in ctx.pods)):
+        return []
+    return unknown_workers(ctx.observed, ctx.attempt)
+
+
+def take_up(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
+    """There are workers of attempts that the status does not know: it was lost, unless the read is old."""
+    if may_be_news(pods, ctx.now):
+        return Plan(again=_READ_AGAIN)
+    attempt = max(pod.worker.attempt for pod in pods)
+    if ctx.attempt:
+        return _outgrow(ctx, attempt)
+    if ctx.rung is not None:
+        # Nobody knows which rung they are on, so the ladder starts again.
+        begun = start(replace(ctx, status=replace(ctx.status, attempt=attempt)))
+        lost = Event(EventReason.STATUS_LOST, "the status was lost; the ladder begins again", warning=True)
+        return replace(begun, events=(lost, *begun.events))
+    message = f"the status was lost; attempt {attempt} continues, and earlier restarts no longer count"
+    return adopt_attempt(ctx, attempt, Why(Reason.WAITING_FOR_WORKERS, EventReason.STATUS_LOST, message, warning=True))
+
+
+def _outgrow(ctx: Context, attempt: int) -> Plan:
+    """The next attempt after this one, of which there are workers; the status shows an earlier one. A job that rests
+    stays at rest, and its workers are stopped."""
+    number = attempt + 1
+    message = (
+        f"the status shows attempt {ctx.attempt}, but there are workers of attempt {attempt}: it was edited or restored"
+        f" from a backup; attempt {number} replaces them"
+    )
+    lost = Event(EventReason.STATUS_LOST, message, warning=True)
+    if ctx.is_suspended or ctx.is_held:
+        status = replace(ctx.status, attempt=number)
+        return Plan(status=status, events=(lost,), again=AT_ONCE, turn=Turn.ATTEMPT)
+    begun = start(replace(ctx, status=replace(ctx.status, attempt=attempt)))
+    return replace(begun, events=(lost, *begun.events))
+
+
+def start(ctx: Context) -> Plan:
+    """The first attempt, or the one after a suspension or an eviction. No failure class is charged."""
+    goodput = ctx.goodput_of_stopped() if ctx.is_suspended or ctx.is_held else None
+    status = not_checked(ctx, replace(ctx.status, goodput=goodput or ctx.settled_goodput()))
+    events = []
+    if ctx.is_suspended:
+        why = budget.resumed(ctx) or "spec.runPolicy.suspend is false"
+        events = [Event(EventReason.RESUMED, why)]
+        status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, why)
+    starting = Why(
+        Reason.WAITING_FOR_WORKERS, EventReason.ATTEMPT_STARTED, waiting_for_workers(ctx, ctx.next_attempt).message
+    )
+    return begin_attempt(ctx, ctx.option, starting, status, events=events)
+
+
+def waiting_for_workers(ctx: Context, attempt: int) -> ReadyState:
+    layout = ctx.resolution.layout
+    message = f"{ctx.of_rung}attempt {attempt}: waiting for {count(layout.hosts, 'worker')} on {layout} to become ready"
+    return ReadyState(State.STARTING, Kind.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)

@@ -1,0 +1,174 @@
+"""The entry check: replica 0 of the slice, on one CPU, for two steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer import tasks
+from tests.trainer.gang_processes import DEADLINE, ON_XLAS_CPU, ROOT, run_spec
+from tests.trainer.worker.test_archive import file, packed
+from tests.trainer.worker.test_code import code_of
+from tpu_trainer import Hyperparameters, Task
+from tpu_trainer.checks.entry.check import run_check
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.protocol import ExitCode
+from tpu_trainer.contract.stop import StopSignal
+
+SEEN: list[Any] = []
+
+
+def check(folder: Path, entrypoint: str, **changes: Any) -> Outcome:
+    """Of a job with 4 hosts and 8 replicas, in this process."""
+    torch.set_num_threads(1)
+    SEEN.clear()
+    document = run_spec(hosts=4, entrypoint=f"tests.trainer.checks.{entrypoint}", **changes)
+    file = folder / "run.json"
+    file.write_text(json.dumps(document))
+    environ = {"TPUJOB_RUN_SPEC": str(file), "TPUJOB_NUM_HOSTS": "4", "TPUJOB_HOST_INDEX": "0"}
+    return run_check({**environ, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, StopSignal())
+
+
+def watched(hp: Hyperparameters) -> Task:
+    task = tasks.small(hp)
+    SEEN.append((hp.global_batch_size, hp.per_replica_batch_size, hp.train_steps))
+
+    def loss(model: Any, batch: Any) -> Any:
+        SEEN.append(len(batch[0]))
+        return tasks.loss(model, batch)
+
+    return Task(model=task.model, train=task.train, loss=loss, finish=lambda model: SEEN.append("finish"))
+
+
+def misspelt(hp: Hyperparameters) -> Task:
+    def loss(model: Any, batch: Any) -> Any:
+        return model(batch[0]).meen()
+
+    return Task(model=tasks.small(hp).model, train=tasks.small(hp).train, loss=loss)
+
+
+def broken_metric(hp: Hyperparameters) -> Task:
+    return Task(
+        model=tasks.small(hp).model,
+        train=tasks.small(hp).train,
+        loss=tasks.loss,
+        evaluation=tasks.examples(),
+        metrics=lambda model, batch: {"accuracy": model(batch[0]).argmx(dim=1)},
+    )
+
+
+def not_finite(hp: Hyperparameters) -> Task:
+    def loss(model: Any, batch: Any) -> Any:
+        return tasks.loss(model, batch) * float("nan")
+
+    return Task(model=tasks.small(hp).model, train=tasks.small(hp).train, loss=loss)
+
+
+def leaves(hp: Hyperparameters) -> Task:
+    raise SystemExit(0)
+
+
+def test_the_task_gets_the_numbers_of_the_slice_and_makes_two_steps_of_one_replica(tmp_path: Path) -> None:
+    outcome = check(tmp_path, "test_entry_check:watched")
+    assert (outcome.code, outcome.step) == (ExitCode.Succeeded, 2), outcome.message
+    assert "trainer.checks.test_entry_check" in outcome.message
+    assert "2 steps" in outcome.message
+    assert SEEN == [(16, 2, 24), 2, 2]
+
+
+def test_a_job_of_one_step_makes_one(tmp_path: Path) -> None:
+    outcome = check(tmp_path, "tasks:small", trainSteps=1, warmupSteps=0)
+    assert (outcome.code, outcome.step) == (ExitCode.Succeeded, 1)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_step_has_all_its_passes(tmp_path: Path, accumulation: int) -> None:
+    batch = {"global": 16 * accumulation, "perReplica": 2, "accumulation": accumulation}
+    outcome = check(tmp_path, "test_entry_check:watched", batch=batch)
+    assert outcome.code is ExitCode.Succeeded
+    assert SEEN[1:] == [2] * 2 * accumulation
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "code", "said"),
+    [
+        ("test_entry_check:misspelt", ExitCode.UserError, "'Tensor' object has no"),
+        ("test_entry_check:broken_metric", ExitCode.UserError, "argmx"),
+        ("test_entry_check:leaves", ExitCode.UserError, "SystemExit"),
+        ("test_entry_check:not_finite", ExitCode.NotFinite, "not finite"),
+        ("test_entry_check:nowhere", ExitCode.UserError, "nowhere"),
+        ("test_entry_chekc:task", ExitCode.UserError, "test_entry_chekc"),
+    ],
+)
+def test_an_error_of_the_users_is_told_as_in_a_run(tmp_path: Path, entrypoint: str, code: ExitCode, said: str) -> None:
+    outcome = check(tmp_path, entrypoint)
+    assert outcome.code is code
+    assert said in outcome.message
+
+
+def test_the_error_names_file_and_line(tmp_path: Path) -> None:
+    assert f'File "{__file__}", line' in check(tmp_path, "test_entry_check:misspelt").message
+
+
+def test_nothing_is_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    places = {"checkpoint": {"uri": str(kept), "everySteps": 1, "keep": 3}, "report": {"uri": str(kept)}}
+    assert check(tmp_path, "tasks:small", **places).code is ExitCode.Succeeded
+    assert not kept.exists()
+
+
+def test_a_wrong_run_spec_is_told(tmp_path: Path) -> None:
+    outcome = check(tmp_path, "tasks:small", unheard=1)
+    assert outcome.code is ExitCode.BadSpec
+    assert "unheard: unknown field" in outcome.message
+
+
+def ended(folder: Path, document: dict[str, Any], **more: str) -> dict[str, Any]:
+    """The last words of the real command, as in the pod: on a machine where none of the peers is."""
+    (folder / "run.json").write_text(json.dumps(document))
+    words = folder / "words"
+    env = {
+        **os.environ,
+        **ON_XLAS_CPU,
+        "TPUJOB_RUN_SPEC": str(folder / "run.json"),
+        "TPUJOB_NUM_HOSTS": "4",
+        "TPUJOB_HOST_INDEX": "0",
+        "MASTER_ADDR": "nobody.is.there",
+        "MASTER_PORT": "12355",
+        "TPUJOB_TERMINATION_LOG": str(words),
+        **more,
+    }
+    command = [sys.executable, "-m", "tpu_trainer", "entry-check"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said: dict[str, Any] = json.loads(words.read_text())
+    return said
+
+
+def test_the_real_command_checks_a_slice_of_tpus_on_xlas_cpu_device(tmp_path: Path) -> None:
+    document = run_spec(hosts=4, backend="xla", hardware="TPU", entrypoint="tests.trainer.tasks:small")
+    said = ended(tmp_path, document)
+    assert (said["outcome"], said["step"]) == ("Succeeded", 2)
+
+
+def test_code_that_the_job_brings_is_checked_and_not_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = packed(file("brought.py", b"def task(hp):\n    raise ValueError('brought along')\n"))
+    (tmp_path / "code.tar.gz").write_bytes(archive)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name, value in (("TPUJOB_CODE_DIRECTORY", str(tmp_path / "place")), ("PYTHONPATH", "")):
+        monkeypatch.setenv(name, value)
+    document = run_spec(entrypoint="brought:task", code=code_of(archive, str(tmp_path / "code.tar.gz")))
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    outcome = run_check({**os.environ, "TPUJOB_RUN_SPEC": str(tmp_path / "run.json")}, StopSignal())
+    assert outcome.code is ExitCode.UserError
+    assert "ValueError: brought along" in outcome.message

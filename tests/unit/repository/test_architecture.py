@@ -1,0 +1,102 @@
+"""The shape of the repository, held by tests because nothing else would notice it giving way."""
+
+import operator
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+LONGEST_FILE = 600
+PRODUCT = {"operator": "tpu_training_operator", "trainer_image": "tpu_trainer"}
+
+
+def test_the_layers_hold(tmp_path: Path) -> None:
+    # A process of its own: import-linter turns off every logger that there is.
+    command = [str(Path(sys.prefix) / "bin" / "lint-imports"), "--cache-dir", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.parametrize(("root", "package"), PRODUCT.items())
+def test_a_source_root_is_no_package_and_holds_one(root: str, package: str) -> None:
+    """`operator/__init__.py` would take the place of the standard library's module."""
+    assert not (ROOT / root / "__init__.py").exists()
+    packages = {path.parent.name for path in (ROOT / root).glob("*/__init__.py")}
+    loose = {path.name for path in (ROOT / root).glob("*.py")}
+    assert (packages, loose) == ({package}, set())
+
+
+def test_import_operator_is_the_standard_librarys() -> None:
+    assert Path(str(operator.__file__)).parent == Path(sysconfig.get_path("stdlib"))
+    assert str(ROOT / "operator") in sys.path, "the test says nothing unless the source root is on the path"
+
+
+def test_no_file_is_longer_than_one_sitting() -> None:
+    files = [path for root in PRODUCT for path in (ROOT / root).rglob("*.py")]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert len(files) > 40
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_the_trainer_image_installs_the_packages_that_the_trainer_imports() -> None:
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    wanted = {re.split("[>=;]", requirement)[0] for requirement in extra["trainer"]} - {"torch", "torch_xla"}
+    dockerfile = (ROOT / "trainer_image" / "Dockerfile").read_text(encoding="utf-8")
+    [installed] = re.findall(r'"\$@" (.*) \\', dockerfile)
+    # What compile-check adds is the builder's choice.
+    assert set(installed.split()) - {"$AOT"} == wanted
+
+
+def test_the_image_and_the_tests_have_the_same_two_stacks() -> None:
+    dockerfile = (ROOT / "trainer_image" / "Dockerfile").read_text(encoding="utf-8")
+    for stack, pins in {"torch_xla": "constraints.txt", "torch_tpu": "constraints.torch_tpu.txt"}.items():
+        assert f"source={pins},target=/pins/{stack}" in dockerfile
+        pinned = set(re.findall(r"^[a-z][^ ]+==[^ ]+", (ROOT / pins).read_text(encoding="utf-8"), re.MULTILINE))
+        [torch] = re.findall(rf"{stack}\) set -- \"\$\{{TORCH:-(torch==[0-9.]+)", dockerfile)
+        [library] = re.findall(rf"^ARG {stack.upper()}={stack}(?:\[tpu\])?==([0-9.]+)$", dockerfile, re.MULTILINE)
+        assert {torch, f"{stack.replace('_', '-')}=={library}"} <= pinned
+
+
+def test_an_installed_package_has_every_file_that_is_no_module() -> None:
+    """The tests run in an editable installation, which has them anyway."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    for root, package in PRODUCT.items():
+        folder = ROOT / root / package
+        named = {file for pattern in tool["setuptools"]["package-data"][package] for file in folder.glob(pattern)}
+        there = {file for file in folder.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc")}
+        assert there - named == set()
+
+
+def test_every_module_says_why_it_exists() -> None:
+    files = [path for root in PRODUCT for path in (ROOT / root).rglob("*.py")]
+    assert [
+        str(path.relative_to(ROOT)) for path in files if not path.read_text(encoding="utf-8").startswith('"""')
+    ] == []
+
+
+def test_no_field_is_updated_by_a_name_in_a_string() -> None:
+    """`model_copy(update={"atempt": 3})` takes misspelt names and wrong types; `dataclasses.replace` does neither."""
+    files = (ROOT / "operator").rglob("*.py")
+    assert [str(path) for path in files if "model_copy(" in path.read_text(encoding="utf-8")] == []
+
+
+def test_contributing_answers_its_questions_with_names_that_exist() -> None:
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = guide.partition("### Fourteen questions")[2].partition("\n## ")[0]
+    answers = re.findall(r"`([a-z_/]+\.py)`(?:: `(\w+)`)?", rows)
+    assert len(answers) >= 14
+    for path, name in answers:
+        source = (ROOT / "operator" / "tpu_training_operator" / path).read_text(encoding="utf-8")
+        assert re.search(rf"^ *((async )?def |class )?{name}\b", source, re.MULTILINE), f"{path} has no {name}"
+
+
+def test_contributing_names_tests_that_exist() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where features meet")[2]
+    named = re.findall(r"`(?:tests/)?(\w+/[\w/]*test_\w+\.py)`", table.partition("\n## ")[0])
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / "tests" / path).exists()] == []
