@@ -113,7 +113,7 @@ def a_job(name: str, hosts: int, **policy: Any) -> dict[str, Any]:
             "recipe": {
                 "globalBatchSize": 8 * hosts,
                 "trainSteps": 300,
-                "optimizer": {"name": "sgd", "learningRate": "0.1"},
+                "optimizer": {"name": "sgd", "learningRate": 0.1},
             },
             # No node of this API server runs a check to its end.
             "entryCheck": {"mode": "Skip"},

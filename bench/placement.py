@@ -34,7 +34,7 @@ GENERATIONS = {16: ("v5e", "tpu-v5-lite-podslice"), 64: ("v5e", "tpu-v5-lite-pod
 def gang(hosts: int) -> list[Object]:
     """The pods of one slice, as the operator creates them."""
     generation, _ = GENERATIONS[hosts]
-    recipe = {"globalBatchSize": hosts * 4, "trainSteps": 1, "optimizer": {"name": "sgd", "learningRate": "0.1"}}
+    recipe = {"globalBatchSize": hosts * 4, "trainSteps": 1, "optimizer": {"name": "sgd", "learningRate": 0.1}}
     job = parse_job(
         {
             "apiVersion": "tpu-operator.dev/v1alpha1",

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tpu_trainer.callbacks import session
 
-LAPTOP = {"seed": 0, "trainSteps": 300, "batch": {"global": 64}, "optimizer": {"learningRate": "0.1"}}
+LAPTOP = {"seed": 0, "trainSteps": 300, "batch": {"global": 64}, "optimizer": {"learningRate": 0.1}}
 
 
 def main() -> None:

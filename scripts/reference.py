@@ -11,9 +11,9 @@ _INTRODUCTION = """\
 # Every field of a TPUTrainingJob
 
 Made from the [definition](../crds/tputrainingjobs.yaml) by `make crds`; `kubectl explain tputrainingjob.spec` shows the
-same text. Required fields are **bold**. `[]` is an item of a list, `{}` a value of a map. Decimal numbers are strings
-("0.05"), because a Kubernetes object must not lose digits. [examples/bucket.yaml](../examples/bucket.yaml) is a job
-that uses most sections of the spec.
+same text. Required fields are **bold**. `[]` is an item of a list, `{}` a value of a map. What follows from the
+spec is a number; what a run has measured is text, because it may be `nan` or `inf`.
+[examples/bucket.yaml](../examples/bucket.yaml) is a job that uses most sections of the spec.
 """
 _UNBOUNDED = 2**31 - 1
 
@@ -71,6 +71,9 @@ def _type(field: Schema) -> str:
     if isinstance(values, dict):
         return f"map of {_type(values)}"
     low, high = field.get("minimum"), field.get("maximum")
+    if kind == "number":
+        least = " above 0" if field.get("exclusiveMinimum") else ", at least 0" if low == 0 else ""
+        return "number" + (", 0 to below 1" if field.get("exclusiveMaximum") else least)
     if low is None:
         return kind
     return f"{kind}, at least {low}" if high is None or high >= _UNBOUNDED else f"{kind}, {low} to {high}"

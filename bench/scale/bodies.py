@@ -23,7 +23,7 @@ def training_job(name: str, hosts: int, namespace: str = "") -> Object:
             # tpu7x has eight replicas on a host.
             "globalBatchSize": 8 * hosts,
             "trainSteps": 300,
-            "optimizer": {"name": "sgd", "learningRate": "0.1"},
+            "optimizer": {"name": "sgd", "learningRate": 0.1},
         },
     }
     metadata = {"name": name} | ({"namespace": namespace} if namespace else {})

@@ -33,7 +33,7 @@ SPEC: Object = {
         "tunedOn": {"acceleratorType": "v5litepod-4"},
         "globalBatchSize": 32,
         "trainSteps": 1200,
-        "optimizer": {"name": "sgd", "learningRate": "0.05"},
+        "optimizer": {"name": "sgd", "learningRate": 0.05},
     },
     "runPolicy": {"restart": {"limits": {"Infrastructure": 3}, "backoff": {"initialSeconds": 1, "maxSeconds": 1}}},
 }

@@ -38,7 +38,7 @@ from tpu_training_operator.kube.cluster import (
     Object,
     Resource,
 )
-from tpu_training_operator.kube.errors import AlreadyExists, Conflict, Invalid, NotFound
+from tpu_training_operator.kube.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
 from tpu_training_operator.runtime.events import event_body
 
 ANOTHER_UID = "11111111-2222-3333-4444-555555555555"
@@ -117,14 +117,14 @@ class CreationContract:
     async def test_an_invalid_job_is_refused_with_the_fields_path(
         self, cluster: Cluster, namespace: str, changes: Mapping[str, Any], field: str
     ) -> None:
-        with pytest.raises(Invalid) as refusal:
+        with pytest.raises(InvalidRequest) as refusal:
             await cluster.create(job_body(changes, namespace=namespace))
         assert f"{field}: " in str(refusal.value)
         with pytest.raises(NotFound):
             await cluster.get(JOBS, namespace, "digits")
 
     async def test_a_job_name_that_cannot_be_a_host_name_is_refused(self, cluster: Cluster, namespace: str) -> None:
-        with pytest.raises(Invalid, match=r"metadata\.name must be at most 48 characters"):
+        with pytest.raises(InvalidRequest, match=r"metadata\.name must be at most 48 characters"):
             await cluster.create(job_body(name="d" * 49, namespace=namespace))
 
 

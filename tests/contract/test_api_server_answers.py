@@ -35,7 +35,7 @@ from tpu_training_operator.kube.errors import (
     Conflict,
     Expired,
     Forbidden,
-    Invalid,
+    InvalidRequest,
     NotFound,
     Unavailable,
 )
@@ -276,17 +276,17 @@ async def test_a_page_that_has_expired_fails_the_list(server: ApiServer, cluster
 # Refusals
 
 REFUSALS = [
-    (get, 400, "BadRequest", Invalid),
+    (get, 400, "BadRequest", InvalidRequest),
     (get, 401, "Unauthorized", Unavailable),
     (get, 403, "Forbidden", Forbidden),
     (get, 404, "NotFound", NotFound),
     (create, 404, "NotFound", NotFound),
-    (create, 413, "RequestEntityTooLarge", Invalid),
+    (create, 413, "RequestEntityTooLarge", InvalidRequest),
     (create, 409, "AlreadyExists", AlreadyExists),
     (create, 409, "Conflict", Conflict),
     (update_status, 409, "Conflict", Conflict),
     (delete, 409, "Conflict", Conflict),
-    (create, 422, "Invalid", Invalid),
+    (create, 422, "Invalid", InvalidRequest),
     (get, 500, "InternalError", Unavailable),
     (get, 503, "ServiceUnavailable", Unavailable),
     (get, 504, "Timeout", Unavailable),

@@ -46,7 +46,7 @@ def test_what_a_trainer_writes_is_valid_and_becomes_a_page(changes: dict[str, ob
     spec = parse_run_spec(json.loads(json.dumps(run_spec(job, resolve(job.spec), attempt=2))))
     outcome = Outcome(ExitCode.Succeeded, "trained 4 steps", 4) if ended else None
     attempt = trainer.AttemptRecord(2, 2, 4, dict.fromkeys(Phase, 1.0), first_loss=trainer.FirstLossTime(41.0, 2, 12.5))
-    recorded = eventful().recorded(attempt)
+    recorded = eventful().as_recorded(attempt)
     document = trainer.dump_history(recorded, spec, outcome, {"torch": "2.9.0"}, WRITTEN)
 
     Draft202012Validator(SCHEMA).validate(json.loads(document))

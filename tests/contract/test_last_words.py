@@ -21,7 +21,7 @@ from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.job.recipe import warnings
 from tpu_training_operator.domain.job.rung_gates import Measurement
-from tpu_training_operator.domain.plan.common.completion import final_progress
+from tpu_training_operator.domain.plan.common.completion import read_final_progress
 
 TOTAL = 300
 
@@ -37,7 +37,7 @@ def test_the_status_has_the_trainers_final_report(tmp_path: Path) -> None:
     write_last_words(
         Outcome(ExitCode.Succeeded, "trained", 300, metrics, 1234.5678, best.as_json()), first=True, path=str(file)
     )
-    assert final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL, None) == Progress(
+    assert read_final_progress(ended_pod(0, file.read_text(encoding="utf-8")), TOTAL, None) == Progress(
         step=300,
         total_steps=TOTAL,
         examples_per_second="1234.57",
@@ -50,16 +50,18 @@ def test_the_status_has_the_trainers_final_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [None, [], {}, {"name": "a", "step": -1, "metric": "b", "value": 1}, {"name": 1}])
 def test_a_best_checkpoint_that_the_trainer_cannot_have_written_is_left_out(wrong: object) -> None:
     said = json.dumps({"outcome": "Succeeded", "message": "trained", "step": 300, "bestCheckpoint": wrong})
-    assert final_progress(ended_pod(0, said), TOTAL, None).best_checkpoint is None
+    assert read_final_progress(ended_pod(0, said), TOTAL, None).best_checkpoint is None
 
 
 def test_a_loss_that_is_not_a_number_is_left_out() -> None:
-    progress = final_progress(pod_after(Outcome(ExitCode.Succeeded, "trained", 300, {"loss": math.nan})), TOTAL, None)
+    progress = read_final_progress(
+        pod_after(Outcome(ExitCode.Succeeded, "trained", 300, {"loss": math.nan})), TOTAL, None
+    )
     assert (progress.loss, progress.metrics) == (None, {})
 
 
 def test_a_worker_that_reached_no_step_leaves_no_progress() -> None:
-    assert final_progress(pod_after(Outcome(ExitCode.BadSpec, "seed: missing")), TOTAL, None) is None
+    assert read_final_progress(pod_after(Outcome(ExitCode.BadSpec, "seed: missing")), TOTAL, None) is None
 
 
 @pytest.mark.parametrize("code", list(ExitCode), ids=lambda code: code.name)
@@ -76,7 +78,7 @@ def test_the_message_of_every_outcome_is_read(code: ExitCode) -> None:
 def test_any_outcome_is_read(message: str, step: int | None, metrics: dict[str, float], rate: float | None) -> None:
     pod = pod_after(Outcome(ExitCode.UserError, message, step, metrics, rate))
     assert pod.last_words == plain(message)
-    progress = final_progress(pod, TOTAL, None)
+    progress = read_final_progress(pod, TOTAL, None)
     if step is None:
         assert progress is None
         return

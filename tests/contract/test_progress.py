@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,8 @@ def test_the_log_has_the_same_values_in_plain_lines(
     worker.start("default/digits attempt 1")
     worker.add_sample(trained(20, (0.5,), 900.5))
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["default/digits attempt 1", "step 20/40: loss 0.5, 900.5 examples/s"]
+    assert lines[0] == "default/digits attempt 1"
+    assert re.findall(r"[\d.]+", lines[1]) == ["20", "40", "0.5", "900.5"]
     assert [json.loads(line)["step"] for line in file.read_text(encoding="utf-8").splitlines()] == [0, 20]
 
 

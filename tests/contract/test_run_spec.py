@@ -278,7 +278,7 @@ def test_a_missing_field_is_refused_by_name(path: str) -> None:
 @pytest.mark.parametrize("path", [path for path, required in fields(SCHEMA) if not required])
 def test_an_optional_field_may_be_absent(path: str) -> None:
     if path in OF_PLATEAU:
-        assert complaint(changed(path, ...)).startswith('schedule: "Plateau" alone takes metric, mode and patience')
+        assert complaint(changed(path, ...)).startswith('schedule: "Plateau" alone')
     else:
         trainer.parse_run_spec(changed(path, ...))
 
@@ -304,7 +304,7 @@ def test_a_field_of_a_later_version_is_refused_by_name(path: str) -> None:
 
 
 def test_another_schema_version_is_refused_by_name() -> None:
-    assert complaint(changed("schema", "runspec/v2")) == "schema: this trainer reads \"runspec/v1\", got 'runspec/v2'"
+    assert complaint(changed("schema", "runspec/v2")).endswith("got 'runspec/v2'")
 
 
 @pytest.mark.parametrize("path", ["batch.global", "batch.perReplica", "batch.accumulation"])

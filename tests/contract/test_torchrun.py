@@ -96,10 +96,8 @@ def test_without_a_traceback_its_last_line_may_say_why() -> None:
     says = "usage: train.py [-h] [--epochs N]\ntrain.py: error: unrecognized arguments: --dist-backend gloo\n"
     failure = failure_of(torchrun_ends(2, 2, says=says))
     assert failure.exit_code == 2
-    assert failure.message == (
-        "rank 0 exited with code 2; the last line before that: train.py: error: unrecognized arguments: --dist-backend"
-        " gloo"
-    )
+    assert "code 2" in failure.message
+    assert failure.message.endswith(": --dist-backend gloo")
 
 
 def test_a_launcher_that_was_told_to_stop_was_ended_from_outside() -> None:
@@ -114,10 +112,9 @@ def test_the_outcome_in_the_last_words_outranks_the_launchers_exit_code() -> Non
 
 def test_words_of_success_do_not_pass_for_the_cause_of_a_failure_after_the_training() -> None:
     failure = failure_of(json.dumps({"outcome": "Succeeded", "message": "trained 9 steps, loss 0.5", "step": 9}))
-    assert (failure.failure_class, failure.message) == (
-        "UserError",
-        "the program failed after its training had ended (exit code 1; its log says why): trained 9 steps, loss 0.5",
-    )
+    assert failure.failure_class == "UserError"
+    assert "exit code 1" in failure.message
+    assert failure.message.endswith(": trained 9 steps, loss 0.5")
 
 
 def test_an_exit_code_of_the_programs_own_is_believed() -> None:

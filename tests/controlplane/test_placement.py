@@ -110,7 +110,8 @@ def a_gang_that_releases_its_nodes_says_why(place: Place) -> None:
     )
 
     message = condition(space.status("alone"), "Ready")["message"]
-    assert "2 of 4 workers could not be placed within 3 s" in message
+    assert "2 of 4 workers " in message
+    assert "within 3 s" in message
 
 
 def a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_lost(place: Place) -> str:
@@ -177,7 +178,7 @@ def a_slice_without_a_node_pool_is_left_at_once(place: Place) -> None:
     space.wait_for_state("Running", name="nowhere")
     (move,) = space.status("nowhere")["placement"]["moves"]
     assert (move["fromSlice"], move["toSlice"], move["reason"]) == ("v4-16", "v5litepod-8", "NotAdmitted")
-    assert "the cluster has no node pool for v4-16: 0/" in move["why"]
+    assert "no node pool for v4-16: 0/" in move["why"]
 
 
 def gangs_of_higher_priority_preempt_one_gang_each(place: Place) -> None:

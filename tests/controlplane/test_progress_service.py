@@ -231,7 +231,7 @@ async def test_a_pod_of_another_job_is_403(space: Space) -> None:
     space.worker(space.job())
     bearer = space.token(space.worker(space.job("letters")))
     status, answer = await space.post(bearer)
-    assert (status, answer["message"]) == (403, "pod letters-1-0-0 belongs to job letters, not digits")
+    assert (status, "pod letters-1-0-0" in answer["message"]) == (403, True)
 
 
 async def test_a_pod_of_another_namespace_is_403(space: Space) -> None:

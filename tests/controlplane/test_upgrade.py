@@ -47,7 +47,7 @@ def stored(control_plane: ControlPlane, job_definition: None, namespace: str) ->
     try:
         replace_definition(control_plane, older)
         jobs = []
-        for number, (changes, field, _) in enumerate([*REFUSED_JOBS, *IMPOSSIBLE_JOBS]):
+        for number, (changes, field) in enumerate([*REFUSED_JOBS, *IMPOSSIBLE_JOBS]):
             body = job_body(changes)
             if not isinstance(body.get("metadata"), dict) or not isinstance(body.get("spec"), dict):
                 continue

@@ -102,7 +102,7 @@ def test_a_limit_of_the_jobs_own_is_no_matter_of_a_limit_range(control_plane: Co
     with fresh_namespace(control_plane.api) as namespace:
         _, worker = objects(namespace, trainer=OWN_LOOP | {"resources": resources})
         refused = refusal(control_plane, namespace, worker)
-    assert "must be less than or equal to cpu limit" in refused
+    assert "than or equal to cpu limit" in refused
     assert limit_range_remedy(refused, worker) == ""
 
 

@@ -49,7 +49,7 @@ def edited() -> ModelCluster:
 
 
 def invalid() -> ModelCluster:
-    changes, _, _ = IMPOSSIBLE_JOBS[0]
+    changes, _ = IMPOSSIBLE_JOBS[0]
     cluster = given_a_job(changes)
     one_pass(cluster)
     return cluster

@@ -49,7 +49,7 @@ def test_a_cluster_stays_up_until_it_is_taken_down(cache: Path) -> None:
     nodes = [str(kubectl), f"--kubeconfig={kubeconfig}", "get", "nodes", "--output=name"]
     assert subprocess.check_output(nodes, text=True) == "node/node-0\n"
     again = command(cache, "up")
-    assert (again.returncode, again.stderr) == (1, "the cluster is up already; `down` takes it down\n")
+    assert (again.returncode, "`down` takes it down" in again.stderr) == (1, True)
     assert command(cache, "down").returncode == 0
     assert not Path(kubeconfig).exists()
 
@@ -62,4 +62,4 @@ def test_taking_down_a_cluster_that_is_not_up_succeeds(cache: Path) -> None:
 def test_an_impossible_number_of_nodes_is_refused(tmp_path: Path, nodes: str) -> None:
     refused = command(tmp_path, "up", "--nodes", nodes)
     assert refused.returncode == 2
-    assert f"argument --nodes: {nodes} is not a number from 1 to 100" in refused.stderr
+    assert f"--nodes: {nodes} is not a number" in refused.stderr

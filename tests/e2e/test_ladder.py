@@ -27,7 +27,7 @@ LADDER: dict[str, Any] = {
             {
                 "slice": {"acceleratorType": "v5litepod-4", "hardware": "CPU"},
                 "steps": TRIED,
-                "gates": {"minEfficiency": "0.001", "evaluation": {"metric": "accuracy", "min": "0.2"}},
+                "gates": {"minEfficiency": 0.001, "evaluation": {"metric": "accuracy", "min": 0.2}},
             },
         ]
     },
@@ -35,7 +35,7 @@ LADDER: dict[str, Any] = {
         "tunedOn": {"acceleratorType": "v5litepod-8"},
         "globalBatchSize": 64,
         "trainSteps": STEPS,
-        "optimizer": {"name": "sgd", "learningRate": "0.1", "momentum": "0.9"},
+        "optimizer": {"name": "sgd", "learningRate": 0.1, "momentum": 0.9},
     },
 }
 

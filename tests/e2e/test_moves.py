@@ -45,7 +45,7 @@ MOVES: dict[str, Any] = {
     "recipe": {
         "globalBatchSize": 64,
         "trainSteps": STEPS,
-        "optimizer": {"name": "sgd", "learningRate": "0.1", "momentum": "0.9"},
+        "optimizer": {"name": "sgd", "learningRate": 0.1, "momentum": 0.9},
     },
     "checkpoint": {"everySteps": 5},
 }

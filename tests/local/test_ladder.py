@@ -53,6 +53,7 @@ def test_a_gate_that_fails_ends_the_run_with_its_numbers(runs: Runs, tmp_path: P
     assert run.wait() == 1
     result = run.result()
     assert (result["state"], result["attempts"]) == ("Failed", 2)
-    assert result["message"].startswith("rung 2 of 3 on v5litepod-8: minEfficiency failed: ")
-    assert "efficiency 0.9, at least 0.91 required: 90 examples/s per chip on 8 chips, 100 on 4 before" in run.stderr
+    assert result["message"].startswith("rung 2 of 3 on v5litepod-8:")
+    assert "efficiency 0.9, at least 0.91" in run.stderr
+    assert "90 examples" in run.stderr
     assert not list((run.out / "pods").glob("digits-3-*"))

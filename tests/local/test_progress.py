@@ -28,7 +28,8 @@ def test_a_hung_loop_is_restarted_and_shows_its_stacks_if_it_reports(
     assert (result["attempts"], result["restarts"]) == (3, {"Hang": 2})
     failure = result["failure"]
     assert (failure["attempt"], failure["class"], failure["reason"]) == (2, "Hang", "NoProgress")
-    assert failure["message"].startswith("no step was reported for 2 s, after step 7 of 300 in phase Training")
+    assert failure["message"].startswith("no step was reported for 2 s,")
+    assert "step 7 of 300" in failure["message"]
     assert failure["message"].endswith("Thread 1: in all_reduce")
     assert {"step": 7, "loss": 0.5} in result["lossCurve"]
     assert result["warnings"] == ["slow"]

@@ -26,35 +26,8 @@ _SCHEMA = structural(Spec)
 _SECTIONS = ("recipe", "runPolicy", "checkpoint", "trainer.torch", "trainer.terminationGracePeriodSeconds")
 _MORE_HOSTS_THAN_A_TEST_HAS_TIME_FOR = 8
 
-# By the patterns of `api.model`: the longest, the largest, the smallest, and neighbours of 0 and 1.
-_DIGITS = 30
-_TEXTS = {
-    "decimal": [
-        "0.1",
-        "3e-4",
-        "1",
-        "9" * 32,
-        "9e99",
-        "1e-99",
-        "9" * 28 + "e+99",
-        "0." + "0" * 29 + "1",
-        "00012.50E+02",
-    ],
-    "fraction": ["0", "0.0", "0.9", "0.999", "0." + "9" * _DIGITS, "0." + "0" * (_DIGITS - 1) + "1", "0.0000001"],
-}
-
-
-def _text(schema: Schema) -> st.SearchStrategy[str] | None:
-    pattern = schema.get("pattern", "")
-    if pattern.startswith("^0("):
-        return st.sampled_from(_TEXTS["fraction"]) | st.from_regex(pattern, fullmatch=True).filter(_fits(schema))
-    if "eE" in pattern:
-        return st.sampled_from(_TEXTS["decimal"]) | st.from_regex(pattern, fullmatch=True).filter(_fits(schema))
-    return None
-
-
-def _fits(schema: Schema) -> Any:
-    return lambda text: len(text) <= schema["maxLength"] and text.isascii()
+# The largest, the smallest, neighbours of 0 and 1, and what decimal and binary numbers do not share.
+_DECIMALS = [0, 1, 0.1, 3e-4, 5e-324, 1e-100, 1e18, 0.9, 0.999, 1 - 2**-53, 2**-53, 1e-7, 0.30000000000000004, 1250]
 
 
 def _number(schema: Schema) -> st.SearchStrategy[int]:
@@ -64,16 +37,31 @@ def _number(schema: Schema) -> st.SearchStrategy[int]:
     return st.sampled_from(near) | st.sampled_from(powers or near) | st.integers(least, most)
 
 
+def _decimal(schema: Schema) -> st.SearchStrategy[float]:
+    least, most = float(schema["minimum"]), float(schema["maximum"])
+    is_open = {
+        "exclude_min": schema.get("exclusiveMinimum", False),
+        "exclude_max": schema.get("exclusiveMaximum", False),
+    }
+    near = [
+        number
+        for number in _DECIMALS
+        if least < number < most or (number in (least, most) and not any(is_open.values()))
+    ]
+    drawn = st.floats(least, most, allow_nan=False, **is_open)
+    return st.sampled_from(near) | drawn
+
+
 def _value(schema: Schema) -> st.SearchStrategy[Any] | None:
     match schema.get("type"):
+        case "number":
+            return _decimal(schema)
         case "integer":
             return _number(schema)
         case "boolean":
             return st.booleans()
         case "string" if "enum" in schema:
             return st.sampled_from(schema["enum"])
-        case "string":
-            return _text(schema)
         case "array" if (item := _value(schema["items"])) is not None:
             return st.lists(item, min_size=schema.get("minItems", 0), max_size=schema["maxItems"])
     return None

@@ -9,7 +9,7 @@ from hypothesis import event
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tpu_training_operator.kube.cluster import Object
-from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, Unavailable
+from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, InvalidRequest, Unavailable
 
 # How often each really happened, over all examples.
 FIRED: Counter[str] = Counter()
@@ -51,7 +51,7 @@ TROUBLES: dict[str, tuple[ApiError, bool]] = {
     "500, and yet it was done": (Unavailable(500, "InternalError", "timeout"), True),
     "no answer, and yet it was done": (Unavailable(0, "", "reset by peer"), True),
     "403": (Forbidden(403, "Forbidden", "exceeded quota"), False),
-    "422": (Invalid(422, "Invalid", "denied by a webhook"), False),
+    "422": (InvalidRequest(422, "Invalid", "denied by a webhook"), False),
     "409": (Conflict(409, "Conflict", "the object has been modified"), False),
 }
 

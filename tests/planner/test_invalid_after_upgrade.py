@@ -20,7 +20,7 @@ from tpu_training_operator.kube.cluster import Object
 
 def unusable_specs() -> Iterator[Object]:
     """Each spec that is refused somewhere in the tests, as far as a definition without rules would have stored it."""
-    for changes, field, _ in [*REFUSED_JOBS, *IMPOSSIBLE_JOBS]:
+    for changes, field in [*REFUSED_JOBS, *IMPOSSIBLE_JOBS]:
         spec = job_body(changes).get("spec")
         is_stored = isinstance(spec, dict) and isinstance(spec.get("runPolicy", {}), dict)
         # Who manages a job is settled at its creation, and another manager's job is left alone.

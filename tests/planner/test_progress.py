@@ -17,7 +17,7 @@ from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, BestCheckpoint, Progress, ReportPhase, State, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.worker_reports import Report
-from tpu_training_operator.domain.plan.common.progress import heard, new_attempt
+from tpu_training_operator.domain.plan.common.progress import apply_report, carry_over
 from tpu_training_operator.domain.plan.plan import Plan
 
 TWICE = {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}}}}
@@ -90,7 +90,7 @@ def test_the_best_checkpoint_stays_until_a_better_one_is_reported_also_in_the_ne
     passes(cluster, 10)
     reports(cluster, 101)
     assert progress(cluster).best_checkpoint == best
-    assert new_attempt(progress(cluster)).best_checkpoint == best
+    assert carry_over(progress(cluster)).best_checkpoint == best
 
 
 def test_the_status_is_written_for_reports_once_in_five_seconds() -> None:
@@ -263,7 +263,7 @@ _report = st.builds(
 def test_no_order_of_reports_takes_anything_back(said: list[Report]) -> None:
     status = Status(attempt=1)
     for report in said:
-        before, status = status.progress, heard(status, report, 300, at(10**6))
+        before, status = status.progress, apply_report(status, report, 300, at(10**6))
         after = status.progress
         if before is None or after is None:
             assert before is None
@@ -271,7 +271,7 @@ def test_no_order_of_reports_takes_anything_back(said: list[Report]) -> None:
         assert before.step <= after.step
         assert (before.checkpoint_step or 0) <= (after.checkpoint_step or 0)
         assert (before.last_report_time or "") <= (after.last_report_time or "")
-        assert heard(status, replace(report, received=at(-200)), 300, at(10**6)) == status
+        assert apply_report(status, replace(report, received=at(-200)), 300, at(10**6)) == status
 
 
 # A status from a newer operator.

@@ -30,7 +30,7 @@ _JOB: dict[str, Any] = {
         "recipe": {
             "globalBatchSize": 128,
             "trainSteps": 300,
-            "optimizer": {"name": "sgd", "learningRate": "0.1"},
+            "optimizer": {"name": "sgd", "learningRate": 0.1},
         },
         # Most tests begin with the first attempt; those of the entry check switch it on.
         "entryCheck": {"mode": "Skip"},

@@ -137,12 +137,19 @@ def _immutable(field: str) -> Rule:
     )
 
 
-# Ready says that none of its workers is left. A job without a state has not been seen by an operator.
+def _is_true(condition: str) -> str:
+    found = f"oldSelf.status.conditions.exists(c, c.type == '{condition}' && c.status == 'True')"
+    return f"has(oldSelf.status.conditions) && {found}"
+
+
+# Of a suspended job, Ready says that none of its workers is left. A job without a state has not been seen by an
+# operator. One that a change has made Invalid can be corrected.
 _RESTS = (
     "has(oldSelf.spec.runPolicy) && oldSelf.spec.runPolicy.suspend"
-    " && (!has(oldSelf.status) || !has(oldSelf.status.state) || (oldSelf.status.state == 'Suspended'"
-    " && has(oldSelf.status.conditions)"
-    " && oldSelf.status.conditions.exists(c, c.type == 'Ready' && c.status == 'True')))"
+    " && (!has(oldSelf.status) || !has(oldSelf.status.state)"
+    f" || (oldSelf.status.state == 'Suspended' && {_is_true('Ready')})"
+    " || (oldSelf.status.state == 'Invalid' && (!has(oldSelf.status.attempt) || oldSelf.status.attempt == 0"
+    f" || ({_is_true('Suspended')}))))"
 )
 
 

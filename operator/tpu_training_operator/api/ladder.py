@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from tpu_training_operator.api.model import ApiModel, Boolean, Decimal, MetricName, PositiveDecimal, Rule
+from tpu_training_operator.api.decimals import Decimal, PositiveDecimal
+from tpu_training_operator.api.model import ApiModel, Boolean, MetricName, Rule
 from tpu_training_operator.api.slice import Slice, cel_chips, chips_asked
 
 MOST_RUNGS = 4
@@ -49,8 +50,8 @@ class EvaluationBound(ApiModel):
     )
 
     metric: MetricName = Field(description="Metric of the task's evaluation, for example accuracy.")
-    min: Decimal | None = Field(None, description='Least value that passes, as a string such as "0.5".')
-    max: Decimal | None = Field(None, description='Greatest value that passes, as a string such as "2.3".')
+    min: Decimal | None = Field(None, description="Least value that passes.")
+    max: Decimal | None = Field(None, description="Greatest value that passes.")
 
 
 class Gates(ApiModel):
@@ -67,8 +68,8 @@ class Gates(ApiModel):
     no_recompilation: Boolean = Field(True, description="No step after the first three compiles a new program.")
     min_efficiency: PositiveDecimal | None = Field(
         None,
-        description="Least efficiency: examples per second per chip, divided by those of the rung before, as a string"
-        ' such as "0.8". If left out, it is shown but not judged. The first rung cannot have it.',
+        description="Least efficiency: examples per second per chip, divided by those of the rung before, for example"
+        " 0.8. If left out, it is shown but not judged. The first rung cannot have it.",
     )
     no_findings: Annotated[list[Finding], Field(min_length=1, max_length=9)] | None = Field(
         None, description="Findings of the trainer's doctor that fail the rung; docs/doctor.md explains each."

@@ -93,12 +93,6 @@ def unique_by(key: str) -> AfterValidator:
 # An object of Kubernetes' own. The API server checks its fields when the pod is created.
 Passthrough = Annotated[Mapping[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 
-# Real numbers are strings (the API conventions forbid floats in a spec): "0.1", "3e-4".
-_EXPONENT = r"([eE][+-]?[0-9]{1,2})?$"
-_POSITIVE = r"^(0*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)" + _EXPONENT
-_NON_NEGATIVE = r"^[0-9]+(\.[0-9]+)?" + _EXPONENT
-_SIGNED = r"^-?[0-9]+(\.[0-9]+)?" + _EXPONENT
-_FRACTION = r"^0(\.[0-9]+)?$"
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 TOPOLOGY_PATTERN = r"^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}$"
 STORAGE_PATTERN = r"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+|/.+)$"
@@ -112,18 +106,9 @@ _BINARY_SIZE = r"^[1-9][0-9]{0,5}(Mi|Gi)$"
 _QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 
-PositiveDecimal = Annotated[str, Field(max_length=32, pattern=_POSITIVE)]
-NonNegativeDecimal = Annotated[str, Field(max_length=32, pattern=_NON_NEGATIVE)]
-Decimal = Annotated[str, Field(max_length=32, pattern=_SIGNED)]
-# Momentum and the betas.
-FractionDecimal = Annotated[str, Field(max_length=32, pattern=_FRACTION)]
 
 # What an error message says instead of the pattern.
 PATTERN_MEANINGS = {
-    _POSITIVE: 'a number above 0 such as "0.1" or "3e-4"',
-    _NON_NEGATIVE: 'a number of 0 or more such as "0.01" or "1e-4"',
-    _SIGNED: 'a number such as "0.5" or "-1e-4"',
-    _FRACTION: 'a number from 0 to below 1 such as "0.9"',
     _DNS_LABEL: "a name of a-z, 0-9 and '-'",
     TOPOLOGY_PATTERN: "chips along two or three axes, such as 4x4 or 2x2x4",
     STORAGE_PATTERN: "gs://bucket/path or an absolute path such as /mnt/checkpoints/digits",

@@ -9,16 +9,14 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from tpu_training_operator.api.decimals import FractionDecimal, NonNegativeDecimal, PositiveDecimal
 from tpu_training_operator.api.model import (
     ApiModel,
     Boolean,
     Count,
     CountOrZero,
-    FractionDecimal,
     LargeCount,
     MetricName,
-    NonNegativeDecimal,
-    PositiveDecimal,
     Rule,
 )
 from tpu_training_operator.api.slice import SliceRef
@@ -74,13 +72,13 @@ class Optimizer(ApiModel):
         " other name the task must bring its own optimizer."
     )
     learning_rate: PositiveDecimal = Field(
-        description='Learning rate at globalBatchSize, before scaling, as a string such as "0.1" or "3e-4".'
+        description="Learning rate at globalBatchSize, before scaling, for example 0.1 or 3e-4."
     )
     momentum: FractionDecimal | None = Field(
-        None, description='Momentum of sgd or rmsprop, for example "0.9"; default 0.'
+        None, description="Momentum of sgd or rmsprop, for example 0.9; default 0."
     )
     weight_decay: NonNegativeDecimal | None = Field(
-        None, description='Weight decay, for example "0.0001"; default 0.01 for adamw, 0 for all others.'
+        None, description="Weight decay, for example 0.0001; default 0.01 for adamw, 0 for all others."
     )
     beta1: FractionDecimal | None = Field(
         None,
@@ -125,7 +123,7 @@ class Schedule(ApiModel):
         Rule(
             cel="self.name != 'Plateau' || !has(self.factor)"
             " || (double(self.factor) > 0.0 && double(self.factor) < 1.0)",
-            message='factor of schedule Plateau must be above 0 and below 1, such as "0.5"',
+            message="factor of schedule Plateau must be above 0 and below 1, such as 0.5",
             holds=lambda schedule: (
                 schedule.name is not ScheduleName.PLATEAU or schedule.factor is None or 0 < float(schedule.factor) < 1
             ),

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
+from tpu_training_operator.api.decimals import ResolvedDecimal
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 from tpu_training_operator.api.words import duration
 
@@ -71,12 +72,14 @@ class Resolved(StatusModel):
         default=None, description="Steps at which schedule Step multiplies the learning rate."
     )
     evaluate_every_steps: int | None = Field(default=None, description="Steps between two evaluations.")
-    learning_rate: str = Field(description="Learning rate after warm-up, scaled to the global batch.")
-    weight_decay: str | None = Field(default=None, description="Weight decay, if the recipe sets one.")
-    beta1: str | None = Field(default=None, description="Decay per step of Adam's gradient average.")
-    beta2: str | None = Field(default=None, description="Decay per step of Adam's average of squared gradients.")
-    ema_decay: str | None = Field(default=None, description="Decay per step of the average of the weights.")
-    scale_factor: str = Field(description="Global batch divided by the recipe's global batch.")
+    learning_rate: ResolvedDecimal = Field(description="Learning rate after warm-up, scaled to the global batch.")
+    weight_decay: ResolvedDecimal | None = Field(default=None, description="Weight decay, if the recipe sets one.")
+    beta1: ResolvedDecimal | None = Field(default=None, description="Decay per step of Adam's gradient average.")
+    beta2: ResolvedDecimal | None = Field(
+        default=None, description="Decay per step of Adam's average of squared gradients."
+    )
+    ema_decay: ResolvedDecimal | None = Field(default=None, description="Decay per step of the average of the weights.")
+    scale_factor: ResolvedDecimal = Field(description="Global batch divided by the recipe's global batch.")
     code_sha256: str | None = Field(
         default=None, description="SHA-256 of trainer.code; absent if the image brings the code."
     )
@@ -314,7 +317,7 @@ class RungStatus(StatusModel):
     chips: int = Field(description="TPU chips of the rung.")
     replicas: int = Field(description="Copies of the model in the rung.")
     global_batch_size: int = Field(description="Examples per step.")
-    learning_rate: str = Field(description="Learning rate after warm-up, scaled to the global batch.")
+    learning_rate: ResolvedDecimal = Field(description="Learning rate after warm-up, scaled to the global batch.")
     steps: int = Field(description="Planned steps; after the rung has ended, the steps that it made.")
     verdict: RungVerdict = Field(default=RungVerdict.RUNNING, description="Running, Passed or Failed.")
     attempt: int | None = Field(default=None, description="The attempt that the verdict is about.")

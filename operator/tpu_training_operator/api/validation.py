@@ -1,7 +1,6 @@
 """Turns plain data into a job, or into a list of problems that say what to change. Never a traceback."""
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,8 +92,6 @@ def _message(detail: ErrorDetails) -> str:
         case "extra_forbidden":
             return _unknown_field(detail["loc"])
         case "string_type" if isinstance(value, int | float) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                return f'{value} is not finite; write a finite decimal as a string, such as "0.1"'
             return f'{value} is a number; write it as a string: "{value}"'
         case "enum" | "literal_error":
             expected = str(context["expected"]).replace("'", "").replace(" or ", ", ")
@@ -116,6 +113,8 @@ def _message(detail: ErrorDetails) -> str:
             return "must be a mapping of fields"
         case "list_type":
             return "must be a list"
+        case "not_the_number":
+            return detail["msg"]
         case _:
             return detail["msg"][:1].lower() + detail["msg"][1:]
 

@@ -26,7 +26,7 @@ from tpu_training_operator.kube.cluster import EVENTS, PODS, Object, Resource, r
 from tpu_training_operator.kube.credentials import Credentials
 from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import ApiError, Silence, TooLarge, Unavailable, error_of, quote
-from tpu_training_operator.kube.turns import MOST, Turn, Turns
+from tpu_training_operator.kube.turns import MOST, Permit, Turns
 
 log = logging.getLogger(__name__)
 
@@ -306,7 +306,7 @@ class Client:
                 await turn.pause(pause)
 
     @asynccontextmanager
-    async def _send(self, request: "_HttpRequest", turn: Turn) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _send(self, request: "_HttpRequest", turn: Permit) -> AsyncIterator[aiohttp.ClientResponse]:
         # Compressed, a small answer could become a large one before it is counted.
         headers = {"Accept": "application/json, */*", "Accept-Encoding": "identity", "User-Agent": self._options.agent}
         if authorization := await self._current_authorization():

@@ -81,7 +81,7 @@ class JobKey:
         return f"{self.namespace}/{self.name}"
 
 
-class Reader(Protocol):
+class ClusterReader(Protocol):
     """Reads of one cluster. Every method raises an ApiError of `kube.errors`."""
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object: ...
@@ -101,7 +101,7 @@ class Reader(Protocol):
         ...
 
 
-class Cluster(Reader, Protocol):
+class Cluster(ClusterReader, Protocol):
     """Requests to one cluster. Every method raises an ApiError of `kube.errors`."""
 
     async def create(self, body: Object) -> Object:

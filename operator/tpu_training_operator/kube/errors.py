@@ -35,7 +35,7 @@ class Forbidden(ApiError):
     """403: a right is missing, a quota is used up, or Pod Security refuses the object."""
 
 
-class Invalid(ApiError):
+class InvalidRequest(ApiError):
     """422, 413 or 400: the object itself is wrong, so a retry would fail in the same way."""
 
 
@@ -56,14 +56,14 @@ class Silence(Unavailable):
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
-    400: Invalid,
+    400: InvalidRequest,
     403: Forbidden,
     404: NotFound,
     409: Conflict,
     410: Expired,
     # The object is larger than etcd accepts.
-    413: Invalid,
-    422: Invalid,
+    413: InvalidRequest,
+    422: InvalidRequest,
 }
 
 

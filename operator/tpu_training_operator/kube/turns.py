@@ -144,13 +144,13 @@ class Turns:
         self.limit = WriteLimit()
 
     @asynccontextmanager
-    async def turn(self, method: str, *, again: bool = False) -> AsyncIterator["Turn"]:
+    async def turn(self, method: str, *, again: bool = False) -> AsyncIterator["Permit"]:
         """Waits until the request may be sent; it is under way until the block ends. `again`: it has been sent before,
         so it goes before the others of its flow."""
         flow = None if method == "GET" else _current.get()
         number = await self._wait(flow, again=again)
         try:
-            yield Turn(self, flow, number)
+            yield Permit(self, flow, number)
         finally:
             self._leave(flow)
 
@@ -224,7 +224,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Permit:
     """The permission to send one request."""
 
     turns: Turns

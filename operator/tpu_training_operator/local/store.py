@@ -13,7 +13,7 @@ from typing import Any
 
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.kube.cluster import JOBS, PODS, TOKEN_REVIEWS, Object, Resource, resource_of
-from tpu_training_operator.kube.errors import AlreadyExists, Conflict, Invalid, NotFound
+from tpu_training_operator.kube.errors import AlreadyExists, Conflict, InvalidRequest, NotFound
 
 _Key = tuple[str, str, str]
 
@@ -213,7 +213,7 @@ def _check(body: Object) -> None:
     try:
         parse_job(body)
     except InvalidJob as error:
-        raise Invalid(422, "Invalid", str(error)) from None
+        raise InvalidRequest(422, "Invalid", str(error)) from None
 
 
 def _time(ahead: timedelta = timedelta(0)) -> str:

@@ -57,7 +57,7 @@ from tpu_training_operator.kube.cluster import (
     Resource,
     resource_of,
 )
-from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound
+from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, InvalidRequest, NotFound
 from tpu_training_operator.kube.turns import Flow, flow
 from tpu_training_operator.runtime.events import send_events
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -81,7 +81,7 @@ _CHANGED_PAUSE = timedelta(seconds=30)
 
 
 class Refused(Exception):
-    """An action was refused, and will be until somebody changes something. `kind`: of the refused object."""
+    """An action was refused, and will be until a person changes something. `kind`: of the refused object."""
 
     def __init__(self, obstacle: Obstacle, kind: str, *, sure: bool = True) -> None:
         super().__init__(obstacle.message)
@@ -141,7 +141,7 @@ class Memory:
 
 
 @dataclass
-class Execution:
+class PlanExecution:
     """One pass's actions for `job`. `fixed_node_pools`: nothing creates node pools in this cluster."""
 
     cluster: Cluster
@@ -339,7 +339,7 @@ class Execution:
 class _Stream:
     """The actions of one batch, taken in order by several tasks."""
 
-    def __init__(self, execution: Execution, actions: Sequence[Action], requests: Flow) -> None:
+    def __init__(self, execution: PlanExecution, actions: Sequence[Action], requests: Flow) -> None:
         self._execution = execution
         self._actions = actions
         self._requests = requests
@@ -352,7 +352,7 @@ class _Stream:
         self.is_wanted = True
 
     async def work(self) -> None:
-        """Acts until nothing is left, or the rest is in vain."""
+        """Acts until nothing is left, or the rest is of no use."""
         for number in self._rest:
             try:
                 if self._is_time_to_look(number) and not await self._execution.is_still_wanted():
@@ -406,7 +406,7 @@ def _refusals(body: Object, *, optional: bool = False) -> Iterator[None]:
             Reason.NOT_PERMITTED, f"the operator may not create {kind} {name}: {error}{_remedy(error, body)}"
         )
         raise Refused(obstacle, kind, sure=False) from error
-    except Invalid as error:
+    except InvalidRequest as error:
         message = f"the cluster rejects {kind} {name}: {error}{_remedy(error, body)}"
         raise Refused(Obstacle(Reason.INVALID_OBJECT, message), kind) from error
     except NotFound as error:

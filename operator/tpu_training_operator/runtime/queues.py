@@ -26,8 +26,8 @@ from tpu_training_operator.kube.cluster import (
     RESOURCE_FLAVORS,
     WORKLOAD_PRIORITY_CLASSES,
     WORKLOADS,
+    ClusterReader,
     Object,
-    Reader,
     Resource,
 )
 from tpu_training_operator.kube.errors import Forbidden, NotFound
@@ -39,7 +39,7 @@ _MOST = 512
 class Queues:
     """`found` is called with the kind Workload once the cluster is known to have it."""
 
-    def __init__(self, cluster: Reader, found: Callable[[Resource], None] = lambda kind: None) -> None:
+    def __init__(self, cluster: ClusterReader, found: Callable[[Resource], None] = lambda kind: None) -> None:
         self._cluster = cluster
         self._found = found
         self._version = KUEUE_VERSIONS[0]

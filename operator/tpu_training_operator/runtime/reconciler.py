@@ -21,16 +21,16 @@ from tpu_training_operator.domain.cluster_state.workload import Queue, is_of_oth
 from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.blocked import blocked, recovered, retrying
+from tpu_training_operator.domain.plan.blocked import show_obstacle, show_retry, undo_retry
 from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.parse_cache import Readings
+from tpu_training_operator.domain.plan.parse_cache import ParseCache
 from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.planner import plan
-from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, JobKey, Object, Reader
+from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, ClusterReader, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound
 from tpu_training_operator.runtime.cached_cluster import Fresh
 from tpu_training_operator.runtime.events import EventSender, send_events
-from tpu_training_operator.runtime.execution import Execution, Memory, Refused, Unconfirmed
+from tpu_training_operator.runtime.execution import Memory, PlanExecution, Refused, Unconfirmed
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.transitions import unready_since
@@ -72,7 +72,7 @@ class Reconciler:
         cluster: Cluster,
         clock: Callable[[], datetime],
         *,
-        fresh: Reader | None = None,
+        fresh: ClusterReader | None = None,
         events: EventSender | None = None,
         inboxes: Inboxes | None = None,
         reporting: Reporting | None = None,
@@ -94,7 +94,7 @@ class Reconciler:
         self._fixed_node_pools = fixed_node_pools
         self._queues = queues
         self._memories: dict[JobKey, Memory] = {}
-        self._readings = Readings()
+        self._cache = ParseCache()
 
     def wrote(self, key: JobKey, version: str) -> bool:
         """Whether this resourceVersion of the job comes from the status that was written here last."""
@@ -144,7 +144,7 @@ class Reconciler:
         job, observed, stored, before, decided = seen.job, seen.observed, seen.stored, seen.before, seen.decided
 
         # 2. Act. If the cluster refuses an action for good, the job is blocked.
-        execution = Execution(self._cluster, self._clock, self._inboxes, key, job, memory, self._fixed_node_pools)
+        execution = PlanExecution(self._cluster, self._clock, self._inboxes, key, job, memory, self._fixed_node_pools)
         try:
             if not await execution.carry_out(decided):
                 return AT_ONCE
@@ -152,7 +152,7 @@ class Reconciler:
             log.info("refused, to be confirmed: %s", unconfirmed.__cause__, extra={"job": str(key)})
             return unconfirmed.wait
         except Refused as refused:
-            decided = blocked(observed, refused.obstacle, self._clock())
+            decided = show_obstacle(observed, refused.obstacle, self._clock())
             if refused.obstacle.reason == Reason.NOT_PERMITTED and await self._is_namespace_going(key):
                 decided = self._planned(replace(observed, is_namespace_going=True))
 
@@ -178,7 +178,7 @@ class Reconciler:
         return decided.again
 
     async def _look(
-        self, key: JobKey, memory: Memory, jobs: Reader, pods_of: Reader, earlier: "_Look | None" = None
+        self, key: JobKey, memory: Memory, jobs: ClusterReader, pods_of: ClusterReader, earlier: "_Look | None" = None
     ) -> "_Look":
         """Read and decide. Raises NotFound if there is no such job.
 
@@ -197,9 +197,9 @@ class Reconciler:
             return earlier
 
         # As if no earlier pass had failed.
-        stored = self._readings.status(job.get("status"))
+        stored = self._cache.status(job.get("status"))
         # The status of a job that others run is theirs.
-        before = stored if manager_of(job) else recovered(stored)
+        before = stored if manager_of(job) else undo_retry(stored)
         seen = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes, queue=queue)
         return _Look(job, observed, stored, before, self._planned(observed), queue, pods)
@@ -211,10 +211,10 @@ class Reconciler:
             self._reporting,
             network_policy=self._network_policy,
             max_hosts=self._max_hosts,
-            readings=self._readings,
+            cache=self._cache,
         )
 
-    async def _fresh_enough(self, seen: "_Look", key: JobKey, memory: Memory, fresh: Reader) -> "_Look":
+    async def _fresh_enough(self, seen: "_Look", key: JobKey, memory: Memory, fresh: ClusterReader) -> "_Look":
         """A look that is as fresh as its plan needs. Raises NotFound if there is no such job."""
         if seen.decided.freshness is Freshness.FRESH_PODS:
             # With the present pods, the plan may be another one, which may need more.
@@ -224,7 +224,7 @@ class Reconciler:
         if memory.began == seen.job["metadata"]["resourceVersion"] and memory.pods == 0:
             now = await fresh.get(JOBS, key.namespace, key.name)
             if now["metadata"]["resourceVersion"] == memory.began:
-                # Nobody has touched the job since its first attempt began here, when it had no pods. Workers can only
+                # Nothing has touched the job since its first attempt began here, when it had no pods. Workers can only
                 # come of that attempt, with the names of those that are about to be created.
                 return seen
         return await self._look(key, memory, fresh, fresh, seen)
@@ -311,10 +311,10 @@ class Reconciler:
         is_news, message = not memory.sent_retrying, _explanation(error)
         try:
             before = Status.read(job.get("status"))
-            is_news = is_news and recovered(before) is before
+            is_news = is_news and undo_retry(before) is before
             # The status of a finished job says how it ended.
             if before.completion_time is None and not manager_of(job):
-                after = retrying(Observed.of(job, []), message, self._clock())
+                after = show_retry(Observed.of(job, []), message, self._clock())
                 if after != before:
                     await self._write(after, before, job, key, memory)
         except ApiError as failure:

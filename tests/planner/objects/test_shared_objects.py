@@ -42,7 +42,7 @@ def test_the_run_spec_in_full() -> None:
         "spec.recipe.warmupSteps": 20,
         "spec.recipe.seed": 7,
         "spec.recipe.parameters": {"width": "2", "hidden": "128"},
-        "spec.recipe.optimizer": {"name": "sgd", "learningRate": "0.1", "momentum": "0.9", "weightDecay": "1e-4"},
+        "spec.recipe.optimizer": {"name": "sgd", "learningRate": "0.1", "momentum": "0.9", "weightDecay": "0.0001"},
     }
     assert run_spec(changes) == {
         "schema": "runspec/v1",
@@ -56,7 +56,7 @@ def test_the_run_spec_in_full() -> None:
         "warmupSteps": 5,
         "schedule": {"name": "Constant", "milestones": []},
         "seed": 7,
-        "optimizer": {"name": "sgd", "learningRate": "0.4", "momentum": "0.9", "weightDecay": "1e-4"},
+        "optimizer": {"name": "sgd", "learningRate": "0.4", "momentum": "0.9", "weightDecay": "0.0001"},
         "parameters": {"hidden": "128", "width": "2"},
         "recipe": {
             "recipe.tunedOn.acceleratorType": "v5litepod-4",
@@ -66,7 +66,7 @@ def test_the_run_spec_in_full() -> None:
             "recipe.optimizer.name": "sgd",
             "recipe.optimizer.learningRate": "0.1",
             "recipe.optimizer.momentum": "0.9",
-            "recipe.optimizer.weightDecay": "1e-4",
+            "recipe.optimizer.weightDecay": "0.0001",
             "recipe.seed": "7",
         },
         "scaling": [
@@ -100,7 +100,7 @@ def test_the_run_spec_in_full() -> None:
                 "runsOn": "0.4",
                 "rule": "0.1 x 4 = 0.4 (linear rule, the usual one for sgd)",
             },
-            {"name": "weight decay", "tunedOn": "1e-4", "runsOn": "1e-4", "rule": "as in the recipe"},
+            {"name": "weight decay", "tunedOn": "0.0001", "runsOn": "0.0001", "rule": "as in the recipe"},
         ],
     }
 

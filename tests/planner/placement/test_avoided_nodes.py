@@ -102,7 +102,7 @@ def test_a_gang_that_cannot_be_placed_without_the_node_may_use_it_again(nodes: l
     assert waits is not None
     cluster.now += waits
     [event] = one_pass(cluster).events
-    assert event.message.endswith(f"release their nodes; the job may use {BAD} again")
+    assert event.message.endswith(f"; the job may use {BAD} again")
     assert (cluster.status.attempt, cluster.status.avoided_nodes, cluster.status.device_faults) == (4, [], [])
 
 

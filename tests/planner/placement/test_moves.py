@@ -26,7 +26,7 @@ from tpu_training_operator.api.constants import LABEL_ALTERNATIVE
 from tpu_training_operator.api.status import ReportPhase, State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
-from tpu_training_operator.domain.plan.blocked import blocked
+from tpu_training_operator.domain.plan.blocked import show_obstacle
 from tpu_training_operator.kube.errors import Forbidden
 
 SMALLER = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 600}
@@ -213,7 +213,7 @@ def test_a_job_with_a_long_history_does_not_go_round_faster_than_a_new_one() -> 
         cluster.pods.clear()
         job, pods = cluster.read()
         refusal = Obstacle(Reason.INVALID_OBJECT, "admission webhook no-tpus.example.com denied the request")
-        status = blocked(Observed.of(job, pods), refusal, cluster.now).status
+        status = show_obstacle(Observed.of(job, pods), refusal, cluster.now).status
         assert status is not None
         cluster.write_status({**job, "status": status.as_json()})
         one_pass(cluster)
@@ -272,7 +272,7 @@ def test_a_suspension_does_not_make_a_job_forget_the_slice_on_which_it_ran() -> 
 def test_what_the_cluster_refuses_for_certain_needs_no_waiting(words: str, minutes: int) -> None:
     cluster = given_a_begun_attempt(TWO)
     job, pods = cluster.read()
-    status = blocked(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, words), cluster.now).status
+    status = show_obstacle(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, words), cluster.now).status
     assert status is not None
     cluster.write_status({**job, "status": status.as_json()})
     decided = look(cluster)

@@ -348,4 +348,4 @@ def test_the_workload_of_another_job_is_not_taken() -> None:
     ]
     passes(cluster, 3)
     assert (cluster.pods, cluster.status.state) == ({}, State.BLOCKED)
-    assert "belongs to somebody else" in ready_message(cluster)
+    assert "has another owner" in ready_message(cluster)

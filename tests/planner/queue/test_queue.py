@@ -261,6 +261,26 @@ def test_a_job_whose_workers_have_changed_while_it_was_suspended_asks_for_other_
     assert (cluster.status.state, cluster.status.attempt) == (State.RUNNING, 2)
 
 
+def test_quota_counts_the_workers_that_still_stop_before_others_are_asked_for() -> None:
+    """As in a job that a change has made Invalid before it came to rest."""
+    cluster = given_a_running_job()
+    before = kueue.seen(cluster).uid
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+    cluster.edit_trainer(resources={"limits": {"memory": "9Gi"}})
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    one_pass(cluster)
+    assert (kueue.seen(cluster).uid, kueue.seen(cluster).is_admitted) == (before, True)
+    assert "waiting for 4 workers to stop" in ready_message(cluster)
+    kubelet.sweep(cluster)
+    all_passes(cluster, 2)
+    assert kueue.seen(cluster).uid != before
+    kueue.admit(cluster)
+    all_passes(cluster)
+    assert (cluster.status.state, cluster.status.attempt) == (State.RUNNING, 2)
+
+
 def test_a_job_suspended_from_the_start_has_no_workload_and_holds_no_quota() -> None:
     cluster = given_a_queued_job({"spec.runPolicy": {"suspend": True}})
     all_passes(cluster)

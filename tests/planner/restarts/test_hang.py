@@ -310,10 +310,9 @@ def test_a_straggler_is_found_and_named(listens: bool, deadline: dict[str, int],
     failure = cluster.status.last_failure
     assert failure is not None
     assert (failure.failure_class, failure.reason, failure.pod) == ("Hang", "Straggler", WORKERS[3])
-    assert failure.message == (
-        f"3 of 4 workers succeeded, and digits-1-0-3 has not ended within {limit} s since; a larger"
-        " spec.runPolicy.progressDeadlineSeconds allows more"
-    )
+    assert failure.message.startswith("3 of 4 workers succeeded, ")
+    assert f"digits-1-0-3 has not ended within {limit} s" in failure.message
+    assert "progressDeadlineSeconds" in failure.message
 
 
 def with_unknown_end(pod: Object) -> None:

@@ -25,7 +25,7 @@ from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.objects.actions import DeletePod
-from tpu_training_operator.domain.plan.blocked import blocked
+from tpu_training_operator.domain.plan.blocked import show_obstacle
 
 
 def test_a_failure_raises_the_attempt_and_does_nothing_else() -> None:
@@ -283,7 +283,9 @@ def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None
     one_pass(cluster)
     kubelet.sweep(cluster)
     job, pods = cluster.read()
-    refused = blocked(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, "exceeded quota"), cluster.now).status
+    refused = show_obstacle(
+        Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, "exceeded quota"), cluster.now
+    ).status
     assert refused is not None
     cluster.write_status({**job, "status": refused.as_json()})
     assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]}"]
@@ -380,18 +382,6 @@ def test_a_gang_leaves_the_one_that_preempted_it_time_to_take_its_place() -> Non
     assert (actions(decided), decided.again) == ([], timedelta(seconds=10))
     passes(cluster, 10)
     assert "create Pod digits-2-0-0" in described(one_pass(cluster))
-
-
-def test_every_further_wait_is_longer() -> None:
-    cluster = given_a_running_gang()
-    for longest, name in ((0, "digits-1-0-0"), (5, "digits-2-0-0"), (10, "digits-3-0-0"), (20, "digits-4-0-0")):
-        fails(cluster, name)
-        one_pass(cluster)
-        earliest = cluster.status.restarts.next_attempt_time
-        assert earliest is not None
-        wait = parse_time(earliest) - cluster.now
-        assert timedelta(seconds=longest // 2) <= wait <= timedelta(seconds=longest)
-        until_running(cluster)
 
 
 # Disappearing pods.

@@ -265,9 +265,7 @@ def test_a_session_without_a_step_succeeds_with_a_warning_unless_all_was_done_be
         if resumed_at is not None:
             run.checkpoint(resumed_at)
     assert words(job)["outcome"] == "Succeeded"
-    assert [text.partition(":")[0] for text in told(job)[-1]["warnings"]] == (
-        ["the session ended without a step"] if resumed_at != 20 else []
-    )
+    assert ["without a step" in text for text in told(job)[-1]["warnings"]] == [True] * (resumed_at != 20)
 
 
 @pytest.mark.parametrize("leaves", ["the loop", "the program"])
@@ -446,9 +444,8 @@ def test_who_leaves_by_os_exit_within_a_session_has_succeeded_only_if_all_steps_
     assert in_a_fork(train) == code
     assert (words(job)["outcome"] if (job / "words").exists() else None) == outcome
     if code in (1, 75):
-        assert words(job)["message"] == (
-            f"os._exit(0) ended the process after step {steps} of 20, while its session was open"
-        )
+        assert words(job)["message"].startswith("os._exit(0) ")
+        assert f"after step {steps} of 20" in words(job)["message"]
 
 
 def in_a_fork(run: Callable[[], None]) -> int:

@@ -13,7 +13,8 @@ from tests.cluster.toolchain import ToolchainMissing
 from tests.trainer.checkpoint.faults import Blind, Faulty
 from tests.trainer.checkpoint.stores import MemoryStore
 from tpu_trainer.checkpoint import search
-from tpu_trainer.storage.store import ObjectStore, open_store
+from tpu_trainer.storage import open_store
+from tpu_trainer.storage.store import ObjectStore
 
 BUCKET = "checkpoints"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from tests.trainer.checkpoint.runs import author, commit
-from tpu_trainer.storage.store import open_store
+from tpu_trainer.storage import open_store
 
 if __name__ == "__main__":
     store = open_store(sys.argv[1])

@@ -53,7 +53,7 @@ def latest(store: ObjectStore, fingerprint: str, say: Callable[[str], None]) -> 
     if found.taken is None:
         return None
     commit, entry = found.taken
-    return LoadedCheckpoint(entry.folder, commit, found.read)
+    return LoadedCheckpoint(entry.folder, commit, found.value)
 
 
 def flat(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

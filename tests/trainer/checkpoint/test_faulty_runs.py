@@ -21,7 +21,8 @@ from tpu_trainer.checkpoint.commit import COMMIT
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.data.loading import Position, describe_resize
 from tpu_trainer.loop import checkpoints as trainer_storage
-from tpu_trainer.storage.store import DirectoryStore, open_store
+from tpu_trainer.storage import open_store
+from tpu_trainer.storage.store import DirectoryStore
 
 EXAMPLES = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
 NEWEST = "step-00000008-smalluid-1"

@@ -108,4 +108,5 @@ def test_checkpoints_where_version_0_1_0_kept_them_cause_a_warning(tmp_path: Pat
     commit(DirectoryStore(tmp_path), 10, OF_0_1_0)
     folder, (warning,) = chosen(DirectoryStore(tmp_path / ME.name))
     assert folder is None
-    assert warning.startswith(f"begins at step 0: there are checkpoints directly in {tmp_path}, where")
+    assert warning.startswith("begins at step 0: ")
+    assert str(tmp_path) in warning

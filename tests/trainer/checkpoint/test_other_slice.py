@@ -65,7 +65,7 @@ def test_losses_equal_plain_pytorch_that_changes_its_batch_midway(
     second = launcher.start(spec)
     assert set(second.wait()) == {0}, second.output()
     assert second.losses() == pytest.approx(by_hand(batch, rate, steps, ramp), abs=1e-5)
-    assert f"{FIRST * BATCH} examples were seen with a global batch of {BATCH}" in second.hosts[0].output
+    assert f"{FIRST * BATCH} examples were seen" in second.hosts[0].output
 
 
 def test_losses_of_a_job_that_moves_and_returns_are_those_of_one_that_never_moved(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.trainer.checkpoint.runs import assert_same, author, latest, snapshot
 from tests.trainer.gang_processes import DEADLINE, ROOT, Launcher
-from tpu_trainer.storage.store import open_store
+from tpu_trainer.storage import open_store
 
 Start = Callable[..., subprocess.Popen[str]]
 

@@ -221,7 +221,7 @@ def test_another_model_is_refused_with_its_first_difference(change: Callable[[nn
     change(model)
     with pytest.raises(UserCodeError) as raised:
         restore_model(snapshot, model)
-    assert str(raised.value).startswith(f"the checkpoint of step 3 does not fit the task's model: {said}")
+    assert str(raised.value).partition("model: ")[2].startswith(said)
     assert fingerprint(model, "m:f", 3) != before
 
 
@@ -235,11 +235,9 @@ def test_a_fingerprint_covers_names_types_shapes_entrypoint_and_seed_but_not_val
 def test_the_state_of_another_optimizer_is_refused() -> None:
     model, optimizer = started(momentum)
     snapshot = take(model, optimizer)
-    with pytest.raises(
-        UserCodeError, match="does not fit the optimizer: class SGD in the checkpoint, AdamW in this run"
-    ):
+    with pytest.raises(UserCodeError, match=r"class SGD .*, AdamW "):
         restore_optimizer(snapshot, adamw(list(model.parameters())))
-    with pytest.raises(UserCodeError, match=r"does not fit the optimizer: parameters \[\[4, 4\], .* in this run"):
+    with pytest.raises(UserCodeError, match=r"parameters \[\[4, 4\], "):
         restore_optimizer(snapshot, momentum(list(model.parameters())))
 
 
@@ -263,7 +261,7 @@ def test_the_state_of_hooks_comes_back_as_it_was() -> None:
 def test_what_a_checkpoint_cannot_keep_is_named_with_its_place(state: dict[str, Any], said: str) -> None:
     with pytest.raises(UserCodeError) as raised:
         take(nn.Linear(1, 1), sgd([torch.zeros(1)]), **state)
-    assert str(raised.value).startswith(f"a checkpoint cannot keep the state of the task's hooks: {said}")
+    assert str(raised.value).partition("hooks: ")[2].startswith(said)
 
 
 def test_a_tensor_that_safetensors_cannot_hold_is_refused_when_it_is_taken(snapshot: SnapshotAssertion) -> None:

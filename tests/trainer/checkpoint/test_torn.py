@@ -194,7 +194,7 @@ def test_a_writer_that_finds_another_writers_commit_does_not_claim_it(store: Obj
             store.put(name, rival.objects[name])
             return store.put_if_absent(name, data)
 
-    with pytest.raises(StorageError, match="another process writes checkpoint step-00000020-5f0c1234-1"):
+    with pytest.raises(StorageError, match="step-00000020-5f0c1234-1"):
         write(CheckpointTarget(Overtaken(), mine.author, 2), snapshot(20))
     assert newest(store).commit.step == 10
 

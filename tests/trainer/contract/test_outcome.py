@@ -53,9 +53,8 @@ def test_metrics_that_fill_the_message_alone_are_dropped_from_the_end_and_the_me
     kept = len(document["metrics"])
     assert list(document["metrics"]) == list(metrics)[:kept]
     names = ", ".join(list(metrics)[kept : kept + 3])
-    assert document["message"] == (
-        f"trained; {1000 - kept} metrics have no room here, and would with shorter names: {names} and {997 - kept} more"
-    )
+    assert document["message"].startswith(f"trained; {1000 - kept} metrics ")
+    assert document["message"].endswith(f": {names} and {997 - kept} more")
 
 
 def test_metrics_that_have_room_need_no_words() -> None:

@@ -237,9 +237,8 @@ def test_data_of_unequal_lengths_ends_all_processes_with_the_same_error(
     ran = run(task, 2, trainSteps=4)
     assert ran.outcome.code is ExitCode.UserError
     kind = "evaluation" if held_out else "training"
-    assert {outcome.message for outcome in ran.outcomes} == {
-        f"host 0 has {lengths[0]} {kind} examples, host 1 has {lengths[1]}: every process must see the whole dataset; "
-        "the trainer shards it"
+    assert {outcome.message.partition(":")[0] for outcome in ran.outcomes} == {
+        f"host 0 has {lengths[0]} {kind} examples, host 1 has {lengths[1]}"
     }
 
 

@@ -95,7 +95,7 @@ def test_a_batch_that_xla_does_not_take_is_the_users_to_mend(how: str, what: str
     changes = {"entrypoint": f"{__name__}:collated", "parameters": {"how": how}, "trainSteps": 3}
     gang = launcher.start(run_spec(replicas=1, batch={"global": 4, "perReplica": 4}, backend="xla", **changes))
     assert gang.wait() == [ExitCode.UserError], gang.output()
-    assert gang.hosts[0].message()["message"].startswith(f"a batch holds {what}, which an XLA device does not support")
+    assert gang.hosts[0].message()["message"].startswith(f"a batch holds {what}, ")
 
 
 class OfLoaders(lightning_zoo.Plain):

@@ -155,9 +155,7 @@ def test_replicas_that_compiled_different_programs_end_at_the_next_step(gang: Ga
     gang.checkup()
     gang.replicas[2].program = "another"
     errors = gang.all(lambda one: one.step(6))
-    assert [str(error).partition(";")[0] for error in errors] == [
-        "in step 6 replica 2 would run another program than replicas 0-1"
-    ] * 3
+    assert ["in step 6 replica 2 " in str(error) for error in errors] == [True] * 3
 
 
 def test_one_bit_in_one_parameter_ends_all_replicas_and_names_it(gang: Gang) -> None:

@@ -263,7 +263,7 @@ class Zeroing(SGD):
 @pytest.mark.parametrize("kind", [Uphill, Dropping, Zeroing])
 def test_an_optimizer_that_evaluates_its_closure_late_is_refused(kind: Callable[..., Any], base: type[Line]) -> None:
     run = Run(_repeating(kind, base)).begin()
-    with pytest.raises(UserCodeError, match=rf"^optimizer {kind.__name__} evaluates its closure after it has changed"):
+    with pytest.raises(UserCodeError, match=rf"^optimizer {kind.__name__} "):
         run.steps(1)
 
 

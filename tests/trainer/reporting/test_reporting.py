@@ -335,7 +335,8 @@ def test_any_trouble_with_the_service_is_one_line_and_reports_continue(
     attempts.wait_for(4)
     heartbeat.end(Outcome(ExitCode.UserError, "the run ends"))
     said = capsys.readouterr().err
-    assert said.startswith(f"progress reports: not delivered: {reason}")
+    assert said.startswith("progress reports: ")
+    assert reason in said
     assert said.endswith("the training is not affected\n")
     assert said.count("\n") == 1
 

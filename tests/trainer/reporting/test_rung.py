@@ -136,7 +136,7 @@ def test_rungs_that_cannot_be_removed_are_a_warning(ladder: Path, monkeypatch: p
     monkeypatch.setattr("tpu_trainer.checkpoint.checkpointer.remove_rungs", refuses)
     done = run(small, **laddered(ladder, 3))
     assert done.outcome.step == 40
-    assert any("what the lower rungs of the ladder have left" in warning for warning in done.warnings)
+    assert any("lower rungs of the ladder" in warning for warning in done.warnings)
 
 
 @pytest.mark.parametrize("rungs", ["/", "{root}/small.rungs/", "{root}/other.rungs/5f0c-", "{root}/small/step-"])

@@ -34,7 +34,7 @@ ATTEMPT = AttemptRecord(1, 0, 0, {})
 
 def written(history: RunHistory, uid: str = "5f0c") -> bytes:
     job = {"namespace": "default", "name": "small", "uid": uid, "attempt": 1}
-    return dump_history(history.recorded(ATTEMPT), parse_run_spec(run_spec(job=job)), None, {}, datetime.now(UTC))
+    return dump_history(history.as_recorded(ATTEMPT), parse_run_spec(run_spec(job=job)), None, {}, datetime.now(UTC))
 
 
 losses = st.lists(st.floats(-1e30, 1e30) | st.sampled_from([math.nan, math.inf, -math.inf]), min_size=33, max_size=200)
@@ -47,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def of(history: RunHistory) -> SimpleNamespace:
     """What it has recorded."""
-    return SimpleNamespace(**history.recorded(ATTEMPT))
+    return SimpleNamespace(**history.as_recorded(ATTEMPT))
 
 
 def recorded(*samples: Sample) -> SimpleNamespace:

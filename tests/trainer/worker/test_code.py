@@ -22,7 +22,7 @@ from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, TrainerError, UserCodeError
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.contract.spec import CodeSpec
-from tpu_trainer.storage.store import open_store
+from tpu_trainer.storage import open_store
 from tpu_trainer.worker import code as trainer_code
 from tpu_trainer.worker.code import install
 
@@ -89,7 +89,7 @@ def test_another_archive_than_the_one_submitted_is_not_opened(here: Path) -> Non
     (here / "code.tar.gz").write_bytes(packed(file("other.py")))
     error = refusal(CodeSpec(**code), here)
     assert isinstance(error, UserCodeError)
-    assert re.match(r"trainer.code.sha256: \S+/code.tar.gz has the sha256 [0-9a-f]{64}, and the job names", str(error))
+    assert re.match(r"\S+ \S+/code.tar.gz .* [0-9a-f]{64}", str(error))
     assert not (here / "code").exists()
 
 
@@ -129,7 +129,7 @@ def test_what_the_trainer_would_import_in_place_of_an_installed_module_is_the_us
     if not hides:
         assert install(code, worker(here / "code"), {}, ["tpu_trainer.worker.host"]) == Path.cwd()
         return
-    with pytest.raises(UserCodeError, match=f"^trainer.code: the trainer would import {name} instead of the installed"):
+    with pytest.raises(UserCodeError, match=f"^trainer.code: .* {name} "):
         install(code, worker(here / "code"), {}, ["tpu_trainer.worker.host"])
 
 
@@ -144,7 +144,8 @@ def test_a_run_with_a_file_that_hides_a_module_ends_as_the_users_error(launcher:
 def test_a_missing_archive_is_the_users_error(here: Path) -> None:
     error = refusal(CodeSpec(str(here / "nowhere" / "code.tar.gz"), "0" * 64), here)
     assert isinstance(error, UserCodeError)
-    assert str(error).startswith(f"trainer.code.uri: there is no {here}/nowhere/code.tar.gz: it was deleted")
+    assert str(error).startswith("trainer.code.uri: ")
+    assert f"{here}/nowhere/code.tar.gz" in str(error)
 
 
 def test_an_archive_that_is_too_large_is_not_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +207,7 @@ def test_a_run_trains_with_code_from_a_bucket_and_tells_when_it_continues_with_o
 
     assert (told(first), told(again)) == ([], [])
     assert len(told(other)) == 1
-    assert re.search(r"the code with sha256 [0-9a-f]{64}, this job runs the code with sha256", told(other)[0])
+    assert re.search(r"sha256 [0-9a-f]{64}, .* sha256", told(other)[0])
 
 
 def start_command(tmp_path: Path, code: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:

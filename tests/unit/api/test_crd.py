@@ -1,7 +1,6 @@
-"""The CRD in `crds/` matches the models, and is a structural schema that an API server accepts."""
+"""The CRD is a structural schema that an API server accepts, and says what the models mean."""
 
 import re
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from tpu_training_operator.api.trainer import Trainer, Volume
 from tpu_training_operator.cli.plan.crd import crd_text
 
 ROOT = Path(__file__).parents[3]
-FILE = ROOT / "crds" / "tputrainingjobs.yaml"
 CRD = custom_resource_definition()
 [VERSION] = CRD["spec"]["versions"]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
@@ -40,16 +38,6 @@ def walk(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 NODES = dict(walk(SCHEMA))
 SPEC_NODES = {path: node for path, node in NODES.items() if path.startswith(".spec")}
-
-
-def test_the_file_matches_the_models() -> None:
-    assert FILE.read_text(encoding="utf-8") == crd_text(), "crds/ is out of date: run `make crds`"
-
-
-def test_the_reference_matches_the_models() -> None:
-    written = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    page = runpy.run_path(str(ROOT / "scripts" / "reference.py"))["page"]()
-    assert written == page, "docs/reference.md is out of date: run `make crds`"
 
 
 def test_it_fits_an_annotation_of_kubectl_apply() -> None:
@@ -114,8 +102,15 @@ def test_every_number_of_the_spec_is_bounded() -> None:
     assert [path for path, node in numbers.items() if not {"minimum", "maximum"} <= set(node)] == []
 
 
-def test_the_spec_holds_no_floating_point_numbers() -> None:
-    assert [path for path, node in SPEC_NODES.items() if node.get("type") == "number"] == []
+def test_a_bound_of_a_number_fits_into_64_bits() -> None:
+    """The API server compares a whole number with them as an integer."""
+    numbers = [node for node in SPEC_NODES.values() if node.get("type") == "number"]
+    assert numbers
+    assert all(
+        isinstance(node[bound], int) and abs(node[bound]) < 2**63
+        for node in numbers
+        for bound in ("minimum", "maximum")
+    )
 
 
 def test_a_number_without_a_32_bit_bound_is_a_64_bit_number() -> None:

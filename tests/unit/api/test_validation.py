@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.bad_jobs import BAD_JOBS, DOUBLED, IMPOSSIBLE_JOBS
 from tests.unit.good_jobs import GOOD_JOBS
@@ -23,10 +24,16 @@ def problems(body: dict[str, Any]) -> list[Problem]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize(("changes", "field", "fragment"), BAD_JOBS)
-def test_a_wrong_field_is_reported_with_what_would_be_right(changes: dict[str, Any], field: str, fragment: str) -> None:
-    found = problems(job_body(changes))
-    assert any(problem.field == field and fragment in problem.message for problem in found), found
+def impossible(changes: dict[str, Any]) -> list[Problem]:
+    valid = parse_job(job_body(changes))
+    with pytest.raises(InvalidJob) as caught:
+        resolve(valid.spec), lower_rungs_of(valid)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(("changes", "field"), BAD_JOBS)
+def test_a_wrong_field_is_reported(changes: dict[str, Any], field: str) -> None:
+    assert field in [problem.field for problem in problems(job_body(changes))]
 
 
 @pytest.mark.parametrize(("changes", "field"), DOUBLED)
@@ -35,13 +42,16 @@ def test_what_is_there_twice_is_named(changes: dict[str, Any], field: str) -> No
     assert (problem.field, problem.message.endswith(" is there twice")) == (field, True)
 
 
-@pytest.mark.parametrize(("changes", "field", "fragment"), IMPOSSIBLE_JOBS)
-def test_what_cannot_be_computed_is_reported_the_same_way(changes: dict[str, Any], field: str, fragment: str) -> None:
-    valid = parse_job(job_body(changes))
-    with pytest.raises(InvalidJob) as caught:
-        resolve(valid.spec), lower_rungs_of(valid)
-    assert [problem.field for problem in caught.value.problems] == [field]
-    assert fragment in str(caught.value)
+@pytest.mark.parametrize(("changes", "field"), IMPOSSIBLE_JOBS)
+def test_what_cannot_be_computed_is_reported_the_same_way(changes: dict[str, Any], field: str) -> None:
+    assert [problem.field for problem in impossible(changes)] == [field]
+
+
+def test_every_report_says_what_would_be_right(snapshot: SnapshotAssertion) -> None:
+    reports = [(changes, problems(job_body(changes))) for changes, _ in BAD_JOBS]
+    reports += [(changes, impossible(changes)) for changes, _ in IMPOSSIBLE_JOBS]
+    lines = [line for changes, found in reports for line in (str(changes)[:200], *(f"  {each}" for each in found))]
+    assert "\n".join(lines) == snapshot
 
 
 @pytest.mark.parametrize("topology", ["5001x1x1", "999x999x999", "9999x9999x9999"])
@@ -53,7 +63,7 @@ def test_a_slice_with_far_too_many_hosts_is_refused_in_one_sentence(topology: st
 
 
 def test_every_problem_is_one_line() -> None:
-    every = [str(problem) for changes, _, _ in BAD_JOBS for problem in problems(job_body(changes))]
+    every = [str(problem) for changes, _ in BAD_JOBS for problem in problems(job_body(changes))]
     assert [text for text in every if "\n" in text] == []
 
 

@@ -27,7 +27,7 @@ def resolved(body: dict[str, Any]) -> Resolution:
     [
         ("recipe.seed=7", ("recipe", "seed"), 7),
         ("spec.recipe.seed=7", ("recipe", "seed"), 7),
-        ("recipe.optimizer.learningRate=1e-3", ("recipe", "optimizer", "learningRate"), "1e-3"),
+        ("recipe.optimizer.learningRate=1e-3", ("recipe", "optimizer", "learningRate"), 0.001),
         ("recipe.parameters.width=64", ("recipe", "parameters", "width"), "64"),
         ("recipe.parameters.rule=a=b", ("recipe", "parameters", "rule"), "a=b"),
         ("runPolicy.suspend=true", ("runPolicy", "suspend"), True),

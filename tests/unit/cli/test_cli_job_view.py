@@ -181,7 +181,7 @@ def test_a_job_that_ran_out_of_time_gets_no_advice_about_an_earlier_failure() ->
 
 def test_a_gang_without_nodes_is_sent_to_the_schedulers_words(snapshot: SnapshotAssertion) -> None:
     [told] = advice(JOBS["starting"].view(), "tpujob")
-    assert told.endswith("kubectl describe pod digits-1-0-2")
+    assert told.endswith("describe pod digits-1-0-2")
     assert told == snapshot
 
 

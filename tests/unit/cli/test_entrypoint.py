@@ -88,9 +88,8 @@ def test_missing_code_is_reported(code: Path, entrypoint: str, message: str) -> 
 
 
 def test_every_searched_directory_is_named_once(code: Path) -> None:
-    assert problem("nonesuch:task", code, code, code / "package") == (
-        f"spec.trainer.entrypoint: there is no module 'nonesuch' in {code} or {code / 'package'}"
-    )
+    found = problem("nonesuch:task", code, code, code / "package") or ""
+    assert found.endswith(f"'nonesuch' in {code} or {code / 'package'}")
 
 
 def test_a_package_with_its_own_finder_is_found(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_the_real_command_takes_what_the_sweep_passes_to_it(here: Path) -> None:
     output = options.index("--output-dir")
     shown = CliRunner().invoke(main, ["plan", job, *options[:output], *options[output + 2 :], "-o", "json"])
     assert (run, shown.exit_code) == ("run", 0), shown.output
-    assert '"learningRate": "0.25"' in shown.stdout
+    assert '"learningRate": 0.25' in shown.stdout
     assert '"v5litepod-4"' in shown.stdout
 
 

@@ -14,7 +14,7 @@ from tpu_training_operator.api.run_policy import FailureClass, RestartLimits
 from tpu_training_operator.domain.failures.first import hang, missing_worker
 from tpu_training_operator.domain.failures.table import TABLE
 from tpu_training_operator.domain.job.naming import WorkerId
-from tpu_training_operator.domain.plan.restarts.start_deadline import Late, not_started
+from tpu_training_operator.domain.plan.restarts.start_deadline import Late, start_failure
 
 PAGE = Path(__file__).parents[3].joinpath("docs/failures.md").read_text(encoding="utf-8")
 SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")}
@@ -33,7 +33,7 @@ def reasons_in_code() -> set[tuple[str, str]]:
     gone = [missing_worker(first, "digits", trace, NOON) for trace in (None, *seen(hidden))]
     without_a_pod = (*gone, hang(*seen(pod()), "no step", 1, NOON))
     late = Late(*seen(pod()), timedelta(0), NOON)
-    without_a_pod += (not_started(late, "", 1, NOON), hang(*seen(pod()), "no end", 1, NOON, reason="Straggler"))
+    without_a_pod += (start_failure(late, "", 1, NOON), hang(*seen(pod()), "no end", 1, NOON, reason="Straggler"))
     told = {(case.reason, case.failure_class) for case in (*ENDED, *STUCK)}
     fixed = {(row.reason, str(row.failure_class)) for row in TABLE if isinstance(row.reason, str)}
     return told | fixed | {(failure.reason, str(failure.failure_class)) for failure in without_a_pod}

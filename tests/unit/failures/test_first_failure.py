@@ -257,11 +257,12 @@ def test_a_missing_pod_counts_as_deleted() -> None:
 
 
 def test_a_hang_is_charged_to_the_reporting_worker() -> None:
-    found = hang(*seen(ready(pod(0, node="tpu-node-1"))), "no step was reported for 900 s", 4, at(7))
+    why = "no step for 900 s"
+    found = hang(*seen(ready(pod(0, node="tpu-node-1"))), why, 4, at(7))
     assert (found.failure_class, found.reason, found.message) == (
         "Hang",
         "NoProgress",
-        "no step was reported for 900 s",
+        why,
     )
     assert (found.attempt, found.host, found.node, found.time) == (4, 0, "tpu-node-1", time_at(7))
 

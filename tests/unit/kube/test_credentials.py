@@ -93,6 +93,6 @@ def test_without_a_usable_kubeconfig_there_are_no_credentials(kubeconfig_file: P
     with pytest.raises(NoCredentials) as caught:
         load_credentials()
     told, _, why = str(caught.value).partition("no usable kubeconfig: ")
-    assert told == "no service account token in this pod, and "
+    assert told.startswith("no service account token ")
     assert why
     assert "\n" not in why

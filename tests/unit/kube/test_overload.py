@@ -24,7 +24,7 @@ from tpu_training_operator.kube.credentials import Credentials
 from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import ApiError
 from tpu_training_operator.kube.turns import LEAST, MOST
-from tpu_training_operator.runtime.execution import Execution, Memory
+from tpu_training_operator.runtime.execution import Memory, PlanExecution
 
 JOBS, HOSTS = 16, 400
 ANSWER_SECONDS = 0.1
@@ -84,7 +84,7 @@ async def restart(client: Client, server: Server, name: str) -> None:
     key, body = JobKey("default", name), job_body()
     failures = 0
     while missing := [pod for pod in names(name) if not server.pods[pod]]:
-        execution = Execution(client, lambda: NOON, None, key, body, Memory())
+        execution = PlanExecution(client, lambda: NOON, None, key, body, Memory())
         try:
             await execution.carry_out(Plan((Batch([Create(a_pod(pod)) for pod in missing]),)))
         except ApiError as error:

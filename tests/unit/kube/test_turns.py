@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.kube.turns import LEAST, MOST, Flow, TokenBucket, Turn, Turns, WriteLimit, flow
+from tpu_training_operator.kube.turns import LEAST, MOST, Flow, Permit, TokenBucket, Turns, WriteLimit, flow
 
 # How many requests are under way: the decision
 
@@ -62,7 +62,7 @@ class Server:
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self.sent: list[str] = []
-        self._waiting: list[tuple[Turn, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Permit, asyncio.Future[None]]] = []
 
     @property
     def under_way(self) -> int:

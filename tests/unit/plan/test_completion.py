@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tests.unit.pods import ended, pod, seen
 from tpu_training_operator.api.status import Progress
-from tpu_training_operator.domain.plan.common.completion import final_progress
+from tpu_training_operator.domain.plan.common.completion import read_final_progress
 
 
 def progress(message: Any) -> Progress | None:
     text = message if isinstance(message, str) else json.dumps(message)
-    return final_progress(seen(ended(pod(), message=text))[0], 300, None)
+    return read_final_progress(seen(ended(pod(), message=text))[0], 300, None)
 
 
 def test_the_final_progress_has_step_speed_and_metrics() -> None:
@@ -31,7 +31,7 @@ def test_the_final_progress_has_step_speed_and_metrics() -> None:
 @pytest.mark.parametrize(("step", "loss"), [(300, "0.5"), (299, None)])
 def test_the_last_loss_stays_if_no_further_step_was_made(step: int, loss: str | None) -> None:
     leader = seen(ended(pod(), message=json.dumps({"step": 300, "metrics": {"accuracy": 0.98}})))[0]
-    found = final_progress(leader, 300, Progress(step=step, total_steps=300, loss="0.5"))
+    found = read_final_progress(leader, 300, Progress(step=step, total_steps=300, loss="0.5"))
     assert found is not None
     assert found.loss == loss
 

@@ -12,15 +12,15 @@ from tests.unit.pods import NOON, at, time_at
 from tpu_training_operator.api.conditions import Condition, ConditionType, Reason, find
 from tpu_training_operator.api.status import Restarts, State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 
 
-def ready_state(kind: Kind, state: State = State.RUNNING, message: str = "why") -> ReadyState:
+def ready_state(kind: Kstatus, state: State = State.RUNNING, message: str = "why") -> ReadyState:
     return ReadyState(state, kind, Reason.ALL_WORKERS_READY, message)
 
 
-def seen(generation: int, now: datetime) -> Snapshot:
-    return Snapshot(Observed({"metadata": {"generation": generation}}, ()), Status(), now)
+def seen(generation: int, now: datetime) -> JobState:
+    return JobState(Observed({"metadata": {"generation": generation}}, ()), Status(), now)
 
 
 def job_of(status: Status, generation: int = 1) -> dict[str, Any]:
@@ -30,17 +30,17 @@ def job_of(status: Status, generation: int = 1) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("before", list(Kind))
+@pytest.mark.parametrize("before", list(Kstatus))
 @pytest.mark.parametrize(
     ("kind", "conditions", "read_as"),
     [
-        (Kind.IN_PROGRESS, {"Ready": "False", "Reconciling": "True"}, "InProgress"),
-        (Kind.SETTLED, {"Ready": "True"}, "Current"),
-        (Kind.STUCK, {"Ready": "False", "Stalled": "True"}, "Failed"),
+        (Kstatus.IN_PROGRESS, {"Ready": "False", "Reconciling": "True"}, "InProgress"),
+        (Kstatus.CURRENT, {"Ready": "True"}, "Current"),
+        (Kstatus.FAILED, {"Ready": "False", "Stalled": "True"}, "Failed"),
     ],
 )
 def test_kstatus_reads_each_kind_whatever_the_job_showed_before(
-    before: Kind, kind: Kind, conditions: dict[str, str], read_as: str
+    before: Kstatus, kind: Kstatus, conditions: dict[str, str], read_as: str
 ) -> None:
     status = seen(2, NOON).present(seen(1, NOON).present(Status(), ready_state(before)), ready_state(kind))
     assert {condition.type: condition.status for condition in status.conditions} == conditions
@@ -48,12 +48,12 @@ def test_kstatus_reads_each_kind_whatever_the_job_showed_before(
 
 
 def test_a_job_is_in_progress_until_its_newest_generation_is_observed() -> None:
-    status = seen(1, NOON).present(Status(), ready_state(Kind.SETTLED))
+    status = seen(1, NOON).present(Status(), ready_state(Kstatus.CURRENT))
     assert kstatus(job_of(status, generation=2)) == "InProgress"
 
 
 def test_the_status_shows_state_reason_and_message() -> None:
-    status = seen(3, NOON).present(Status(), ready_state(Kind.SETTLED, State.SUSPENDED, "asked for"))
+    status = seen(3, NOON).present(Status(), ready_state(Kstatus.CURRENT, State.SUSPENDED, "asked for"))
     ready = find(status.conditions, ConditionType.READY)
     assert ready is not None
     assert (status.state, status.observed_generation) == (State.SUSPENDED, 3)
@@ -61,22 +61,22 @@ def test_the_status_shows_state_reason_and_message() -> None:
 
 
 def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
-    status = seen(1, at(0)).present(Status(), ready_state(Kind.SETTLED))
-    status = seen(1, at(10)).present(status, ready_state(Kind.SETTLED, message="still"))
+    status = seen(1, at(0)).present(Status(), ready_state(Kstatus.CURRENT))
+    status = seen(1, at(10)).present(status, ready_state(Kstatus.CURRENT, message="still"))
     assert [condition.last_transition_time for condition in status.conditions] == [time_at(0)]
-    status = seen(1, at(20)).present(status, ready_state(Kind.STUCK))
+    status = seen(1, at(20)).present(status, ready_state(Kstatus.FAILED))
     assert [condition.last_transition_time for condition in status.conditions] == [time_at(20), time_at(20)]
 
 
 def test_conditions_of_other_types_stay_as_they_are() -> None:
     marked = seen(1, NOON).with_condition(Status(), ConditionType.GANG_READY, True, Reason.ALL_WORKERS_READY, "all")
-    shown = seen(2, at(10)).present(marked, ready_state(Kind.SETTLED))
+    shown = seen(2, at(10)).present(marked, ready_state(Kstatus.CURRENT))
     assert find(shown.conditions, ConditionType.GANG_READY) == find(marked.conditions, ConditionType.GANG_READY)
 
 
 def test_a_message_of_any_length_can_be_shown_and_read_back() -> None:
     """The API server may quote the whole pod that it refuses."""
-    status = seen(1, NOON).present(Status(), ready_state(Kind.STUCK, message="x" * 100_000))
+    status = seen(1, NOON).present(Status(), ready_state(Kstatus.FAILED, message="x" * 100_000))
     assert Status.read(job_of(status)["status"]) == status
 
 

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from tests.unit.pods import NOON, at, pod, seen, time_at
 from tpu_training_operator.api.status import Activity, Goodput
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
-from tpu_training_operator.domain.plan.common.goodput import active_seconds, charge, lost, new_goodput, saved, settle
+from tpu_training_operator.domain.plan.common.goodput import (
+    active_seconds,
+    charge,
+    mark_lost,
+    mark_saved,
+    settle,
+    start_goodput,
+)
 
 SUMS = {
     Activity.QUEUE: "queue_seconds",
@@ -63,9 +70,9 @@ def test_a_finished_job_is_charged_no_more_time() -> None:
 
 
 def test_what_no_checkpoint_holds_is_lost() -> None:
-    trained = charge(saved(charge(doing(Activity.TRAIN), at(60), Activity.TRAIN)), at(100), Activity.TRAIN)
+    trained = charge(mark_saved(charge(doing(Activity.TRAIN), at(60), Activity.TRAIN)), at(100), Activity.TRAIN)
     assert (trained.productive_seconds, trained.unsaved_seconds) == (100, 40)
-    after = lost(trained)
+    after = mark_lost(trained)
     assert (after.productive_seconds, after.wasted_seconds, after.unsaved_seconds) == (60, 40, 0)
     assert after.ratio == "0.600"
 
@@ -135,7 +142,7 @@ _steps = st.one_of(
 
 @given(st.lists(_steps, max_size=30), _moments)
 def test_the_sums_always_add_up_and_only_grow(steps: list[tuple], end: int) -> None:
-    goodput = new_goodput(time_at(0))
+    goodput = start_goodput(time_at(0))
     for kind, *arguments in steps:
         before = goodput
         match kind:
@@ -144,9 +151,9 @@ def test_the_sums_always_add_up_and_only_grow(steps: list[tuple], end: int) -> N
             case "settle":
                 goodput = settle(goodput, arguments[1], at(arguments[0]))
             case "saved":
-                goodput = saved(goodput)
+                goodput = mark_saved(goodput)
             case "lost":
-                goodput = lost(goodput)
+                goodput = mark_lost(goodput)
         assert total(goodput) == (parse_time(goodput.since) - NOON).total_seconds()
         assert parse_time(goodput.since) >= parse_time(before.since)
         assert 0 <= goodput.unsaved_seconds <= goodput.productive_seconds
@@ -159,6 +166,5 @@ def test_the_sums_always_add_up_and_only_grow(steps: list[tuple], end: int) -> N
 
 
 def test_a_new_job_has_waited_since_it_was_created() -> None:
-    assert (
-        charge(new_goodput("2026-01-15T12:00:00.25Z"), NOON + timedelta(seconds=9.9), Activity.START).queue_seconds == 9
-    )
+    goodput = start_goodput("2026-01-15T12:00:00.25Z")
+    assert charge(goodput, NOON + timedelta(seconds=9.9), Activity.START).queue_seconds == 9

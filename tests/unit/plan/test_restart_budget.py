@@ -11,7 +11,7 @@ from tests.unit.pods import NOON
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass, Restart
 from tpu_training_operator.api.status import Restarts
 from tpu_training_operator.domain.cluster_state.observed import format_time
-from tpu_training_operator.domain.plan.common.restart_budget import backoff, may_restart, refill, with_restart
+from tpu_training_operator.domain.plan.common.restart_budget import backoff, count_restart, may_restart, refill
 
 
 def policy(seconds: int = 86400, **limits: int) -> Restart:
@@ -72,7 +72,7 @@ def test_no_window_has_more_restarts_in_it_than_the_limit(window: int, limit: in
         assert allowed is (inside < limit)
         if allowed:
             granted.append(now)
-            restarts = with_restart(rules, restarts, FailureClass.UNKNOWN, now, timedelta(0))
+            restarts = count_restart(rules, restarts, FailureClass.UNKNOWN, now, timedelta(0))
     assert restarts.by_class.get("Unknown", 0) == len(granted)
 
 
@@ -89,10 +89,6 @@ def test_the_wait_doubles_with_every_restart_up_to_its_limit(restarts: int, seco
     waits = [backoff(policy(), after(Preemption=restarts), str(seed), NOON).total_seconds() for seed in range(200)]
     assert seconds / 2 < min(waits) <= max(waits) <= seconds
     assert len(set(waits)) > 190, "two jobs that failed together come back together"
-
-
-def test_the_first_restart_is_immediate() -> None:
-    assert backoff(policy(), Restarts(by_class={"Unknown": 7}), "seed", NOON) == timedelta(0)
 
 
 def test_restarts_of_every_class_lengthen_the_wait() -> None:

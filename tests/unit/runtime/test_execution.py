@@ -17,9 +17,9 @@ from tpu_training_operator.domain.objects.actions import Action, Create, DeleteP
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.cluster import JobKey, Object, Resource
-from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
+from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, InvalidRequest, NotFound, Unavailable
 from tpu_training_operator.kube.turns import LEAST, Turns, WriteLimit
-from tpu_training_operator.runtime.execution import Execution, Memory, Refused
+from tpu_training_operator.runtime.execution import Memory, PlanExecution, Refused
 
 SIDE_BY_SIDE = 32
 
@@ -145,7 +145,7 @@ class Running:
         as the pass has read it."""
         key = JobKey("default", name)
         memory = Memory(sent_missing=set(told))
-        execution = Execution(self._server, self._clock, None, key, body or a_job(name), memory)
+        execution = PlanExecution(self._server, self._clock, None, key, body or a_job(name), memory)
         self.tasks.append(asyncio.create_task(execution.carry_out(Plan(tuple(map(Batch, batches))))))
         await settle()
         return self.tasks[-1]
@@ -284,7 +284,7 @@ async def test_the_job_is_read_once_in_32_actions(server: Server, running: Runni
 async def test_a_refusal_ends_the_batch(server: Server, running: Running) -> None:
     task = await running.begin(Pods("large", 2304))
     await server.answer(Unavailable(500, "", "before"))
-    await server.answer(Invalid(422, "Invalid", "no such field"))
+    await server.answer(InvalidRequest(422, "Invalid", "no such field"))
     assert not task.done(), "what was sent is awaited"
     sent = len(server.sent)
     await server.answer_all()

@@ -19,7 +19,7 @@ from tpu_training_operator.domain.objects.actions import Create
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES, JobKey, Object, Resource
-from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
+from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, InvalidRequest, NotFound, Unavailable
 from tpu_training_operator.local.store import Store
 from tpu_training_operator.runtime import execution
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -172,7 +172,7 @@ async def test_a_deleted_job_needs_nothing(store: Recorded, reconciler: Reconcil
     ("refusal", "reason"),
     [
         (Forbidden(403, "Forbidden", "exceeded quota: tpu"), "NotPermitted"),
-        (Invalid(422, "Invalid", "spec.containers[0].image: Required value " + "x" * 10_000), "InvalidObject"),
+        (InvalidRequest(422, "Invalid", "spec.containers[0].image: Required value " + "x" * 10_000), "InvalidObject"),
     ],
 )
 async def test_a_refusal_is_told_in_the_clusters_own_words(
@@ -383,7 +383,7 @@ async def a_restart_is_due(store: Recorded, reconciler: Reconciler) -> None:
 @pytest.mark.parametrize(
     "refusal",
     [
-        Invalid(422, "Invalid", "status.attempt: Unsupported value"),
+        InvalidRequest(422, "Invalid", "status.attempt: Unsupported value"),
         Conflict(409, "Conflict", "admission webhook denied the request"),
     ],
 )
@@ -400,7 +400,7 @@ async def test_an_event_about_failing_passes_that_was_not_sent_is_sent_later(
     store: Recorded, reconciler: Reconciler
 ) -> None:
     store.refuses = {
-        "status": Invalid(422, "Invalid", "status.attempt: Unsupported value"),
+        "status": InvalidRequest(422, "Invalid", "status.attempt: Unsupported value"),
         "Event": Unavailable(503, "", "overloaded"),
     }
     await failing_passes(reconciler, 4)
@@ -431,7 +431,7 @@ async def test_the_network_policy_is_created_before_the_workers(store: Recorded,
     [
         Forbidden(403, "Forbidden", "no rights"),
         NotFound(404, "NotFound", "the server could not find the requested resource"),
-        Invalid(422, "Invalid", "spec.ingress[1]: nonsense"),
+        InvalidRequest(422, "Invalid", "spec.ingress[1]: nonsense"),
     ],
 )
 async def test_a_gang_trains_without_a_policy_that_the_cluster_keeps_refusing(
@@ -476,9 +476,9 @@ async def test_a_refused_placeholder_is_told_as_what_it_was_for(
 ) -> None:
     meta = {"name": "digits-hold0-0-0", "namespace": "default"}
     asks = Plan((Batch((Create({"apiVersion": "v1", "kind": "Pod", "metadata": meta}, optional=True),)),))
-    store.refuses = {"Pod": Invalid(422, "Invalid", "spec.priorityClassName: no such class")}
+    store.refuses = {"Pod": InvalidRequest(422, "Invalid", "spec.priorityClassName: no such class")}
     job = await store.get(JOBS, "default", "digits")
-    assert await execution.Execution(store, clock, None, KEY, job, execution.Memory()).carry_out(asks)
+    assert await execution.PlanExecution(store, clock, None, KEY, job, execution.Memory()).carry_out(asks)
     (event,) = await events(store, "PlaceholderRefused")
     assert event["note"] == snapshot
 

@@ -1,4 +1,4 @@
-"""Which checkpoint has the best evaluation: COMMITs say so themselves, so nothing beside them can be lost or stale."""
+"""Finds the checkpoint with the best evaluation. The evaluations are in the COMMITs, so no index can be out of date."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.spec import BestSpec, Mode
 
 
-def best_of(among: Iterable[Candidate], by: BestSpec) -> Best | None:
-    """None if no evaluation of them has a finite value. Of equal ones, that which has seen the fewest examples."""
-    found = []
-    for commit, entry in among:
+def best_of(candidates: Iterable[Candidate], by: BestSpec) -> Best | None:
+    """Returns the best checkpoint; of equal ones, the one that has seen the fewest examples.
+
+    None if none of them has an evaluation with a finite value.
+    """
+    ranked = []
+    for commit, entry in candidates:
         value = (commit.evaluation or {}).get(by.metric)
         if value is not None and math.isfinite(value):
-            found.append((value if by.mode is Mode.MIN else -value, commit.examples, str(entry.folder), entry.folder))
-    if not found:
+            ranked.append((value if by.mode is Mode.MIN else -value, commit.examples, str(entry.folder), entry.folder))
+    if not ranked:
         return None
-    value, *_, folder = min(found)
+    value, *_, folder = min(ranked)
     return Best(str(folder), folder.step, by.metric, value if by.mode is Mode.MIN else -value)
 
 
 def best_in(target: CheckpointTarget) -> Best | None:
-    """The best of all checkpoints that the job may continue unasked; None without checkpoint.keepBest.
+    """Returns the best of all checkpoints that the job may continue unasked; None without checkpoint.keepBest.
 
     Raises:
         StorageError: the storage refuses.

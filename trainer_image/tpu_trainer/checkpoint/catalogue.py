@@ -1,9 +1,9 @@
-"""The checkpoints in a store: which there are, which are whole, how one is written, and which are deleted.
+"""The checkpoints in a store: lists them, checks that they are complete, writes new ones and deletes old ones.
 
-Writing puts COMMIT last, and deleting removes it first, so that what is half written or half deleted is never taken for
-whole. A run deletes only what its own job wrote, in this or an earlier attempt: a host that was cut off, and writes on
-beside its successor, must not destroy the successor's work. A listing may lag behind, so none is a reason to delete:
-what it lacks is read by its name, and what has a COMMIT stays until this attempt has a newer checkpoint.
+Writing puts COMMIT last, and deleting removes it first, so that no half of a checkpoint passes for a complete one. A
+run deletes only what its own job wrote, in this or an earlier attempt: a host that was cut off may still write beside
+its successor, and must not destroy the successor's work. A listing may lag behind, so it is never a reason to delete:
+a file that it lacks is read by its name, and a folder with a COMMIT stays until this attempt has a newer checkpoint.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_files
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.spec import BestSpec
+from tpu_trainer.storage import open_store
 from tpu_trainer.storage.store import MissingError, ObjectStore
 
 Say = Callable[[str], None]
@@ -26,7 +27,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Entry:
-    """One checkpoint's folder as listed; `sizes`: its files in bytes, with COMMIT if there is one."""
+    """One checkpoint's folder as listed. `sizes`: the bytes of each file, COMMIT included if there is one."""
 
     folder: Folder
     sizes: Mapping[str, int]
@@ -35,18 +36,18 @@ class Entry:
 Candidate = tuple[Commit, Entry]
 
 _TOMBSTONE = b""
-"""In the place of a COMMIT, so that nobody can commit any more. Empty, because a full disk has room for that; a crash
-between creating a COMMIT and filling it leaves the same."""
+"""Takes the place of a COMMIT, so that no writer can commit any more. It is empty, because a full disk has room for
+that; a crash between creating a COMMIT and filling it leaves the same."""
 
 _NO_COMMITS = (_TOMBSTONE, b"being deleted")
-"""The second is the tombstone of earlier versions."""
+"""The tombstones of this and of earlier versions."""
 
 _READING = re.compile(r"step-reading-([0-9A-Za-z]{1,8})-([0-9]{1,6})")
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that was read whole. `reader`: the rank that read it, and has its tensors."""
+    """A checkpoint that was read completely. `reader`: the rank that read it and holds its tensors."""
 
     folder: Folder
     commit: Commit
@@ -56,8 +57,8 @@ class LoadedCheckpoint:
 
 @dataclass(frozen=True)
 class CheckpointTarget:
-    """Where this run's checkpoints go; `keep` is how many committed ones stay, besides the best one if there is
-    `best`."""
+    """Where this run's checkpoints go. `keep`: how many committed ones stay. `best`: the rule by which one more
+    stays."""
 
     store: ObjectStore
     author: Author
@@ -70,21 +71,21 @@ class SkippedError(Exception):
 
 
 class UnfinishedError(SkippedError):
-    """It was never complete, or is being deleted."""
+    """The checkpoint was never complete, or is being deleted."""
 
 
 class IncompleteError(SkippedError):
-    """A file is missing or has another size, as far as can be seen: a later look may find it."""
+    """A file is missing or has another size; a later look may find it."""
 
 
 class GoneError(SkippedError):
-    """It was deleted while it was read."""
+    """The checkpoint was deleted while it was read."""
 
 
 @dataclass(frozen=True)
 class RejectedCheckpoint:
     """A checkpoint that is not taken. commit: None if it cannot be read. worthless: no version of the trainer can read
-    anything of it. gone: its COMMIT was there when it was listed."""
+    its COMMIT. gone: its COMMIT was listed, and has disappeared since."""
 
     entry: Entry
     why: str
@@ -98,8 +99,9 @@ class RejectedCheckpoint:
 
 @dataclass
 class Survey:
-    """What a store holds, by one listing and all COMMITs. candidates: those with a COMMIT, in no particular order,
-    whether or not their files are there. readers: (job, attempt) of those that choose a checkpoint at this moment."""
+    """What a store holds, by one listing and all COMMITs. candidates: checkpoints with a COMMIT, in no particular
+    order, whether or not their files are there. readers: (job, attempt) of the runs that are choosing a checkpoint
+    now."""
 
     candidates: list[Candidate] = field(default_factory=list)
     unreadable: list[RejectedCheckpoint] = field(default_factory=list)
@@ -108,30 +110,30 @@ class Survey:
 
 
 def survey(store: ObjectStore, concerns: Callable[[Folder], bool] = lambda folder: True) -> Survey:
-    """Looks at the folders that `concerns` returns True for.
+    """Lists the store and reads the COMMITs of the folders that `concerns` returns True for.
 
     Raises:
         StorageError: the storage refuses.
     """
-    listing, found = store.list("step-"), Survey()
-    found.readers = [(name[1], int(name[2])) for name in map(_READING.fullmatch, listing) if name]
+    listing, result = store.list("step-"), Survey()
+    result.readers = [(name[1], int(name[2])) for name in map(_READING.fullmatch, listing) if name]
     for entry in sorted(entries(listing), key=lambda entry: str(entry.folder), reverse=True):
         if not concerns(entry.folder):
             continue
         try:
-            found.candidates.append((read_commit(store, entry.folder), entry))
+            result.candidates.append((read_commit(store, entry.folder), entry))
         except UnfinishedError as why:
             gone = COMMIT in entry.sizes and isinstance(why.__cause__, MissingError)
-            found.unfinished.append(RejectedCheckpoint(entry, str(why), gone=gone))
+            result.unfinished.append(RejectedCheckpoint(entry, str(why), gone=gone))
         except SkippedError as why:
-            found.unreadable.append(
+            result.unreadable.append(
                 RejectedCheckpoint(entry, str(why), worthless=not isinstance(why.__cause__, OtherFormatError))
             )
-    return found
+    return result
 
 
 def entries(listing: Mapping[str, int]) -> list[Entry]:
-    """All folders that are named like checkpoints, in no particular order."""
+    """Returns all folders that are named like checkpoints, in no particular order."""
     sizes: dict[Folder, dict[str, int]] = {}
     for path, size in listing.items():
         name, _, file = path.partition("/")
@@ -177,10 +179,10 @@ def check_listed(store: ObjectStore, candidate: Candidate) -> None:
 
 
 def read_checked(store: ObjectStore, folder: Folder, commit: Commit, file: str) -> bytes:
-    """The content of one of the checkpoint's files.
+    """Returns the content of one of the checkpoint's files.
 
     Raises:
-        SkippedError: it is not what COMMIT says.
+        SkippedError: it does not match its size and checksum in COMMIT.
         StorageError: the storage refuses.
     """
     mark = commit.files[file]
@@ -200,7 +202,11 @@ def read_checked(store: ObjectStore, folder: Folder, commit: Commit, file: str) 
 
 
 def is_complete(store: ObjectStore, candidate: Candidate) -> bool:
-    """Returns whether all its files are there, in their sizes. Raises StorageError: the storage refuses."""
+    """Returns whether all files of the checkpoint are there, in their sizes.
+
+    Raises:
+        StorageError: the storage refuses.
+    """
     try:
         check_listed(store, candidate)
     except SkippedError:
@@ -209,8 +215,8 @@ def is_complete(store: ObjectStore, candidate: Candidate) -> bool:
 
 
 def progress(candidate: Candidate) -> tuple[int, int, str]:
-    """Returns how far it is, to compare: by examples and not by steps, because on a larger slice a step has more of
-    them. Of equal ones the later attempt's is further."""
+    """Returns a key that orders checkpoints by how far they are: by examples, because the size of a step depends on the
+    slice, and then by attempt."""
     commit, entry = candidate
     return commit.examples, entry.folder.attempt, str(entry.folder)
 
@@ -221,9 +227,10 @@ def _mark_of(job: str, attempt: int) -> str:
 
 @contextmanager
 def reading(target: CheckpointTarget) -> Iterator[None]:
-    """Marks the time of the choice of a checkpoint: an earlier attempt that still writes deletes nothing meanwhile."""
+    """Marks in the store that this run is choosing a checkpoint: an earlier attempt that still writes deletes nothing
+    meanwhile."""
     name = _mark_of(target.author.job, target.author.attempt)
-    # Where it cannot be written, the choice itself still works: it looks again whenever something disappears.
+    # Without the mark the choice still works: the search looks again whenever something disappears.
     with contextlib.suppress(StorageError):
         target.store.put(name, b"")
     try:
@@ -234,86 +241,91 @@ def reading(target: CheckpointTarget) -> Iterator[None]:
 
 
 def prepare(target: CheckpointTarget) -> None:
-    """Finds out at the start, not hours later, whether checkpoints can be written. First deletes what was never
-    complete, because on a full disk that makes the room.
-
-    Only while nothing is being written.
+    """Checks at the start, not hours later, that checkpoints can be written. First deletes the job's incomplete ones,
+    which on a full disk makes the room. Call it while nothing is being written.
 
     Raises:
         StorageError: the storage refuses to list, write or delete.
     """
-    own = _own(target)
-    for one in own.unfinished:
-        _delete_unfinished(target.store, one.entry)
-    for job, attempt in own.readers:
+    checkpoints = _survey_own(target)
+    for rejected in checkpoints.unfinished:
+        _delete_unfinished(target.store, rejected.entry)
+    for job, attempt in checkpoints.readers:
         if job == target.author.job:
-            # Of one that was killed while it chose.
+            # A run that was killed during its choice has left the mark.
             target.store.delete(_mark_of(job, attempt))
     probe_writing(target)
 
 
 def probe_writing(target: CheckpointTarget, who: str = "") -> None:
-    """Raises StorageError: the storage refuses to write or delete. `who`: tells the writers of an attempt apart."""
+    """Writes and deletes a probe. `who`: distinguishes the writers of an attempt.
+
+    Raises:
+        StorageError: the storage refuses.
+    """
     probe = f"step-probe-{target.author.job}-{target.author.attempt}{who}"
     target.store.put(probe, b"")
     target.store.delete(probe)
 
 
 class PeerParts:
-    """The other hosts that write a part of the same checkpoint: by default there are none."""
+    """The parts of a checkpoint that other hosts write; this base class has none."""
 
     def begin(self) -> None:
-        """They may write."""
+        """Lets the other hosts write."""
 
     def marks(self) -> Mapping[str, Mark]:
-        """Of their files, once they have written them. Raises StorageError if one cannot."""
+        """Waits for the other hosts; returns the marks of their files. Raises StorageError: a host failed."""
         return {}
 
     def close(self) -> None:
-        """They need not wait for `begin` any more."""
+        """Ends the other hosts' wait for `begin`."""
 
 
 def write(
-    target: CheckpointTarget, snapshot: Snapshot, evaluation: Evaluation | None = None, others: PeerParts | None = None
+    target: CheckpointTarget,
+    snapshot: Snapshot,
+    evaluation: Evaluation | None = None,
+    peer_parts: PeerParts | None = None,
 ) -> int:
-    """Returns the bytes of the whole checkpoint once it is committed. `evaluation`: of its step.
+    """Writes and commits a checkpoint; returns its bytes, all parts included. `evaluation`: of its step.
 
     Raises:
-        StorageError: it is not committed, and the files written so far count for nothing.
+        StorageError: it is not committed; the files written so far are no checkpoint.
     """
     store, author = target.store, target.author
     folder = Folder(snapshot.step, author.job, author.attempt)
-    others = others or PeerParts()
+    peer_parts = peer_parts or PeerParts()
     marks: dict[str, Mark] = {}
     try:
         # A restarted process of the same attempt may reach the same step again: while the files are being replaced, the
         # first COMMIT would vouch for a mixture.
         store.delete(f"{folder}/{COMMIT}")
-        others.begin()
+        peer_parts.begin()
         put_files(store, folder, snapshot_files(snapshot), marks)
-        marks |= others.marks()
+        marks |= peer_parts.marks()
     except StorageError:
         _free(store, folder)
         raise
     finally:
-        others.close()
+        peer_parts.close()
     clean = bool(snapshot.document.get("clean", True))
     weights = str(snapshot.document.get("weights", ""))
     commit = Commit(snapshot.step, snapshot.examples, author, marks, clean, evaluation, weights).to_json()
     try:
         created = store.put_if_absent(f"{folder}/{COMMIT}", commit)
     except StorageError:
-        # Its answer may be lost, and the COMMIT there: `_free` begins with it.
+        # The COMMIT may be there although its answer was lost: `_free` deletes it first.
         _free(store, folder)
         raise
-    # A request that was sent again after a lost answer finds its own COMMIT there.
+    # A request that is repeated after a lost answer finds the COMMIT of the first one.
     if not created and store.read(f"{folder}/{COMMIT}") != commit:
         raise StorageError(f"{store.uri}: another process writes checkpoint {folder} as this job's attempt, too")
     return sum(mark.size for mark in marks.values()) + len(commit)
 
 
 def _free(store: ObjectStore, folder: Folder) -> None:
-    """Deletes what a write that failed has left: on a full disk it would block the next one."""
+    """Deletes what a failed write has left: on a full disk it would block the next one."""
     with contextlib.suppress(StorageError):
         _delete(store, folder, [name.partition("/")[2] for name in store.list(f"{folder}/")])
 
@@ -335,25 +347,41 @@ def delete_files(store: ObjectStore, folder: Folder, files: Iterable[str]) -> No
 
 
 def make_room(target: CheckpointTarget, step: int, best: Best | None = None) -> None:
-    """After the commit of `step`: deletes this job's other checkpoints except the newest `keep` and `best`, what was
-    never complete, and what is damaged and older. Nothing while a later attempt chooses its checkpoint.
+    """Deletes what the job no longer needs after the commit of `step`: its other checkpoints except the newest `keep`
+    and `best`, incomplete ones, and older damaged ones. Does nothing while a later attempt chooses its checkpoint.
 
     Raises:
         StorageError: not everything could be deleted.
     """
     store, author = target.store, target.author
-    written, own = Folder(step, author.job, author.attempt), _own(target)
-    if any(job == author.job and attempt > author.attempt for job, attempt in own.readers):
+    written, checkpoints = Folder(step, author.job, author.attempt), _survey_own(target)
+    if any(job == author.job and attempt > author.attempt for job, attempt in checkpoints.readers):
         return
     spared = None if best is None else Folder.parse(best.name)
-    whole = {entry.folder: is_complete(store, (commit, entry)) for commit, entry in own.candidates}
-    for entry in surplus(own.candidates, author, target.keep, written, spared, lambda folder: whole[folder]):
+    complete = {entry.folder: is_complete(store, (commit, entry)) for commit, entry in checkpoints.candidates}
+    for entry in surplus(checkpoints.candidates, author, target.keep, written, spared, lambda folder: complete[folder]):
         _delete(store, entry.folder, entry.sizes)
-    for one in own.unreadable:
-        if one.worthless and one.entry.folder.step <= step:
-            _delete(store, one.entry.folder, one.entry.sizes)
-    for one in own.unfinished:
-        _delete_unfinished(store, one.entry)
+    for rejected in checkpoints.unreadable:
+        if rejected.worthless and rejected.entry.folder.step <= step:
+            _delete(store, rejected.entry.folder, rejected.entry.sizes)
+    for rejected in checkpoints.unfinished:
+        _delete_unfinished(store, rejected.entry)
+
+
+def remove_rungs(prefix: str) -> int:
+    """Deletes the checkpoints of a ladder's lower rungs, whose URIs start with `prefix`, .../NAME.rungs/UID-. Only the
+    next rung reads them, until it has its own. Returns how many objects there were.
+
+    Raises:
+        StorageError: the storage refuses.
+    """
+    parent, folder, job = prefix.rsplit("/", 2)
+    store = open_store(parent, "checkpoint.rungs")
+    # COMMITs first, so that no half-deleted checkpoint passes for a complete one.
+    names = sorted(store.list(f"{folder}/{job}"), key=lambda name: not name.endswith(f"/{COMMIT}"))
+    for name in names:
+        store.delete(name)
+    return len(names)
 
 
 def surplus(
@@ -362,36 +390,36 @@ def surplus(
     keep: int,
     written: Folder,
     best: Folder | None = None,
-    whole: Callable[[Folder], bool] = lambda folder: True,
+    complete: Callable[[Folder], bool] = lambda folder: True,
 ) -> Sequence[Entry]:
-    """What to delete: all but the newest `keep`, `written`, `best`, and the newest clean one, from which a run whose
-    loss is no longer finite can start again.
+    """Returns what to delete: all but the newest `keep`, `written`, `best`, and the newest clean one, from which a run
+    whose loss is no longer finite can start again.
 
     `written` need not be among the newest: an earlier attempt that was cut off may have come further, and its
-    checkpoints stay. Those of another task, model or seed do not count, since this run could not use them. Nor do those
-    that are not `whole`, which stay until there are `keep` newer ones.
+    checkpoints stay. Checkpoints of another task, model or seed do not count, since this run could not use them. Those
+    that are not `complete` do not count either, and stay until there are `keep` newer ones.
     """
     usable = [(commit, entry) for commit, entry in held if commit.author.fingerprint == author.fingerprint]
     newest_first = sorted(usable, key=progress, reverse=True)
-    intact = [one for one in newest_first if whole(one[1].folder)]
-    kept = {entry.folder for _, entry in intact[:keep]} | {written}
-    oldest = min((one for one in newest_first if one[1].folder in kept), key=progress, default=None)
+    intact = [candidate for candidate in newest_first if complete(candidate[1].folder)]
+    newest = {entry.folder for _, entry in intact[:keep]} | {written}
+    oldest = min((candidate for candidate in newest_first if candidate[1].folder in newest), key=progress, default=None)
     clean = next((entry.folder for commit, entry in intact if commit.clean), None)
-    spared = {*kept, clean, best}
+    spared = {*newest, clean, best}
     return [
-        one[1]
-        for one in newest_first
-        if one[1].folder not in spared
-        and (whole(one[1].folder) or (oldest is not None and progress(one) < progress(oldest)))
+        candidate[1]
+        for candidate in newest_first
+        if candidate[1].folder not in spared
+        and (complete(candidate[1].folder) or (oldest is not None and progress(candidate) < progress(oldest)))
     ]
 
 
-def _own(target: CheckpointTarget) -> Survey:
-    """Looks at what this job wrote, in this attempt and earlier ones."""
+def _survey_own(target: CheckpointTarget) -> Survey:
+    """Surveys what this job wrote, in this attempt and earlier ones."""
     author = target.author
-    own = survey(target.store, lambda folder: folder.job == author.job and folder.attempt <= author.attempt)
-    own.candidates = [one for one in own.candidates if one[0].author.uid == author.uid]
-    return own
+    checkpoints = survey(target.store, lambda folder: folder.job == author.job and folder.attempt <= author.attempt)
+    checkpoints.candidates = [pair for pair in checkpoints.candidates if pair[0].author.uid == author.uid]
+    return checkpoints
 
 
 def _delete(store: ObjectStore, folder: Folder, files: Iterable[str]) -> None:
@@ -399,6 +427,6 @@ def _delete(store: ObjectStore, folder: Folder, files: Iterable[str]) -> None:
 
 
 def _delete_unfinished(store: ObjectStore, entry: Entry) -> None:
-    """Deletes it, unless its writer, cut off but alive, has committed it since it was looked at."""
+    """Deletes the checkpoint, unless its writer, cut off but alive, has committed it since the survey."""
     if COMMIT in entry.sizes or store.put_if_absent(f"{entry.folder}/{COMMIT}", _TOMBSTONE):
         delete_files(store, entry.folder, [*(file for file in entry.sizes if file != COMMIT), COMMIT])

@@ -1,8 +1,8 @@
-"""Decides after every step whether a checkpoint is due, and has it written beside the training.
+"""Decides after every step whether a checkpoint is due, and has it written while the training continues.
 
-One replica leads: data-parallel replicas all hold the same state, so it could write everything, and it commits. One on
-each other host may write a part. All know after which steps a checkpoint is due, because all compare their parameters
-first. Whether minutes have passed is the leader's clock's decision; it asks the others through the signals.
+One replica leads: all replicas hold the same state, so it could write everything, and it commits. One replica on each
+other host may write a part. A checkpoint that is due by steps is due in all replicas at once. The leader's clock alone
+decides whether one is due by time, and the leader asks the others through the signals.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from threading import Thread
 
 from tpu_trainer.checkpoint.best import best_in, note_evaluation
-from tpu_trainer.checkpoint.catalogue import CheckpointTarget, PeerParts, make_room, write
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, PeerParts, make_room, remove_rungs, write
 from tpu_trainer.checkpoint.commit import Evaluation
-from tpu_trainer.checkpoint.rungs import remove_rungs
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.findings import NumericalHealth
@@ -28,7 +27,8 @@ WORTH_SAYING = 1.0
 
 @dataclass(frozen=True)
 class CheckpointSchedule:
-    """When checkpoints are due: every so many steps, seconds, or both; always after `last_step`, the run's end."""
+    """When checkpoints are due: every few steps, every few seconds, or both; always after `last_step`, the run's
+    end."""
 
     every_steps: int | None
     every_seconds: int | None
@@ -44,7 +44,7 @@ class CheckpointSchedule:
 
 @dataclass(frozen=True)
 class CheckpointCost:
-    """What checkpoints have cost. blocked: seconds in which training waited for them or was copied; size: bytes."""
+    """What checkpoints have cost. blocked: seconds in which the training waited for a write or a copy. size: bytes."""
 
     blocked: float = 0.0
     size: int = 0
@@ -53,8 +53,8 @@ class CheckpointCost:
 
 @dataclass(frozen=True)
 class WriteResult:
-    """How one write ended. failure: None once it is committed; complaint: what else went wrong, such as a deletion.
-    best: the best checkpoint after it, with checkpoint.keepBest."""
+    """How one write ended. failure: None if it is committed. complaint: what else went wrong, such as a deletion. best:
+    the best checkpoint after it, with checkpoint.keepBest."""
 
     step: int
     size: int = 0
@@ -66,8 +66,8 @@ class WriteResult:
 class Checkpoints:
     """What the loop calls. The methods of this base class write nothing. `due`: None in a run without checkpoint.uri.
 
-    last_step: the newest step that this run knows to be committed. closes: the training has made its last step, whose
-    checkpoint may be written a second time: until `close`, older ones stay.
+    last_step: the newest step that is committed, as far as this run knows. closes: the training has made its last step,
+    whose checkpoint may be written a second time; until `close`, older ones stay.
     """
 
     def __init__(self, due: CheckpointSchedule | None = None) -> None:
@@ -77,32 +77,33 @@ class Checkpoints:
         self.cost = CheckpointCost()
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is due after this step; the same in every replica."""
+        """Returns whether a checkpoint is due after this step; the same in every replica."""
         return self._due is not None and self._due.by_step(step)
 
     def overdue(self) -> bool:
-        """Asked in every step: whether one is due by this replica's clock."""
+        """Returns whether a checkpoint is due by this replica's clock. Call it in every step."""
         return False
 
     def note_evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """The result of the evaluation after `step`, before or after its checkpoint is taken, if one is taken."""
+        """Adds the evaluation after `step` to the checkpoint of that step, if there is one now or later."""
 
     def save(self, step: int, position: Position, health: NumericalHealth) -> None:
-        """Takes a snapshot, and has it written while training continues."""
+        """Takes a snapshot, and has it written while the training continues."""
 
     def save_now(self, step: int, position: Position, health: NumericalHealth) -> int | None:
-        """The run is being stopped: returns `step` once a checkpoint of it is committed, None if that failed."""
+        """Writes a checkpoint of a run that is being stopped; returns `step` once it is committed, None if it
+        failed."""
         return None
 
     def finish(self) -> bool:
-        """Waits for the write under way. Returns whether the newest snapshot is committed (or there was none)."""
+        """Waits for the current write. Returns whether the newest snapshot is committed (or there was none)."""
         return True
 
     def close(self) -> None:
-        """The last checkpoint is committed and stays as it is: deletes what is now too much."""
+        """Deletes checkpoints beyond checkpoint.keep. The last one is committed and not written again."""
 
     def tidy(self) -> None:
-        """The whole training has succeeded: removes what was of use until then."""
+        """Deletes what only an unfinished training needs. The whole training has succeeded."""
 
 
 class NoCheckpoints(Checkpoints):
@@ -110,10 +111,10 @@ class NoCheckpoints(Checkpoints):
 
 
 class PartWriter(Checkpoints):
-    """For a process that does not lead, where hosts write together: takes part in the checkpoint of each step once.
+    """Writes a part of each checkpoint, in a process that does not lead. Takes part in each step's checkpoint once.
 
-    take: returns what writes this process's part of a step's checkpoint, None if it has none; the training's thread
-    calls it. resumed: the step of the checkpoint that the run continues from.
+    take: copies this process's part of a step's checkpoint, in the training's thread, and returns a function that
+    writes it, None if there is no part. resumed: the step of the checkpoint that the run continues from.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class PartWriter(Checkpoints):
             self._writing.start()
 
     def save_now(self, step: int, position: Position, health: NumericalHealth) -> int | None:
-        # The leader repeats alone what has failed.
+        # If the write has failed, the leader alone repeats it.
         if self._newest != step:
             self.save(step, position, health)
         self.finish()
@@ -145,10 +146,13 @@ class PartWriter(Checkpoints):
 
 
 class Checkpointer(Checkpoints):
-    """take: makes the snapshot of a step, alone or in parts. say: takes each message for people. found_best: takes each
-    new best checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that the run
-    continues from. others: the hosts that write parts of a snapshot. repeats: a step's snapshot can be taken a second
-    time, by this process alone. rungs: as in `CheckpointSpec`. best: the best checkpoint that is known."""
+    """Writes checkpoints, in the process that leads.
+
+    take: makes the snapshot of a step, whole or as one of several parts. say: receives each message. found_best:
+    receives each new best checkpoint. The training's thread makes these calls. resumed: the step of the checkpoint that
+    the run continues from. peer_parts: returns the parts that other hosts write of a snapshot. repeats: this process
+    alone can take a step's snapshot a second time. rungs: as in `CheckpointSpec`.
+    """
 
     def __init__(
         self,
@@ -159,14 +163,14 @@ class Checkpointer(Checkpoints):
         resumed: int | None = None,
         now: Callable[[], float] = time.monotonic,
         found_best: Callable[[Best], None] = lambda best: None,
-        others: Callable[[Snapshot], PeerParts] = lambda _: PeerParts(),
+        peer_parts: Callable[[Snapshot], PeerParts] = lambda _: PeerParts(),
         repeats: bool = True,
         rungs: str | None = None,
     ) -> None:
         super().__init__(due)
         self._rungs = rungs
         self._target, self._when, self._take, self._say, self._now = target, due, take, say, now
-        self._others, self._repeats = others, repeats
+        self._peer_parts, self._repeats = peer_parts, repeats
         self._writing: Thread | None = None
         self._results: list[WriteResult] = []
         self.last_step = self._newest = resumed
@@ -194,15 +198,15 @@ class Checkpointer(Checkpoints):
                 note_evaluation(self._target, step, evaluation)
                 best = best_in(self._target)
                 self._tell_best(best)
-                # The one that was the best until now may be superfluous.
+                # The checkpoint that was the best until now may be superfluous.
                 if not self.closes:
                     make_room(self._target, step, best)
             except StorageError as error:
                 self._say(f"the evaluation of step {step} was not noted with its checkpoint: {error}")
 
     def save_now(self, step: int, position: Position, health: NumericalHealth) -> int | None:
-        # This step may have been due by itself; if that write failed, this is a second attempt, in which no other host
-        # takes part.
+        # A checkpoint of this step may have been due anyway. If its write failed, this is a second attempt, in which no
+        # other host takes part.
         again = self._newest == step
         self.finish()
         if self.last_step != step and (self._repeats or not again):
@@ -234,7 +238,7 @@ class Checkpointer(Checkpoints):
         self._save(step, position, health, alone=False)
 
     def _save(self, step: int, position: Position, health: NumericalHealth, *, alone: bool) -> None:
-        # First the previous one: two snapshots at once would take more host memory than anybody planned for.
+        # The previous write ends first: two snapshots at once would take more host memory than was planned for.
         begun = self._now()
         previous = self._wait()
         waited = self._now() - begun
@@ -244,22 +248,22 @@ class Checkpointer(Checkpoints):
                 "was written: checkpoints are due faster than this storage takes them"
             )
         snapshot = self._take(step, position, health, alone)
-        others = self._others(snapshot)
+        peer_parts = self._peer_parts(snapshot)
         self._taken = self._newest = step
         self._since = self._now()
         self.cost = CheckpointCost(self.cost.blocked + self._since - begun, self.cost.size, self.cost.commits)
         evaluation = self._evaluation[1] if self._evaluation is not None and self._evaluation[0] == step else None
         target, keeps_all = self._target, self.closes
-        # A daemon: storage that never answers must not keep the process from ending once it has been told to.
+        # A daemon, so that storage that never answers does not keep the process from ending.
         self._writing = Thread(
-            target=lambda: self._results.append(_write(target, snapshot, evaluation, others, keeps_all)),
+            target=lambda: self._results.append(_write(target, snapshot, evaluation, peer_parts, keeps_all)),
             name="checkpoint",
             daemon=True,
         )
         self._writing.start()
 
     def _wait(self) -> WriteResult | None:
-        """Waits for the write under way, if there is one, and takes its result into account."""
+        """Waits for the current write, if there is one, and evaluates its result."""
         if self._writing is None:
             return None
         # Joined, because a thread that still frees its tensors while the interpreter exits aborts the process.
@@ -287,12 +291,12 @@ class Checkpointer(Checkpoints):
 
 
 def _write(
-    target: CheckpointTarget, snapshot: Snapshot, evaluation: Evaluation | None, others: PeerParts, keeps_all: bool
+    target: CheckpointTarget, snapshot: Snapshot, evaluation: Evaluation | None, peer_parts: PeerParts, keeps_all: bool
 ) -> WriteResult:
-    """Runs in a thread of its own, and never raises. `keeps_all`: deletes no other checkpoint."""
+    """Writes a checkpoint and deletes old ones, unless it `keeps_all`. Runs in a separate thread, and never raises."""
     size, best = 0, None
     try:
-        size = write(target, snapshot, evaluation, others)
+        size = write(target, snapshot, evaluation, peer_parts)
         best = best_in(target)
         if not keeps_all:
             make_room(target, snapshot.step, best)
@@ -300,7 +304,7 @@ def _write(
         text = str(error)
         if not isinstance(error, StorageError):
             text = f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"
-        # It is committed if it has a size.
+        # A checkpoint with a size is committed.
         return (
             WriteResult(snapshot.step, size, best, complaint=text) if size else WriteResult(snapshot.step, failure=text)
         )

@@ -1,4 +1,4 @@
-"""Names and COMMIT: the object that is written last, makes a checkpoint of the others, and says what they must be."""
+"""The format of COMMIT, the object that is written last and makes a checkpoint of the others, and of their names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tpu_trainer.checkpoint.parts import WHOLE, file_of
 
 COMMIT = "COMMIT"
 WHOLE_FILES, PARTS = 1, 2
-"""Formats. The second has files in parts, which a trainer that knows the first only would miss."""
+"""Formats. The second has files in parts, which a trainer that knows only the first would miss."""
 
 Evaluation = Mapping[str, float | None]
-"""The metrics of an evaluation; None is one that was not finite, which JSON cannot hold."""
+"""The metrics of an evaluation; None for a value that is not finite, which JSON cannot hold."""
 
 _FOLDER = re.compile(r"step-([0-9]{8,12})-([0-9A-Za-z]{1,8})-([0-9]{1,6})")
 
@@ -28,9 +28,9 @@ class OtherFormatError(ValueError):
 
 @dataclass(frozen=True)
 class Author:
-    """One attempt of one job. `world` counts processes, `global_batch` examples per step.
+    """One attempt of one job. `world`: processes. `global_batch`: examples per step.
 
-    `name` is "namespace/name", and `recipe` what the user wrote, before scaling; both are empty in a COMMIT of version
+    `name`: "namespace/name". `recipe`: what the user wrote, before scaling. Both are empty in a COMMIT of version
     0.1.0. `code`: the sha256 of trainer.code, empty if the image brought the code.
     """
 
@@ -45,15 +45,15 @@ class Author:
 
     @property
     def job(self) -> str:
-        """The job in a folder's name: enough of its uid to distinguish the jobs of one directory."""
+        """The job's name in a folder's name: enough of its uid to distinguish the jobs of one directory."""
         return re.sub("[^0-9A-Za-z]", "", self.uid)[:8] or "0"
 
     def __str__(self) -> str:
         return f"{self.name or f'with uid {self.uid}'}, attempt {self.attempt}"
 
     def may_continue(self, other: Author) -> bool:
-        """Whether this job continues `other`'s checkpoints unasked: they are its own, or belong to a job of the same
-        name and recipe that was deleted and created again."""
+        """Returns whether this job continues `other`'s checkpoints unasked: they are its own, or belong to a job of the
+        same name and recipe that was deleted and created again."""
         return self.uid == other.uid or (self.is_namesake(other) and self.recipe == other.recipe)
 
     def is_namesake(self, other: Author) -> bool:
@@ -62,7 +62,7 @@ class Author:
 
 @dataclass(frozen=True)
 class Folder:
-    """The name of a checkpoint. Every writer has its own, so that two never share a file."""
+    """The name of a checkpoint. It contains the writer, so that two writers never share a file."""
 
     step: int
     job: str
@@ -73,14 +73,14 @@ class Folder:
 
     @classmethod
     def parse(cls, name: str) -> Folder | None:
-        """None if it is not the name of a checkpoint."""
-        found = _FOLDER.fullmatch(name)
-        return cls(int(found[1]), found[2], int(found[3])) if found else None
+        """Returns None if it is not the name of a checkpoint."""
+        match = _FOLDER.fullmatch(name)
+        return cls(int(match[1]), match[2], int(match[3])) if match else None
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a file must be: `size` in bytes, `crc32c` (RFC 3720, Castagnoli) of all of them."""
+    """A file's size in bytes and the CRC-32C (RFC 3720) of its content."""
 
     size: int
     crc32c: int
@@ -92,9 +92,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Commit:
-    """step, examples: as in the snapshot. files: all of them, by name. clean: losses and gradients were finite in all
-    steps that led to it; a COMMIT without the field counts as clean. evaluation: of its step, with checkpoint.keepBest.
-    weights: the checksum of what it holds of the model (`last_weights`); empty where none was computed.
+    """What a COMMIT states about its checkpoint.
+
+    step, examples: as in the snapshot. files: all of them, by name. clean: losses and gradients were finite in all
+    steps so far; a COMMIT without the field counts as clean. evaluation: of the same step, with checkpoint.keepBest.
+    weights: the checksum of the model (`last_weights`); empty where none was computed.
     """
 
     step: int
@@ -110,7 +112,7 @@ class Commit:
         version = WHOLE_FILES if all(name == _whole(name) for name in files) else PARTS
         document: dict[str, Any] = {"format": version, "step": self.step, "examples": self.examples, "files": files}
         author = asdict(self.author)
-        # Beside the author: an older trainer takes an author with an unknown field for damage.
+        # Not in the author: an older trainer takes an author with an unknown field for damage.
         if code := author.pop("code"):
             document["code"] = code
         document |= {"author": author, "clean": self.clean}
@@ -122,17 +124,17 @@ class Commit:
 
     @classmethod
     def parse(cls, data: bytes) -> Commit:
-        """Raises ValueError (OtherFormatError among them), whose text says what is wrong."""
+        """Parses a COMMIT. Raises ValueError (or its subclass OtherFormatError), whose text says what is wrong."""
         try:
             document = json.loads(data)
             version = document["format"]
             if version in (WHOLE_FILES, PARTS):
                 marks = document["files"].items()
                 files = {name: Mark(int(mark["size"]), int(mark["crc32c"])) for name, mark in marks}
-                # A later version may say more of the author.
-                known = {one.name for one in fields(Author)}
-                said = {name: value for name, value in document["author"].items() if name in known}
-                author = Author(**said | {"code": str(document.get("code", ""))})
+                # A later version may write more fields.
+                names = {field.name for field in fields(Author)}
+                known = {name: value for name, value in document["author"].items() if name in names}
+                author = Author(**known | {"code": str(document.get("code", ""))})
                 clean = bool(document.get("clean", True))
                 evaluation = document.get("evaluation")
                 numbers = evaluation and {name: value and float(value) for name, value in evaluation.items()}

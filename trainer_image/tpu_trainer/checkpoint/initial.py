@@ -1,6 +1,6 @@
-"""Weights to begin with (checkpoint.initFrom): from another job's checkpoint, or from a .safetensors file.
+"""Initial weights (checkpoint.initFrom), from another job's checkpoint or from a .safetensors file.
 
-Only a run without a checkpoint takes them, and only them: its steps, optimizer and data start from the beginning.
+Only a run without a checkpoint takes them. It takes nothing else: steps, optimizer and data start from the beginning.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tpu_trainer.checkpoint.parts import file_of
 from tpu_trainer.checkpoint.search import SearchCriteria, search
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.spec import InitSpec
-from tpu_trainer.storage.store import MissingError, ObjectStore, open_store
+from tpu_trainer.storage import open_store
+from tpu_trainer.storage.store import MissingError, ObjectStore
 
 _SETTING = "checkpoint.initFrom"
 _FILE = ".safetensors"
-# A large file may be in parts, which are named as Hugging Face's libraries do it.
 _MOST_NAMES = 8
 
 
 @dataclass(frozen=True)
 class Weights:
-    """`source`: where they come from, in words. `tensors`: by their names in the model they belong to. `passed`: newer
-    ones that could not be taken, and why."""
+    """Tensors by their names in the model. `source`: where they come from, in words. `passed`: why newer checkpoints
+    could not be taken, if there are any."""
 
     source: str
     tensors: Mapping[str, Tensor]
@@ -41,7 +41,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Fit:
-    """How weights fit a model: `loaded` counts tensors; the others are described in one text each."""
+    """How weights fit a model. `loaded`: the number of tensors that fit. The lists describe one tensor in each text."""
 
     loaded: int
     missing: Sequence[str]
@@ -50,7 +50,7 @@ class Fit:
 
     @property
     def differences(self) -> str:
-        """Empty if everything fits."""
+        """Returns what does not fit, in words; empty if everything fits."""
         parts = {
             "the model has, and they lack": self.missing,
             "they have, and the model lacks": self.unexpected,
@@ -60,16 +60,16 @@ class Fit:
 
 
 def load_initial_weights(spec: InitSpec, model: nn.Module) -> tuple[str, str | None]:
-    """Gives the model, still on the host, the weights that checkpoint.initFrom names.
+    """Gives the model, which is still on the host, the weights that checkpoint.initFrom names.
 
-    Returns where they come from, and what did not fit or was passed over, None if everything is as expected.
+    Returns where they come from, and what did not fit or was passed over (None if nothing was).
 
     Raises:
         UserCodeError: there are none, or they do not fit.
         BadSpecError: it is not a place for checkpoints.
         StorageError: the storage refuses.
     """
-    weights = _of_file(spec.uri) if spec.uri.endswith(_FILE) else _of_checkpoint(spec.uri)
+    weights = _from_file(spec.uri) if spec.uri.endswith(_FILE) else _from_checkpoint(spec.uri)
     fit = load_weights(weights.tensors, model, strict=spec.strict)
     source, passed = f"{fit.loaded} tensors of {weights.source}", [weights.passed] if weights.passed else []
     if not fit.differences:
@@ -80,34 +80,34 @@ def load_initial_weights(spec: InitSpec, model: nn.Module) -> tuple[str, str | N
     raise UserCodeError(f"{_SETTING}: the weights of {weights.source} do not fit the model; {hint}; {fit.differences}")
 
 
-def load_weights(given: Mapping[str, Tensor], model: nn.Module, *, strict: bool) -> Fit:
-    """Copies what has the name and shape of a tensor of the model; with `strict`, only if everything fits.
+def load_weights(tensors: Mapping[str, Tensor], model: nn.Module, *, strict: bool) -> Fit:
+    """Copies the tensors that have the name and shape of one of the model's; with `strict`, only if all of them fit.
 
     A weight that the model uses in several places may have any of its names. Floating-point types are converted.
     """
     with user_code("the model's state_dict()"):
         state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
-    pairs = {name: (tensor, state[name]) for name, tensor in given.items() if name in state}
+    pairs = {name: (tensor, state[name]) for name, tensor in tensors.items() if name in state}
     different = [
-        f"{name} ({_described(tensor)} there, {_described(own)} in the model)"
-        for name, (tensor, own) in pairs.items()
-        if not _fits(tensor, own)
+        f"{name} ({_describe(tensor)} there, {_describe(target)} in the model)"
+        for name, (tensor, target) in pairs.items()
+        if not _fits(tensor, target)
     ]
-    named = {id(own) for _, own in pairs.values()}
+    named = {id(target) for _, target in pairs.values()}
     fitting = {name: pair for name, pair in pairs.items() if _fits(*pair)}
-    missing = {id(own): name for name, own in reversed(state.items()) if id(own) not in named}
-    fit = Fit(len(fitting), sorted(missing.values()), sorted(given.keys() - state.keys()), sorted(different))
+    missing = {id(target): name for name, target in reversed(state.items()) if id(target) not in named}
+    fit = Fit(len(fitting), sorted(missing.values()), sorted(tensors.keys() - state.keys()), sorted(different))
     if not (strict and fit.differences):
         with torch.no_grad():
-            for tensor, own in fitting.values():
-                own.copy_(tensor)
+            for tensor, target in fitting.values():
+                target.copy_(tensor)
     return fit
 
 
-def _of_file(uri: str) -> Weights:
+def _from_file(uri: str) -> Weights:
     parent, _, name = uri.rpartition("/")
     data = _read(open_store(parent or "/", f"{_SETTING}.uri"), name)
-    return Weights(uri, _parsed(data, uri))
+    return Weights(uri, _parse(data, uri))
 
 
 def _read(store: ObjectStore, name: str) -> bytes:
@@ -117,22 +117,25 @@ def _read(store: ObjectStore, name: str) -> bytes:
         raise UserCodeError(f"{_SETTING}: {error}") from None
 
 
-def _of_checkpoint(uri: str) -> Weights:
-    """The newest clean checkpoint's, or the named one's: its averaged weights, where it has any, else its weights."""
+def _from_checkpoint(uri: str) -> Weights:
+    """Returns the weights of the named checkpoint, or of the newest clean one; averaged weights, where there are
+    any."""
     there = CheckpointSource.at(uri, f"{_SETTING}.uri")
-    wanted = SearchCriteria(lambda commit: commit.clean or there.folder is not None, folder=there.folder)
+    criteria = SearchCriteria(lambda commit: commit.clean or there.folder is not None, folder=there.folder)
     lines: list[str] = []
-    found = search(there.store, wanted, lambda *one: _model_and_average(there.store, *one), lines.append)
-    if found.taken is None or found.read is None:
+    result = search(
+        there.store, criteria, lambda *checkpoint: _model_and_average(there.store, *checkpoint), lines.append
+    )
+    if result.taken is None or result.value is None:
         why = f" ({'; '.join(lines)})" if lines else ""
         raise UserCodeError(
             f"{_SETTING}: there is no whole checkpoint in {uri}{why}; name the folder of a job, which holds step-..., "
             f"one of these, or a file that ends with {_FILE}"
         )
-    (commit, entry), (model, average) = found.taken, found.read
+    (commit, entry), (model, average) = result.taken, result.value
     averaged = " (averaged)" if average else ""
     source = f"checkpoint {entry.folder} of job {commit.author}{averaged}"
-    passed = f"takes {source}, which is not the newest: {found.passed[0]}" if found.passed else ""
+    passed = f"takes {source}, which is not the newest: {result.passed[0]}" if result.passed else ""
     return Weights(source, {**model, **average}, passed)
 
 
@@ -143,27 +146,27 @@ def _model_and_average(
 
 
 def _tensors(store: ObjectStore, folder: Folder, commit: Commit, file: str) -> dict[str, Tensor]:
-    """Of all parts of the file; empty if the checkpoint has no such file."""
+    """Returns the tensors of all parts of the file; empty if the checkpoint has no such file."""
     tensors: dict[str, Tensor] = {}
     for name in commit.files:
         if file_of(name) == file:
-            tensors |= _parsed(read_checked(store, folder, commit, name), f"{store.uri}, {folder}")
+            tensors |= _parse(read_checked(store, folder, commit, name), f"{store.uri}, {folder}")
     return tensors
 
 
-def _parsed(data: bytes, where: str) -> dict[str, Tensor]:
+def _parse(data: bytes, where: str) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise UserCodeError(f"{_SETTING}: {where} is not a safetensors file: {error}") from None
 
 
-def _fits(there: Tensor, own: Any) -> bool:
-    kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (there, own)]
-    return there.shape == own.shape and (there.dtype == own.dtype or kinds == [(True, False)] * 2)
+def _fits(there: Tensor, target: Any) -> bool:
+    kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (there, target)]
+    return there.shape == target.shape and (there.dtype == target.dtype or kinds == [(True, False)] * 2)
 
 
-def _described(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 

@@ -1,8 +1,8 @@
-"""Where a job's training starts: at a checkpoint of its own, at one that it was told to continue, or at step 0.
+"""Chooses where a job's training starts: at its own checkpoint, at one that checkpoint.resumeFrom names, or at step 0.
 
-A job that continued somebody else's finished training would succeed without training anything. So a job continues
-unasked only what it wrote itself, or what a job of the same name and recipe wrote before it was deleted and created
-again. Everything else must be named in checkpoint.resumeFrom.
+A job that continued another job's finished training would succeed without training anything. So a job continues unasked
+only what it wrote itself, or what a job of the same name and recipe wrote before it was deleted and created again.
+Everything else must be named in checkpoint.resumeFrom.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from tpu_trainer.contract.errors import (
     StorageError,
     UserCodeError,
 )
-from tpu_trainer.storage.store import ObjectStore, open_store
+from tpu_trainer.storage import open_store
+from tpu_trainer.storage.store import ObjectStore
 
 _SETTING = "checkpoint.resumeFrom"
 _MOST_DIFFERENCES = 4
@@ -29,7 +30,7 @@ _MOST_DIFFERENCES = 4
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """What checkpoint.resumeFrom or checkpoint.initFrom names: the newest checkpoint of `store`, or `folder` in it."""
+    """What checkpoint.resumeFrom or checkpoint.initFrom names: the newest checkpoint in `store`, or `folder` in it."""
 
     uri: str
     store: ObjectStore
@@ -37,10 +38,10 @@ class CheckpointSource:
 
     @staticmethod
     def at(uri: str, setting: str = _SETTING) -> CheckpointSource:
-        """Without any access to it yet. `setting`: the field that names it.
+        """Parses `uri` without accessing it yet. `setting`: the field that names it.
 
         Raises:
-            BadSpecError: it is not a place for checkpoints.
+            BadSpecError: it is neither an absolute path nor gs://bucket/path.
         """
         parent, _, last = uri.rstrip("/").rpartition("/")
         folder = Folder.parse(last)
@@ -48,44 +49,47 @@ class CheckpointSource:
 
 
 def choose_own(
-    store: ObjectStore, author: Author, elsewhere: CheckpointSource | None, say: Say, warn: Say
+    store: ObjectStore, author: Author, source: CheckpointSource | None, say: Say, warn: Say
 ) -> LoadedCheckpoint | None:
-    """The newest checkpoint in the job's own folder that it may continue unasked; None if there is none.
+    """Returns the newest checkpoint in the job's own folder that it may continue unasked; None if there is none.
 
-    `warn`: takes what matters to someone who expected the job to continue from the newest.
+    `warn`: receives a message if the job does not continue from the newest checkpoint.
 
     Raises:
         CheckpointUnusableError: this very job has checkpoints there, and none can be continued.
         UserCodeError: an earlier job of this name left checkpoints of another recipe, and nothing says what to do.
         StorageError: the storage refuses.
     """
-    wanted = SearchCriteria(lambda commit: author.may_continue(commit.author), lambda commit: _unfit(commit, author))
-    found = search(store, wanted, lambda *one: _whole(store, *one), say, expected=author.attempt > 1)
-    # Of a COMMIT that cannot be read only the folder says whose it is.
-    own = [one for one in found.passed if _wrote(author, one)]
-    ahead = [one for one in found.passed if one.commit is not None or one in own]
-    if (taken := _found(found)) is not None:
+    criteria = SearchCriteria(lambda commit: author.may_continue(commit.author), lambda commit: _unfit(commit, author))
+    result = search(
+        store, criteria, lambda *checkpoint: _read_snapshot(store, *checkpoint), say, expected=author.attempt > 1
+    )
+    by_this_job = [rejected for rejected in result.passed if _wrote(author, rejected)]
+    ahead = [rejected for rejected in result.passed if rejected.commit is not None or rejected in by_this_job]
+    if (taken := _loaded(result)) is not None:
         if ahead:
             warn(_not_the_newest(taken, ahead))
         return taken
-    if own:
-        fits = [one for one in own if one.commit is not None and _unfit(one.commit, author) is None]
-        raise (CheckpointUnusableError if fits or own[0].commit is None else OtherModelError)(_unusable(store, own))
-    if elsewhere is None:
-        usable = [one for one in found.others if one[0].author.fingerprint == author.fingerprint]
+    if by_this_job:
+        is_damaged = by_this_job[0].commit is None or any(
+            rejected.commit is not None and _unfit(rejected.commit, author) is None for rejected in by_this_job
+        )
+        raise (CheckpointUnusableError if is_damaged else OtherModelError)(_unusable(store, by_this_job))
+    if source is None:
+        usable = [pair for pair in result.others if pair[0].author.fingerprint == author.fingerprint]
         _refuse_other_recipe(store, author, usable)
-        for commit, entry in found.others:
+        for commit, entry in result.others:
             say(f"checkpoint {entry.folder} is passed over: it is of job {commit.author}")
     if ahead:
-        warn(f"begins {'at step 0' if elsewhere is None else 'elsewhere'}: {'; '.join(map(str, ahead[:2]))}")
-    elif elsewhere is None and (found.others or found.passed):
+        warn(f"begins {'at step 0' if source is None else 'elsewhere'}: {'; '.join(map(str, ahead[:2]))}")
+    elif source is None and (result.others or result.passed):
         warn(
             f"begins at step 0: {store.uri} holds checkpoints, but none that this job continues unasked; the log says "
             f"why, and {_SETTING} can name one"
         )
-    elif elsewhere is None and any(_wrote(author, one) for one in found.unfinished):
+    elif source is None and any(_wrote(author, rejected) for rejected in result.unfinished):
         warn(f"begins at step 0: {store.uri} holds files of this job's, but no checkpoint that was ever complete")
-    elif elsewhere is None and _lie_above(store, author):
+    elif source is None and _are_above(store, author):
         warn(
             f"begins at step 0: there are checkpoints directly in {_above(store, author)}, where version 0.1.0 kept "
             f"them; {_SETTING} can name it"
@@ -93,27 +97,27 @@ def choose_own(
     return None
 
 
-def choose_named(elsewhere: CheckpointSource, author: Author, say: Say, warn: Say) -> LoadedCheckpoint:
-    """The checkpoint that checkpoint.resumeFrom names. `warn`: as for `choose_own`.
+def choose_named(source: CheckpointSource, author: Author, say: Say, warn: Say) -> LoadedCheckpoint:
+    """Returns the checkpoint that checkpoint.resumeFrom names. `warn`: as for `choose_own`.
 
     Raises:
         UserCodeError: there is none, or none that fits this job.
         StorageError: the storage refuses.
     """
-    store = elsewhere.store
-    wanted = SearchCriteria(unfit=lambda commit: _unfit(commit, author), folder=elsewhere.folder)
-    found = search(store, wanted, lambda *one: _whole(store, *one), say)
-    if (taken := _found(found)) is not None:
-        if found.passed:
-            warn(f"{_SETTING}: {_not_the_newest(taken, found.passed)}")
+    store = source.store
+    criteria = SearchCriteria(unfit=lambda commit: _unfit(commit, author), folder=source.folder)
+    result = search(store, criteria, lambda *checkpoint: _read_snapshot(store, *checkpoint), say)
+    if (taken := _loaded(result)) is not None:
+        if result.passed:
+            warn(f"{_SETTING}: {_not_the_newest(taken, result.passed)}")
         return taken
-    if found.passed:
+    if result.passed:
         raise UserCodeError(
-            f"{_SETTING}: no checkpoint in {elsewhere.uri} fits this job: their model, entrypoint or seed differs, or "
+            f"{_SETTING}: no checkpoint in {source.uri} fits this job: their model, entrypoint or seed differs, or "
             "their files are damaged; the log says which"
         )
     raise UserCodeError(
-        f"{_SETTING}: there is no checkpoint in {elsewhere.uri}; name the folder of a job, which holds "
+        f"{_SETTING}: there is no checkpoint in {source.uri}; name the folder of a job, which holds "
         "step-..., or one of these"
     )
 
@@ -122,19 +126,21 @@ def _unfit(commit: Commit, author: Author) -> str | None:
     return None if commit.author.fingerprint == author.fingerprint else "it is of another task, model or seed"
 
 
-def _whole(store: ObjectStore, folder: Folder, commit: Commit) -> Snapshot:
+def _read_snapshot(store: ObjectStore, folder: Folder, commit: Commit) -> Snapshot:
     return parse_snapshot(commit.files, lambda file: read_checked(store, folder, commit, file))
 
 
-def _found(search: SearchResult[Snapshot]) -> LoadedCheckpoint | None:
-    if search.taken is None or search.read is None:
+def _loaded(search: SearchResult[Snapshot]) -> LoadedCheckpoint | None:
+    if search.taken is None or search.value is None:
         return None
     commit, entry = search.taken
-    return LoadedCheckpoint(entry.folder, commit, search.read)
+    return LoadedCheckpoint(entry.folder, commit, search.value)
 
 
-def _wrote(author: Author, one: RejectedCheckpoint) -> bool:
-    return one.entry.folder.job == author.job if one.commit is None else one.commit.author.uid == author.uid
+def _wrote(author: Author, rejected: RejectedCheckpoint) -> bool:
+    return (
+        rejected.entry.folder.job == author.job if rejected.commit is None else rejected.commit.author.uid == author.uid
+    )
 
 
 def _not_the_newest(taken: LoadedCheckpoint, ahead: Sequence[RejectedCheckpoint]) -> str:
@@ -155,14 +161,14 @@ def _above(store: ObjectStore, author: Author) -> str:
     return store.uri.removesuffix(f"/{author.name}")
 
 
-def _lie_above(store: ObjectStore, author: Author) -> bool:
+def _are_above(store: ObjectStore, author: Author) -> bool:
     above = _above(store, author)
     if above in (store.uri, ""):
         return False
     try:
         return bool(entries(open_store(above).list("step-")))
     except (StorageError, BadSpecError):
-        # It is only a hint.
+        # The hint is not worth an error.
         return False
 
 

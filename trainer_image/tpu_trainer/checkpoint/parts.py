@@ -1,6 +1,6 @@
-"""Which host writes what of a checkpoint: all hosts hold the same weights, so each can write a part of them.
+"""Divides a checkpoint among the hosts: all hosts hold the same weights, so each can write a part of them.
 
-Host 0 also writes what may differ from replica to replica (buffers, the state of hooks) and what is small.
+Host 0 also writes what may differ between replicas (buffers, the state of hooks) and what is small.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NAME = re.compile(r"(\w+?)(?:-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 
 @dataclass(frozen=True)
 class CheckpointPart:
-    """Part `number`, from 0, of `count`; host 0 writes the first."""
+    """Part `number`, counted from 0, of `count`; host 0 writes the first."""
 
     number: int = 0
     count: int = 1
 
     def name(self, file: str) -> str:
-        """The object's name for this part of `file` ("model"); parts are named as Hugging Face's libraries do it."""
+        """Returns the object's name for this part of `file` ("model"), in the style of Hugging Face's libraries."""
         if self.count == 1:
             return f"{file}.safetensors"
         return f"{file}-{self.number + 1:05}-of-{self.count:05}.safetensors"
@@ -42,16 +42,16 @@ WHOLE = CheckpointPart()
 
 
 def file_of(name: str) -> str | None:
-    """The inverse of `Part.name`; None if it is not a name of tensors."""
-    found = _NAME.fullmatch(name)
-    return found[1] if found else None
+    """Returns the file that an object belongs to, the inverse of `CheckpointPart.name`; None if it holds no tensors."""
+    match = _NAME.fullmatch(name)
+    return match[1] if match else None
 
 
 def divide(sizes: Mapping[Item, int], hosts: int) -> list[set[Item]]:
-    """What each of the first hosts writes: parts of nearly equal size. `sizes`: in bytes.
+    """Divides the tensors into parts of nearly equal size, one for each of the first hosts. `sizes`: in bytes.
 
-    The largest tensor goes first, each to the part that is smallest by then. This is at most a third larger than the
-    best division (Graham 1969, "Bounds on multiprocessing timing anomalies").
+    Goes from the largest tensor to the smallest, and adds each to the part that is smallest by then. The largest part
+    is at most a third larger than in the best division (Graham 1969, "Bounds on multiprocessing timing anomalies").
     """
     count = max(1, min(hosts, sum(sizes.values()) // PART_BYTES))
     parts: list[set[Item]] = [set() for _ in range(count)]
@@ -64,11 +64,11 @@ def divide(sizes: Mapping[Item, int], hosts: int) -> list[set[Item]]:
 
 
 def digest(tensors: Mapping[Item, Tensor], parameters: Sequence[Sequence[str]]) -> list[float]:
-    """Equal where hosts mean the same tensors by the same names: two numbers that float32 holds exactly.
+    """Returns two numbers, exact in float32, that are equal on hosts whose names stand for the same tensors.
 
-    `parameters`: by name, in the order of the optimizer's groups. Its state is stored by number in that order, which
+    `parameters`: the names in the order of the optimizer's groups. Its state is stored by number in that order, which
     differs between processes if the task takes it from a set.
     """
-    described = [[*item, str(tensor.dtype), list(tensor.shape)] for item, tensor in sorted(tensors.items())]
-    whole = zlib.crc32(json.dumps([described, parameters]).encode())
-    return [float(whole >> 16), float(whole & 0xFFFF)]
+    layout = [[*item, str(tensor.dtype), list(tensor.shape)] for item, tensor in sorted(tensors.items())]
+    checksum = zlib.crc32(json.dumps([layout, parameters]).encode())
+    return [float(checksum >> 16), float(checksum & 0xFFFF)]

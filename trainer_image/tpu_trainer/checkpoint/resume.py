@@ -1,4 +1,4 @@
-"""Where a run begins: at step 0, or where a checkpoint ends, on this slice or on one of another size.
+"""Computes where a run begins: at step 0, or where a checkpoint ends, on a slice of the same or another size.
 
 Progress carries over in examples. With the same global batch the steps are the same too, and the run continues as if it
 had never stopped. With another one the new recipe trains the remaining examples, after a short ramp of the rate.
@@ -22,7 +22,7 @@ RAMP_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Leg:
-    """One stretch of a run on one slice: it began with `step` steps of `global_batch` examples counted as done."""
+    """One stretch of a run on one slice. `step`: steps of `global_batch` examples that counted as done at its start."""
 
     step: int
     global_batch: int
@@ -35,7 +35,7 @@ class Start:
     """step: steps of this recipe that count as done. examples: seen by the job so far, at least step x global batch.
 
     legs: the stretches trained so far, the present one last. health: the checkpoint's. ended: the checkpoint is of the
-    training's end, which the hooks must not make a second time.
+    training's end, so the hooks of the end do not run a second time.
     """
 
     step: int = 0
@@ -53,8 +53,8 @@ class Start:
 def document(
     start: Start, step: int, position: Position, learning_rate: float, hp: Hyperparameters, health: NumericalHealth
 ) -> dict[str, Any]:
-    """What a checkpoint after `step` steps keeps of a run, as JSON. `learning_rate`: the recipe's in the last step; in
-    older checkpoints the first parameter group's."""
+    """Returns what a checkpoint after `step` steps keeps of a run, as JSON. `learning_rate`: the recipe's in the last
+    step; in older checkpoints the first parameter group's."""
     return {
         "examples": start.examples_after(step, hp.global_batch_size),
         "globalBatch": hp.global_batch_size,
@@ -75,19 +75,19 @@ def fresh_start(hp: Hyperparameters, replicas: int, attempt: int) -> Start:
 def continued_start(
     kept: Mapping[str, Any], hp: Hyperparameters, replicas: int, attempt: int, reduction: float = 1.0
 ) -> Start:
-    """The start of recipe `hp` from a checkpoint's document. `reduction`: of the rate, by schedule Plateau."""
+    """Returns the start of recipe `hp` from a checkpoint's document. `reduction`: of the rate, by schedule Plateau."""
     examples, batch = int(kept["examples"]), hp.global_batch_size
     # Rounded down: a partial step's examples are added to the budget, never taken from it.
     step = min(examples // batch, hp.train_steps)
-    same = kept["globalBatch"] == batch
-    before = tuple(Leg(**leg) for leg in kept["legs"])
-    kept_ramp = None if kept["ramp"] is None else Ramp(**kept["ramp"])
+    has_same_batch = kept["globalBatch"] == batch
+    earlier_legs = tuple(Leg(**leg) for leg in kept["legs"])
+    unfinished_ramp = None if kept["ramp"] is None else Ramp(**kept["ramp"])
     return Start(
         step=step,
         examples=examples,
         position=Position(**kept["position"]),
-        ramp=kept_ramp if same else _ramp(float(kept["learningRate"]), step, hp, reduction),
-        legs=(*before, Leg(step, batch, replicas, attempt)),
+        ramp=unfinished_ramp if has_same_batch else _ramp(float(kept["learningRate"]), step, hp, reduction),
+        legs=(*earlier_legs, Leg(step, batch, replicas, attempt)),
         health=NumericalHealth(
             bool(kept.get("clean", True)), int(kept.get("skipped", 0)), int(kept.get("skippedInARow", 0))
         ),
@@ -95,7 +95,7 @@ def continued_start(
 
 
 def _ramp(old_rate: float, step: int, hp: Hyperparameters, reduction: float) -> Ramp | None:
-    """From the last step's rate on the other slice up to the new recipe's; a lower one applies at once."""
+    """Returns a ramp from the last rate on the other slice up to the new recipe's; None if the new rate is lower."""
     new_rate = reduction * hp.learning_rate * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
     steps = min(math.ceil(RAMP_SHARE * (hp.train_steps - step)), max(hp.warmup_steps, 1))
     if steps < 1 or not 0 < old_rate < new_rate:

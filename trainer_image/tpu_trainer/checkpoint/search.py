@@ -1,8 +1,8 @@
-"""Finds the newest checkpoint that can be read, where others may be writing and a listing may lag behind.
+"""Finds the newest checkpoint that can be read, while others may be writing and the listing may lag behind.
 
-What a file system on the network or a mounted bucket shows may be a minute old. So a checkpoint that has a COMMIT, and
-lacks a file, is looked at again for that long before an older one is taken; and whenever one disappears while it is
-read, all of them are listed again.
+A listing of a network file system or of a mounted bucket may be a minute old. So if a checkpoint has a COMMIT but lacks
+a file, the search waits up to a minute for the file before it takes an older checkpoint. Whenever a checkpoint
+disappears while it is read, the search lists all of them again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.storage.store import ObjectStore
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Seconds between two looks; together as long as NFS and gcsfuse usually keep what they know of a directory."""
+"""Seconds between two looks; their sum is as long as NFS and gcsfuse usually cache a directory."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class SearchCriteria:
-    """What to look for. commit: whether a checkpoint is looked at at all; the others are `Search.others`. unfit: why
-    one cannot be taken, None if it can. folder: only this one."""
+    """What to look for. commit: whether a checkpoint is considered; the rest are `SearchResult.others`. unfit: returns
+    why one cannot be taken, None if it can. folder: consider only this one."""
 
     commit: Callable[[Commit], bool] = lambda commit: True
     unfit: Callable[[Commit], str | None] = lambda commit: None
@@ -45,49 +45,55 @@ class SearchCriteria:
 
 @dataclass(frozen=True)
 class SearchResult(Generic[T]):
-    """taken: the newest that was read, and `read` what it gave. passed: those that are ahead of it, newest first, and
-    then those whose COMMIT cannot be read. unfinished: those that have none."""
+    """taken: the newest checkpoint that could be read. value: what the search's `read` returned for it. passed:
+    checkpoints that are ahead of it, newest first, and then those whose COMMIT cannot be read. unfinished: checkpoints
+    without COMMIT. others: those that the criteria left out."""
 
     taken: Candidate | None = None
-    read: T | None = None
+    value: T | None = None
     passed: Sequence[RejectedCheckpoint] = ()
     unfinished: Sequence[RejectedCheckpoint] = ()
     others: Sequence[Candidate] = ()
 
     @property
     def folders(self) -> frozenset[Folder]:
-        """Returns the folders of all that were not taken."""
-        entries = [*(one.entry for one in (*self.passed, *self.unfinished)), *(entry for _, entry in self.others)]
-        return frozenset(entry.folder for entry in entries)
+        """Returns the folders of all checkpoints that were not taken."""
+        rejected = (checkpoint.entry.folder for checkpoint in (*self.passed, *self.unfinished))
+        return frozenset([*rejected, *(entry.folder for _, entry in self.others)])
 
 
 def search(
-    store: ObjectStore, wanted: SearchCriteria, read: Callable[[Folder, Commit], T], say: Say, *, expected: bool = False
+    store: ObjectStore,
+    criteria: SearchCriteria,
+    read: Callable[[Folder, Commit], T],
+    say: Say,
+    *,
+    expected: bool = False,
 ) -> SearchResult[T]:
-    """Returns the newest that can be read.
+    """Returns the newest checkpoint that can be read.
 
-    `read` returns what is needed of a checkpoint, or raises SkippedError. `say`: takes, for the log, what was passed
-    over. `expected`: that nothing is there may be the listing's fault.
+    `read`: returns what is needed of a checkpoint, or raises SkippedError. `say`: logs each checkpoint that is passed
+    over. `expected`: there should be a checkpoint, so an empty listing may be out of date.
 
     Raises:
         StorageError: the storage refuses, or checkpoints are deleted faster than they are read.
     """
-    told, before = None, None
+    reason, before = None, None
     for pause in PAUSES:
         try:
-            found = _look(store, wanted, read)
+            result = _look(store, criteria, read)
         except (IncompleteError, GoneError) as why:
-            if str(why) != told:
+            if str(why) != reason:
                 say(f"looks at the checkpoints in {store.uri} again, for up to {sum(PAUSES):.0f} s: {why}")
-            told = str(why)
+            reason = str(why)
         else:
-            # Without any, it may be that one was deleted for another that was not listed yet: until two looks agree.
-            if found.taken is not None or found.folders == before or not (expected or found.folders):
-                return _told(found, say)
-            before = found.folders
+            # One may have been deleted for another that is not listed yet: nothing is there only if two looks agree.
+            if result.taken is not None or result.folders == before or not (expected or result.folders):
+                return _log(result, say)
+            before = result.folders
         time.sleep(pause)
     try:
-        return _told(_look(store, wanted, read, last=True), say)
+        return _log(_look(store, criteria, read, last=True), say)
     except GoneError as why:
         raise StorageError(
             f"{store.uri}: checkpoints are deleted faster than they can be read ({why}): another process, perhaps an "
@@ -95,31 +101,31 @@ def search(
         ) from why
 
 
-def _told(found: SearchResult[T], say: Say) -> SearchResult[T]:
-    for one in (*found.passed, *found.unfinished):
-        say(str(one))
-    return found
+def _log(result: SearchResult[T], say: Say) -> SearchResult[T]:
+    for checkpoint in (*result.passed, *result.unfinished):
+        say(str(checkpoint))
+    return result
 
 
 def _look(
-    store: ObjectStore, wanted: SearchCriteria, read: Callable[[Folder, Commit], T], *, last: bool = False
+    store: ObjectStore, criteria: SearchCriteria, read: Callable[[Folder, Commit], T], *, last: bool = False
 ) -> SearchResult[T]:
     """Looks once.
 
     Raises:
         IncompleteError: a file of the newest is not there; at the `last` look the next one is taken instead.
-        GoneError: it was deleted.
+        GoneError: a checkpoint was deleted meanwhile.
     """
-    here = survey(store, lambda folder: wanted.folder in (None, folder))
-    others = [one for one in here.candidates if not wanted.commit(one[0])]
+    listed = survey(store, lambda folder: criteria.folder in (None, folder))
+    others = [candidate for candidate in listed.candidates if not criteria.commit(candidate[0])]
     passed: list[RejectedCheckpoint] = []
     taken, value = None, None
-    for candidate in sorted(here.candidates, key=progress, reverse=True):
+    for candidate in sorted(listed.candidates, key=progress, reverse=True):
         commit, entry = candidate
-        if not wanted.commit(commit):
+        if not criteria.commit(commit):
             continue
         try:
-            if (unfit := wanted.unfit(commit)) is not None:
+            if (unfit := criteria.unfit(commit)) is not None:
                 raise SkippedError(unfit)
             check_listed(store, candidate)
             taken, value = candidate, read(entry.folder, commit)
@@ -128,10 +134,10 @@ def _look(
             if isinstance(why, GoneError) or (isinstance(why, IncompleteError) and not last):
                 raise type(why)(f"checkpoint {entry.folder}: {why}") from why
             passed.append(RejectedCheckpoint(entry, str(why), commit))
-    # Their examples are not known.
+    # By steps, because the examples of a checkpoint are not known without its COMMIT.
     furthest = -1 if taken is None else taken[1].folder.step
-    passed += [one for one in here.unreadable if one.entry.folder.step > furthest]
-    for one in here.unfinished:
-        if one.gone and one.entry.folder.step > furthest:
-            raise GoneError(f"checkpoint {one.entry.folder}: its COMMIT disappeared after it was listed")
-    return SearchResult(taken, value, passed, here.unfinished, others)
+    passed += [rejected for rejected in listed.unreadable if rejected.entry.folder.step > furthest]
+    for rejected in listed.unfinished:
+        if rejected.gone and rejected.entry.folder.step > furthest:
+            raise GoneError(f"checkpoint {rejected.entry.folder}: its COMMIT disappeared after it was listed")
+    return SearchResult(taken, value, passed, listed.unfinished, others)

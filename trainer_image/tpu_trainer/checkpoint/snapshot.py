@@ -1,7 +1,7 @@
-"""The state of a run at one step, copied to the host: how it is taken, stored as files, and put back into a run.
+"""The state of a run at one step: copies it to the host, stores it as files, and puts it back into a run.
 
 Tensors are stored as safetensors and the rest as JSON, without pickles. Nested dicts and lists of both, such as an
-optimizer's state, are taken apart: a tensor is stored under the path that leads to it, and JSON refers to it.
+optimizer's state, are taken apart: a tensor is stored under the path that leads to it, and JSON refers to the path.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ STORABLE = frozenset(
     | {torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.float32, torch.float64}
     | {torch.complex64}
 )
-"""The types that safetensors holds."""
+"""The types that safetensors can hold."""
 
 FILES = ("model", "optimizer", "hooks", "ema")
-"""What a checkpoint's tensors belong to; "ema" holds the averaged weights of a run that averages them."""
+"""The files of tensors; "ema" holds the averaged weights of a run that averages them."""
 
 STATE = "state.json"
 _REFERENCE = "$tensor"
 
 LIGHTNING = "lightning"
-"""The key of a document that says that Lightning's own Trainer ran; its value is Lightning's version."""
+"""The key of a document that was written under Lightning's own Trainer; its value is Lightning's version."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """step: steps of the present recipe that are done. examples: seen by the job so far, over all its slices.
 
-    document: what the run keeps beside its tensors, as JSON. trees: the optimizer's and the hooks' state without their
-    tensors. tensors: copies on the host, by the file they belong to, one of FILES. part: what the tensors are of all
-    that are stored; other hosts have the others.
+    document: what the run keeps besides its tensors, as JSON. trees: the optimizer's and the hooks' state without their
+    tensors. tensors: copies on the host, by the file they belong to, one of FILES. part: which part of the checkpoint
+    the tensors are; other hosts hold the other parts.
     """
 
     step: int
@@ -74,14 +74,14 @@ def take_snapshot(
     sharding: OptimizerSharding | None = None,
     together: bool = False,
 ) -> Snapshot:
-    """Copies everything but `elsewhere`, which other hosts copy, so that training can go on at once. Of the optimizer,
-    its state but not its parameter groups: rates are the recipe's, which may be a new one.
+    """Copies everything but `elsewhere`, which other hosts copy, so that training can go on at once. Leaves out the
+    optimizer's parameter groups: rates come from the recipe, which may be a new one.
 
-    sharding: how the optimizer's state is divided, if it is. This is a collective then. together: every other process
-    calls `take_part` meanwhile and reads the same tensors in the same order, so `elsewhere` is read, too, and dropped
-    (Backend.reads_together).
+    sharding: how the optimizer's state is divided, if it is; this call is then a collective. together: every other
+    process calls `take_part` meanwhile and reads the same tensors in the same order (Backend.reads_together), so this
+    one reads `elsewhere`, too, and drops it.
 
-    Waits for the device, so it belongs at the end of a step: pending work would be computed for this copy alone.
+    Waits for the device, so call it at the end of a step: pending work would be computed for this copy alone.
 
     Raises:
         UserCodeError: the state holds something that a checkpoint cannot keep.
@@ -89,8 +89,8 @@ def take_snapshot(
     state, of_optimizer = take_apart(_optimizer_state(optimizer), "the optimizer's state")
     hooks, of_hooks = take_apart(hooks_state, "the state of the task's hooks")
     trees = {"optimizer": {**_optimizer_shape(optimizer), "state": state}, "hooks": hooks}
-    live = _live(model, of_optimizer, of_hooks, average)
-    tensors = _taken(live, lambda item: item not in elsewhere, sharding, together)
+    live = _live_tensors(model, of_optimizer, of_hooks, average)
+    tensors = _copy_wanted(live, lambda item: item not in elsewhere, sharding, together)
     return Snapshot(step, examples, document, trees, tensors, part)
 
 
@@ -108,8 +108,8 @@ def take_part(
     Never holds more than `mine`, what `sharding` gathers at a time, and one tensor in host memory.
     """
     _, of_hooks = take_apart(hooks_state, "the state of the task's hooks")
-    live = _live(model, optimizer_tensors(optimizer), of_hooks, average)
-    return _taken(live, lambda item: item in mine, sharding, together)
+    live = _live_tensors(model, optimizer_tensors(optimizer), of_hooks, average)
+    return _copy_wanted(live, lambda item: item in mine, sharding, together)
 
 
 def check_state(optimizer: Optimizer, hooks_state: Callable[[], Mapping[str, Any]]) -> None:
@@ -127,7 +127,7 @@ def check_state(optimizer: Optimizer, hooks_state: Callable[[], Mapping[str, Any
             "their groups and their state (docs/tasks.md)"
         )
     state: Mapping[str, Any] = {}
-    # Hooks may keep what only a step makes. The first checkpoint says so then.
+    # A hook may fail before the first step, for lack of something that a step makes. The first checkpoint reports it.
     with suppress(Exception):
         state = hooks_state()
     take_apart(state, "the state of the task's hooks")
@@ -136,8 +136,9 @@ def check_state(optimizer: Optimizer, hooks_state: Callable[[], Mapping[str, Any
 def replicated_tensors(
     model: nn.Module, optimizer: Optimizer, average: Tensors | None = None, sharding: OptimizerSharding | None = None
 ) -> dict[Item, Tensor]:
-    """The tensors that any host can store, where they are: those that are the same in every replica, and what is
-    divided among them, as tensors without values. Not buffers: each replica's own batches change them."""
+    """Returns the tensors that any host can store, on their devices: tensors that are equal in every replica, and,
+    without values, tensors that are divided among the replicas. Buffers are not among them: each replica's batches
+    change them."""
     of_optimizer: Tensors = optimizer_tensors(optimizer)
     if sharding is not None:
         of_optimizer = sharding.describe(of_optimizer)
@@ -146,14 +147,16 @@ def replicated_tensors(
     return {(file, name): tensor for file, tensors in files.items() for name, tensor in tensors.items()}
 
 
-def _live(model: nn.Module, of_optimizer: Tensors, of_hooks: Tensors, average: Tensors | None) -> dict[str, Tensors]:
+def _live_tensors(
+    model: nn.Module, of_optimizer: Tensors, of_hooks: Tensors, average: Tensors | None
+) -> dict[str, Tensors]:
     return {"model": _unique_tensors(model), "optimizer": of_optimizer, "hooks": of_hooks, "ema": average or {}}
 
 
-def _taken(
+def _copy_wanted(
     live: Mapping[str, Tensors], wanted: Callable[[Item], bool], sharding: OptimizerSharding | None, together: bool
 ) -> dict[str, Tensors]:
-    """Copies on the host of what is wanted; everything that is `live` is read for it if processes read together."""
+    """Copies the `wanted` tensors to the host; reads all `live` ones for it if processes read together."""
     here = {
         file: {name: tensor for name, tensor in tensors.items() if wanted((file, name))}
         for file, tensors in live.items()
@@ -165,26 +168,26 @@ def _taken(
 def _read_all(
     live: Mapping[str, Tensors], here: Mapping[str, Tensors], gathered: Tensors, sharding: OptimizerSharding | None
 ) -> dict[str, Tensors]:
-    """Copies on the host of what is `here`; everything that is `live` is read, but for what was `gathered`."""
+    """Copies the tensors that are `here` to the host; reads all `live` ones, except those that were `gathered`."""
     divided: Collection[str] = () if sharding is None else sharding.parts(live["optimizer"])
     copies: dict[str, Tensors] = {}
     for file, tensors in live.items():
-        kept: dict[str, Tensor] = {}
+        stored: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             _check_storable(f"{file}: {name}", tensor)
             if file == "optimizer" and name in divided:
                 if name in gathered:
-                    kept[name] = gathered[name]
+                    stored[name] = gathered[name]
                 continue
             (copy,) = _to_host([tensor])
             if name in here[file]:
-                kept[name] = copy
-        copies[file] = kept
+                stored[name] = copy
+        copies[file] = stored
     return copies
 
 
 def copy_to_host(live: Mapping[str, Tensors], gathered: Tensors | None = None) -> dict[str, Tensors]:
-    """Copies on the host. `gathered`: tensors of the optimizer's state that are there already.
+    """Copies tensors to the host. `gathered`: tensors of the optimizer's state that are there already.
 
     Raises:
         UserCodeError: a checkpoint cannot keep one of them.
@@ -199,93 +202,93 @@ def copy_to_host(live: Mapping[str, Tensors], gathered: Tensors | None = None) -
         for name, tensor in tensors.items()
         if (file, name) not in copies
     }
-    # All at once: every transfer from a device costs a round trip.
+    # One transfer for all: every transfer from a device costs a round trip.
     copies |= zip(rest, _to_host(list(rest.values())), strict=True)
     return {file: {name: copies[file, name] for name in tensors} for file, tensors in live.items()}
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """The tensors of the optimizer's state by name ("/0/exp_avg"), where they are."""
+    """Returns the tensors of the optimizer's state by name ("/0/exp_avg"), on their devices."""
     return take_apart(_optimizer_state(optimizer), "the optimizer's state")[1]
 
 
 def is_from_lightning(snapshot: Snapshot) -> bool:
-    """Whether a run under Lightning's own Trainer wrote it, which alone can continue it."""
+    """Returns whether a run under Lightning's own Trainer wrote the snapshot; only such a run can continue it."""
     return LIGHTNING in snapshot.document
 
 
 def fingerprint(model: nn.Module, entrypoint: str, seed: int) -> str:
-    """Equal for runs that can continue each other: same names, types and shapes of the model's tensors, same task, same
-    seed. Depends on neither the recipe nor the slice. Taken before the model is placed."""
-    described = {name: _described(tensor) for name, tensor in _unique_tensors(model).items()}
-    text = json.dumps({"entrypoint": entrypoint, "seed": seed, "tensors": described}, sort_keys=True)
+    """Returns a hash that is equal for runs that can continue each other: same names, types and shapes of the model's
+    tensors, same task, same seed. Depends on neither the recipe nor the slice. `model`: not yet on a device."""
+    layout = {name: _describe(tensor) for name, tensor in _unique_tensors(model).items()}
+    text = json.dumps({"entrypoint": entrypoint, "seed": seed, "tensors": layout}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
-    """Gives the model, still on the host, the snapshot's values, if the snapshot has them.
+    """Gives the model, which is still on the host, the snapshot's values, if the snapshot has them.
 
     Raises:
         UserCodeError: the snapshot is of another model; the text names the first difference.
     """
-    kept, here = snapshot.tensors["model"], _unique_tensors(model)
-    for name in sorted({*kept, *here}):
-        there, now = (_described(tensors[name]) if name in tensors else "nothing" for tensors in (kept, here))
+    stored, here = snapshot.tensors["model"], _unique_tensors(model)
+    for name in sorted({*stored, *here}):
+        there, now = (_describe(tensors[name]) if name in tensors else "nothing" for tensors in (stored, here))
         if there != now:
             raise UserCodeError(
                 f"the checkpoint of step {snapshot.step} does not fit the task's model: {name} is {there} in the "
                 f"checkpoint and {now} in the model"
             )
-    if any(tensor.is_meta for tensor in kept.values()):
+    if any(tensor.is_meta for tensor in stored.values()):
         return
     with user_code("loading the checkpoint into the model"):
         first_names = {id(tensor): name for name, tensor in here.items()}
         state = model.state_dict(keep_vars=True)
-        model.load_state_dict({name: kept[first_names.get(id(value), name)] for name, value in state.items()})
+        model.load_state_dict({name: stored[first_names.get(id(value), name)] for name, value in state.items()})
 
 
 def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
     """Gives the optimizer the snapshot's state, each tensor on its parameter's device and in the type it had.
 
-    Step counts stay on the host, as torch has them. Of tensors without values (on the meta device) it gets the places.
+    Step counts stay on the host, as in torch. For tensors without values (on the meta device) it gets empty tensors.
 
     Raises:
         UserCodeError: it is another optimizer, or for other parameters.
     """
-    kept = snapshot.trees["optimizer"]
+    stored = snapshot.trees["optimizer"]
     for what, now in _optimizer_shape(optimizer).items():
-        if kept[what] != now:
+        if stored[what] != now:
             raise UserCodeError(
-                f"the checkpoint of step {snapshot.step} does not fit the optimizer: {what} {_shortened(kept[what])} "
-                f"in the checkpoint, {_shortened(now)} in this run"
+                f"the checkpoint of step {snapshot.step} does not fit the optimizer: {what} {_shorten(stored[what])} "
+                f"in the checkpoint, {_shorten(now)} in this run"
             )
     copies = {
         name: with_memory(tensor) if tensor.is_meta else tensor.clone()
         for name, tensor in snapshot.tensors["optimizer"].items()
     }
-    together = put_together(kept["state"], copies)
+    together = put_together(stored["state"], copies)
     state = {int(key) if key.isdigit() else key: value for key, value in together.items()}
     groups = optimizer.param_groups
     with user_code("loading the checkpoint into the optimizer"):
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    # torch has replaced them with copies, and the code that sets the rates may hold the originals.
+    # torch has replaced the groups with copies, and the code that sets the rates may hold the originals.
     optimizer.param_groups = groups
     _undo_casts(optimizer, state)
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """Host memory for a tensor that has no values yet; any other as it is."""
+    """Returns empty host memory for a tensor that has no values yet, and any other tensor unchanged."""
     return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
 
 
 def hooks_state(snapshot: Snapshot) -> dict[str, Any]:
-    """What the task's hooks returned, with lists instead of tuples, and tensors on the host."""
+    """Returns the state of the task's hooks, with lists instead of tuples, and tensors on the host."""
     state: dict[str, Any] = put_together(snapshot.trees["hooks"], snapshot.tensors["hooks"])
     return state
 
 
 def snapshot_files(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file, one at a time, so that only one of them is in memory beside the snapshot."""
+    """Yields name and content of each file, one at a time, so that only one is in memory besides the snapshot."""
     yield from tensor_files(snapshot.tensors, snapshot.part)
     state = {
         "step": snapshot.step,
@@ -297,14 +300,14 @@ def snapshot_files(snapshot: Snapshot) -> Iterator[tuple[str, bytes]]:
 
 
 def tensor_files(tensors: Mapping[str, Tensors], part: CheckpointPart) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file of tensors; files without tensors are not written."""
+    """Yields name and content of each file that has tensors."""
     for file, named in tensors.items():
         if named:
             yield part.name(file), safetensors.torch.save(dict(named))
 
 
 def weight_files(model: nn.Module, average: Tensors | None = None) -> Iterator[tuple[str, bytes]]:
-    """The files of a snapshot that hold weights, for a run that keeps no checkpoints.
+    """Yields name and content of the files that hold weights, for a run that keeps no checkpoints.
 
     Raises:
         UserCodeError: the model holds something that these files cannot keep.
@@ -317,7 +320,7 @@ def weight_files(model: nn.Module, average: Tensors | None = None) -> Iterator[t
 
 
 def parse_snapshot(names: Collection[str], read: Callable[[str], bytes]) -> Snapshot:
-    """The inverse of `files_of`, over all parts. `names`: of all files; `read` returns one by its name."""
+    """Inverts `snapshot_files`, over all parts. `names`: of all files. `read`: returns a file's content by its name."""
     tensors: dict[str, dict[str, Tensor]] = {file: {} for file in FILES}
     for name in sorted(names):
         if (file := file_of(name)) in tensors:
@@ -333,7 +336,7 @@ def parse_snapshot(names: Collection[str], read: Callable[[str], bytes]) -> Snap
 
 
 def take_apart(value: Any, what: str) -> tuple[Any, dict[str, Tensor]]:
-    """The JSON value, and the tensors by path ("/0/exp_avg"). Tuples become lists. `what`: its name in errors.
+    """Returns the JSON value, and the tensors by path ("/0/exp_avg"). Tuples become lists. `what`: its name in errors.
 
     Raises:
         UserCodeError: something in it is neither JSON nor a tensor, or a key is not text; the text names the place.
@@ -359,7 +362,7 @@ def take_apart(value: Any, what: str) -> tuple[Any, dict[str, Tensor]]:
 
 
 def put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `take_apart`."""
+    """Inverts `take_apart`."""
     if isinstance(value, list):
         return [put_together(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -370,7 +373,7 @@ def put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _unique_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of the model's state; a weight that is used in several places has its first name only.
+    """Returns the tensors of the model's state; a weight that is used in several places has only its first name.
 
     Shared buffers have all their names: they do not stay shared on their way to a device.
     """
@@ -397,20 +400,20 @@ def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _optimizer_shape(optimizer: Optimizer) -> dict[str, Any]:
-    """What must be equal for two optimizers to have each other's state."""
+    """Returns what is equal in two optimizers that can load each other's state."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {"class": type(optimizer).__name__, "parameters": [list(parameter.shape) for parameter in parameters]}
 
 
 def _undo_casts(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
-    """torch loads floating-point state in the parameter's type: an optimizer with float32 moments and bfloat16 weights
-    would lose their low bits."""
+    """Restores the types of floating-point state, which torch casts to the parameter's type: float32 moments of
+    bfloat16 weights would lose their low bits."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, kept in state.items():
+    for index, stored in state.items():
         loaded = optimizer.state.get(parameters[index]) if isinstance(index, int) else None
-        if not (isinstance(loaded, dict) and isinstance(kept, dict)):
+        if not (isinstance(loaded, dict) and isinstance(stored, dict)):
             continue
-        for key, value in kept.items():
+        for key, value in stored.items():
             held = loaded.get(key)
             if isinstance(held, Tensor) and isinstance(value, Tensor) and held.dtype != value.dtype:
                 loaded[key] = value.to(held.device)
@@ -422,21 +425,21 @@ def is_storable(tensor: Tensor) -> bool:
 
 def _check_storable(name: str, tensor: Tensor) -> None:
     if not is_storable(tensor):
-        raise UserCodeError(f"a checkpoint cannot keep {name}: a dense tensor is needed, got {_described(tensor)}")
+        raise UserCodeError(f"a checkpoint cannot keep {name}: a dense tensor is needed, got {_describe(tensor)}")
 
 
-def _described(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     layout = "" if tensor.layout is torch.strided else f", {str(tensor.layout).removeprefix('torch.')}"
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}"
 
 
-def _shortened(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies on the host, in order, contiguous, without shared memory."""
+    """Returns contiguous copies on the host, in the same order, that share no memory."""
     lazy = [tensor.detach() for tensor in tensors if tensor.device.type == "xla"]
     if lazy:
         import torch_xla
@@ -453,8 +456,8 @@ def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _below(path: str, key: str | int) -> str:
     # A JSON pointer (RFC 6901), so that different places have different paths.
-    own = str(key).replace("~", "~0").replace("/", "~1")
-    return f"{path}/{own}"
+    escaped = str(key).replace("~", "~0").replace("/", "~1")
+    return f"{path}/{escaped}"
 
 
 def _unfit(what: str, path: str, why: str) -> UserCodeError:

@@ -1,8 +1,8 @@
-"""The hosts of a gang write a checkpoint together: each a part, and host 0 the COMMIT, once it has everybody's marks.
+"""The hosts of a gang write a checkpoint together: each writes a part, and then host 0 the COMMIT, with all marks.
 
-They talk through the gang's key-value store, from the threads that write, so no training step waits for it. Host 0
-first removes a COMMIT that vouches for an earlier write, and then lets the others begin. A part that fails or does not
-come leaves a checkpoint without COMMIT, which nobody takes for whole.
+They talk through the gang's key-value store, from the threads that write, so that no training step waits. Host 0 first
+removes the COMMIT of an earlier write to the same folder, and then lets the others begin. If a part fails or does not
+come, the checkpoint has no COMMIT, and is never taken for a complete one.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ _POLL_SECONDS = 0.1
 def find_writers(
     target: CheckpointTarget, backend: Backend, hosts: int, host: int, leads: bool
 ) -> tuple[Writers | None, list[int]]:
-    """How the hosts write together, and the hosts that cannot: they do not see what host 0 writes, or may not write.
+    """Tests whether all hosts can write; returns the writers and the hosts that do not see what host 0 writes, or may
+    not write. A collective.
 
-    None if there is one host, or one that cannot. A collective. `host`: this one's index, or -1 if another process of
-    the host writes; `leads`: this is the process that reports.
+    The writers are None if there is only one host, or a host that cannot write. `host`: this host's index, or -1 if
+    another process of the host writes. `leads`: True in the process that reports.
     """
     if hosts == 1 or backend.store is None:
         return None, []
@@ -49,7 +50,7 @@ def find_writers(
         number = random.SystemRandom().randrange(1, 1 << 24)
         with suppress(StorageError):
             target.store.put(_probe(target), str(number).encode())
-    number = int(max(one for (one,) in backend.gather([float(number)])))
+    number = int(max(value for (value,) in backend.gather([float(number)])))
     able = True
     if host >= 0:
         try:
@@ -67,17 +68,17 @@ def find_writers(
 
 
 class Writers:
-    """The hosts that write together. `host`: this one's index; -1 in a process that writes nothing."""
+    """The hosts that write together. `host`: this host's index; -1 in a process that writes nothing."""
 
     def __init__(self, backend: Backend, store: Store, hosts: int, host: int) -> None:
         self._backend, self._hosts, self.host = backend, hosts, host
-        # A connection of its own: a wait in the training's thread would hold up all others on the same one.
+        # A separate connection: one wait holds up all other requests on the same connection.
         self._store: Store = store.clone()  # type: ignore[attr-defined]
         self._saves = 0
         self._lost = Event()
 
     def divide(self, tensors: Mapping[Item, Tensor], parameters: Sequence[Sequence[str]]) -> list[set[Item]]:
-        """What each host writes of the next checkpoint; one part if host 0 writes it alone. A collective.
+        """Divides the next checkpoint among the hosts; one part if host 0 writes it alone. A collective.
 
         `parameters`: as for `digest`.
         """
@@ -88,16 +89,16 @@ class Writers:
         return divide({item: tensor.nbytes for item, tensor in tensors.items()}, self._hosts)
 
     def channel(self, parts: int) -> Channel:
-        """For the checkpoint that was divided last, into so many parts."""
+        """Returns the channel for the checkpoint that was divided last. `parts`: how many it has."""
         return Channel(self._store, f"save/{self._saves}", parts, self._lost)
 
     def peer_lost(self) -> None:
-        """From now on nobody waits long for another host: it may have been writing a part."""
+        """Shortens the wait for other hosts, because a lost one may have been writing a part."""
         self._lost.set()
 
 
 class Channel(PeerParts):
-    """What the hosts tell each other about one checkpoint. For the threads that write."""
+    """The messages between the hosts about one checkpoint, for the threads that write."""
 
     def __init__(self, store: Store, place: str, parts: int, lost: Event, limit: float = COLLECTIVE_SECONDS) -> None:
         self._store, self._place, self._parts, self._lost, self._limit = store, place, parts, lost, limit
@@ -113,28 +114,28 @@ class Channel(PeerParts):
                 self._set("go", "no")
 
     def marks(self) -> dict[str, Mark]:
-        """Of all other hosts' files; waits for them.
+        """Waits for all other hosts; returns the marks of their files.
 
         Raises:
             StorageError: a host could not write its part, or is lost.
         """
         marks: dict[str, Mark] = {}
         for host in range(1, self._parts):
-            told = json.loads(self._await(str(host), f"host {host} did not write its part"))
-            if "failure" in told:
-                raise StorageError(f"host {host}: {told['failure']}")
-            marks |= {name: Mark(**mark) for name, mark in told["files"].items()}
-        # Everybody has read them; a long run must not fill the store.
+            message = json.loads(self._await(str(host), f"host {host} did not write its part"))
+            if "failure" in message:
+                raise StorageError(f"host {host}: {message['failure']}")
+            marks |= {name: Mark(**mark) for name, mark in message["files"].items()}
+        # All hosts have read the keys; without this a long run would fill the store.
         for key in ("go", *map(str, range(1, self._parts))):
             with suppress(RuntimeError):
                 self._store.delete_key(f"{self._place}/{key}")
         return marks
 
     def may_begin(self) -> bool:
-        """Waits for host 0; False if it does not write this checkpoint."""
+        """Waits for host 0; returns False if it does not write this checkpoint."""
         return self._await("go", "host 0 did not begin") == b"yes"
 
-    def tell(self, host: int, marks: Mapping[str, Mark], failure: str | None = None) -> None:
+    def send(self, host: int, marks: Mapping[str, Mark], failure: str | None = None) -> None:
         files = {name: asdict(mark) for name, mark in marks.items()}
         self._set(str(host), json.dumps({"files": files} if failure is None else {"failure": failure}))
 
@@ -142,7 +143,7 @@ class Channel(PeerParts):
         try:
             self._store.set(f"{self._place}/{key}", value)
         except RuntimeError as error:
-            raise _gone(error) from error
+            raise _unreachable(error) from error
 
     def _await(self, key: str, otherwise: str) -> bytes:
         begun = time.monotonic()
@@ -154,7 +155,7 @@ class Channel(PeerParts):
                 time.sleep(_POLL_SECONDS)
             return self._store.get(f"{self._place}/{key}")
         except RuntimeError as error:
-            raise _gone(error) from error
+            raise _unreachable(error) from error
 
 
 def write_part(
@@ -165,7 +166,7 @@ def write_part(
     channel: Channel,
     host: int,
 ) -> None:
-    """Writes this host's part and tells host 0. Runs in a thread of its own, and never raises."""
+    """Writes this host's part and sends the result to host 0. Runs in a separate thread, and never raises."""
     failure = None
     marks: dict[str, Mark] = {}
     try:
@@ -174,18 +175,18 @@ def write_part(
         put_files(target.store, folder, tensor_files(tensors, part), marks)
     except Exception as error:
         failure = str(error) if isinstance(error, StorageError) else f"{type(error).__name__}: {error}".splitlines()[0]
-        # On a full disk they would block the next attempt.
+        # On a full disk the files would block the next attempt.
         with suppress(StorageError):
             delete_files(target.store, folder, marks)
-    # If host 0 cannot be told, it commits nothing.
+    # If the result does not reach host 0, it commits nothing.
     with suppress(StorageError):
-        channel.tell(host, marks, failure)
+        channel.send(host, marks, failure)
 
 
 def _probe(target: CheckpointTarget) -> str:
     return f"step-probe-{target.author.job}-{target.author.attempt}-seen"
 
 
-def _gone(error: RuntimeError) -> StorageError:
+def _unreachable(error: RuntimeError) -> StorageError:
     reason = str(error).partition("\n")[0]
     return StorageError(f"the other hosts cannot be reached: {reason}")

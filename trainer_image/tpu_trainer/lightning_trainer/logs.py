@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tpu_trainer.contract.errors import TrainerError
-from tpu_trainer.storage.store import open_store
+from tpu_trainer.storage import open_store
 
 FOLDER = "lightning"
 

@@ -1,12 +1,12 @@
-"""Whose buffers a step computes with: rank 0's, on every replica.
+"""Gives all replicas rank 0's buffers for each step.
 
 Buffers get no gradient, so nothing keeps them equal: each replica's own examples change a codebook, a queue or a
-running centre. As with the `broadcast_buffers` of torch's DistributedDataParallel, those that a forward pass may read
-are rank 0's at the start of every step. The running statistics of norms in training mode are read by no step. They stay
-each replica's own until they are read: in evaluation mode, by an evaluation, or for a checkpoint.
+running centre. As with `broadcast_buffers` in torch's DistributedDataParallel, the buffers that a forward pass may read
+are rank 0's at the start of every step. No step reads the running statistics of norms in training mode. They stay each
+replica's own until they are read: in evaluation mode, by an evaluation, or for a checkpoint.
 
 So a run computes the same with and without evaluations, and with and without a restart, which begins with the
-checkpoint's buffers on all replicas. What has not changed since it was sent is not sent again.
+checkpoint's buffers on all replicas. A buffer that has not changed since it was sent is not sent again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tpu_trainer.gang.backends.base import Backend
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _LOOK_EVERY = 100
-"""Steps between two comparisons of values, which find what is written past torch's count of changes (`.data`)."""
+"""Steps between two comparisons of values, which find writes that torch does not count as changes (`.data`)."""
 
 State = tuple[Tensor, int]
 """A buffer and torch's count of its changes."""
@@ -33,7 +33,7 @@ State = tuple[Tensor, int]
 
 @dataclass(frozen=True)
 class BufferPlace:
-    """Where a buffer is, whichever tensor a module has put there."""
+    """A buffer's module and name; the module may replace the tensor."""
 
     module: nn.Module
     name: str
@@ -51,7 +51,7 @@ class BufferPlace:
 
     @property
     def is_read(self) -> bool:
-        """Whether a forward pass in training may read it."""
+        """Returns whether a forward pass in training may read the buffer."""
         return not (self.is_statistic and self.module.training)
 
     @property
@@ -61,17 +61,17 @@ class BufferPlace:
 
 
 def find_places(model: nn.Module) -> list[BufferPlace]:
-    found = [
+    places = [
         BufferPlace(module, name, isinstance(module, _NormBase) and name in _STATISTICS and _is_torchs(module))
         for module in model.modules()
         for name in module._buffers
     ]
     # A buffer that several modules share is sent once.
-    return list({id(one.tensor): one for one in found if one.is_there}.values())
+    return list({id(place.tensor): place for place in places if place.is_there}.values())
 
 
 class Buffers:
-    """Keeps the buffers of one replica's model, which is on its device once a step begins. All methods are
+    """Keeps the buffers of one replica's model, which is on its device before the first step. All methods are
     collectives."""
 
     def __init__(self, model: nn.Module, backend: Backend) -> None:
@@ -81,13 +81,13 @@ class Buffers:
         self._sent: dict[BufferPlace, State] = {}
         self._sums: dict[BufferPlace, int] = {}
         self._steps = 0
-        # Those that are sent in every step. Where the host cannot learn for free what others have changed: all.
+        # Buffers that are sent in every step: all of them, where the host cannot learn for free what others changed.
         self._moving: set[BufferPlace] = set()
         self._sends_all = not (backend.one_program or backend.reads_free)
 
     def step_begins(self, aside: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        """Replaces what the step's first forward pass, which follows, may read by rank 0's. `aside`: a context for an
-        exchange, which is made only if there may be something to send."""
+        """Replaces by rank 0's the buffers that the step's first forward pass, which follows, may read. `aside`: a
+        context for an exchange, which is entered only if there may be something to send."""
         if not self._shared:
             return
         step, self._steps = self._steps, self._steps + 1
@@ -105,35 +105,35 @@ class Buffers:
                 self._send([place for place, wanted in zip(self._places, self._wanted(), strict=True) if wanted])
 
     def share(self) -> None:
-        """Makes all of them rank 0's, as they are in a run that continues from a checkpoint of now."""
+        """Replaces all buffers by rank 0's, as they will be in a run that continues from a checkpoint of this step."""
         if self._shared and (places := self._common()):
             self._send(places)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Makes all of them rank 0's while the block runs; afterwards each replica has its own, but for those that the
-        block itself has changed."""
+        """Replaces all buffers by rank 0's while the block runs. Afterwards each replica has its own again, except for
+        buffers that the block has changed."""
         places = self._common() if self._shared else []
-        own = [place.tensor.detach().clone() for place in places]
+        values = [place.tensor.detach().clone() for place in places]
         self._backend.broadcast([place.tensor for place in places])
         lent = [place.state for place in places]
         yield
         if places:
             with torch.no_grad():
-                for place, mine, (tensor, version) in zip(places, own, lent, strict=True):
-                    # Unequal programs are fine where there is a process for each.
+                for place, value, (tensor, version) in zip(places, values, lent, strict=True):
+                    # Rank 0 has nothing to restore, unless all replicas must run the same program.
                     keeps = self._backend.rank == 0 and not self._backend.one_program
                     if place.is_there and place.state == (tensor, version) and not keeps:
-                        tensor.copy_(mine)
+                        tensor.copy_(value)
             self._backend.sync()
 
     def _common(self) -> list[BufferPlace]:
-        """Looks for the places that all replicas have: a forward pass may register buffers, on one replica alone, which
-        keeps them to itself."""
-        found = find_places(self._model)
-        names = ",".join(f"{type(place.module).__name__}.{place.name}" for place in found)
-        rows = self._backend.gather([float(len(found)), float(zlib.crc32(names.encode()) % (1 << 24))])
-        return found if all(row == rows[0] for row in rows) else [place for place in self._places if place.is_there]
+        """Finds the buffers that all replicas have. A forward pass may register buffers on one replica alone; these are
+        never exchanged."""
+        places = find_places(self._model)
+        names = ",".join(f"{type(place.module).__name__}.{place.name}" for place in places)
+        rows = self._backend.gather([float(len(places)), float(zlib.crc32(names.encode()) % (1 << 24))])
+        return places if all(row == rows[0] for row in rows) else [place for place in self._places if place.is_there]
 
     def _changed(self, place: BufferPlace) -> bool:
         if not (place.is_there and place.is_read):
@@ -144,7 +144,7 @@ class Buffers:
         return sent is not tensor or then != now
 
     def _wanted(self) -> list[bool]:
-        """Says for each place whether to send it: any replica has changed it, and all have it in one shape."""
+        """Returns for each place whether to send it: a replica has changed it, and all have it in one shape."""
         changed = [self._changed(place) for place in self._places]
         if self._sends_all or self._backend.one_program:
             return changed
@@ -159,11 +159,11 @@ class Buffers:
         self._sent |= {place: place.state for place in places if place.is_read}
 
     def _look(self, read: Sequence[BufferPlace]) -> None:
-        """Finds what was written past the count, since it has another value and the same count, to send it in every
-        step from now on."""
+        """Finds buffers whose value has changed and whose count of changes has not, to send them in every step from now
+        on."""
         if self._sends_all:
             return
-        now = self._summed(read)
+        now = self._checksums(read)
         moved = [float(place in now and self._sums.get(place, now[place]) != now[place]) for place in self._places]
         # On some replicas a value may have stayed by chance.
         for place, *column in zip(self._places, *self._backend.gather(moved), strict=True):
@@ -171,7 +171,7 @@ class Buffers:
                 self._moving.add(place)
         self._sums |= now
 
-    def _summed(self, places: Sequence[BufferPlace]) -> dict[BufferPlace, int]:
+    def _checksums(self, places: Sequence[BufferPlace]) -> dict[BufferPlace, int]:
         with torch.no_grad():
             sums = torch.stack([tensor_checksum(place.tensor) for place in places])
         self._backend.sync()
@@ -180,11 +180,11 @@ class Buffers:
 
 
 def _is_torchs(module: nn.Module) -> bool:
-    """Whether its forward pass is torch's own: another may read the statistics in training, too."""
+    """Returns whether the module's forward pass is torch's own: another one may read the statistics in training."""
     return str(type(module).forward.__module__).partition(".")[0] == "torch"
 
 
 def _shape(tensor: Tensor) -> float:
-    """Describes type and shape by a number above 0 that float32 holds exactly."""
+    """Returns a hash of type and shape: a number above 0 that float32 holds exactly."""
     described = f"{tensor.dtype} {list(tensor.shape)}"
     return float(1 + zlib.crc32(described.encode()) % (1 << 23))

@@ -1,8 +1,8 @@
-"""Where this run's checkpoints are: which one it continues from, and how it takes new ones.
+"""Connects a run to its checkpoints: chooses the one that it continues from, and takes new ones.
 
 The replica that reports, on host 0, chooses the checkpoint and reads it for all (`checkpoint.handover`): a listing may
-differ from host to host, and a checkpoint is large. All hosts write new ones together (`checkpoint.together`); where
-they do not see what host 0 writes, it writes alone.
+differ from host to host, and a checkpoint is large. All hosts write new ones together (`checkpoint.together`); if they
+do not see what host 0 writes, it writes alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.loop.evaluation_policy import reduction_of
 from tpu_trainer.loop.trainable import PreparedTask
 from tpu_trainer.reporting.run_outputs import RunOutputs
-from tpu_trainer.storage.store import open_store
+from tpu_trainer.storage import open_store
 from tpu_trainer.task.task import Hyperparameters
 
 if TYPE_CHECKING:
@@ -44,17 +44,18 @@ Take = Callable[[int, Position, NumericalHealth, bool], Snapshot]
 
 @dataclass(frozen=True)
 class CheckpointStorage:
-    """`target`: None for a run without checkpoints. `elsewhere`: where the run begins while it has none of its own."""
+    """Where a run's checkpoints are. target: None for a run without checkpoints. source: where the run begins while it
+    has no checkpoint of its own."""
 
     target: CheckpointTarget | None
-    elsewhere: CheckpointSource | None = None
+    source: CheckpointSource | None = None
 
     @staticmethod
     def of(spec: RunSpec, model: nn.Module, backend: Backend) -> CheckpointStorage:
-        """`model` is as the task made it.
+        """Reads the run spec. `model`: as the task made it.
 
         Raises:
-            BadSpecError: checkpoint.uri or checkpoint.resumeFrom is not a place for checkpoints.
+            BadSpecError: checkpoint.uri or checkpoint.resumeFrom is neither an absolute path nor gs://bucket/path.
         """
         if spec.checkpoint is None:
             return CheckpointStorage(None)
@@ -75,17 +76,17 @@ class CheckpointStorage:
         return CheckpointStorage(target, None if named is None else CheckpointSource.at(named))
 
     def choose(self, backend: Backend, outputs: RunOutputs) -> LoadedCheckpoint | None:
-        """The checkpoint to continue from, the same in every process; None if there is none. A collective.
+        """Returns the checkpoint to continue from, the same in every process; None if there is none. A collective.
 
         Raises, in every process:
             CheckpointUnusableError: the job's own checkpoints cannot be continued.
-            UserCodeError: the checkpoints found may not be meant for this job, or there is none where one was named.
+            UserCodeError: the checkpoints there may not be meant for this job, or there is none where one was named.
             StorageError: the storage refuses.
         """
         return None if self.target is None else read_once(backend, outputs.is_reporter, lambda: self._chosen(outputs))
 
     def writers(self, backend: Backend, environment: WorkerEnvironment, outputs: RunOutputs) -> Writers | None:
-        """How the hosts write together; None if host 0 writes alone. A collective."""
+        """Returns the hosts that write together; None if host 0 writes alone. A collective."""
         if self.target is None:
             return None
         host = environment.host_index if environment.local_rank == 0 else -1
@@ -94,19 +95,19 @@ class CheckpointStorage:
             outputs.add_finding(Finding("Checkpoint", 0, _not_shared(self.target.store.uri, unable)))
         return writers
 
-    def steering_of(self, found: LoadedCheckpoint | None) -> Mapping[str, Any] | None:
-        """What the checkpoint keeps of decisions by evaluations; None if they were another job's."""
-        if found is None or not self._is_own(found):
+    def policy_state(self, checkpoint: LoadedCheckpoint | None) -> Mapping[str, Any] | None:
+        """Returns the checkpoint's state of the evaluation policy; None if it is another job's."""
+        if checkpoint is None or not self._is_own(checkpoint):
             return None
-        kept: Mapping[str, Any] | None = found.snapshot.document.get("steering")
+        kept: Mapping[str, Any] | None = checkpoint.snapshot.document.get("steering")
         return kept
 
-    def ended(self, found: LoadedCheckpoint | None) -> bool:
-        """Whether the checkpoint is this job's own, and its training had ended."""
-        return found is not None and self._is_own(found) and bool(found.snapshot.document.get("ended"))
+    def ended(self, checkpoint: LoadedCheckpoint | None) -> bool:
+        """Returns whether the checkpoint is this job's own, and its training had ended."""
+        return checkpoint is not None and self._is_own(checkpoint) and bool(checkpoint.snapshot.document.get("ended"))
 
-    def _is_own(self, found: LoadedCheckpoint) -> bool:
-        return self.target is not None and self.target.author.may_continue(found.commit.author)
+    def _is_own(self, checkpoint: LoadedCheckpoint) -> bool:
+        return self.target is not None and self.target.author.may_continue(checkpoint.commit.author)
 
     def checkpoints(
         self,
@@ -118,7 +119,8 @@ class CheckpointStorage:
         *,
         together: bool = False,
     ) -> Checkpoints:
-        """How the loop takes checkpoints. The reporting replica leads. `together`: as Backend.reads_together."""
+        """Returns what the loop calls for checkpoints. The reporting replica leads. `together`: as
+        Backend.reads_together."""
         began = work.start.step if resumed else None
         all_take_part = together or writers is not None or work.sharding is not None
         if spec.checkpoint is not None and self.target is not None and not outputs.is_reporter and all_take_part:
@@ -135,7 +137,7 @@ class CheckpointStorage:
                 kept["begunWith"] = work.begun_with
             with user_code("the state of the task's hooks"):
                 state = work.hooks.state()
-            _, *elsewhere = [set()] if alone or writers is None else writers.divide(*_replicated(work))
+            _, *parts_of_others = [set()] if alone or writers is None else writers.divide(*_replicated(work))
             return take_snapshot(
                 work.task.model,
                 work.optimizer,
@@ -144,8 +146,8 @@ class CheckpointStorage:
                 int(kept["examples"]),
                 kept,
                 _average(work),
-                elsewhere=set[Item]().union(*elsewhere),
-                part=CheckpointPart(0, 1 + len(elsewhere)),
+                elsewhere=set[Item]().union(*parts_of_others),
+                part=CheckpointPart(0, 1 + len(parts_of_others)),
                 sharding=work.sharding,
                 together=together,
             )
@@ -163,9 +165,9 @@ class CheckpointStorage:
         *,
         repeats: bool = True,
     ) -> Checkpoints:
-        """Checkpoints of the snapshots that `take` makes. `resumed`: the step that the run continues from, if any.
-        `writers`: the hosts that write a part; None if the reporting replica's host writes alone. `repeats`: as for
-        `Checkpointer`."""
+        """Returns what the loop calls for checkpoints of the snapshots that `take` makes. `resumed`: the step that the
+        run continues from, if any. `writers`: the hosts that write a part; None if the reporting replica's host writes
+        alone. `repeats`: as for `Checkpointer`."""
         if spec.checkpoint is None or self.target is None:
             return NoCheckpoints()
         due = _due(spec.checkpoint, spec)
@@ -179,7 +181,7 @@ class CheckpointStorage:
             outputs.progress.best = best
             outputs.progress.say(f"the best checkpoint is {best}")
 
-        def others(snapshot: Snapshot) -> PeerParts:
+        def peer_parts(snapshot: Snapshot) -> PeerParts:
             return PeerParts() if writers is None or snapshot.part == WHOLE else writers.channel(snapshot.part.count)
 
         checkpointer = Checkpointer(
@@ -189,7 +191,7 @@ class CheckpointStorage:
             warn,
             resumed=resumed,
             found_best=found_best,
-            others=others,
+            peer_parts=peer_parts,
             repeats=repeats,
             rungs=spec.checkpoint.rungs,
         )
@@ -206,11 +208,11 @@ class CheckpointStorage:
             outputs.add_finding(Finding("Checkpoint", 0, text))
 
         with reading(self.target):
-            found = choose_own(self.target.store, author, self.elsewhere, say, warn)
-            if found is None and self.elsewhere is not None:
-                found = choose_named(self.elsewhere, author, say, warn)
+            checkpoint = choose_own(self.target.store, author, self.source, say, warn)
+            if checkpoint is None and self.source is not None:
+                checkpoint = choose_named(self.source, author, say, warn)
         prepare(self.target)
-        return found
+        return checkpoint
 
 
 def _due(checkpoint: CheckpointSpec, spec: RunSpec) -> CheckpointSchedule:
@@ -228,9 +230,8 @@ def _not_shared(uri: str, unable: Sequence[int]) -> str:
 def _part_taker(
     target: CheckpointTarget, work: PreparedTask, writers: Writers | None, together: bool
 ) -> Callable[[int], Callable[[], None] | None]:
-    """For a process that does not lead: copies its part of a step's checkpoint, and returns what writes it, or None if
-    it writes none. A process without a part of its own may still hold a part of the optimizer's state, or have to read
-    what the leader reads (`together`)."""
+    """Returns the `take` of a `PartWriter`, for a process that does not lead. A process that writes no part may still
+    hold a part of the optimizer's state, or have to read what the leader reads (`together`)."""
 
     def take(step: int) -> Callable[[], None] | None:
         state: Mapping[str, Any] = {}
@@ -239,7 +240,7 @@ def _part_taker(
                 state = work.hooks.state()
         parts = [set[Item]()] if writers is None else writers.divide(*_replicated(work))
         number = 0 if writers is None else writers.host
-        # Host 0's part is the leader's. There may be more parts than tensors: an empty one is told to host 0, too.
+        # Host 0's part is the leader's. Empty parts are sent, too: there may be more parts than tensors.
         writes = 0 < number < len(parts)
         tensors = take_part(
             work.task.model,
@@ -260,7 +261,8 @@ def _part_taker(
 
 
 def _replicated(work: PreparedTask) -> tuple[dict[Item, Tensor], list[list[str]]]:
-    """What any host may write, and the parameters in the order by which the optimizer's state is named."""
+    """Returns the tensors that any host may write, and the parameters in the order that numbers the optimizer's
+    state."""
     tensors = replicated_tensors(work.task.model, work.optimizer, _average(work), work.sharding)
     return tensors, work.group_changes.state()["names"]
 
@@ -270,7 +272,7 @@ def _average(work: PreparedTask) -> Mapping[str, Tensor] | None:
 
 
 def _written(spec: RunSpec) -> dict[str, str]:
-    """What the user wrote, by field path; the run spec holds the parameters and the data apart from the recipe."""
+    """Returns what the user wrote, by field path. The run spec holds the parameters and the data outside the recipe."""
     parameters = {f"recipe.parameters.{name}": value for name, value in spec.parameters.items()}
     data = {} if spec.data_uri is None else {"data.uri": spec.data_uri}
     begins = None if spec.checkpoint is None else spec.checkpoint.init_from
@@ -279,63 +281,64 @@ def _written(spec: RunSpec) -> dict[str, str]:
 
 
 def start_of(
-    found: LoadedCheckpoint | None, hp: Hyperparameters, spec: RunSpec, policy: Mapping[str, Any] | None
+    checkpoint: LoadedCheckpoint | None, hp: Hyperparameters, spec: RunSpec, policy: Mapping[str, Any] | None
 ) -> Start:
     """Where the run begins, with the checkpoint `found` or without one. `policy`: as in the checkpoint, if the run
     continues it."""
-    if found is None:
+    if checkpoint is None:
         return fresh_start(hp, spec.slice.replicas, spec.job.attempt)
     reduction = reduction_of(policy, spec)
-    return continued_start(found.snapshot.document, hp, spec.slice.replicas, spec.job.attempt, reduction)
+    return continued_start(checkpoint.snapshot.document, hp, spec.slice.replicas, spec.job.attempt, reduction)
 
 
-def nothing_left(start: Start, found: LoadedCheckpoint | None, hp: Hyperparameters) -> str | None:
-    """What to say of a run that has no steps left, or whose training had ended; None if it trains."""
-    if found is None or (start.step < hp.last_step and not start.ended):
+def nothing_left(start: Start, checkpoint: LoadedCheckpoint | None, hp: Hyperparameters) -> str | None:
+    """Describes a run that has no steps left, or whose training had ended; None if it trains."""
+    if checkpoint is None or (start.step < hp.last_step and not start.ended):
         return None
     return (
-        f"nothing left to train: checkpoint {found.folder} of job {found.commit.author} is at step {start.step} of "
-        f"{hp.train_steps}"
+        f"nothing left to train: checkpoint {checkpoint.folder} of job {checkpoint.commit.author} is at step "
+        f"{start.step} of {hp.train_steps}"
     )
 
 
-def report_origin(start: Start, found: LoadedCheckpoint, me: Author, hp: Hyperparameters, outputs: RunOutputs) -> None:
-    """Says what the run continues from, as a warning if the user may not expect it.
-
-    `me`: this job.
+def report_origin(
+    start: Start, checkpoint: LoadedCheckpoint, me: Author, hp: Hyperparameters, outputs: RunOutputs
+) -> None:
+    """Reports what the run continues from, as a warning if the user may not expect it. `me`: this job.
 
     Raises:
         UserCodeError: checkpoint.resumeFrom names another job's checkpoint, and no steps are left to train.
     """
-    author, done = found.commit.author, nothing_left(start, found, hp)
+    author, done = checkpoint.commit.author, nothing_left(start, checkpoint, hp)
     named = not me.may_continue(author)
     if done is not None and named:
         raise UserCodeError(f"checkpoint.resumeFrom: {done}; raise recipe.trainSteps to train on")
-    line = done or _resumed(start, found, hp)
+    line = done or _resumed(start, checkpoint, hp)
     outputs.progress.resume(start.step, line)
     if author.code != me.code:
-        outputs.add_finding(Finding("Checkpoint", start.step, _other_code(found, me)))
+        outputs.add_finding(Finding("Checkpoint", start.step, _other_code(checkpoint, me)))
     if done is not None or not (named or me.uid == author.uid):
         outputs.add_finding(Finding("Checkpoint", start.step, line))
 
 
-def _other_code(found: LoadedCheckpoint, me: Author) -> str:
+def _other_code(checkpoint: LoadedCheckpoint, me: Author) -> str:
     there, here = (
-        f"with sha256 {author.code}" if author.code else "of the image" for author in (found.commit.author, me)
+        f"with sha256 {author.code}" if author.code else "of the image" for author in (checkpoint.commit.author, me)
     )
-    return f"checkpoint {found.folder} was made by other code: the code {there}, this job runs the code {here}"
+    return f"checkpoint {checkpoint.folder} was made by other code: the code {there}, this job runs the code {here}"
 
 
-def _resumed(start: Start, found: LoadedCheckpoint, hp: Hyperparameters) -> str:
+def _resumed(start: Start, checkpoint: LoadedCheckpoint, hp: Hyperparameters) -> str:
     line = (
-        f"continues from checkpoint {found.folder} of job {found.commit.author}, with step {start.step + 1} of "
-        f"{hp.train_steps}"
+        f"continues from checkpoint {checkpoint.folder} of job {checkpoint.commit.author}, with step "
+        f"{start.step + 1} of {hp.train_steps}"
     )
-    if found.commit.author.global_batch == hp.global_batch_size:
+    if checkpoint.commit.author.global_batch == hp.global_batch_size:
         return line
     left = (hp.train_steps - start.step) * hp.global_batch_size
     ramp = f"; the learning rate is reached over {start.ramp.steps} steps" if start.ramp else ""
     return (
-        f"{line}: {start.examples} examples were seen with a global batch of {found.commit.author.global_batch}, the "
-        f"{left} that are left are trained with one of {hp.global_batch_size}{ramp}"
+        f"{line}: {start.examples} examples were seen with a global batch of "
+        f"{checkpoint.commit.author.global_batch}, the {left} that are left are trained with one of "
+        f"{hp.global_batch_size}{ramp}"
     )

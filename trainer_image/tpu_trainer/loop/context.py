@@ -30,12 +30,12 @@ class RunContext:
 
     @property
     def share(self) -> Share:
-        """The replica's part of each batch."""
+        """Returns the replica's part of each batch."""
         return Share(self.backend.rank, self.backend.world, self.backend.local_rank)
 
     @contextmanager
     def seeded(self, seed: int) -> Iterator[None]:
-        """Random numbers inside are the seed's, also on the device: what is built there is the same on all replicas."""
+        """Seeds random numbers inside, on the device, too, so that what is built there is the same on all replicas."""
         with GENERATORS:
             seed_generators(seed)
             torch.manual_seed(seed)
@@ -43,11 +43,11 @@ class RunContext:
             yield
 
     def begin(self, step: int) -> None:
-        """Training begins after `step`.
+        """Begins the training after `step`.
 
         Raises:
-            PreemptedError: on all replicas, if one was told to stop. Before anything is compiled, which takes minutes;
-                the newest checkpoint stays the newest.
+            PreemptedError: on all replicas, if one is to stop. This is checked before anything is compiled, which takes
+                minutes; the newest checkpoint stays the newest.
         """
         self.outputs.begin(step)
         if any(asked for (asked,) in self.backend.gather([float(self.stop())])):

@@ -1,4 +1,4 @@
-"""How a run's end is said and kept: the last checkpoint, the outcome's line, and what is missing from the result."""
+"""Ends a run: writes the last checkpoint, words the outcome, and warns of what is missing from the result."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _CHANGED_LATE = (
 
 
 def save_result(step: int, position: Position, instruments: Instruments, *, again: bool = False) -> None:
-    """Saves the weights as the hooks of the end have left them, if that is not what the newest checkpoint has. `again`:
-    in any case.
+    """Saves the weights as the hooks of the end have left them, unless the newest checkpoint has the same. `again`:
+    saves them in any case.
 
     Raises:
         NotFiniteError, DivergedError: as `Instruments.save`.
@@ -57,7 +57,8 @@ def write_weights(context: RunContext, model: nn.Module, average: Mapping[str, T
 
 
 def keep_last(step: int, position: Position, instruments: Instruments) -> None:
-    """The result of the whole training is worth a second attempt, and no later checkpoint would hold it.
+    """Waits for the last checkpoint and, if its write has failed, writes it a second time: no later one will hold the
+    result of the training.
 
     Raises:
         StorageError: it could not be written.
@@ -74,17 +75,17 @@ def keep_last(step: int, position: Position, instruments: Instruments) -> None:
 
 
 def warn_left_out(step: int, metrics: Mapping[str, float], outputs: RunOutputs) -> None:
-    """Names the metrics that the result leaves out."""
-    # The loss comes before them.
+    """Warns of metrics that the result leaves out."""
+    # The loss takes the first place.
     if left_out := list(metrics)[MOST_METRICS - 1 :]:
         text = (
-            f"the result has room for {MOST_METRICS} metrics, the loss among them: it does not have {left_out[0]} and "
-            f"the {len(left_out) - 1} after it, which the report has"
+            f"the result has room for {MOST_METRICS} metrics, including the loss; it leaves out {left_out[0]} and "
+            f"the {len(left_out) - 1} after it, which are in the report"
         )
         outputs.add_finding(Finding("Evaluation", step, text))
     for name, value in metrics.items():
         if not math.isfinite(value):
-            text = f"the metric {name} is {value} after the last step, so the result does not have it"
+            text = f"the metric {name} is {value} after the last step, so the result leaves it out"
             outputs.add_finding(Finding("Evaluation", step, text))
 
 

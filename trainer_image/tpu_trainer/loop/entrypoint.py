@@ -1,8 +1,8 @@
-"""Finds the user's `module:callable`, calls it with the recipe, and says plainly what is wrong if that fails.
+"""Finds the user's `module:callable`, calls it with the recipe, and explains what is wrong if that fails.
 
 Arguments are found by the names of the callable's parameters. A parameter takes the recipe's free-form parameter of its
-name, else the hyperparameter of its name, else its own default. A misspelt name is an error: a run of days with a
-default that nobody meant costs more than a stop.
+name, else the hyperparameter of its name, else its own default. A misspelt name is an error: to train for days with an
+unintended default costs more than to stop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OBJECT_NAMES = ("hp", "hyperparameters")
 """A parameter of one of these names gets the whole Hyperparameters object."""
 
 ALIASES = {"lr": "learning_rate"}
-"""Other names of a hyperparameter: what most public modules call it."""
+"""Other names of hyperparameters, which most public modules use."""
 
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _FROM_TEXT = (bool, int, float, str)
@@ -39,7 +39,7 @@ _REAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
 class Loaded(NamedTuple):
-    """What the loop trains, and what it calls on its way."""
+    """The task that the loop trains, and the hooks that it calls."""
 
     task: Task
     hooks: Hooks
@@ -64,8 +64,8 @@ def load_task(entrypoint: str, hyperparameters: Hyperparameters, share: Share = 
 
 
 def load_lightning(entrypoint: str, hyperparameters: Hyperparameters) -> LightningRun:
-    """A LightningModule for Lightning's own Trainer: calls `entrypoint` again, so that the module is as if no other
-    loop had been tried before.
+    """Loads a LightningModule for Lightning's own Trainer. Calls `entrypoint` again, so that the module shows no trace
+    of another loop.
 
     Raises:
         UserCodeError: as `load_task`.
@@ -73,7 +73,7 @@ def load_lightning(entrypoint: str, hyperparameters: Hyperparameters) -> Lightni
     made = _made(entrypoint, hyperparameters)
     if isinstance(made, Task):
         raise UserCodeError(f"entrypoint {entrypoint}: returned a LightningModule first, and then a Task")
-    # If it returns the same object each time, that one.
+    # It may return the same object each time.
     release(made.module)
     return made if isinstance(made, LightningRun) else LightningRun(made.module, made.data)
 
@@ -84,7 +84,7 @@ class _Pair(NamedTuple):
 
 
 def _made(entrypoint: str, hyperparameters: Hyperparameters) -> Task | LightningRun | _Pair:
-    """What `entrypoint` returns: a Task, a LightningRun, or a LightningModule with its data."""
+    """Calls `entrypoint`; returns its Task, LightningRun, or LightningModule with its data."""
     factory = _find(entrypoint)
     positional, keywords = arguments(factory, hyperparameters, entrypoint)
     with user_code(f"calling {entrypoint}"):
@@ -104,7 +104,7 @@ def _made(entrypoint: str, hyperparameters: Hyperparameters) -> Task | Lightning
 
 
 def with_hooks(task: Task) -> Loaded:
-    """The task, and the hooks that it brings."""
+    """Returns the task with its hooks."""
     if task.scheduler is None:
         return Loaded(task, task.hooks or Hooks())
     scheduling = SchedulingHooks(task)
@@ -112,12 +112,12 @@ def with_hooks(task: Task) -> Loaded:
 
 
 def _find(entrypoint: str) -> Any:
-    """The callable that `entrypoint` names."""
+    """Imports the callable that `entrypoint` names."""
     module_name, _, attribute = entrypoint.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # If a module that the user's module imports is missing, the traceback says more.
+        # If the user's module imports a module that is missing, the traceback is more helpful.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             with user_code(f"importing {module_name}"):
                 raise
@@ -147,7 +147,7 @@ def _find(entrypoint: str) -> Any:
 
 
 def arguments(function: Callable[..., Any], hp: Hyperparameters, entrypoint: str) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments for `function`.
+    """Returns positional and keyword arguments for `function`.
 
     Raises:
         UserCodeError: a parameter has no value, a text does not fit its type, or nothing takes one of the recipe's
@@ -156,26 +156,27 @@ def arguments(function: Callable[..., Any], hp: Hyperparameters, entrypoint: str
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:
-        # A callable written in C says nothing about its parameters.
+        # A callable written in C may have no signature.
         return [hp], {}
     hints = _hints(function)
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     known = _known(hp)
-    whole = {p.name for p in named if _is_whole(p, hints)} or _only_one(named, hints, hp, known)
+    takes_object = {p.name for p in named if _takes_object(p, hints)} or _only_parameter(named, hints, hp, known)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     for parameter in named:
-        value = hp if parameter.name in whole else _value(parameter, hints.get(parameter.name), hp, known, entrypoint)
+        is_object, hint = parameter.name in takes_object, hints.get(parameter.name)
+        value = hp if is_object else _value(parameter, hint, hp, known, entrypoint)
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            # Its default is given too: the parameters behind it can only be given after it.
+            # Its default is passed, too: without it, later parameters could not be passed by position.
             positional.append(parameter.default if value is parameter.empty else value)
         elif value is not parameter.empty:
             keywords[parameter.name] = value
     unused = [name for name in hp.parameters if name not in {p.name for p in named}]
     if takes_rest:
         keywords |= {name: as_written(hp.parameters[name]) for name in unused}
-    elif unused and not whole:
+    elif unused and not takes_object:
         raise UserCodeError(
             f"entrypoint {entrypoint}: recipe.parameters has {', '.join(unused)}, which it does not take; its "
             f"parameters are {', '.join(p.name for p in named) or 'none'}"
@@ -184,7 +185,7 @@ def arguments(function: Callable[..., Any], hp: Hyperparameters, entrypoint: str
 
 
 def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Annotations as types, or as written if they name something that cannot be found at run time."""
+    """Returns the annotations as types, or as text if they name something that does not exist at run time."""
     target = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
     try:
         return get_type_hints(target)
@@ -192,17 +193,18 @@ def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
         return getattr(target, "__annotations__", {})
 
 
-def _is_whole(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+def _takes_object(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
     hint = hints.get(parameter.name)
     if isinstance(hint, str):
         return hint.rpartition(".")[2] == Hyperparameters.__name__
     return hint is Hyperparameters or (hint is None and parameter.name in OBJECT_NAMES)
 
 
-def _only_one(
+def _only_parameter(
     named: list[inspect.Parameter], hints: Mapping[str, Any], hp: Hyperparameters, known: Mapping[str, Any]
 ) -> set[str]:
-    """A single required parameter without annotation, whose name says nothing, takes the whole object."""
+    """Returns the name of a single required parameter, if it has no annotation and its name is no hyperparameter's: it
+    takes the Hyperparameters object."""
     required = [p for p in named if p.default is p.empty and p.kind is not p.KEYWORD_ONLY]
     if len(required) == 1:
         (only,) = required
@@ -212,15 +214,15 @@ def _only_one(
 
 
 def _known(hp: Hyperparameters) -> dict[str, Any]:
-    """The hyperparameters by name."""
-    own = {field.name: getattr(hp, field.name) for field in fields(hp) if field.name not in ("parameters", "silent")}
-    return own | {alias: own[name] for alias, name in ALIASES.items()}
+    """Returns the hyperparameters by name."""
+    values = {field.name: getattr(hp, field.name) for field in fields(hp) if field.name not in ("parameters", "silent")}
+    return values | {alias: values[name] for alias, name in ALIASES.items()}
 
 
 def _value(
     parameter: inspect.Parameter, hint: Any, hp: Hyperparameters, known: Mapping[str, Any], entrypoint: str
 ) -> Any:
-    """The parameter's value; `empty` if its own default stands."""
+    """Returns the parameter's value; `empty` if its own default applies."""
     name, has_default = parameter.name, parameter.default is not parameter.empty
     if name in hp.parameters:
         try:
@@ -232,13 +234,13 @@ def _value(
     if has_default:
         return parameter.empty
     raise UserCodeError(
-        f"entrypoint {entrypoint}: nothing is known for its parameter {name}; recipe.parameters has "
+        f"entrypoint {entrypoint}: its parameter {name} has no value; recipe.parameters has "
         f"{', '.join(sorted(hp.parameters)) or 'none'}, and the hyperparameters are {', '.join(sorted(known))}"
     )
 
 
 def _wanted(hint: Any, default: Any) -> Any:
-    """The type to make of a text: the annotation's, else the default's; None without either."""
+    """Returns the type to convert a text to: the annotation's, else the default's; None without either."""
     if hint is None:
         return None if default is inspect.Parameter.empty or default is None else type(default)
     if get_origin(hint) in (Union, types.UnionType):
@@ -249,7 +251,7 @@ def _wanted(hint: Any, default: Any) -> Any:
 
 
 def as_written(text: str) -> bool | int | float | str:
-    """What an untyped text means: a number or a truth value as JSON writes it, else the text itself.
+    """Returns the value of an untyped text: a number or a truth value in JSON's notation, else the text itself.
 
     "007", "1_000", ".5" and "yes" stay texts.
     """
@@ -261,8 +263,8 @@ def as_written(text: str) -> bool | int | float | str:
 
 
 def from_text(text: str, kind: Any) -> Any:
-    """`text` as a bool, int, float, str or path, or as one of a Literal's or an Enum's values, of which an Enum's are
-    known by name, too; `as_written` if `kind` is None. An int may be written "1e3".
+    """Converts `text` to a bool, int, float, str or path, or to a value of a Literal or an Enum (by value or name).
+    Without `kind`, converts it as `as_written` does. An int may be written "1e3".
 
     Raises:
         ValueError: the text does not fit, or `kind` is another type.
@@ -278,13 +280,13 @@ def from_text(text: str, kind: Any) -> Any:
     if kind in (int, float):
         try:
             number = float(text)
-            return _whole(text, number) if kind is int else number
+            return _as_int(text, number) if kind is int else number
         except (ValueError, OverflowError):
             raise ValueError(f'expected {"an integer" if kind is int else "a number"}, got "{text}"') from None
     if get_origin(kind) is Literal:
-        return _one_of(text, {str(value): value for value in get_args(kind)})
+        return _choose(text, {str(value): value for value in get_args(kind)})
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return _one_of(text, {**{str(one.value): one for one in kind}, **kind.__members__})
+        return _choose(text, {**{str(member.value): member for member in kind}, **kind.__members__})
     if isinstance(kind, type) and issubclass(kind, PurePath):
         return kind(text)
     name = getattr(kind, "__name__", str(kind))
@@ -294,13 +296,13 @@ def from_text(text: str, kind: Any) -> Any:
     )
 
 
-def _one_of(text: str, values: Mapping[str, Any]) -> Any:
+def _choose(text: str, values: Mapping[str, Any]) -> Any:
     if text not in values:
         raise ValueError(f'expected one of {", ".join(values)}, got "{text}"')
     return values[text]
 
 
-def _whole(text: str, number: float) -> int:
+def _as_int(text: str, number: float) -> int:
     # A long integer is not exact as a float.
     if number != int(number):
         raise ValueError(text)

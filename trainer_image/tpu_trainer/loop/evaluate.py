@@ -1,4 +1,4 @@
-"""Metrics over the held-out set: every example counted once, whatever the number of processes."""
+"""Computes metrics over the held-out set, and counts every example once, whatever the number of processes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int | None = None) -> dict[str, float]:
-    """The task's metrics over all processes, in batches of `rows` rows of this process; {} if it has none.
+    """Returns the task's metrics over all processes, in batches of `rows` rows of this process; {} if it has none.
 
-    Leaves the model's modules in the modes they were in. The task's workers read ahead. `batches`: at most so many per
-    process. One model is evaluated: the caller sees to it that all replicas have the same buffers (`Buffers.lent`).
+    Leaves the model's modules in the modes they were in. The task's workers read ahead. `batches`: the most per
+    process. All replicas must have the same buffers (`Buffers.lent`).
 
     Raises:
         UserCodeError: the metrics raised, or returned something they must not.
@@ -42,7 +42,7 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
     if evaluation_size(task) == 0:
         return {}
     with evaluation_mode(task.model), torch.no_grad():
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         for name, dataset in held_out(task).items():
             if (size := length_of(dataset, name_held_out(name))) == 0:
                 continue
@@ -53,13 +53,13 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
             assert task.metrics is not None
             read = _Read(task, dataset, evaluation_plan(size, rows, share)[:batches])
             values = _by_example(task, task.metrics, read, backend)
-            found |= {f"{name}/{metric}" if name else metric: value for metric, value in values.items()}
-        return found
+            results |= {f"{name}/{metric}" if name else metric: value for metric, value in values.items()}
+        return results
 
 
 def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> dict[str, float]:
-    """Evaluates one batch, so that a broken evaluation shows before the training, not after it. Only the names in the
-    result mean something.
+    """Evaluates one batch, so that a broken evaluation shows before the training, not after it. Of the result, only the
+    names have a meaning.
 
     Leaves no trace in the model's buffers or the host's random generators.
 
@@ -80,19 +80,19 @@ def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> dic
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """`counted[i]` is 0.0 for a row that only fills up the batch, else 1.0."""
+    """The examples of one batch. `counted[i]`: 0.0 for a padding row, else 1.0."""
 
     indices: list[int]
     counted: list[float]
 
     @property
     def rows(self) -> int:
-        """Rows that count."""
+        """Returns the number of rows that are not padding."""
         return int(sum(self.counted))
 
 
 def evaluation_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
-    """Shares out `size` examples so that each is counted in exactly one batch of one process.
+    """Divides `size` examples so that each is counted in exactly one batch of one process.
 
     All processes get the same number of batches, each of `rows` rows, because collectives and compiled graphs
     need equal shapes everywhere. Rows past the end repeat example 0 and are not counted.
@@ -109,19 +109,19 @@ def evaluation_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]
 
 
 def plan_without_padding(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
-    """`evaluation_plan` without rows that fill up: full batches, then at most one smaller one.
+    """Plans an evaluation without padding rows: full batches, then at most one smaller one, which costs a compilation.
 
-    The smaller one costs a further compilation. Processes may have different numbers of batches, but each has at least
-    one: with fewer examples than processes it is example 0, uncounted.
+    Processes may have different numbers of batches, but each has at least one: a process without an example gets
+    example 0, uncounted.
     """
     stride = rows * share.world
     full = size // stride
     batches = [range(start, start + rows) for start in range(share.rank * rows, full * stride, stride)]
     rest = range(full * stride, size)
-    # Shared out evenly: the first `more` processes have one example more than the others.
-    each, more = divmod(len(rest), share.world)
-    begin = share.rank * each + min(share.rank, more)
-    if last := rest[begin : begin + each + (share.rank < more)]:
+    # The first `more` processes have one example more than the others.
+    fewest, more = divmod(len(rest), share.world)
+    begin = share.rank * fewest + min(share.rank, more)
+    if last := rest[begin : begin + fewest + (share.rank < more)]:
         batches.append(last)
     if not batches:
         return [EvaluationBatch([0], [0.0])]
@@ -130,30 +130,30 @@ def plan_without_padding(size: int, rows: int, share: Share) -> list[EvaluationB
 
 @dataclass(frozen=True)
 class _Read:
-    """What an evaluation reads of one dataset, by the task's workers if it has any. Also for a single batch: a file
-    that the dataset opens at its first reading would otherwise be open here, and workers would share the place in it.
-    """
+    """Reads one dataset for an evaluation, by the task's workers if it has any, also for a single batch: otherwise this
+    process would open the dataset's file, and workers would share the position in it."""
 
     task: Task
     dataset: Dataset[Any]
     plan: Sequence[EvaluationBatch]
 
     def batches(self) -> Iterator[tuple[tuple[Batch, Tensor], EvaluationBatch]]:
-        """The plan's batches, collated, on the CPU, each with what its rows count, and its place in the plan."""
+        """Yields the plan's batches, collated, on the CPU, with the weights of their rows and their entries in the
+        plan."""
         task = self.task
         workers = evaluation_workers(task, self.dataset)
         workers = replace(workers, count=min(workers.count, len(self.plan)))
         indices = [batch.indices for batch in self.plan]
         read = load(self.dataset, indices, task.evaluation_collate or task.collate, workers)
         for planned in self.plan:
-            # What is drawn here must not come between what is drawn for a training batch that is read meanwhile.
+            # Random numbers drawn here must not mix with those of a training batch that is read meanwhile.
             with nullcontext() if workers.count else GENERATORS:
                 batch = next(read)
             yield (batch, torch.tensor(planned.counted)), planned
 
 
 def _by_example(task: Task, metrics: Metrics, read: _Read, backend: Backend) -> dict[str, float]:
-    """The mean of every metric. Sums stay on the device and cross between processes once, at the end."""
+    """Returns the mean of every metric. Sums stay on the device, and are exchanged once, at the end."""
     names: list[str] = []
     sums: Tensor | None = None
     with backend.feed(read.batches()) as batches:
@@ -173,8 +173,8 @@ def _by_example(task: Task, metrics: Metrics, read: _Read, backend: Backend) -> 
 
 
 def _by_evaluator(evaluator: Evaluator, read: _Read, most: int, share: Share, backend: Backend) -> dict[str, float]:
-    """What the evaluator makes of batches of unequal sizes; only its `ends` makes collectives. `most`: how many batches
-    the process with the most has."""
+    """Returns the evaluator's metrics of batches of unequal sizes; only its `ends` makes collectives. `most`: how many
+    batches the process with the most has."""
     if backend.terms != share.world:
         raise UserCodeError(
             "the task's evaluator needs batches of this process alone, and on this backend a batch belongs to all "
@@ -192,13 +192,13 @@ def _by_evaluator(evaluator: Evaluator, read: _Read, most: int, share: Share, ba
             backend.sync()
     # Not marked as the user's code: the collectives in it can fail too.
     result = evaluator.ends(backend)
-    # What it has left pending, such as metrics that were reset, would be compiled into the next training step.
+    # Pending work, such as metrics that were reset, would be compiled into the next training step.
     backend.sync()
     return result
 
 
 def _weighted_sums(values: Mapping[str, Tensor], names: Sequence[str], weights: Tensor, backend: Backend) -> Tensor:
-    """Per metric the sum over counted rows, then the number of counted rows: shape [len(names) + 1].
+    """Returns each metric's sum over counted rows, then the number of counted rows: shape [len(names) + 1].
 
     A metric may be computed on the host.
     """
@@ -219,8 +219,8 @@ def _weighted_sums(values: Mapping[str, Tensor], names: Sequence[str], weights: 
             )
         if values[name].is_complex():
             raise UserCodeError(f"the task's metric {name} must be of real numbers, got {values[name].dtype}")
-    each = [values[name].float() for name in names]
-    here = [value if value.device == weights.device else backend.to_device(value) for value in each]
-    # Chosen, not multiplied: a filling row's value may be NaN, and 0 x NaN is NaN.
-    sums = [torch.where(weights > 0, value, 0.0).sum() for value in here]
+    columns = [values[name].float() for name in names]
+    placed = [column if column.device == weights.device else backend.to_device(column) for column in columns]
+    # Not multiplied: a padding row's value may be NaN, and 0 x NaN is NaN.
+    sums = [torch.where(weights > 0, column, 0.0).sum() for column in placed]
     return torch.stack([*sums, weights.sum()])

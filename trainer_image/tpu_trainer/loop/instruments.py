@@ -1,6 +1,7 @@
-"""What watches the loop without being part of it: the clock, the doctor, the checkpoints and the reports.
+"""Connects the loop to the clock, the doctor, the checkpoints and the reports.
 
-`loop` calls one method at each place. None of them changes what is trained; some end a run that must not continue.
+`loop` calls one method at each point of a step. None of them changes what is trained; some end a run that must not
+continue.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ CHECKUP_EVERY = 100
 
 @dataclass
 class Instruments:
-    """What one run is watched with.
+    """Watches one run.
 
     first: steps done before this process's first. noise: None unless the noise scale is asked for. logbook: what the
     task logs. merge_positions: returns the whole job's position in the data from this process's; a collective.
@@ -67,7 +68,7 @@ class Instruments:
         self.saved: tuple[int, str] | None = None
         """The step of the newest save, and the checksum of its weights."""
         self.evaluated: tuple[int, str] | None = None
-        """The same of the last evaluation."""
+        """The step of the last evaluation, and the checksum of its weights."""
         self._losses: list[float] = []
         self._norms: list[float] = []
         self._read_through = self.first
@@ -79,7 +80,7 @@ class Instruments:
         self._steps = 0
 
     def sampling(self, batches: Iterator[tuple[Batch, Position]]) -> Iterator[tuple[Batch, Position]]:
-        """The batches, with the time they are waited for. From here on all other time is the host's own."""
+        """Yields the batches, and charges the wait for them to Phase.INPUT, and all other time to Phase.HOST."""
         self.clock.enter(Phase.HOST)
 
         def timed() -> Iterator[tuple[Batch, Position]]:
@@ -91,27 +92,27 @@ class Instruments:
         return timed()
 
     def left_out(self, text: str) -> None:
-        """Tells of parameters that the optimizer does not train."""
+        """Warns of parameters that the optimizer does not train."""
         self.outputs.add_finding(Finding("Optimizer", self.first, text))
 
     def of_data(self, text: str) -> None:
         self.outputs.add_finding(Finding("Data", self.first, text))
 
     def settle(self, step: int) -> None:
-        """An epoch ended with `step`. Runs what hooks left pending: else the next step would be another program."""
+        """Runs what hooks left pending when an epoch ended with `step`: the next step would be another program."""
         self.logbook.end_epoch(step)
         with self.doctor.set_aside():
             self.backend.sync()
 
     @contextmanager
     def passes(self) -> Iterator[None]:
-        """Around a step's forward and backward passes."""
+        """Watches a step's forward and backward passes, which are the block."""
         with self.logbook.passes(), self.utilisation.counting():
             yield
 
     @contextmanager
     def exchange(self, step: int, loss: Loss, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Around the exchange, where a collective on the host waits for the others.
+        """Watches the exchange, which is the block: a collective on the host waits for the others in it.
 
         Raises:
             DivergedError, PeerLostError: as `Doctor.before_sync`.
@@ -161,25 +162,24 @@ class Instruments:
         try:
             self.doctor.finiteness.judge_steps(first, reading, learning_rate)
         except NotFiniteError:
-            # The steps that led there are worth more than those before.
+            # The steps that led to it are worth a report.
             self._report()
             raise
         return reading
 
     def forward_begins(self) -> None:
-        """Gives all replicas rank 0's buffers, as far as the first forward pass of a step, which follows, may read
-        them."""
+        """Gives all replicas rank 0's buffers, if the first forward pass of a step, which follows, may read them."""
         with self.clock.during(Phase.DEVICE):
             self.buffers.step_begins(self.doctor.set_aside)
 
     def weights(self) -> str:
-        """Returns the weights' checksum; a collective that belongs to no step."""
+        """Returns the weights' checksum; a collective outside the steps."""
         with self.clock.during(Phase.DEVICE), self.doctor.set_aside():
             return self.checksum()
 
     def save(self, step: int, position: Position, *, now: bool, closes: bool = False) -> None:
-        """Takes a checkpoint; with `now` the run is being stopped, so this returns once it is written. `closes`: of the
-        training's end, so that hooks may still change the weights and have this step's checkpoint written once more.
+        """Takes a checkpoint. `now`: the run is being stopped, so this returns once it is written. `closes`: it is the
+        checkpoint of the training's end, which is written again if hooks still change the weights.
 
         Raises:
             NotFiniteError, DivergedError: as `Doctor.judge_parameters`, before a checkpoint is made of bad weights.
@@ -199,12 +199,12 @@ class Instruments:
         """Reports what has been read, and lets the doctor compare the replicas."""
         if step % REPORT_EVERY == 0 or ends:
             self._report()
-        # A rung of a ladder is judged by what the doctor finds, so nothing of it stays unseen.
+        # The doctor's findings decide on a rung of a ladder, so it looks at all steps.
         closes = ends and self.outputs.rung is not None
         if closes or step % CHECKUP_EVERY == 0 or step == self.first + REPORT_EVERY:
             self.doctor.checkup(step, last=closes)
             with self.doctor.set_aside():
-                # The pace of warm steps if it is known, or else of all that have been read.
+                # The pace of warm steps if it is known, else of all steps that have been read.
                 passed = (time.monotonic() - self._begun) / max(1, self._steps)
                 signals.settle_interval(self.throughput.step_seconds or passed)
 
@@ -215,10 +215,10 @@ class Instruments:
         self.outputs.add_curves(self.logbook.take())
 
     def leave(self) -> None:
-        """The run has failed. Tells the steps that were read since the last report: of a failure in the first ten steps
-        nothing else would be left."""
+        """Reports the steps since the last report, because the run has failed: without this, a failure in the first ten
+        steps would leave no report."""
         self.doctor.leave()
-        # A full disk must not hide what has failed.
+        # The error of a full disk would replace that of the run.
         with suppress(OSError):
             self._report()
 

@@ -1,16 +1,15 @@
-"""The training loop, whole: every replica runs exactly this, in step with all the others.
+"""The training loop: every replica runs exactly this, in step with all the others.
 
 Synchronous data-parallel SGD (Goyal et al. 2017, arXiv:1706.02677, section 2) with gradient accumulation. Invariant:
 every iteration starts from the same parameters, optimizer state and step on all replicas. It holds because they start
-from rank 0's weights or one checkpoint, because gradients are summed before the update, and because whatever decides
-over a collective is a function of the step, or of sums that all replicas have read. docs/backends.md has the rest.
+from rank 0's weights or one checkpoint, because gradients are summed before the update, and because every condition of
+a collective is a function of the step, or of sums that all replicas have read. docs/backends.md has the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 from tpu_trainer.contract.errors import user_code
 from tpu_trainer.contract.stop import StopFlag
@@ -27,9 +26,8 @@ from tpu_trainer.task.task import Batch
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """`step`: steps done; `loss`: the global loss of the last one, None if there was none to do; `position`: where the
-    data stands after it; `stopped`: ended early because a replica asked to stop; `early`: why an evaluation ended it.
-    """
+    """step: steps done. loss: the global loss of the last one, None if there was none to do. position: where the data
+    stands after it. stopped: ended early because a replica asked to stop. early: why an evaluation ended it."""
 
     step: int
     loss: float | None
@@ -48,130 +46,164 @@ def train(
 ) -> TrainingResult:
     """Trains from `work.start` to `hp.last_step`; a step takes `hp.accumulation_steps` batches, on the device.
 
-    Ends early once any replica's `stop` is set, or once an evaluation says so; all replicas end after the same step.
-    Calls `evaluate_now` with the number of steps done, on all replicas after the same steps, but leaves the evaluation
-    after the last to the caller. It returns whether the evaluation is the best so far.
+    Ends early once any replica's `stop` is set, or once an evaluation asks for it; all replicas end after the same
+    step. `evaluate_now`: evaluates after that many steps, on all replicas alike, and returns whether the result is the
+    best so far. The caller makes the evaluation after the last step.
     """
-    hooks, hp, start, optimizer, checkpoints = work.hooks, work.hp, work.start, work.optimizer, instruments.checkpoints
-    trainable = Trainable(work.task.model, optimizer, instruments.left_out)
-    signals = Signals(backend, start.step)
-    parts = (optimizer, hooks, work.average, work.clip_norm, backend)
-    update = SkippingUpdate(*parts, work.task.model, instruments.doctor.set_aside) if work.skips else Update(*parts)
-    flags, earlier = Flags(backend), EarlierPasses(work.task.model)
-    outside = OutsideParameters(work.task.model, backend.device, instruments.left_out)
-    trained, epoch = TrainingResult(start.step, None, start.position), start.position.epoch
-    with user_code("the start of the training"), work.group_changes.restored():
-        if start.ended:
-            hooks.ended_before()
-        else:
-            hooks.train_begins()
-            hooks.epoch_begins(epoch)
-    if work.policy.owes(start.step) and evaluate_now(start.step):
-        instruments.save(start.step, start.position, now=False, closes=work.policy.early_end(start.step) is not None)
-    trained = replace(trained, early=work.policy.early_end(start.step))
-    samples = instruments.sampling(batches)
+    return _Loop(work, backend, instruments, stop, evaluate_now).run(batches)
 
-    for step in range(start.step + 1, hp.last_step + 1) if trained.early is None and not start.ended else ():
-        last = step == hp.last_step
-        drawn = random_seed(hp.seed, step, backend.drawing_rank)
-        backend.seed(drawn)
-        batch, position = next(samples)
-        if position.epoch != epoch:
-            with (
-                user_code("the end of an epoch"),
-                watch_attributes(work.task.train, not work.task.workers, instruments.of_data),
-            ):
-                hooks.epoch_ends(epoch)
-                hooks.epoch_begins(epoch := position.epoch)
-            instruments.settle(step - 1)
 
-        update.begins()
-        with instruments.passes():
-            loss = _forward_backward(work, step, batch, backend, outside, partial(_begins, instruments, backend, drawn))
-            for _ in range(1, hp.accumulation_steps):
-                # Each pass is sent off by itself: traced together, all their activations would be alive at once.
-                earlier.keep()
-                update.passed()
-                backend.sync()
-                batch, position = next(samples)
-                loss = loss.plus(_forward_backward(work, step, batch, backend, outside))
-        update.passed()
+class _Loop:
+    def __init__(
+        self,
+        work: PreparedTask,
+        backend: Backend,
+        instruments: Instruments,
+        stop: StopFlag,
+        evaluate_now: Callable[[int], bool],
+    ) -> None:
+        model, start = work.task.model, work.start
+        self.work, self.backend, self.instruments = work, backend, instruments
+        self.stop, self.evaluate_now = stop, evaluate_now
+        self.trainable = Trainable(model, work.optimizer, instruments.left_out)
+        self.signals, self.flags, self.earlier = Signals(backend, start.step), Flags(backend), EarlierPasses(model)
+        parts = (work.optimizer, work.hooks, work.average, work.clip_norm, backend)
+        self.update = SkippingUpdate(*parts, model, instruments.doctor.set_aside) if work.skips else Update(*parts)
+        self.outside = OutsideParameters(model, backend.device, instruments.left_out)
+        self.result, self.epoch = TrainingResult(start.step, None, start.position), start.position.epoch
+
+    def run(self, batches: Iterator[tuple[Batch, Position]]) -> TrainingResult:
+        start = self.work.start
+        self._begin()
+        self.samples = self.instruments.sampling(batches)
+        if self.result.early is None and not start.ended:
+            for step in range(start.step + 1, self.work.hp.last_step + 1):
+                if self._step(step):
+                    break
+        if not start.ended:
+            self._end()
+        return self.result
+
+    def _begin(self) -> None:
+        work, start, policy = self.work, self.work.start, self.work.policy
+        with user_code("the start of the training"), work.group_changes.restored():
+            if start.ended:
+                work.hooks.ended_before()
+            else:
+                work.hooks.train_begins()
+                work.hooks.epoch_begins(self.epoch)
+        if policy.owes(start.step) and self.evaluate_now(start.step):
+            closes = policy.early_end(start.step) is not None
+            self.instruments.save(start.step, start.position, now=False, closes=closes)
+        self.result = replace(self.result, early=policy.early_end(start.step))
+
+    def _step(self, step: int) -> bool:
+        """Makes one step: forward and backward passes, exchange, update. Returns whether the training ends with it."""
+        work, backend, instruments = self.work, self.backend, self.instruments
+        loss, batch, position = self._accumulate(step)
         # Asked in every step: hooks may have frozen or unfrozen parameters, or added a group of them.
-        parameters = trainable.now(settled=last or work.task.hooks is None)
-        requests = flags.requests(stop=stop(), save=checkpoints.overdue())
+        parameters = self.trainable.now(settled=step == work.hp.last_step or work.task.hooks is None)
+        requests = self.flags.requests(stop=self.stop(), save=instruments.checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
             row = instruments.logbook.row()
-            sums = exchange(parameters, loss, requests, backend, work.noise_scale, row, earlier.take())
-        trainable.watch(parameters)
+            sums = exchange(parameters, loss, requests, backend, work.noise_scale, row, self.earlier.take())
+        self.trainable.watch(parameters)
 
         work.rates.set(step - 1)
-        update.make(parameters, sums)
+        self.update.make(parameters, sums)
         # Before the sync: gradients that are alive there become outputs of the compiled graph.
-        optimizer.zero_grad(set_to_none=True)
+        work.optimizer.zero_grad(set_to_none=True)
         with user_code("the end of a step"):
-            hooks.after_step(batch, loss.mean, step)
+            work.hooks.after_step(batch, loss.mean, step)
         with instruments.sync(step, batch, parameters):
             backend.sync()
 
-        signals.add(sums)
-        due = hp.evaluate_every_steps is not None and step % hp.evaluate_every_steps == 0
-        # The last step of a lower rung is in the middle of the training.
-        evaluates = work.on_lower_rung if last else due
-        saves = checkpoints.due(step)
-        # Raises if the loss is not finite, before a checkpoint is made of it.
-        if reading := instruments.read(signals, step, work.rates.current, whole=evaluates or saves or last):
-            trained = TrainingResult(step, reading.losses[-1], position, stopped=reading.stopping and not last)
-            saves = saves or reading.saving
-        if saves or last or trained.stopped:
-            instruments.save(step, position, now=trained.stopped, closes=last)
-        # After the reading: a run that is to stop has no time for an evaluation.
-        if evaluates and not trained.stopped:
-            is_best = evaluate_now(step)
-            trained = replace(trained, early=None if last else work.policy.early_end(step))
-            if not (saves or last) and (is_best or trained.early):
-                instruments.save(step, position, now=False, closes=trained.early is not None)
-        ends = trained.stopped or trained.early is not None
-        instruments.after_step(signals, step, ends=last or ends)
-        if ends:
-            break
+        self.signals.add(sums)
+        return self._save_and_evaluate(step, position)
 
-    if not start.ended:
+    def _accumulate(self, step: int) -> tuple[Loss, Batch, Position]:
+        """Makes the passes of a step, which add up the parameters' gradients. Returns the step's loss, its last batch,
+        and where the data stands after it."""
+        drawn = random_seed(self.work.hp.seed, step, self.backend.drawing_rank)
+        self.backend.seed(drawn)
+        batch, position = next(self.samples)
+        if position.epoch != self.epoch:
+            self._change_epoch(step, position.epoch)
+        self.update.begins()
+        with self.instruments.passes():
+            loss = self._forward_backward(step, batch, drawn)
+            for _ in range(1, self.work.hp.accumulation_steps):
+                # Each pass is sent off by itself: traced together, all their activations would be alive at once.
+                self.earlier.keep()
+                self.update.passed()
+                self.backend.sync()
+                batch, position = next(self.samples)
+                loss = loss.plus(self._forward_backward(step, batch))
+        self.update.passed()
+        return loss, batch, position
+
+    def _change_epoch(self, step: int, epoch: int) -> None:
+        task, hooks, instruments = self.work.task, self.work.hooks, self.instruments
+        with user_code("the end of an epoch"), watch_attributes(task.train, not task.workers, instruments.of_data):
+            hooks.epoch_ends(self.epoch)
+            hooks.epoch_begins(epoch)
+        self.epoch = epoch
+        instruments.settle(step - 1)
+
+    def _forward_backward(self, step: int, batch: Batch, drawn: int | None = None) -> Loss:
+        """Adds the batch's gradients to the parameters'; returns its part of the step's loss. `drawn`: the step's seed,
+        in its first pass."""
+        work = self.work
+        with user_code("the task's loss"):
+            work.hooks.step_begins(batch, step)
+        if drawn is not None:
+            # After the hooks, which may change buffers and the modes of modules.
+            self.instruments.forward_begins()
+            # An exchange of buffers is a separate program, which moves the device's generator on; the first steps of
+            # every run have one, also where a run continues.
+            self.backend.seed(drawn)
+        with user_code("the task's loss"), self.outside.explain_errors(work.task.loss):
+            loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps, self.backend.device)
+        self.outside.look(loss.total, step)
+        with user_code("the backward pass"):
+            work.hooks.before_backward(loss.total)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+            work.hooks.after_backward()
+        return loss.detached()
+
+    def _save_and_evaluate(self, step: int, position: Position) -> bool:
+        """Reads the step's results, then saves, evaluates and reports where that is due. Returns whether the training
+        ends early with this step."""
+        work, instruments, every = self.work, self.instruments, self.work.hp.evaluate_every_steps
+        last = step == work.hp.last_step
+        # The last step of a lower rung is in the middle of the training.
+        evaluates = work.on_lower_rung if last else every is not None and step % every == 0
+        saves = instruments.checkpoints.due(step)
+        # Raises if the loss is not finite, before a checkpoint is made of it.
+        if results := instruments.read(self.signals, step, work.rates.current, whole=evaluates or saves or last):
+            self.result = TrainingResult(step, results.losses[-1], position, results.stopping and not last)
+            saves = saves or results.saving
+        stopped = self.result.stopped
+        if saves or last or stopped:
+            instruments.save(step, position, now=stopped, closes=last)
+        # After the reading: a run that is to stop has no time for an evaluation.
+        if evaluates and not stopped:
+            is_best = self.evaluate_now(step)
+            early = None if last else work.policy.early_end(step)
+            self.result = replace(self.result, early=early)
+            if not (saves or last) and (is_best or early):
+                instruments.save(step, position, now=False, closes=early is not None)
+        ends = stopped or self.result.early is not None
+        instruments.after_step(self.signals, step, ends=last or ends)
+        return ends
+
+    def _end(self) -> None:
+        work, result = self.work, self.result
         with user_code("the end of the training"):
             # A run that is stopped continues inside its epoch, and so does the job after a lower rung.
-            goes_on = trained.stopped or work.on_lower_rung
+            goes_on = result.stopped or work.on_lower_rung
             if not goes_on:
-                hooks.epoch_ends(epoch)
-            hooks.train_ends(stopped=goes_on or trained.early is not None)
+                work.hooks.epoch_ends(self.epoch)
+            work.hooks.train_ends(stopped=goes_on or result.early is not None)
         # What they have left pending would be compiled into the evaluation.
-        backend.sync()
-    return trained
-
-
-def _begins(instruments: Instruments, backend: Backend, drawn: int) -> None:
-    instruments.forward_begins()
-    # An exchange of buffers is a program of its own, which moves the device's generator on; the first steps of every
-    # run have one, also where a run continues.
-    backend.seed(drawn)
-
-
-def _forward_backward(
-    work: PreparedTask,
-    step: int,
-    batch: Batch,
-    backend: Backend,
-    outside: OutsideParameters,
-    begins: Callable[[], None] = lambda: None,
-) -> Loss:
-    """The batch's part of the step's loss; adds its gradients to the parameters'. `begins`: is called after the hooks,
-    which may have changed buffers, or the modes of modules."""
-    with user_code("the task's loss"):
-        work.hooks.step_begins(batch, step)
-    begins()
-    with user_code("the task's loss"), outside.explain_errors(work.task.loss):
-        loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps, backend.device)
-    outside.look(loss.total, step)
-    with user_code("the backward pass"):
-        work.hooks.before_backward(loss.total)
-        loss.total.backward()  # type: ignore[no-untyped-call]
-        work.hooks.after_backward()
-    return loss.detached()
+        self.backend.sync()

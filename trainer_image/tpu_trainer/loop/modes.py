@@ -1,8 +1,8 @@
-"""Training and evaluation mode, module by module.
+"""Switches training and evaluation mode, module by module.
 
-A task may put parts of its model into evaluation mode, and they stay there. A class may also have a `train()` of its
-own that does so, as detection backbones freeze their norms, or that does more, as adapters take their weights out of
-the model's again. Plain loops call it through `model.train()`; here it is called where they would call it.
+A task may put parts of its model into evaluation mode, and they stay there. A class may also override `train()`:
+detection backbones freeze their norms in it, and adapters take their weights out of the model's again. Plain loops call
+it through `model.train()`, and this module calls it at the same points.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def enter_training_mode(model: nn.Module) -> str | None:
-    """Puts a model that is in evaluation mode as a whole, as libraries load it, into training mode; returns a remark.
+    """Puts a model into training mode if all of it is in evaluation mode, as libraries load it; returns a remark.
 
     A part that the task itself has put into evaluation mode stays there, which is how batch norm is frozen.
     """
@@ -36,7 +36,7 @@ def enter_training_mode(model: nn.Module) -> str | None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Puts the model into evaluation mode while the block runs; afterwards every module is in its own again."""
+    """Puts the model into evaluation mode while the block runs; afterwards every module has its former mode."""
     training = {module for module in model.modules() if module.training}
     model.eval()
     try:
@@ -49,7 +49,7 @@ def _train(model: nn.Module, training: set[nn.Module]) -> None:
     """Puts these modules into training mode, and all others into evaluation mode."""
     for module in model.modules():
         module.training = module in training
-    # Lightning's Trainer calls none, and its modules are trained as there.
+    # Lightning's Trainer calls no overridden train(), and its modules train here as they do there.
     for module in () if is_lightning(model) else _outermost(model, training):
         with user_code(f"train() of {type(module).__name__}"):
             module.train()
@@ -59,7 +59,7 @@ def _train(model: nn.Module, training: set[nn.Module]) -> None:
 
 
 def _outermost(module: nn.Module, training: set[nn.Module]) -> Iterator[nn.Module]:
-    """Finds the outermost modules with a `train()` of their own: each calls it for the modules below."""
+    """Finds the outermost modules that override `train()`: each calls it for the modules below."""
     of_class = str(type(module).train.__module__).partition(".")[0] != "torch"
     if module in training and (of_class or "train" in vars(module)):
         yield module

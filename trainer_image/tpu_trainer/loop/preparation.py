@@ -1,4 +1,4 @@
-"""What is trained, made ready: the task, its model and optimizer on the device, and a checkpoint's state in them."""
+"""Prepares what is trained: the task, its model and optimizer on the device, and a checkpoint's state in them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SHARES_EPOCHS = (
 
 
 def load(context: RunContext, hp: Hyperparameters) -> Loaded:
-    """The task, built with the run's seed: the same on every replica."""
+    """Builds the task with the run's seed: the same on every replica."""
     with context.seeded(hp.seed):
         loaded = load_task(context.spec.entrypoint, hp, context.share)
     refuse_lazy(loaded.task.model)
@@ -59,14 +59,14 @@ def prepare(
     hooks: Hooks,
     hp: Hyperparameters,
     storage: CheckpointStorage,
-    found: LoadedCheckpoint | None,
+    checkpoint: LoadedCheckpoint | None,
 ) -> PreparedTask:
-    """Model and optimizer on the device, with the checkpoint's state if there is one."""
+    """Puts model and optimizer on the device, with the checkpoint's state if there is one."""
     spec, backend, tell = context.spec, context.backend, context.outputs.add_finding
     _tell_of_data(context, task, hp)
-    steered = storage.steering_of(found)
-    start = replace(start_of(found, hp, spec, steered), ended=storage.ended(found))
-    begun_with = _place_model(context, task.model, found)
+    policy_state = storage.policy_state(checkpoint)
+    start = replace(start_of(checkpoint, hp, spec, policy_state), ended=storage.ended(checkpoint))
+    begun_with = _place_model(context, task.model, checkpoint)
     optimizer = build_optimizer(task, hp)
     if not hooks.gives_closure:
         refuse_closure(optimizer)
@@ -91,18 +91,18 @@ def prepare(
         *find_differences(hooks.scheduled, hp.train_steps, epochs),
     ):
         tell(Finding("Recipe", start.step, text))
-    if found is not None and storage.target is not None:
-        group_changes.load(found.snapshot.document.get("growth"))
-        logbook.load(found.snapshot.document.get("logged"))
-        give_optimizer(found, optimizer, backend, sharding)
-        rates.load(found.snapshot.document.get("rates"))
+    if checkpoint is not None and storage.target is not None:
+        group_changes.load(checkpoint.snapshot.document.get("growth"))
+        logbook.load(checkpoint.snapshot.document.get("logged"))
+        give_optimizer(checkpoint, optimizer, backend, sharding)
+        rates.load(checkpoint.snapshot.document.get("rates"))
         start = replace(start, ramp=rates.ramp)
-        state = fetch_hooks_state(found, backend)
+        state = fetch_hooks_state(checkpoint, backend)
         with user_code("restoring the state of the task's hooks"):
             hooks.load(state)
-        policy.load(steered)
-        report_origin(start, found, storage.target.author, hp, context.outputs)
-        _tell_of_resized(context, task, found, start)
+        policy.load(policy_state)
+        report_origin(start, checkpoint, storage.target.author, hp, context.outputs)
+        _tell_of_resized(context, task, checkpoint, start)
     return PreparedTask(
         task,
         hooks,
@@ -115,7 +115,7 @@ def prepare(
         logbook=logbook,
         closing=closing,
         on_lower_rung=spec.end_after_steps is not None,
-        average=_average(context, task.model, hp, found),
+        average=_average(context, task.model, hp, checkpoint),
         noise_scale=_has_noise_scale(context),
         skips=skips,
         begun_with=begun_with,
@@ -147,19 +147,19 @@ def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
         tell(Finding("Evaluation", 0, _SHARES_EPOCHS))
 
 
-def _tell_of_resized(context: RunContext, task: Task, found: LoadedCheckpoint, start: Start) -> None:
-    text = describe_resize(task.train, found.snapshot.document.get("trainExamples"), start.position)
+def _tell_of_resized(context: RunContext, task: Task, checkpoint: LoadedCheckpoint, start: Start) -> None:
+    text = describe_resize(task.train, checkpoint.snapshot.document.get("trainExamples"), start.position)
     if text is not None:
         context.outputs.add_finding(Finding("Data", start.step, text))
 
 
-def _place_model(context: RunContext, model: nn.Module, found: LoadedCheckpoint | None) -> str | None:
+def _place_model(context: RunContext, model: nn.Module, checkpoint: LoadedCheckpoint | None) -> str | None:
     """Puts the model on the device, and returns where its first weights came from; None if the task made them."""
     spec, backend = context.spec, context.backend
     begun_with = None
-    if found is not None:
-        give_model(found, model, backend)
-        begun_with = found.snapshot.document.get("begunWith")
+    if checkpoint is not None:
+        give_model(checkpoint, model, backend)
+        begun_with = checkpoint.snapshot.document.get("begunWith")
     else:
         if spec.checkpoint is not None and spec.checkpoint.init_from is not None:
             begun_with = _begin_with(context, model)
@@ -171,8 +171,8 @@ def _place_model(context: RunContext, model: nn.Module, found: LoadedCheckpoint 
 
 
 def _begin_with(context: RunContext, model: nn.Module) -> str | None:
-    """Where the weights come from. Rank 0 reads them, since all others get its weights; so does the replica that
-    reports, to tell of them."""
+    """Loads the initial weights in rank 0, which passes them to all others, and in the replica that reports. Returns
+    where they come from."""
     outputs, checkpoint = context.outputs, context.spec.checkpoint
     if context.backend.rank != 0 and not outputs.is_reporter:
         return None
@@ -186,10 +186,10 @@ def _begin_with(context: RunContext, model: nn.Module) -> str | None:
 
 
 def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> OptimizerSharding | None:
-    """How the optimizer's state is divided among the replicas; None if each has all of it.
+    """Returns how the optimizer's state is divided among the replicas; None if each has all of it.
 
     Raises:
-        UserCodeError: it was asked for and cannot be.
+        UserCodeError: the recipe divides the state, and this run cannot.
     """
     if context.spec.sharding == "Replicated":
         return None
@@ -198,24 +198,24 @@ def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> Op
             "recipe.sharding: Optimizer needs a process per replica, and backend XLASPMD runs one per host; use "
             "backend XLA or Torch"
         )
-    # Also on the smallest slice, where recipes are tried first.
+    # Also with one replica, because recipes are tried on the smallest slice first.
     refuse_indivisible(optimizer, context.backend)
     return OptimizerSharding(optimizer, model, context.backend) if context.backend.world > 1 else None
 
 
 def _average(
-    context: RunContext, model: nn.Module, hp: Hyperparameters, found: LoadedCheckpoint | None
+    context: RunContext, model: nn.Module, hp: Hyperparameters, checkpoint: LoadedCheckpoint | None
 ) -> Average | None:
-    """With the checkpoint's average, or else beginning with its weights."""
+    """Returns the average of the weights, from the checkpoint if it has one; None if the recipe has none."""
     if hp.ema_decay is None:
         return None
     say = context.outputs.progress.say
     average = Average(model, hp.ema_decay, context.backend)
     say(f"evaluates the average of the weights, with a decay of {hp.ema_decay:g} per step")
-    if found is not None and not found.snapshot.tensors["ema"]:
+    if checkpoint is not None and not checkpoint.snapshot.tensors["ema"]:
         say("the checkpoint has no average of the weights: it starts with the checkpoint's weights")
-    elif found is not None:
-        give_average(found, average, context.backend)
+    elif checkpoint is not None:
+        give_average(checkpoint, average, context.backend)
     return average
 
 

@@ -1,4 +1,4 @@
-"""What is trained: which parameters a step trains, and what a checkpoint keeps of how hooks have changed that.
+"""Determines which parameters a step trains, and keeps in checkpoints how hooks have changed that.
 
 A resumed run builds its optimizer as the first one did, and the hooks of past epochs do not run again. So a checkpoint
 keeps the parameter groups that hooks added, the parameters they froze or unfroze, and the modules they switched into
@@ -41,12 +41,13 @@ _PATIENCE = 10
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """What is trained; the model is on its device and, like the optimizer, has the checkpoint's state if there is one.
+    """A task that is ready to train: model and optimizer are on the device, with the checkpoint's state if there is
+    one.
 
     skips: a step that is not finite is left out (recipe.onNotFinite). begun_with: where the initial weights come from,
-    None if the task made them. clip_norm: the trainer scales gradients down to this length; None: it does not clip, or
-    the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is. on_lower_rung:
-    a rung of a ladder, whose end is not the training's.
+    None if the task made them. clip_norm: the trainer scales gradients down to this length; None if it does not clip,
+    or the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is.
+    on_lower_rung: a rung of a ladder, whose end is not the training's.
     """
 
     task: Task
@@ -73,13 +74,13 @@ class PreparedTask:
 
 
 class Trainable:
-    """The parameters in the optimizer's groups, in the model's order, which is the same on all replicas: the groups'
-    own order may come from a set. `tell`: is told once of parameters that get a gradient and are in no group, and of
-    parameters that are unfrozen and get none."""
+    """The parameters in the optimizer's groups, in the model's order, which is the same on all replicas; the groups'
+    own order may come from a set. `warn`: is called once for parameters that get a gradient and are in no group, and
+    once for parameters that are unfrozen and get none."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, tell: Callable[[str], None]) -> None:
-        self._model, self._optimizer, self._tell = model, optimizer, tell
-        self._told = False
+    def __init__(self, model: nn.Module, optimizer: Optimizer, warn: Callable[[str], None]) -> None:
+        self._model, self._optimizer, self._warn = model, optimizer, warn
+        self._has_warned = False
         self._held: list[nn.Parameter] = []
         self._ordered: list[nn.Parameter] = []
         self._others: list[nn.Parameter] = []
@@ -87,9 +88,8 @@ class Trainable:
         self._silent: dict[nn.Parameter, int] = {}
 
     def now(self, *, settled: bool) -> list[nn.Parameter]:
-        """Those that require a gradient. All others lose theirs, which no update and no `zero_grad` would touch.
-
-        `settled`: no hook will add a group any more.
+        """Returns the parameters that require a gradient. Deletes the gradients of all others, which neither an update
+        nor `zero_grad` would touch. `settled`: no hook will add another group.
 
         Raises:
             UserCodeError: the optimizer holds a parameter that the model does not.
@@ -98,10 +98,10 @@ class Trainable:
         if len(held) != len(self._held) or any(a is not b for a, b in zip(held, self._held, strict=True)):
             self._order(held)
         trained = [parameter for parameter in self._ordered if parameter.requires_grad]
-        # By their gradients: a frozen part has none, nor has one that runs under no_grad, such as a teacher.
-        if settled and not self._told and any(parameter.grad is not None for parameter in self._others):
-            self._told = True
-            self._tell(self._left_out())
+        # Their gradients show it: a frozen part has none, and neither has a part under no_grad, such as a teacher.
+        if settled and not self._has_warned and any(parameter.grad is not None for parameter in self._others):
+            self._has_warned = True
+            self._warn(self._left_out())
         for parameter in self._others:
             parameter.grad = None
         for parameter in self._ordered:
@@ -110,8 +110,8 @@ class Trainable:
         return trained
 
     def watch(self, trained: Sequence[nn.Parameter]) -> None:
-        """Tells of what has been unfrozen and gets no gradient on any replica. `trained`: from `now`, after the
-        exchange."""
+        """Warns of parameters that have been unfrozen and get no gradient on any replica. `trained`: from `now`; call
+        this after the exchange."""
         before, self._trained = self._trained, set(trained)
         unfrozen = set() if before is None else self._trained - before
         silent = [parameter for parameter in trained if parameter.grad is None]
@@ -122,7 +122,7 @@ class Trainable:
         }
         if late := {parameter for parameter, steps in self._silent.items() if steps == _PATIENCE}:
             names = [name for name, parameter in self._model.named_parameters() if parameter in late]
-            self._tell(
+            self._warn(
                 f"{_listed(names)} {'was' if len(names) == 1 else 'were'} unfrozen during the training and got no "
                 f"gradient in the {_PATIENCE} steps since: the loss does not use them, so they are not trained"
             )
@@ -157,26 +157,28 @@ class ParameterGroupChanges:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
         self._built = len(optimizer.param_groups)
-        self._required = self._requires()
+        self._built_requires = self._requires()
         self._flipped: set[str] = set()
         self._built_modes = self._modes()
         self._changed_modes: dict[str, bool] | None = None
         self._restored: set[nn.Parameter] = set()
 
     def state(self) -> dict[str, Any]:
-        """As JSON: the parameter names of every group, the options of the added groups, the parameters that were frozen
-        or unfrozen, and the modules whose mode has changed, with that mode: True for training."""
+        """Returns as JSON: the parameter names of every group, the options of the added groups, the parameters that
+        were frozen or unfrozen, and the modules whose mode has changed, with that mode: True for training."""
         groups = self._optimizer.param_groups
         return {
             "names": [self._names(group) for group in groups],
             "added": [_options(group) for group in groups[self._built :]],
-            "flipped": [name for name, required in self._requires().items() if required != self._required.get(name)],
+            "flipped": [
+                name for name, required in self._requires().items() if required != self._built_requires.get(name)
+            ],
             "modes": {name: mode for name, mode in self._modes().items() if mode != self._built_modes.get(name, True)},
         }
 
     def load(self, kept: Mapping[str, Any] | None) -> None:
-        """Adds the missing groups and gives the others the checkpoint's order of parameters, by which the optimizer's
-        state is found. None: an older checkpoint, which does not keep this.
+        """Adds the missing groups and gives the others the checkpoint's order of parameters, which numbers the
+        optimizer's state. `kept`: None in an older checkpoint.
 
         Raises:
             UserCodeError: the optimizer was built with other parameters.
@@ -203,16 +205,16 @@ class ParameterGroupChanges:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Around the hooks that run when a training starts. A group that `load` has restored is not added twice, and
-        what the hooks freeze, as they did at the very start, is afterwards as it was at the checkpoint."""
+        """Keeps the restored state while the block runs the hooks of a training's start: a group that `load` has
+        restored is not added twice, and what the hooks freeze is afterwards as it was at the checkpoint."""
         if not self._restored and not self._flipped and not self._changed_modes:
             yield
             return
         add = self._optimizer.add_param_group
 
         def add_missing(group: Group) -> None:
-            given = group["params"]
-            parameters = [given] if isinstance(given, Tensor) else list(given)
+            params = group["params"]
+            parameters = [params] if isinstance(params, Tensor) else list(params)
             if not parameters or not self._restored.issuperset(parameters):
                 add({**group, "params": parameters})
 
@@ -222,7 +224,7 @@ class ParameterGroupChanges:
         finally:
             del vars(self._optimizer)["add_param_group"]
         for name, parameter in self._model.named_parameters():
-            parameter.requires_grad_(self._required.get(name, True) != (name in self._flipped))
+            parameter.requires_grad_(self._built_requires.get(name, True) != (name in self._flipped))
         if self._changed_modes is not None:
             for name, module in self._model.named_modules():
                 module.training = self._changed_modes.get(name, self._built_modes.get(name, True))
@@ -260,10 +262,11 @@ def refuse_lazy(model: nn.Module) -> None:
 
 
 def refuse_synchronised_norm(model: nn.Module, backend: str, device: torch.device) -> None:
-    """For a device on which torch's SyncBatchNorm raises, or normalises over one process's examples without a word.
+    """Refuses a SyncBatchNorm in training mode, where torch's raises, or silently normalises over one process's
+    examples.
 
     Raises:
-        UserCodeError: the model has one in training mode.
+        UserCodeError: the model has one on such a device.
     """
     if device.type not in ("cpu", "xla"):
         return
@@ -280,7 +283,7 @@ def refuse_synchronised_norm(model: nn.Module, backend: str, device: torch.devic
 
 
 def _options(group: Group) -> Group:
-    """The group's options that fit into JSON, which are all of them in torch's own optimizers."""
+    """Returns the group's options that fit into JSON: in torch's own optimizers, all of them."""
     plain = {
         key: float(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"
     }

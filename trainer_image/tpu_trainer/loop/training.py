@@ -44,7 +44,11 @@ from tpu_trainer.task.task import Hyperparameters
 
 
 def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameters], Loaded] = load) -> Outcome:
-    """Raises NeedsTrainerError, in all replicas alike, before the first step."""
+    """Runs the loaded task to its outcome.
+
+    Raises:
+        NeedsTrainerError: in all replicas alike, before the first step.
+    """
     backend, spec, outputs = context.backend, context.spec, context.outputs
     hp = Hyperparameters.of(spec)
     task, hooks = load(context, hp)
@@ -52,19 +56,19 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
         check_data(task, hp.seed, backend, context.environment.host_index, outputs.add_finding)
         storage = CheckpointStorage.of(spec, task.model, backend)
         try:
-            found = storage.choose(backend, outputs)
+            checkpoint = storage.choose(backend, outputs)
         except OtherModelError:
             if not is_lightning(task.model):
                 raise
-            # Lightning's Trainer counts the module's tensors before its setup(), which may add some.
+            # Lightning's Trainer fingerprints the module before its setup(), which may add tensors.
             raise NeedsTrainerError("the job's checkpoints do not fit the module in the trainer's own loop") from None
-        if found is not None and is_from_lightning(found.snapshot):
+        if checkpoint is not None and is_from_lightning(checkpoint.snapshot):
             raise NeedsTrainerError("the job's checkpoint was written under it")
         writers = storage.writers(backend, context.environment, outputs)
-        work, resumed = prepare(context, task, hooks, hp, storage, found), found is not None
-        done = nothing_left(work.start, found, hp)
+        work, resumed = prepare(context, task, hooks, hp, storage, checkpoint), checkpoint is not None
+        done = nothing_left(work.start, checkpoint, hp)
         # As large as the model and its optimizer, and not needed any more.
-        del found
+        del checkpoint
         together = backend.reads_together
         checkpoints = storage.checkpoints(spec, work, outputs, writers, resumed, together=together)
         try:
@@ -74,7 +78,7 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
                 writers.peer_lost()
             raise
         finally:
-            # However the run ends, a snapshot that was taken is worth writing.
+            # A snapshot that was taken is worth writing, however the run ends.
             with context.clock.during(Phase.CHECKPOINT):
                 checkpoints.finish()
             outputs.progress.set_checkpoint(checkpoints.last_step)
@@ -139,11 +143,11 @@ class _Training:
     instruments: Instruments
 
     def run(self, done: str | None) -> Outcome:
-        """`done`: what to say of a run whose steps were all made before it began."""
+        """Runs the training to its outcome. `done`: describes a run whose steps were all made before it began."""
         instruments, start = self.instruments, self.work.start
         self.context.begin(start.step)
         if done is not None:
-            # The checkpoint that the run has begun with.
+            # The weights are those of the checkpoint that the run begins with.
             instruments.saved = start.step, instruments.weights()
         try:
             trained = self.train()
@@ -175,11 +179,11 @@ class _Training:
             work.hooks.fit_begins(work.optimizer, work.start.step)
         if self.context.spec.checkpoint is not None:
             check_state(work.optimizer, work.hooks.state)
-        # A resumed run has done it before.
+        # A resumed run has made the rehearsal before.
         if work.start.step == 0:
             with work.hooks.rehearsal():
                 tried = try_evaluation(work.task, self._evaluation_rows, self.context.share, backend)
-            # A LightningModule may log nothing in a rehearsal, which it can tell by its Trainer.
+            # A LightningModule can recognise a rehearsal by its Trainer, and log nothing in it.
             if tried:
                 work.policy.check(tried)
         reading = self._reading()
@@ -189,7 +193,7 @@ class _Training:
             try:
                 trained = train(work, batches, backend, instruments, self.context.stop, self._evaluate_now)
             except NeedsTrainerError as needs:
-                # The other replicas may not have come to it.
+                # The other replicas may not have reached this point.
                 raise needs.in_training() from None
         if trained.stopped:
             self._fit_ends()
@@ -206,7 +210,7 @@ class _Training:
         return open_batches(self.work.task, order, passes, epoch_size, context.backend, host, tell)
 
     def _evaluate_now(self, step: int) -> bool:
-        """In the middle of the training. Whether it is the best evaluation so far."""
+        """Evaluates in the middle of the training. Returns whether the evaluation is the best so far."""
         with self.context.clock.during(Phase.EVALUATE), self.instruments.doctor.set_aside():
             metrics, values = self._evaluate(step)
             return self._judge(step, values, metrics)
@@ -223,7 +227,7 @@ class _Training:
         with self.context.clock.during(Phase.EVALUATE):
             metrics, values = self._evaluate(step)
             if judged:
-                # It has ended the training, whatever the hooks have made of the weights.
+                # The first evaluation of this step has ended the training; the hooks changed the weights after it.
                 self._note(step, values, metrics)
                 return metrics, False
             return metrics, self._judge(step, values, metrics)
@@ -235,12 +239,12 @@ class _Training:
 
     @property
     def _evaluation_rows(self) -> int:
-        """As many rows at once as a training pass has: what fits into memory there fits here."""
+        """Returns the rows of a training pass: as many fit into memory here, too."""
         hp = self.work.hp
         return hp.global_batch_size // self.context.backend.world // hp.accumulation_steps
 
     def _evaluate(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
-        """The metrics, and rank 0's values of those that the run follows."""
+        """Returns the metrics, and rank 0's values of those that the run follows."""
         work, backend = self.work, self.context.backend
         if evaluation_size(work.task):
             self.instruments.evaluated = step, self.instruments.weights()
@@ -253,7 +257,7 @@ class _Training:
         self.context.outputs.add_evaluation(step, metrics)
         for text in work.hooks.remarks:
             self.context.outputs.add_finding(Finding("Evaluation", step, text))
-        values = work.policy.agreed(metrics, backend)
+        values = work.policy.agree(metrics, backend)
         if metrics:
             with user_code("the end of an evaluation"):
                 work.hooks.evaluation_ends(step, {**metrics, **values})
@@ -261,7 +265,8 @@ class _Training:
         return metrics, values
 
     def _judge(self, step: int, values: Mapping[str, float], metrics: Mapping[str, float]) -> bool:
-        """Whether the evaluation is the best so far. `values`: rank 0's, of the metrics that the run follows."""
+        """Applies the policy; returns whether the evaluation is the best so far. `values`: rank 0's, of the metrics
+        that the run follows."""
         rates = self.work.rates
         before = rates.reduction
         is_best = self.work.policy.judge(step, values, metrics)
@@ -269,7 +274,7 @@ class _Training:
             share = f"{rates.reduction:.6g} times the recipe's"
             self.context.outputs.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
         if self.work.policy.early_end(step) is not None:
-            # Hooks of the end may spoil a best checkpoint of this step, so the best one before it stays.
+            # Hooks of the end may change this step's checkpoint, so the best one before it stays.
             self.instruments.checkpoints.closes = True
         self._note(step, values, metrics)
         return is_best
@@ -306,7 +311,7 @@ class _Training:
 
 
 def _tell_hooks(hooks: Hooks, error: BaseException) -> None:
-    """What a hook raises about a failure must not take the failure's place."""
+    """Calls the hooks for failures. Prints what they raise, which would otherwise replace `error`."""
     try:
         hooks.failed(error)
     except Exception as raised:

@@ -1,8 +1,8 @@
-"""Tells the operator every few seconds how the run is doing, even while nothing happens.
+"""Reports to the operator every few seconds how the run is doing, even while nothing happens.
 
-It runs in a thread of its own, which no step waits for: the operator is informed of the run, not needed for it. The
-thread works while the training hangs in native code, if that has released the interpreter lock; if not, the operator's
-own clock notices.
+No step waits for the heartbeat's thread: the operator is informed of the run, not needed for it. The thread works while
+the training hangs in native code that has released the interpreter lock; without the lock no report is sent, and the
+operator notices that.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tpu_trainer.contract.protocol import STACKS_LIMIT, ExitCode, ReportPhase
 from tpu_trainer.reporting.report import ProgressReport, kubeflow_body, operator_body
 
 EVERY_SECONDS = 5.0
-"""Between two reports. The operator and Kubeflow Trainer's own clients agree on it."""
+"""The time between two reports. The operator and Kubeflow Trainer's own clients use the same."""
 
 LONGEST_SECONDS = 60.0
-"""Between two attempts while the service is away, and the longest pause that it may ask for."""
+"""The longest time between two attempts while the service is away, and the longest pause that it may ask for."""
 
 TIMEOUT_SECONDS = 10.0
 
 LAST_SECONDS = 3.0
-"""How long the end waits for the last report: less than a pod that is deleted has to spare."""
+"""How long the end of a run waits for the last report: within the grace period of a pod that is deleted."""
 
 _ANSWER_LIMIT = 64 * 1024
 
@@ -57,7 +57,7 @@ class Heartbeat:
         self._thread.start()
 
     def end(self, outcome: Outcome) -> None:
-        """Sends the last report of a run that ended well; a failure is told by the termination message alone.
+        """Sends the last report of a run that ended well; only the termination message reports a failure.
 
         Returns when it is sent, or after LAST_SECONDS.
         """
@@ -84,7 +84,7 @@ class Heartbeat:
             report = replace(self._present(), stacks=self._stacks)
             answer = self._send(report, TIMEOUT_SECONDS)
         except Exception as error:
-            # Told once: a service that is away would fill the log.
+            # Logged once: a service that is away would fill the log.
             if self._failing_since is None:
                 self._failing_since = time.monotonic()
                 _say(f"not delivered: {_reason(error)}; the training is not affected")
@@ -105,13 +105,13 @@ class Heartbeat:
 
 
 class Pauses:
-    """Between two reports: they grow while reports fail, unless the service names one."""
+    """The pauses between reports. They grow while reports fail, unless the service names one."""
 
     def __init__(self) -> None:
         self._next = EVERY_SECONDS
 
     def after(self, error: Exception | None) -> float:
-        """Seconds after a report that was accepted (None) or failed."""
+        """Returns the seconds to wait after a report that was accepted (None) or failed."""
         if error is None:
             self._next = EVERY_SECONDS
             return EVERY_SECONDS
@@ -130,27 +130,27 @@ class RefusedError(Exception):
 
 
 class Endpoint:
-    """The progress service. Keeps its connection between requests for as long as the service does.
+    """Posts to the progress service over one connection, which stays open as long as the service permits.
 
-    Token and certificate are files that are replaced while the run goes on: the token is read for every report, the
+    Token and certificate are files that are replaced during the run: the token is read for every report, the
     certificate for every connection.
     """
 
     def __init__(self, service: ProgressEndpoint) -> None:
         self._service = service
-        self._kept: HTTPSConnection | None = None
+        self._open: HTTPSConnection | None = None
 
     def post(self, body: bytes, seconds: float) -> object:
-        """The answer's JSON; None if it is not JSON. `seconds`: how long the service may be silent.
+        """Returns the answer's JSON; None if it is not JSON. `seconds`: how long the service may be silent.
 
         Raises:
             RefusedError: the answer is not a success.
             Exception: whatever else can go wrong with a file, a name, a connection or a certificate.
         """
-        kept, self._kept = self._kept, None
-        if kept is not None:
+        connection, self._open = self._open, None
+        if connection is not None:
             try:
-                return self._exchange(kept, body, seconds)
+                return self._exchange(connection, body, seconds)
             except TimeoutError:
                 raise
             except OSError:
@@ -159,14 +159,14 @@ class Endpoint:
         return self._exchange(self._connection(), body, seconds)
 
     def close(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
+        if self._open is not None:
+            self._open.close()
 
     def _connection(self) -> HTTPSConnection:
         where = urlsplit(self._service.url)
         if where.hostname is None:
             raise ValueError(f"{self._service.url} is not a URL")
-        # TLS whatever the URL's scheme: nobody else may read the token.
+        # TLS whatever the URL's scheme, because the token is secret.
         context = ssl.create_default_context(cafile=self._service.ca_file)
         return HTTPSConnection(where.hostname, where.port, context=context)
 
@@ -184,15 +184,15 @@ class Endpoint:
             connection.close()
             raise
         if connection.sock is not None and response.isclosed():
-            self._kept = connection
+            self._open = connection
         else:
-            # The service ends the connection, or its answer is longer than what was read.
+            # The service closes the connection, or its answer is longer than what was read.
             connection.close()
-        return _accepted(response, answer)
+        return _parse_answer(response, answer)
 
 
 def open_heartbeat(service: ProgressEndpoint | None, present: Callable[[], ProgressReport]) -> Heartbeat | None:
-    """None without a service to report to."""
+    """Starts the heartbeat; None without a service to report to."""
     if service is None:
         return None
     heartbeat = Heartbeat(service, present)
@@ -200,7 +200,7 @@ def open_heartbeat(service: ProgressEndpoint | None, present: Callable[[], Progr
     return heartbeat
 
 
-def _accepted(response: HTTPResponse, answer: bytes) -> object:
+def _parse_answer(response: HTTPResponse, answer: bytes) -> object:
     try:
         document = json.loads(answer)
     except ValueError:

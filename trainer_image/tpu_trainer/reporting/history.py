@@ -1,7 +1,7 @@
-"""What a run has measured of itself so far, in constant memory, and the file that carries it to the next attempt.
+"""Collects a run's measurements in constant memory, and writes the file that carries them to the next attempt.
 
-The file is `history-v1.schema.json` in writing; `tpujob report` makes the report page from it. It is evidence for
-people, not state of the training: a file that cannot be read is ignored.
+`history-v1.schema.json` describes the file; `tpujob report` makes the report page from it. The file is evidence for
+people, not state of the training: one that cannot be read is ignored.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tpu_trainer.task.logbook import LoggedCurve
 SCHEMA = "history/v1"
 
 LIMIT = 2000
-"""Points of a curve at most; even, so that all of them pair up. A page cannot show more of them side by side."""
+"""The most points of a curve; even, so that all of them pair up. A page cannot show more of them side by side."""
 
 LOGGED_LIMIT = 500
-"""The same for a curve of what the task logs, of which there may be many, and for the learning rate; even, too."""
+"""The most points of a curve that the task logs, and of the learning rate's curve; even, too."""
 
 LOGGED_CURVES = 128
-"""Names of what the task logs that are kept, over all attempts."""
+"""The most curves that the task logs, over all attempts."""
 
 KINDS_OF_FINDINGS = 100
-"""Checks whose findings are kept; of each check the number, the first step and the last message."""
+"""The most checks whose findings are kept: their number, the first and last step and the last message of each check."""
 
 _RATES = ("examples_per_second", "mfu", "noise_scale")
 
@@ -40,11 +40,11 @@ P = TypeVar("P", bound="LossPoint | StretchPoint | EvaluationPoint | RatePoint")
 
 @dataclass(frozen=True)
 class Sample:
-    """The steps since the last sample. step: steps done; losses: one per step, the newest last, never empty.
+    """The steps since the last sample. step: steps done. losses: one per step, the newest last, never empty.
 
-    seconds: wall time since the last sample; `split` divides it by phase. examples_per_second is over the steps that
-    compiled nothing. mfu: 0..1. noise_scale: in examples. None while a number is unknown. gradient_norms: one per step.
-    learning_rate: of the last step; learning_rates: of all steps whose rate is known.
+    seconds: wall time since the last sample; `split` divides it by phase. examples_per_second: over the steps that
+    compiled nothing. mfu: 0..1. noise_scale: in examples. gradient_norms: one per step. learning_rate: of the last
+    step. learning_rates: of all steps whose rate is known. None while a number is unknown.
     """
 
     step: int
@@ -61,10 +61,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class LossPoint:
-    """The losses of `count` steps up to and including `step`; `broken` of them were NaN or infinite.
-
-    mean, low and high are over the finite ones, None if there are none.
-    """
+    """The losses of `count` steps up to and including `step`. broken: how many of them are NaN or infinite. mean, low,
+    high: over the finite ones, None if there are none."""
 
     step: int
     count: int
@@ -85,16 +83,16 @@ class LossPoint:
             return replace(later, count=count, broken=broken)
         if later.mean is None or later.low is None or later.high is None:
             return replace(self, step=later.step, count=count, broken=broken)
-        # By way of the difference, so that two equal means merge into exactly that mean.
+        # Computed from the difference, so that two equal means merge into exactly that mean.
         mean = self.mean + (later.mean - self.mean) * ((later.count - later.broken) / (count - broken))
         return LossPoint(later.step, count, mean, min(self.low, later.low), max(self.high, later.high), broken)
 
 
 @dataclass(frozen=True)
 class StretchPoint:
-    """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate.
+    """`steps` steps up to and including `step`: their seconds in all and per phase, and the last learning rate.
 
-    gradient_norm: the mean of their gradients' lengths before clipping, over the finite ones; None without any.
+    gradient_norm: the mean length of their gradients before clipping, over the finite ones; None if there are none.
     """
 
     step: int
@@ -105,7 +103,7 @@ class StretchPoint:
     gradient_norm: float | None = None
 
     def then(self, later: StretchPoint) -> StretchPoint:
-        lengths = [(each.gradient_norm, each.steps) for each in (self, later) if each.gradient_norm is not None]
+        lengths = [(point.gradient_norm, point.steps) for point in (self, later) if point.gradient_norm is not None]
         return StretchPoint(
             step=later.step,
             steps=self.steps + later.steps,
@@ -118,7 +116,7 @@ class StretchPoint:
 
 @dataclass(frozen=True)
 class RatePoint:
-    """The learning rate of step `step`. Merging keeps the earlier one, so that the curve begins with step 1; the last
+    """The learning rate of one step. Merging keeps the earlier point, so that the curve begins with step 1; the last
     stretch has the last rate."""
 
     step: int
@@ -130,7 +128,7 @@ class RatePoint:
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """The metrics after `step` steps. Merging keeps the later one: a mean of the two was never measured."""
+    """The metrics after `step` steps. Merging keeps the later point: a mean of the two was never measured."""
 
     step: int
     metrics: Mapping[str, float]
@@ -141,7 +139,7 @@ class EvaluationPoint:
 
 @dataclass(frozen=True)
 class FindingSummary:
-    """What one check found: `times` findings at steps first..last, and the last message."""
+    """The findings of one check: how many, their first and last step, and the last message."""
 
     check: str
     first: int
@@ -152,8 +150,8 @@ class FindingSummary:
 
 @dataclass(frozen=True)
 class FirstLossTime:
-    """`seconds`: from the start of the reporting process until it had read the loss of its first step; `compiling`: the
-    part of them that `compilations` programs took."""
+    """seconds: from the start of the reporting process until it had read the loss of its first step. compilations:
+    programs compiled in that time. compiling: the seconds that these took."""
 
     seconds: float
     compilations: int
@@ -162,10 +160,10 @@ class FirstLossTime:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """One gang of the run: it started after `first` steps and had done `last` when this was written.
+    """One attempt of the run. first: steps done at its start. last: steps done when this was written.
 
-    `split`: seconds per phase of the reporting replica. `outcome`: the exit code's name, None while it runs; an
-    earlier attempt without one ended without a message. `first_loss`: when its first loss was read.
+    split: seconds per phase of the reporting replica. outcome: the exit code's name, None while the attempt runs; an
+    earlier attempt without one ended without a message. first_loss: when its first loss was read.
     """
 
     number: int
@@ -179,15 +177,15 @@ class AttemptRecord:
 class Series(Generic[P]):
     """A curve of any length in at most `limit` points: neighbours are merged as it grows.
 
-    Each point stands for `stride` additions, the last one for up to that many, so that early and late parts of a run
-    are equally fine.
+    Each point stands for `stride` additions, the last one for up to that many, so early and late parts of a run have
+    the same resolution.
     """
 
     def __init__(
         self, merge: Callable[[P, P], P], points: Sequence[P] = (), stride: int = 1, limit: int | None = None
     ) -> None:
-        """`merge` makes one point of an earlier and a later one. `points`, `stride`: a series to continue. `limit`:
-        LIMIT, unless it says otherwise."""
+        """`merge`: makes one point of an earlier and a later one. `points`, `stride`: a series to continue. `limit`:
+        LIMIT by default."""
         self._merge, self._limit = merge, LIMIT if limit is None else limit
         self._points = list(points)
         self.stride = stride
@@ -198,7 +196,7 @@ class Series(Generic[P]):
         return tuple(self._points)
 
     def forget_after(self, step: int) -> None:
-        """A merged point across `step` goes, too."""
+        """Drops the points after `step`, and a merged point that reaches beyond it."""
         self._points = [point for point in self._points if point.step <= step]
         self._room = 0
 
@@ -216,7 +214,7 @@ class Series(Generic[P]):
 
 
 class RunHistory:
-    """Collects what happens; `before` is what earlier attempts of the same run recorded, as `recorded` returns it."""
+    """Collects what happens. `before`: what earlier attempts of the same run recorded, as `as_recorded` returns it."""
 
     def __init__(self, before: Mapping[str, Any] | None = None) -> None:
         before = before or {"strides": (1, 1, 1)}
@@ -232,19 +230,19 @@ class RunHistory:
             RatePoint.then, [RatePoint(**row) for row in rates["points"]], int(rates["stride"]), LOGGED_LIMIT
         )
         self._warnings = {row["check"]: FindingSummary(**row) for row in before.get("warnings", ())}
-        self._attempts = [_attempt(row) for row in before.get("attempts", ())]
+        self._attempts = [_parse_attempt(row) for row in before.get("attempts", ())]
         self._rates: dict[str, float] = {name: before[name] for name in _RATES if name in before}
-        # The losses' points do: the values of many steps, some of them not finite.
+        # Logged values are like losses: one per step, some of them not finite.
         self._logged = {
-            str(kept["name"]): Series(
-                LossPoint.then, [LossPoint(**row) for row in kept["points"]], int(kept["stride"]), LOGGED_LIMIT
+            str(logged["name"]): Series(
+                LossPoint.then, [LossPoint(**row) for row in logged["points"]], int(logged["stride"]), LOGGED_LIMIT
             )
-            for kept in before.get("logged", ())
+            for logged in before.get("logged", ())
         }
 
     @property
     def last_step(self) -> int:
-        """Of the attempts before this one; 0 if there are none."""
+        """Returns the last step of earlier attempts; 0 if there are none."""
         return self._attempts[-1].last if self._attempts else 0
 
     def forget_after(self, step: int) -> None:
@@ -289,11 +287,9 @@ class RunHistory:
         warned = FindingSummary(finding.check, first, finding.step, times + 1, finding.message)
         self._warnings[finding.check] = warned
 
-    def recorded(self, attempt: AttemptRecord) -> dict[str, Any]:
-        """Everything up to now, with the present attempt as it stands: `recorded` of the file's schema, in dataclasses.
-
-        `strides`: how many additions a point of losses, stretches and evaluations stands for.
-        """
+    def as_recorded(self, attempt: AttemptRecord) -> dict[str, Any]:
+        """Returns everything up to now, `attempt` being the current one: `recorded` of the file's schema, in
+        dataclasses. `strides`: how many additions a point of losses, stretches and evaluations stands for."""
         return {
             "losses": self._losses.points,
             "stretches": self._stretches.points,
@@ -310,13 +306,13 @@ class RunHistory:
         }
 
 
-def _attempt(row: Mapping[str, Any]) -> AttemptRecord:
+def _parse_attempt(row: Mapping[str, Any]) -> AttemptRecord:
     first = row.get("first_loss")
     return AttemptRecord(**{**row, "first_loss": FirstLossTime(**first) if first else None})
 
 
 def _mean(weighted: Sequence[tuple[float, int]]) -> float | None:
-    """The mean of values by their weights; None without any."""
+    """Returns the mean of (value, weight) pairs; None without any."""
     weights = sum(weight for _, weight in weighted)
     return sum(value * (weight / weights) for value, weight in weighted) if weights else None
 
@@ -328,7 +324,7 @@ def dump_history(
     environment: Mapping[str, str],
     written: datetime,
 ) -> bytes:
-    """The history file. `outcome`: None during the run; `environment`: names to versions of what the run used.
+    """Returns the history file. `outcome`: None during the run. `environment`: the versions of what the run uses.
 
     Metrics that are not finite are written as Python's NaN and Infinity.
     """
@@ -347,20 +343,22 @@ def dump_history(
 def load_history(document: bytes, uid: str) -> RunHistory | None:
     """Continues what `dump_history` wrote for the job with this uid; None for anything else."""
     try:
-        found = json.loads(document)
-        if (found["schema"], found["uid"]) == (SCHEMA, uid):
-            return RunHistory(found["recorded"])
+        return RunHistory(_recorded(document, uid))
     except (ValueError, KeyError, TypeError):
-        pass
-    return None
+        return None
 
 
 def newest_attempt(document: bytes, uid: str) -> int:
-    """The attempt that wrote a history of the job with this uid; 0 for anything else."""
+    """Returns the attempt that wrote the history of the job with this uid; 0 for anything else."""
     try:
-        found = json.loads(document)
-        if (found["schema"], found["uid"]) == (SCHEMA, uid):
-            return int(found["recorded"]["attempts"][-1]["number"])
+        return int(_recorded(document, uid)["attempts"][-1]["number"])
     except (ValueError, KeyError, TypeError, IndexError):
-        pass
-    return 0
+        return 0
+
+
+def _recorded(document: bytes, uid: str) -> dict[str, Any]:
+    history = json.loads(document)
+    if (history["schema"], history["uid"]) != (SCHEMA, uid):
+        raise ValueError("the history of another job or format")
+    recorded: dict[str, Any] = history["recorded"]
+    return recorded

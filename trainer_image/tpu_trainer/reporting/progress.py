@@ -1,7 +1,7 @@
-"""What the run says while it runs: plain lines on stdout, and JSON lines in a file for the program that started it.
+"""Prints a run's progress as plain lines on stdout, and as JSON lines in a file for the program that started it.
 
-One replica of host 0 reports; all others hold a silent Progress, which only remembers the step. `reporting` reads the
-latest values from a thread of its own.
+One replica of host 0 reports; all others hold a silent log, which only remembers the step. The heartbeat reads the
+latest values from another thread.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Phase = Literal["starting", "training", "evaluating", "done"]
 
 
 class ProgressLog:
-    """Prints and appends to `file`, if there is one, unless `silent`. `step` is the last step reported.
+    """Prints and appends to `file`, if there is one, unless `silent`. step: the last step reported.
 
-    `checkpoint_step`: the newest step that is safe in a checkpoint. `last`: the last sample. `metrics`: of the last
-    evaluation. `means`: the last values of what the task has logged. `warnings`: the first MOST_WARNINGS findings.
-    `best`: the checkpoint with the best evaluation.
+    checkpoint_step: the newest step that is safe in a checkpoint. last: the last sample. metrics: of the last
+    evaluation. means: the last values of what the task has logged. warnings: the first MOST_WARNINGS findings. best:
+    the checkpoint with the best evaluation.
     """
 
     def __init__(self, total_steps: int, file: Path | None, silent: bool) -> None:
@@ -63,7 +63,7 @@ class ProgressLog:
         self._append("training", losses=[finite(loss) for loss in sample.losses])
 
     def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
-        """What the task has logged; the next sample's line shows it."""
+        """Adds what the task has logged; the next sample's line shows it."""
         for curve in curves:
             _, value = curve.points[-1]
             self.means[curve.name] = value
@@ -71,20 +71,20 @@ class ProgressLog:
                 self._shown[curve.name] = value
 
     def add_finding(self, finding: Finding) -> None:
-        """A warning, which every later record repeats."""
+        """Adds a warning, which every later record repeats."""
         if len(self.warnings) < MOST_WARNINGS:
             self.warnings = (*self.warnings, finding.message)
         if not self._silent:
             print(f"warning: {finding.check}: {finding.message}", file=sys.stderr, flush=True)
 
     def begin_evaluation(self, examples: int) -> None:
-        """Says nothing without examples to evaluate on."""
+        """Prints nothing without examples to evaluate on."""
         if examples:
             self.say(f"evaluating on {examples} examples")
             self._append("evaluating")
 
     def add_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics after `step` steps; says nothing if the task has none."""
+        """Adds the metrics after `step` steps; prints nothing if the task has none."""
         if metrics:
             self.metrics = metrics
             values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
@@ -94,12 +94,12 @@ class ProgressLog:
             self._append("evaluating", evaluation=record)
 
     def stop(self, checkpoint_step: int | None) -> None:
-        """The run ended early; the line for people is the outcome itself, which `entry` prints on every host."""
+        """Records that the run ended early. The line for people is the outcome, which `entry` prints on every host."""
         self.checkpoint_step = checkpoint_step
         self._append("training")
 
     def set_checkpoint(self, checkpoint_step: int | None) -> None:
-        """The newest checkpoint at the end of the run, however it ends; said if it is newer than the last report's."""
+        """Records the newest checkpoint at the end of the run, if it is newer than the last report's."""
         if checkpoint_step != self.checkpoint_step:
             self.stop(checkpoint_step)
 

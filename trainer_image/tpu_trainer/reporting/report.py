@@ -1,7 +1,7 @@
-"""One report: what it says, and its two written forms.
+"""One progress report, and its two written forms.
 
-The heartbeat's thread makes it from what the run keeps anyway. So the loop does nothing for it, and only the newest
-state is ever reported: there is no queue that could grow.
+The heartbeat's thread makes a report from state that the run keeps anyway. So the loop does nothing for it, and only
+the newest state is reported: there is no queue that could grow.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tpu_trainer.reporting.progress import ProgressLog
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """step: steps made so far; the device may still be working on the newest. loss and examples_per_second: of the
-    last steps that were read; metrics: of the last evaluation, then what the task has logged. checkpoint_step: the
-    newest step that is safe. best_checkpoint: the one with the best evaluation, if such a one is kept.
+    """step: steps made so far; the device may still be working on the newest. loss, examples_per_second: of the last
+    steps that were read. metrics: of the last evaluation, then what the task has logged. checkpoint_step: the newest
+    step that is safe in a checkpoint. best_checkpoint: the checkpoint with the best evaluation, if one is kept.
     remaining_seconds: without evaluations and checkpoints. None while a number is unknown."""
 
     phase: ReportPhase
@@ -41,7 +41,7 @@ class ProgressReport:
 
 
 def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: ProgressLog) -> ProgressReport:
-    """How the run is doing now, from any thread."""
+    """Returns how the run is doing now. Call it from any thread."""
     phase, _ = clock.current()
     last, step = progress.last, max(progress.step or 0, pace.last or 0)
     rate = last.examples_per_second if last else None
@@ -53,7 +53,8 @@ def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progre
         examples_per_second=rate,
         checkpoint_step=progress.checkpoint_step,
         best_checkpoint=progress.best,
-        # First the evaluation's: a report holds only so many. They replace what was logged under the same name.
+        # The evaluation's come first, because a report has room for MOST_METRICS. They replace logged ones of the same
+        # name.
         metrics={**progress.metrics, **progress.means.copy(), **progress.metrics},
         warnings=progress.warnings,
         remaining_seconds=math.ceil((spec.last_step - step) * spec.batch.total / rate) if rate else None,
@@ -61,7 +62,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progre
 
 
 def phase_of(phase: Phase, steps: int) -> ReportPhase:
-    """`steps`: made by this process. The first WARM_UP_STEPS may be compiling, for the watchdog, too."""
+    """Returns the phase to report. `steps`: made by this process; the first WARM_UP_STEPS may still compile."""
     match phase:
         case Phase.EVALUATE:
             return ReportPhase.EVALUATING
@@ -74,7 +75,8 @@ def phase_of(phase: Phase, steps: int) -> ReportPhase:
 
 
 def operator_body(report: ProgressReport) -> bytes:
-    """At most REPORT_LIMIT bytes of JSON, with Python's NaN and Infinity: a loss that is not finite must be seen."""
+    """Returns at most REPORT_LIMIT bytes of JSON, with Python's NaN and Infinity, so that a loss that is not finite can
+    be seen."""
     document: dict[str, Any] = {
         "phase": report.phase,
         "step": report.step,
@@ -90,13 +92,13 @@ def operator_body(report: ProgressReport) -> bytes:
         "metrics": dict(_metrics(report)),
         "warnings": [warning[:WARNING_LENGTH] for warning in report.warnings],
     }
-    whole = _encode(document | more)
-    # Only the user's own names and texts can be that long; the rest says where the run is.
-    return whole if len(whole) <= REPORT_LIMIT else _encode(document)
+    body = _encode(document | more)
+    # Only the user's own names and texts can be that long; the rest fits.
+    return body if len(body) <= REPORT_LIMIT else _encode(document)
 
 
 def kubeflow_body(report: ProgressReport, now: datetime) -> bytes:
-    """The payload of KEP-2779. The percentage is 100 only at the end, however close a long run may be."""
+    """Returns the payload of KEP-2779. The percentage is 100 only once the run has ended."""
     done = report.phase is ReportPhase.DONE
     numbers = dict(_metrics(report))
     if report.loss is not None:

@@ -1,7 +1,7 @@
 """Writes the history and the event files of a run, every few minutes and at its end.
 
-Files are written by a thread of their own, on one replica: no step waits for a slow bucket, and no failure of a bucket
-ends a run.
+A separate thread of one replica writes the files: no step waits for a slow bucket, and no failure of a bucket ends a
+run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,16 +32,17 @@ from tpu_trainer.reporting.history import (
     newest_attempt,
 )
 from tpu_trainer.reporting.tensorboard import EventFile
-from tpu_trainer.storage.store import MissingError, ObjectStore, open_store
+from tpu_trainer.storage import open_store
+from tpu_trainer.storage.store import MissingError, ObjectStore
 from tpu_trainer.task.logbook import LoggedCurve
 
 HISTORY = "history.json"
 
 EVERY_SECONDS = 180.0
-"""Between two versions of the files during the run."""
+"""The time between two versions of the files during the run."""
 
 LAST_SECONDS = 10.0
-"""How long the end waits for the last version: a third of the grace period that Kubernetes gives a pod by default."""
+"""How long the end waits for the last version: a third of a pod's default grace period."""
 
 PACKAGES = (
     "torch",
@@ -80,7 +82,7 @@ class Reporter:
         self._events = EventFile(spec.job.attempt) if store and spec.report.tensor_board else None
 
     def begin(self, step: int) -> None:
-        """The training starts, or continues, after `step` steps. Later steps of earlier attempts are forgotten."""
+        """Starts, or continues, the training after `step` steps. Forgets later steps of earlier attempts."""
         self._history.forget_after(step)
         self._first = self._step = step
 
@@ -114,7 +116,7 @@ class Reporter:
 
     @property
     def without_events(self) -> str | None:
-        """Why there is no event file; None if there is one."""
+        """Returns why there is no event file; None if there is one."""
         if not self._store:
             return "no place for the report is named (spec.report.uri)"
         return None if self._events else "spec.report.tensorBoard is not true"
@@ -146,7 +148,7 @@ class Reporter:
         name = outcome.code.name if outcome else None
         split = self._clock.seconds()
         attempt = AttemptRecord(self._spec.job.attempt, self._first, self._step, split, name, self._first_loss)
-        recorded = self._history.recorded(attempt)
+        recorded = self._history.as_recorded(attempt)
         events = {self._events.name: self._events.content()} if self._events else {}
         self._writing = threading.Thread(target=self._write, args=(recorded, events, outcome), daemon=True)
         self._writing.start()
@@ -169,12 +171,13 @@ class Reporter:
             self._say(f"not written: {_reason(error)}")
 
     def _has_successor(self) -> bool:
-        """Whether a later attempt has written already: then this gang was cut off and still trains beside it."""
+        """Returns whether a later attempt has already written: then this gang was cut off, and still trains beside
+        it."""
         assert self._store
         try:
             return newest_attempt(self._store.read(HISTORY), self._spec.job.uid) > self._spec.job.attempt
         except Exception:
-            # It is missing, or the write will fail and say why.
+            # The file is missing, or the write will fail and report why.
             return False
 
     def _read_before(self) -> RunHistory:
@@ -188,14 +191,15 @@ class Reporter:
             return RunHistory()
 
     def _say(self, trouble: str) -> None:
-        """Once: a bucket that refuses writes would fill the log."""
+        """Prints the first trouble only: a bucket that refuses writes would fill the log."""
         if not self._silenced:
             self._silenced = True
             print(f"report: {trouble}; the training is not affected", file=sys.stderr, flush=True)
 
 
 def open_reporter(spec: RunSpec, directory: Path | None, clock: Clock, device: str, reports: bool) -> Reporter:
-    """`directory`: where the files go if the run spec names no place. `reports`: this is the reporting replica.
+    """Opens the run's reporter. `directory`: where the files go if the run spec names no place. `reports`: True in the
+    reporting replica.
 
     Raises:
         BadSpecError: report.uri is not a valid place.
@@ -206,18 +210,16 @@ def open_reporter(spec: RunSpec, directory: Path | None, clock: Clock, device: s
 
 
 def _environment(device: str) -> dict[str, str]:
-    """What the run stands on, by name. `device`: what the model is on, as torch names it."""
+    """Returns the versions of what the run uses, by name. `device`: the model's, as torch names it."""
     machine = f"{platform.machine()}, {platform.system()} {platform.release()}"
-    found = {"Device": device, "Machine": machine, "Python": platform.python_version()}
+    versions = {"Device": device, "Machine": machine, "Python": platform.python_version()}
     for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def _reason(error: Exception) -> str:
-    """One line. A TrainerError's text says what is wrong; any other error needs its type."""
+    """Returns one line. A TrainerError's text says what is wrong; any other error needs its type."""
     text = str(error).strip().partition("\n")[0]
     return text if isinstance(error, TrainerError) else f"{type(error).__name__}: {text}"

@@ -32,10 +32,10 @@ class RunOutputs:
     def begin(self, step: int) -> None:
         self.reporter.begin(step)
 
-    def add_first_loss(self, found: FirstLossTime) -> None:
-        compiling = f", {found.compiling:.1f} s of them compiling" if found.compilations else ""
-        self.progress.say(f"first loss after {found.seconds:.1f} s{compiling}")
-        self.reporter.add_first_loss(found)
+    def add_first_loss(self, time: FirstLossTime) -> None:
+        compiling = f", {time.compiling:.1f} s of them compiling" if time.compilations else ""
+        self.progress.say(f"first loss after {time.seconds:.1f} s{compiling}")
+        self.reporter.add_first_loss(time)
 
     def add_sample(self, sample: Sample, checkpoint_step: int | None) -> None:
         self.progress.checkpoint_step = checkpoint_step
@@ -63,7 +63,7 @@ class RunOutputs:
         self.reporter.add_evaluation(step, metrics)
 
     def end(self, outcome: Outcome) -> None:
-        # Before the history, which may take a while to write.
+        # The heartbeat ends first, because the history may take a while to write.
         if self.heartbeat is not None:
             self.heartbeat.end(outcome)
         self.reporter.end(outcome)

@@ -1,6 +1,6 @@
-"""What a rung of a ladder has measured, for the gates that the operator judges it by.
+"""Measures a rung of a ladder, for the gates by which the operator judges it.
 
-It goes into the termination message, which Kubernetes keeps with the pod: a report to the operator may be lost.
+The numbers go into the termination message, which Kubernetes keeps with the pod; a report to the operator may be lost.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from tpu_trainer.contract.outcome import finite
 from tpu_trainer.reporting.history import Sample
 
 SHARE = 4
-"""The first and the last of so many parts of the losses are compared: the loss of a single step is mostly noise."""
+"""The losses are divided into this many parts, and the means of the first and the last are compared: the loss of a
+single step is mostly noise."""
 
 MOST_FINDINGS = 24
 """Kinds of findings in the message, which has little room."""
 
 MOST_EVALUATED = 40
-"""Names of metrics there."""
+"""Names of metrics in the message."""
 
 
 class RungNumbers:
@@ -38,9 +39,12 @@ class RungNumbers:
     def as_json(
         self, recompilations: int, not_finite: int, unseen: Sequence[str] = (), evaluated: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """`recompilations`: programs that were compiled after the warm-up. `not_finite`: steps whose loss or gradients
-        were not. `unseen`: checks that found nothing because they could not look. `evaluated`: metrics of the last
-        evaluation; the message has others beside them, such as the loss and what the task has logged."""
+        """Returns the rung's numbers.
+
+        recompilations: programs that were compiled after the warm-up. not_finite: steps whose loss or gradients were
+        not finite. unseen: checks that found nothing because they could not look. evaluated: metrics of the last
+        evaluation; the message has other metrics, too, such as the loss and what the task has logged.
+        """
         part = math.ceil(len(self._losses) / SHARE)
         broken = sum(not math.isfinite(loss) for loss in self._losses)
         return {
@@ -56,6 +60,6 @@ class RungNumbers:
 
 
 def _mean(losses: Sequence[float]) -> float | None:
-    """Of those that are finite; None if there are none."""
+    """Returns the mean of the finite losses; None if there are none."""
     known = [loss for loss in losses if math.isfinite(loss)]
     return math.fsum(known) / len(known) if known else None

@@ -16,14 +16,15 @@ from tpu_trainer.reporting.history import Sample
 from tpu_trainer.task.logbook import LoggedCurve
 
 OWN_BYTES = 64_000_000
-"""Of images, texts and histograms of the task's own: they stay in memory, and each version of the file has them all."""
+"""The most bytes of the task's images, texts and histograms: they stay in memory, and each version of the file has them
+all."""
 
 
 class EventFile:
     """Collects scalars as the bytes of an event file.
 
-    In memory, because an object store takes whole objects only: 60 bytes per scalar, some 10 MB in 100,000 steps.
-    tensorboardX has the messages; its own file writers start a thread and compute checksums in Python.
+    It keeps them in memory, because an object store takes only whole objects: 60 bytes per scalar, some 10 MB in
+    100,000 steps. tensorboardX has the messages; its own file writers start a thread and compute checksums in Python.
     """
 
     def __init__(self, attempt: int) -> None:
@@ -59,7 +60,7 @@ class EventFile:
                 self._event(step, {f"training/{curve.name}": value})
 
     def summary(self, step: int, summary: Any) -> bool:
-        """Adds what a task has made itself, while there is room."""
+        """Adds a summary that the task has made, and returns True, if there is room for it."""
         size = summary.ByteSize()
         if self._room < size:
             return False
@@ -74,7 +75,7 @@ class EventFile:
         # Imported here: tensorboardX takes seconds, and most runs write no event files.
         from tensorboardX.proto.summary_pb2 import Summary  # type: ignore[import-untyped, unused-ignore]
 
-        # As a C float, which the message holds: a number that is too large becomes infinite, not an error.
+        # The message holds C floats. The conversion makes a number that is too large infinite, and not an error.
         tagged = [Summary.Value(tag=name, simple_value=c_float(value).value) for name, value in values.items()]
         self._write(step, Summary(value=tagged) if values else None, **more)
 
@@ -86,12 +87,12 @@ class EventFile:
 
 
 def _record(data: bytes) -> bytes:
-    """A TFRecord: the length, its checksum, the data, its checksum."""
+    """Returns a TFRecord: the length, its checksum, the data, its checksum."""
     length = struct.pack("<Q", len(data))
     return length + _checksum(length) + data + _checksum(data)
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, rotated and offset as the TFRecord format demands."""
+    """Returns the CRC-32C, rotated and offset as the TFRecord format demands."""
     plain = google_crc32c.value(data)
     return struct.pack("<I", ((plain >> 15 | plain << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""The numbers a run derives from its steps: throughput, model flops utilisation and the gradient noise scale."""
+"""Derives numbers from a run's steps: throughput, model flops utilisation and the gradient noise scale."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ REPLICAS_PER_CHIP = {"v2": 2, "v3": 2, "tpu7x": 2}
 """Devices that a framework sees per chip, each with half of the peak; one on every other generation."""
 
 NOISE_DECAY = 0.98
-"""Of the noise scale's running means: a memory of 50 steps. One step's estimate is mostly noise."""
+"""The decay of the noise scale's running means: a memory of 50 steps. One step's estimate is mostly noise."""
 
 NOISE_STEPS = 10
-"""Steps before there is a noise scale."""
+"""Steps before a noise scale is reported."""
 
 
 class Throughput:
@@ -47,7 +47,7 @@ class Throughput:
         return None if self.step_seconds is None else self._global_batch / self.step_seconds
 
     def arrived(self, step: int, now: float) -> None:
-        """The results of `step` have arrived. `now`: seconds on a clock that runs only while steps are made."""
+        """Adds the arrival of the results of `step`. `now`: seconds on a clock that runs only while steps are made."""
         if self._start is None:
             self._start = (step, now) if step >= self._warm else None
             return
@@ -89,9 +89,9 @@ class Utilisation:
         self._counted: FlopCounter | None = None
 
     def counting(self) -> AbstractContextManager[object]:
-        """Around forward and backward of every step; only the first is counted, since all have the same shapes.
+        """Returns a context for forward and backward of every step, which counts the first: all have the same shapes.
 
-        Without a peak to compare with, none is.
+        Without a peak to compare with, it counts none.
         """
         if self._counted is not None or self._spec.hardware != "TPU":
             return nullcontext()
@@ -99,7 +99,7 @@ class Utilisation:
         return self._counted
 
     def of(self, step_seconds: float | None) -> float | None:
-        """Model flops utilisation, 0..1; None on CPU, or while the time of a step is unknown."""
+        """Returns the model flops utilisation, 0..1; None on CPU, or while the time of a step is unknown."""
         if self._counted is None or step_seconds is None:
             return None
         where = self._spec.slice
@@ -107,7 +107,7 @@ class Utilisation:
 
 
 def mfu(flops_per_step: float, replicas: int, step_seconds: float, generation: str) -> float | None:
-    """Model flops utilisation, 0..1: the model's operations over what the slice could have done in that time.
+    """Returns the model flops utilisation, 0..1: the model's operations over what the slice could do in that time.
 
     flops_per_step: of all replicas together; rematerialised operations count once. PaLM (Chowdhery et al. 2022),
     appendix B. None for a generation without a known peak, or if nothing was measured.
@@ -128,13 +128,13 @@ class NoiseScale:
     """
 
     def __init__(self, replica_batch: int, global_batch: int) -> None:
-        """Examples behind a replica's gradient, accumulated passes included, and behind the global one."""
+        """Takes the examples behind a replica's gradient, accumulated passes included, and behind the global one."""
         self._small, self._big = replica_batch, global_batch
         self._noise = self._signal = 0.0
         self._steps = 0
 
     def add(self, replica_square: float, global_square: float) -> None:
-        """One step's |g_b|^2, averaged over the replicas, and |g_B|^2. A step that is not finite is skipped."""
+        """Adds one step's |g_b|^2, averaged over the replicas, and |g_B|^2. Skips a step that is not finite."""
         small, big = self._small, self._big
         if big <= small:
             return
@@ -149,7 +149,8 @@ class NoiseScale:
 
     @property
     def value(self) -> float | None:
-        """In examples. None with one replica, in the first steps, and while the gradient is lost in the noise."""
+        """Returns the noise scale in examples; None with one replica, in the first steps, and while the gradient is
+        lost in the noise."""
         if self._steps < NOISE_STEPS or self._signal <= 0:
             return None
         return max(0.0, self._noise) / self._signal

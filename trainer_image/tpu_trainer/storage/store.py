@@ -1,7 +1,7 @@
-"""Where checkpoints lie: named objects below one place, a directory or a path in a bucket (`bucket_store`).
+"""The interface of a store, which keeps objects by name, and the store in a directory.
 
-A name has slashes inside, as in "step-00000120-5f0c-1/COMMIT". A directory may be on a disk, on a shared file system,
-or in a bucket mounted with gcsfuse.
+A name may contain slashes, as in "step-00000120-5f0c-1/COMMIT". The directory may be on a disk, on a shared file
+system, or in a bucket mounted with gcsfuse.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, StorageError
+from tpu_trainer.contract.errors import StorageDeniedError, StorageError
 
-_BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])/(.+)", re.DOTALL)
-
-# What network and FUSE file systems answer if a directory cannot be synced; they write names through by themselves.
+# The answers of network and FUSE file systems that cannot sync a directory; they write names through by themselves.
 _NO_DIRECTORY_SYNC = {errno.EACCES, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
-
-# What file systems without hard links answer, gcsfuse among them.
+# The answers of file systems without hard links, gcsfuse among them.
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EMLINK}
 
 
@@ -34,25 +30,25 @@ class MissingError(StorageError):
 
 
 class ObjectStore(Protocol):
-    """Whole objects by name; `uri` is the place, as the run spec names it.
+    """Keeps whole objects by name. `uri`: the place, as the run spec names it.
 
-    Every method raises StorageError, with one line for people, if the storage refuses, and StorageDeniedError if it
-    would refuse again.
+    If the storage refuses, every method raises StorageError with a message of one line, or StorageDeniedError if a
+    second attempt would fail as well.
     """
 
     uri: str
 
     def list(self, prefix: str) -> dict[str, int]:
-        """The objects whose names start with `prefix`, and their sizes in bytes."""
+        """Returns the objects whose names start with `prefix`, and their sizes in bytes."""
 
     def read(self, name: str) -> bytes:
-        """Raises MissingError if there is no such object."""
+        """Returns the object's content. Raises MissingError: there is no such object."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Creates or replaces the object, whole or not at all."""
+        """Creates or replaces the object atomically."""
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """`put`, but only if there is no such object: one of several writers gets True.
+        """Creates the object if there is none of that name: of several writers exactly one gets True.
 
         In a directory without hard links a crash may leave a part of it.
         """
@@ -61,39 +57,21 @@ class ObjectStore(Protocol):
         """Deletes the object, if there is one."""
 
 
-def open_store(uri: str, setting: str = "checkpoint.uri") -> ObjectStore:
-    """The store at `uri`, without any access to it yet. `setting`: the field of the run spec that holds it.
-
-    Raises:
-        BadSpecError: it is neither an absolute path nor gs://bucket/path.
-    """
-    in_bucket = _BUCKET.fullmatch(uri.rstrip("/"))
-    if in_bucket:
-        # Imported here: a run without a bucket should neither need the cloud's client nor wait for its import.
-        from tpu_trainer.storage.bucket_store import BucketStore
-
-        return BucketStore(*in_bucket.groups())
-    if uri.startswith("/"):
-        return DirectoryStore(Path(uri))
-    raise BadSpecError(f'{setting}: "gs://bucket/path" or the absolute path of a directory, got {uri!r}')
-
-
 @dataclass(frozen=True)
 class StorageTrouble:
-    """Why the storage refuses, in one line; `lasting`: it will refuse again until somebody fixes it."""
+    """Why the storage refuses, in one line. `lasting`: a second attempt would be refused, too."""
 
     reason: str
     lasting: bool = False
 
-
-def refused(uri: str, doing: str, trouble: StorageTrouble) -> StorageError:
-    """The error for `trouble`; `doing` is "write NAME" or the like."""
-    kind = StorageDeniedError if trouble.lasting else StorageError
-    return kind(f"{uri}: cannot {doing}: {trouble.reason}")
+    def as_error(self, uri: str, operation: str) -> StorageError:
+        """Returns the error to raise. `operation`: "write NAME" or the like."""
+        kind = StorageDeniedError if self.lasting else StorageError
+        return kind(f"{uri}: cannot {operation}: {self.reason}")
 
 
 class DirectoryStore:
-    """Objects are files below `root`, which is created with the first of them."""
+    """Keeps objects as files below `root`, which is created with the first of them."""
 
     def __init__(self, root: Path) -> None:
         self.uri = str(root)
@@ -102,18 +80,18 @@ class DirectoryStore:
     def list(self, prefix: str) -> dict[str, int]:
         # Only the folders asked for: the directory may hold a data set beside the checkpoints.
         top, _, _ = prefix.partition("/")
-        with self._doing("list the directory"):
+        with self._errors("list the directory"):
             try:
-                found = [path for path in self._root.iterdir() if path.name.startswith(top)]
+                paths = [path for path in self._root.iterdir() if path.name.startswith(top)]
             except FileNotFoundError:
                 return {}
-            files = [file for path in found for file in _files_below(path)]
+            files = [file for path in paths for file in _files_below(path)]
             names = {file.relative_to(self._root).as_posix(): file for file in files}
             sizes = {name: _size(file) for name, file in names.items() if name.startswith(prefix)}
         return {name: size for name, size in sizes.items() if size is not None}
 
     def read(self, name: str) -> bytes:
-        with self._doing(f"read {name}"):
+        with self._errors(f"read {name}"):
             try:
                 return (self._root / name).read_bytes()
             except FileNotFoundError as error:
@@ -122,19 +100,19 @@ class DirectoryStore:
     def put(self, name: str, data: bytes) -> None:
         target = self._root / name
         part = target.with_name(f"{target.name}.part")
-        with self._doing(f"write {name}"):
+        with self._errors(f"write {name}"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            with _leaving_nothing(part):
+            with _removed_on_failure(part):
                 _write(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), data)
                 part.replace(target)
             self._sync_directories(target)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         target = self._root / name
-        with self._doing(f"write {name}"):
+        with self._errors(f"write {name}"):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                _create_whole(target, data)
+                _create_atomically(target, data)
             except FileExistsError:
                 return False
             self._sync_directories(target)
@@ -142,7 +120,7 @@ class DirectoryStore:
 
     def delete(self, name: str) -> None:
         target = self._root / name
-        with self._doing(f"delete {name}"):
+        with self._errors(f"delete {name}"):
             target.unlink(missing_ok=True)
             # Folders go with their last file.
             with contextlib.suppress(OSError):
@@ -150,7 +128,7 @@ class DirectoryStore:
                     (self._root / folder).rmdir()
 
     def _sync_directories(self, target: Path) -> None:
-        """Makes the names durable as well: of the file, and of directories that may be new."""
+        """Makes the names durable as well: the file's, and those of directories that may be new."""
         for directory in (target.parent, self._root, self._root.parent):
             try:
                 handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -163,30 +141,30 @@ class DirectoryStore:
                     raise
 
     @contextmanager
-    def _doing(self, doing: str) -> Iterator[None]:
+    def _errors(self, operation: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise refused(self.uri, doing, _trouble(error)) from error
+            raise _trouble(error).as_error(self.uri, operation) from error
 
 
 def _trouble(error: OSError) -> StorageTrouble:
-    said = error.strerror or type(error).__name__
+    reason = error.strerror or type(error).__name__
     if error.errno == errno.EROFS:
-        return StorageTrouble(f"{said}: mount the volume for writing", lasting=True)
+        return StorageTrouble(f"{reason}: mount the volume for writing", lasting=True)
     if error.errno in (errno.EACCES, errno.EPERM):
         where = f" ({error.filename})" if error.filename else ""
         return StorageTrouble(
-            f"{said}{where}: the worker runs as user {os.geteuid()} of group {os.getegid()}, which must be allowed to "
-            "read and write there",
+            f"{reason}{where}: the worker runs as user {os.geteuid()} of group {os.getegid()}, which must be allowed "
+            "to read and write there",
             lasting=True,
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageTrouble(f"{said}: make room there, or keep fewer checkpoints (checkpoint.keep)")
-    return StorageTrouble(said)
+        return StorageTrouble(f"{reason}: make room there, or keep fewer checkpoints (checkpoint.keep)")
+    return StorageTrouble(reason)
 
 
-def _create_whole(target: Path, data: bytes) -> None:
+def _create_atomically(target: Path, data: bytes) -> None:
     """Creates the file, whole or not at all. Raises FileExistsError: there is such a file."""
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     try:
@@ -204,7 +182,7 @@ def _create_whole(target: Path, data: bytes) -> None:
 def _create(path: Path, data: bytes) -> None:
     """Creates and writes the file. Raises FileExistsError: there is such a file."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    with _leaving_nothing(path):
+    with _removed_on_failure(path):
         _write(handle, data)
 
 
@@ -216,7 +194,7 @@ def _write(handle: int, data: bytes) -> None:
 
 
 @contextmanager
-def _leaving_nothing(path: Path) -> Iterator[None]:
+def _removed_on_failure(path: Path) -> Iterator[None]:
     """Deletes the file if the block fails: on a full disk it would block the next attempt."""
     try:
         yield
@@ -227,16 +205,16 @@ def _leaving_nothing(path: Path) -> Iterator[None]:
 
 
 def _files_below(path: Path) -> Iterator[Path]:
-    """The files below a directory, or the file itself, except those that another process deletes meanwhile."""
+    """Yields the files below a directory, or the file itself, but not those that another process deletes meanwhile."""
     if not path.is_dir():
         yield path
         return
 
-    def failed(error: OSError) -> None:
+    def raise_error(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
             raise error
 
-    for directory, _, files in os.walk(path, onerror=failed):
+    for directory, _, files in os.walk(path, onerror=raise_error):
         yield from (Path(directory, file) for file in files)
 
 

@@ -24,7 +24,7 @@ from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, Storag
 from tpu_trainer.contract.outcome import outcome_of, write_last_words
 from tpu_trainer.contract.protocol import LARGEST_CODE_ARCHIVE
 from tpu_trainer.contract.spec import CodeSpec, read_run_spec
-from tpu_trainer.storage.store import open_store
+from tpu_trainer.storage import open_store
 from tpu_trainer.worker.archive import BadArchiveError, unpack
 
 _MOUNTED = "secret://"

@@ -134,7 +134,7 @@ def _put(at: Any, names: Sequence[str], value: Any, assignment: str) -> None:
 
 
 def _value(assignment: str, path: Sequence[str], text: str) -> Any:
-    """As YAML would read it, but text where the API wants text: a learning rate of 0.1 is a string."""
+    """As YAML would read it, but text where the API wants text: a parameter of 0.1 is a string."""
     if _wants_text(path):
         return text
     try:

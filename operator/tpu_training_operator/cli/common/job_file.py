@@ -10,6 +10,7 @@ import click
 import yaml
 
 from tpu_training_operator.api.constants import KIND
+from tpu_training_operator.api.decimals import number_in, put_numbers_for_texts
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import Rule
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
@@ -78,6 +79,8 @@ def load(
     body = _job_in(path)
     if change is not None:
         change(body)
+    for field, text in put_numbers_for_texts(TPUTrainingJob, body):
+        click.echo(f"warning: {field}: write the number without quotes, as {number_in(text)}", err=True)
     return check(path, body, except_rules=except_rules)
 
 

@@ -22,7 +22,7 @@ from tpu_training_operator.cli.common.errors import BadInput, program_name
 from tpu_training_operator.cli.common.job_file import JobFile, check, filename_option, load
 from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
 from tpu_training_operator.kube.cluster import JOBS, SECRETS, Object, resource_of
-from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Invalid, NotFound, Unavailable
+from tpu_training_operator.kube.errors import AlreadyExists, ApiError, InvalidRequest, NotFound, Unavailable
 
 _RIGHTS = f"get, create and delete {PLURAL}.{GROUP}; with --code also get, create and delete secrets"
 # Not the operator's name, which manages fields of the same objects.
@@ -107,7 +107,7 @@ async def _create(connection: Connection, file: JobFile) -> tuple[Object, bool]:
     body = {key: value for key, value in file.body.items() if key != "status"}
     try:
         return await connection.client.request("POST", JOBS.path(namespace), body, _WRITE), True
-    except Invalid as error:
+    except InvalidRequest as error:
         raise ClusterProblem(f"{file.path}: the cluster refuses the job: {error}") from None
     except NotFound as error:
         if error.reason:

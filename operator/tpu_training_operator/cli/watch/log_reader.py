@@ -16,7 +16,7 @@ from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.job.naming import WorkerId, pod_name
 from tpu_training_operator.kube.client import Client, Selection
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
-from tpu_training_operator.kube.errors import Invalid, NotFound, Silence, Unavailable
+from tpu_training_operator.kube.errors import InvalidRequest, NotFound, Silence, Unavailable
 from tpu_training_operator.kube.informer import Informer
 
 # A longer line is printed in parts of this many bytes.
@@ -209,7 +209,7 @@ class LogReader:
                 await self._read(worker, lines, follow=follow)
                 if is_last_look:
                     return self._pass_on(worker, lines.end())
-            except (NotFound, Invalid) as error:
+            except (NotFound, InvalidRequest) as error:
                 # There is no pod, or its container has not started.
                 if not follow:
                     raise NoLog(f"there is no pod {self._pod(worker)}" if error.status == 404 else str(error)) from None

@@ -22,7 +22,7 @@ _FIELDS = {"minimum": "min", "maximum": "max"}
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A refusal. It lasts until somebody changes something, unless it `passes` by itself."""
+    """A refusal. It lasts until a person changes something, unless it `passes` by itself."""
 
     reason: Reason
     message: str

@@ -35,10 +35,10 @@ def autoscaler_has_none(events: Sequence[Mapping[str, Any]]) -> bool:
     notes = [str(event.get("note") or "") for event in events if event.get("reason") == "NotTriggerScaleUp"]
     has_tried = any(event.get("reason") in _TRIES for event in events)
     # A long note may have been cut, and its rest may have said anything.
-    return bool(notes) and not has_tried and all(map(_rules_out, notes))
+    return bool(notes) and not has_tried and all(map(_is_ruled_out, notes))
 
 
-def _rules_out(note: str) -> bool:
+def _is_ruled_out(note: str) -> bool:
     return len(note) < _LONGEST_NOTE and _AUTOSCALER_NOTE.fullmatch(note.strip()) is not None
 
 
@@ -63,7 +63,7 @@ def explain_wait(events: Sequence[Mapping[str, Any]]) -> str:
 
 def slim_event(event: Mapping[str, Any]) -> dict[str, Any] | None:
     """The fields that `explain_wait` reads; None if the event does not tell why a pod waits. The texts are cut, because
-    anybody who may create events chooses their length."""
+    whoever may create events chooses their length."""
     if not _tells(event):
         return None
     series = event.get("series") or {}

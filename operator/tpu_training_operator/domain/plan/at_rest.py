@@ -29,16 +29,18 @@ def is_at_rest(job: Object) -> bool:
         return False
     if is_in_queue(job) or manager_of(job) or "deletionTimestamp" in metadata:
         return False
-    is_true = {each.get("type") for each in status.get("conditions") or () if each.get("status") == "True"}
+    is_true = {
+        condition.get("type") for condition in status.get("conditions") or () if condition.get("status") == "True"
+    }
     is_settled = ConditionType.READY in is_true and ConditionType.RECONCILING not in is_true
     return is_settled and status.get("observedGeneration") == metadata.get("generation")
 
 
 def time_to_live(job: Object) -> timedelta | None:
-    """From the raw spec: this operator might refuse the spec of a finished job. A copy is deleted by Kueue, once it has
-    told the other cluster how it ended; until then, one that is gone would run once more."""
+    """Reads the time from the raw spec: this operator might refuse the spec of a finished job. Kueue deletes a copy
+    once it has told the other cluster how the job ended; a copy that is gone before would run once more."""
     if is_copy(job):
         return None
     policy = job.get("spec", {}).get("runPolicy") or {}
-    given = policy.get("ttlSecondsAfterFinished")
-    return timedelta(seconds=max(0, min(given, _LONGEST_TTL_SECONDS))) if isinstance(given, int) else None
+    seconds = policy.get("ttlSecondsAfterFinished")
+    return timedelta(seconds=max(0, min(seconds, _LONGEST_TTL_SECONDS))) if isinstance(seconds, int) else None

@@ -16,7 +16,7 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.objects.actions import Event
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.plan import Plan
 
 # A quota may be raised or a name freed at any time, and nothing tells the operator.
@@ -25,14 +25,14 @@ _LOOK_AGAIN = timedelta(seconds=30)
 _SOON = timedelta(seconds=5)
 
 
-def blocked(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan:
-    """In progress while the obstacle passes by itself; else Stalled, with the cluster's own words."""
-    look = Snapshot(observed, Status.read(observed.job.get("status")), now)
+def show_obstacle(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan:
+    """Shows the job in progress while the obstacle passes by itself; else Stalled, with the cluster's own words."""
+    look = JobState(observed, Status.read(observed.job.get("status")), now)
     if obstacle.passes:
         state = State.RESTARTING if look.status.state is State.RESTARTING else State.STARTING
-        waits = ReadyState(state, Kind.IN_PROGRESS, obstacle.reason, obstacle.message)
+        waits = ReadyState(state, Kstatus.IN_PROGRESS, obstacle.reason, obstacle.message)
         return Plan(status=look.present(look.status, waits), again=_SOON)
-    stalled = ReadyState(State.BLOCKED, Kind.STUCK, obstacle.reason, obstacle.message)
+    stalled = ReadyState(State.BLOCKED, Kstatus.FAILED, obstacle.reason, obstacle.message)
     return Plan(
         status=look.present(look.status, stalled),
         events=(Event(EventReason.BLOCKED, obstacle.message, warning=True),),
@@ -40,18 +40,18 @@ def blocked(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan:
     )
 
 
-def retrying(observed: Observed, message: str, now: datetime) -> Status:
-    """The status while passes keep failing: Reconciling says why, and for kstatus the job is in progress.
+def show_retry(observed: Observed, message: str, now: datetime) -> Status:
+    """Returns the status while passes keep failing: Reconciling says why, and for kstatus the job is in progress.
 
     Nothing else changes. As Ready holds the last decision, any operator whose pass succeeds can restore Reconciling
-    from it (`recovered`).
+    from it (`undo_retry`).
     """
-    look = Snapshot(observed, Status.read(observed.job.get("status")), now)
+    look = JobState(observed, Status.read(observed.job.get("status")), now)
     return look.with_condition(look.status, ConditionType.RECONCILING, True, Reason.PROGRESSING_WITH_RETRY, message)
 
 
-def recovered(status: Status) -> Status:
-    """The status as it was before passes failed; the same object if none did."""
+def undo_retry(status: Status) -> Status:
+    """Returns the status as it was before passes failed; the same object if none did."""
     reconciling = find(status.conditions, ConditionType.RECONCILING)
     if reconciling is None or reconciling.reason != Reason.PROGRESSING_WITH_RETRY:
         return status

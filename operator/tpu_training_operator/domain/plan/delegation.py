@@ -1,4 +1,4 @@
-"""A job that somebody else runs: `spec.managedBy`.
+"""A job that another controller runs: `spec.managedBy`.
 
 With MultiKueue, Kueue runs the job in another cluster. The job here has a Workload and no workers. When Kueue has
 reserved quota here and found a cluster that admits the job, it creates a copy there, without managedBy. The operator
@@ -23,29 +23,28 @@ from tpu_training_operator.domain.cluster_state.observed import format_time, par
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload, manager_of
 from tpu_training_operator.domain.objects.actions import Event, UpdateWorkload, WriteWorkloadStatus
 from tpu_training_operator.domain.objects.workload import is_for_others
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
-from tpu_training_operator.domain.plan.invalid import invalid
-from tpu_training_operator.domain.plan.parse_cache import Readings
-from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
+from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
+from tpu_training_operator.domain.plan.invalid import plan_invalid
+from tpu_training_operator.domain.plan.parse_cache import ParseCache
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan
 from tpu_training_operator.domain.plan.queue.queueing import (
     ask_for,
     deactivate,
     delete_workloads,
+    describe_wait,
     pass_on_labels,
     release_quota,
-    shown,
 )
 from tpu_training_operator.domain.plan.startable import check_options
 from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due
 
-_LOOK_AGAIN = timedelta(seconds=15)
 # A lost cluster never says that its workers have stopped.
 _LONGEST_STOP = timedelta(minutes=10)
 _SHOWN_HERE = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUSPENDED)
 
 
-def delegated(look: Snapshot, readings: Readings, max_hosts: int = MAX_HOSTS) -> Plan:
-    """The plan for a job that this operator does not run. It has no worker here."""
+def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS) -> Plan:
+    """Plans for a job that this operator does not run. It has no worker here."""
     queue, status = look.observed.queue, look.status
     if manager_of(look.observed.job) != constants.MULTIKUEUE or "deletionTimestamp" in look.observed.job["metadata"]:
         return Plan()
@@ -53,63 +52,63 @@ def delegated(look: Snapshot, readings: Readings, max_hosts: int = MAX_HOSTS) ->
         # Kueue itself says in the Workload that it has finished.
         return delete_when_due(look) or after_the_end(look)
     if queue is None:
-        return _unqueued(look)
-    found = queue.workload
+        return _wait_without_queue(look)
+    workload = queue.workload
     try:
         batches = (
-            _create(look, queue, readings, max_hosts) if found is None else _next_step(look, queue, found, readings)
+            _create(look, queue, cache, max_hosts) if workload is None else _next_step(look, queue, workload, cache)
         )
     except InvalidJob as error:
-        return invalid(replace(look, status=Status()), error)
-    if found is not None and _has_copy(found):
-        return Plan(batches, again=_LOOK_AGAIN)
+        return plan_invalid(replace(look, status=Status()), error)
+    if workload is not None and _has_copy(workload):
+        return Plan(batches, again=LOOK_AGAIN)
     # Kueue copies a status as a whole. What an earlier copy has left here no longer describes this job.
     left = replace(Status(), conditions=[each for each in status.conditions if each.type in _SHOWN_HERE])
-    ready = _shown(look, queue)
+    ready = _describe(look, queue)
     is_new = find(left.conditions, ConditionType.READY) is None
     events = (Event(EventReason.QUEUED, ready.message),) if is_new and ready.state is State.QUEUED else ()
     suspends = _is_to_be_suspended(look)
     if suspends or is_true(left.conditions, ConditionType.SUSPENDED):
         reason = Reason.SUSPENDED if suspends else Reason.RESUMED
         left = look.with_condition(left, ConditionType.SUSPENDED, suspends, reason, ready.message)
-    return Plan(batches, look.present(left, ready), events, again=_LOOK_AGAIN)
+    return Plan(batches, look.present(left, ready), events, again=LOOK_AGAIN)
 
 
-def _unqueued(look: Snapshot) -> Plan:
-    """Kueue does not know a job without a Workload. The status of an earlier copy stays as it is."""
+def _wait_without_queue(look: JobState) -> Plan:
+    """Blocks a job without a Workload, which Kueue does not know. The status of an earlier copy stays as it is."""
     if look.attempt:
         return Plan()
     message = (
         "spec.managedBy gives the job to MultiKueue, which takes it from a queue: name a LocalQueue of this cluster in"
         f" the job's label {constants.LABEL_QUEUE}"
     )
-    ready = ReadyState(State.BLOCKED, Kind.STUCK, Reason.QUEUE_UNUSABLE, message)
+    ready = ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.QUEUE_UNUSABLE, message)
     is_new = find(look.status.conditions, ConditionType.READY) is None
     events = (Event(EventReason.BLOCKED, message, warning=True),) if is_new else ()
     return Plan(status=look.present(look.status, ready), events=events)
 
 
-def _is_to_be_suspended(look: Snapshot) -> bool:
+def _is_to_be_suspended(look: JobState) -> bool:
     policy = look.observed.job["spec"].get("runPolicy")
     return isinstance(policy, dict) and policy.get("suspend") is True
 
 
-def _has_copy(found: Workload) -> bool:
+def _has_copy(workload: Workload) -> bool:
     """Whether Kueue may write the job's status."""
-    return found.is_true("Admitted") or (found.is_evicted and found.holds_quota)
+    return workload.is_true("Admitted") or (workload.is_evicted and workload.holds_quota)
 
 
-def _create(look: Snapshot, queue: Queue, readings: Readings, max_hosts: int) -> Batches:
-    """Raises InvalidJob. From then on the operator of the other cluster judges the job."""
+def _create(look: JobState, queue: Queue, cache: ParseCache, max_hosts: int) -> Batches:
+    """Creates the Workload. From then on the operator of the other cluster judges the job. Raises InvalidJob."""
     job = look.observed.job
-    options = readings.job(job)
-    check_options((*options, *readings.lower_rungs(job)), job, max_hosts)
+    options = cache.job(job)
+    check_options((*options, *cache.lower_rungs(job)), job, max_hosts)
     if queue.problem or _is_to_be_suspended(look):
         return ()
     return (Batch((ask_for(options[0], queue),)),)
 
 
-def _next_step(look: Snapshot, queue: Queue, workload: Workload, readings: Readings) -> Batches:
+def _next_step(look: JobState, queue: Queue, workload: Workload, cache: ParseCache) -> Batches:
     """Returns what Kueue is told next. Raises InvalidJob."""
     suspends = _is_to_be_suspended(look)
     if workload.is_going or workload.is_finished:
@@ -120,28 +119,28 @@ def _next_step(look: Snapshot, queue: Queue, workload: Workload, readings: Readi
         has_stopped = not workload.is_active or _copy_has_stopped(look, workload)
         return (release_quota(workload, look.now),) if has_stopped else ()
     if not suspends and not workload.is_active and is_true(look.status.conditions, ConditionType.SUSPENDED):
-        if is_for_others(dict(workload.raw), ask_for(readings.job(look.observed.job)[0], queue).body):
+        if is_for_others(dict(workload.raw), ask_for(cache.job(look.observed.job)[0], queue).body):
             return delete_workloads([workload])
         return (Batch((UpdateWorkload(workload.with_active(True)),)),)
     if workload.is_admitted:
         is_running = is_true(look.status.conditions, ConditionType.GANG_READY)
-        told = workload.with_pods_ready(is_running, format_time(look.now))
-        return () if told is None else (Batch((WriteWorkloadStatus(told),)),)
+        report = workload.with_pods_ready(is_running, format_time(look.now))
+        return () if report is None else (Batch((WriteWorkloadStatus(report),)),)
     return pass_on_labels(queue)
 
 
-def _copy_has_stopped(look: Snapshot, found: Workload) -> bool:
+def _copy_has_stopped(look: JobState, workload: Workload) -> bool:
     """Whether the copy says that no worker runs, or has had enough time to stop them."""
     ready = find(look.status.conditions, ConditionType.READY)
     if not look.attempt or (look.is_held and (ready is None or ready.reason != Reason.EVICTED)):
         return True
-    since = found.condition("Evicted").get("lastTransitionTime")
+    since = workload.condition("Evicted").get("lastTransitionTime")
     return since is None or look.now >= parse_time(str(since)) + _LONGEST_STOP
 
 
-def _shown(look: Snapshot, queue: Queue) -> ReadyState:
+def _describe(look: JobState, queue: Queue) -> ReadyState:
     if _is_to_be_suspended(look):
         message = "suspended by spec.runPolicy.suspend; no other cluster runs the job"
-        return ReadyState(State.SUSPENDED, Kind.SETTLED, Reason.SUSPENDED, message)
-    ready = shown(queue, 0)
+        return ReadyState(State.SUSPENDED, Kstatus.CURRENT, Reason.SUSPENDED, message)
+    ready = describe_wait(queue, 0)
     return replace(ready, message=f"{ready.message} (for another cluster: MultiKueue runs the job)")

@@ -25,50 +25,50 @@ from tpu_training_operator.domain.objects.actions import (
 from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
-from tpu_training_operator.domain.plan.blocked import blocked
-from tpu_training_operator.domain.plan.checks.entry_check import left_by_check
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.blocked import show_obstacle
+from tpu_training_operator.domain.plan.checks.entry_check import delete_left_by_check
+from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
-from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, in_the_way
+from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
 from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
-from tpu_training_operator.domain.plan.common.slice_record import strays
+from tpu_training_operator.domain.plan.common.slice_record import find_strays
 from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import carry_out, move
-from tpu_training_operator.domain.plan.placement.search import next_move
+from tpu_training_operator.domain.plan.placement.search import next_slice
 from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
-from tpu_training_operator.domain.plan.queue.queueing import placement
+from tpu_training_operator.domain.plan.queue.queueing import read_placement
 from tpu_training_operator.domain.plan.restarts.restart import fail_or_restart, release
 from tpu_training_operator.domain.plan.restarts.start_deadline import (
+    find_late,
+    find_partly_placed,
     is_partly_refused,
-    not_started,
-    partly_placed,
-    starts_late,
+    start_failure,
 )
-from tpu_training_operator.domain.plan.restarts.waiting import event_lines, tell_why
-from tpu_training_operator.domain.plan.start import may_be_news, unknown_workers, waiting_for_workers
+from tpu_training_operator.domain.plan.restarts.waiting import read_event_lines, tell_why
+from tpu_training_operator.domain.plan.start import describe_start, later_workers, may_be_news
 
 _READ_AGAIN = timedelta(seconds=1)
 
 
 def keep_alive(ctx: Context) -> Plan:
     """Creates the gang of the current attempt, watches it, and replaces it when it fails."""
-    unknown = unknown_workers(ctx.observed, ctx.attempt)
+    unknown = later_workers(ctx.observed, ctx.attempt)
     if ctx.missing and unknown and may_be_news(unknown, ctx.now):
         return Plan(again=_READ_AGAIN)
-    unwanted = deletions(ctx.leftovers, ctx.now)
-    if unwanted or in_the_way(ctx.leftovers) or ctx.awaits_last_failure:
+    unwanted = delete_pods(ctx.leftovers, ctx.now)
+    if unwanted or find_blockers(ctx.leftovers) or ctx.awaits_last_failure:
         return Plan(unwanted, again=_READ_AGAIN if ctx.awaits_last_failure else None)
-    if strays(ctx.option, ctx.observed.of_attempt(ctx.attempt)):
+    if find_strays(ctx.option, ctx.observed.of_attempt(ctx.attempt)):
         why = "its workers are on another slice than its status says"
         return move(ctx, ctx.option, PlacementReason.STATUS_LOST, why)
-    if failure := _failure(ctx):
+    if failure := _find_failure(ctx):
         return fail_or_restart(ctx, failure)
     if ctx.missing:
         return _create_missing(ctx)
     return _watch(ctx).due_within(next_look(ctx.pods, ctx.now))
 
 
-def _failure(ctx: Context) -> Failure | None:
+def _find_failure(ctx: Context) -> Failure | None:
     # In the user's own loop, a lost peer may show as nothing but exit code 1.
     own_loop = ctx.job.spec.trainer.entrypoint is None
     if failure := first_failure(ctx.pods, ctx.attempt, ctx.now, settle_user_errors=own_loop):
@@ -83,18 +83,18 @@ def _create_missing(ctx: Context) -> Plan:
     wait = _wait_before_attempt(ctx)
     if wait > AT_ONCE:
         return Plan(again=wait)
-    if (due := next_move(ctx)) is not None and ctx.now >= due.at:
+    if (due := next_slice(ctx)) is not None and ctx.now >= due.at:
         return carry_out(ctx, due)
     if ctx.is_refused and is_partly_refused(ctx.pods, ctx.job.spec.run_policy, ctx.now):
         return release(ctx, len(ctx.missing))
-    where = placement(ctx)
+    where = read_placement(ctx)
     if isinstance(where, Obstacle):
-        return blocked(ctx.observed, where, ctx.now)
+        return show_obstacle(ctx.observed, where, ctx.now)
     job, attempt = ctx.job, ctx.attempt
     shared = [
         Create(service(job), again=attempt > 1),
         Create(config_map(job, ctx.resolution, attempt, ctx.reporting)),
-        *(_deletions_of_shared(ctx, attempt - 1) if attempt > 1 else left_by_check(ctx)),
+        *(_delete_shared(ctx, attempt - 1) if attempt > 1 else delete_left_by_check(ctx)),
         *isolate(ctx, again=attempt > 1),
     ]
     avoid = tuple(ctx.status.avoided_nodes)
@@ -102,8 +102,9 @@ def _create_missing(ctx: Context) -> Plan:
     return Plan((Batch(shared), Batch(workers, Freshness.FRESH_ALL)))
 
 
-def _deletions_of_shared(ctx: Context, attempt: int) -> Iterator[Action]:
-    """What that attempt leaves behind. Its names must not lead to addresses that others may have now."""
+def _delete_shared(ctx: Context, attempt: int) -> Iterator[Action]:
+    """Yields the deletions of what that attempt leaves behind. Its names must not lead to addresses that others may
+    have now."""
     yield DeleteConfigMap(config_map_name(ctx.job.name, attempt))
     of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.lower_rungs))
     for name in max(of_each, key=len):
@@ -111,7 +112,8 @@ def _deletions_of_shared(ctx: Context, attempt: int) -> Iterator[Action]:
 
 
 def _wait_before_attempt(ctx: Context) -> timedelta:
-    """The rest of the wait before this attempt. A wait longer than any backoff means that the clock was set back."""
+    """Returns the rest of the wait before this attempt. A wait longer than any backoff means that the clock was set
+    back."""
     earliest = ctx.status.restarts.next_attempt_time
     left = parse_time(earliest) - ctx.now if earliest else AT_ONCE
     return left if left <= longest_wait(ctx.job.spec.run_policy) else AT_ONCE
@@ -124,17 +126,17 @@ def _watch(ctx: Context) -> Plan:
         return _watch_start(ctx)
     where = f" on {ctx.option}" if len(ctx.options) > 1 else ""
     message = f"{ctx.of_rung}attempt {ctx.attempt}: {every(len(ctx.pods), 'worker')} ready{where}"
-    ready = ReadyState(State.RUNNING, Kind.SETTLED, Reason.ALL_WORKERS_READY, message)
+    ready = ReadyState(State.RUNNING, Kstatus.CURRENT, Reason.ALL_WORKERS_READY, message)
     goodput = ctx.settled_goodput()
     if not ctx.reports:
         goodput = ctx.charge(goodput, ctx.now, Activity.TRAIN)
     status = replace(ctx.status, goodput=goodput)
     status = ctx.with_condition(status, ConditionType.GANG_READY, True, ready.reason, ready.message)
     events = (Event(EventReason.RUNNING, message),)
-    return Plan(_publishing(ctx), status=ctx.present(status, ready), events=events, again=AT_ONCE)
+    return Plan(_publish(ctx), status=ctx.present(status, ready), events=events, again=AT_ONCE)
 
 
-def _publishing(ctx: Context) -> Batches:
+def _publish(ctx: Context) -> Batches:
     """Returns one batch that makes the workers' names resolve, once all have an address. An address may change until
     then: a kubelet may create a pod's sandbox again before its containers run."""
     published = ctx.observed.notes.published if ctx.observed.notes else None
@@ -143,26 +145,26 @@ def _publishing(ctx: Context) -> Batches:
 
 
 def _watch_start(ctx: Context) -> Plan:
-    due = next_move(ctx)
+    due = next_slice(ctx)
     if due is not None and ctx.now >= due.at:
         return carry_out(ctx, due)
     again = due.at - ctx.now if due is not None else None
-    if part := partly_placed(ctx.pods, ctx.job.spec.run_policy, ctx.status.avoided_nodes):
+    if part := find_partly_placed(ctx.pods, ctx.job.spec.run_policy, ctx.status.avoided_nodes):
         if ctx.now >= part.deadline:
             return release(ctx, part.waiting)
         again = min(part.deadline - ctx.now, again or part.deadline - ctx.now)
-    elif late := starts_late(ctx.pods, ctx.job.spec.run_policy):
+    elif late := find_late(ctx.pods, ctx.job.spec.run_policy):
         if ctx.now >= late.deadline:
-            event = event_lines(ctx).get(late.pod.name, "")
-            return fail_or_restart(ctx, not_started(late, event, ctx.attempt, ctx.now))
+            event = read_event_lines(ctx).get(late.pod.name, "")
+            return fail_or_restart(ctx, start_failure(late, event, ctx.attempt, ctx.now))
         again = late.deadline - ctx.now
     # The status shows a starting gang already, unless a refusal has replaced it.
-    unblocked = ctx.present(ctx.status, waiting_for_workers(ctx, ctx.attempt)) if ctx.is_refused else None
-    return tell_why(ctx, Plan(_publishing(ctx), status=unblocked, again=again))
+    unblocked = ctx.present(ctx.status, describe_start(ctx, ctx.attempt)) if ctx.is_refused else None
+    return tell_why(ctx, Plan(_publish(ctx), status=unblocked, again=again))
 
 
 def _watch_peers(ctx: Context) -> Plan:
-    """Whether all workers of a running gang end when the first one does, and make progress until then."""
+    """Checks that all workers of a running gang end when the first one does, and make progress until then."""
     late = straggler(ctx.pods, ctx.status, ctx.job.spec.run_policy)
     if late is None:
         return _watch_progress(ctx)
@@ -182,8 +184,8 @@ def _watch_progress(ctx: Context) -> Plan:
         return Plan()
     if ctx.now < still.deadline:
         return Plan(again=still.deadline - ctx.now)
-    said = ctx.observed.report
-    report = said if said and said.attempt == ctx.attempt else None
+    latest = ctx.observed.report
+    report = latest if latest and latest.attempt == ctx.attempt else None
     wait = stacks_due(inbox, ctx.now)
     if report is not None and wait is None:
         return Plan((Batch((AskForStacks(),)),), again=STACKS_WAIT)

@@ -27,14 +27,14 @@ from tpu_training_operator.domain.failures.first import first_failure, next_look
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.completion import deadline_words, fail, succeed
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
-from tpu_training_operator.domain.plan.common.goodput import active_seconds, new_goodput, settle
-from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
+from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.goodput import active_seconds, settle, start_goodput
+from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
 from tpu_training_operator.domain.plan.plan import Plan, Turn
-from tpu_training_operator.domain.plan.queue.queueing import evicted, give_up_quota
-from tpu_training_operator.domain.plan.restarts.start_deadline import partly_placed, starts_late
-from tpu_training_operator.domain.plan.start import may_be_news, unknown_workers
+from tpu_training_operator.domain.plan.queue.queueing import explain_eviction, give_up_quota
+from tpu_training_operator.domain.plan.restarts.start_deadline import find_late, find_partly_placed
+from tpu_training_operator.domain.plan.start import later_workers, may_be_news
 from tpu_training_operator.domain.plan.stopping import budget
 from tpu_training_operator.domain.plan.stopping.suspension import BY_USER
 
@@ -43,23 +43,23 @@ _LOOK_AGAIN = timedelta(seconds=30)
 _READ_AGAIN = timedelta(seconds=1)
 
 
-def invalid(look: Snapshot, error: InvalidJob) -> Plan:
+def plan_invalid(look: JobState, error: InvalidJob) -> Plan:
     """Plans without the spec. The gang asks for no better slice, because it is not known what that would be."""
-    return _Invalid(look, error).decided().then(Plan(deletions(look.observed.placeholders, look.now)))
+    return _Invalid(look, error).decided().then(Plan(delete_pods(look.observed.placeholders, look.now)))
 
 
-def budget_of(look: Snapshot) -> ChipBudget | None:
+def read_budget(look: JobState) -> ChipBudget | None:
     """Returns the budget; if it cannot be read, with the hours that the status still has."""
-    given, budget = _given_policy(look), _policy(look).budget
+    given, budget = _find_policy(look), _read_policy(look).budget
     if budget is not None or (given is not None and given.get("budget") is None):
         return budget
     known = look.status.usage.budget_chip_hours if look.status.usage else None
     return ChipBudget(chip_hours=known) if known else None
 
 
-def _policy(look: Snapshot) -> RunPolicy:
+def _read_policy(look: JobState) -> RunPolicy:
     """Returns those fields of spec.runPolicy that can be read, and the defaults of the others."""
-    given = _given_policy(look) or {}
+    given = _find_policy(look) or {}
     return RunPolicy.model_validate({name: value for name, value in given.items() if _is_readable(name, value)})
 
 
@@ -71,7 +71,7 @@ def _is_readable(name: str, value: Any) -> bool:
     return True
 
 
-def _given_policy(look: Snapshot) -> Mapping[str, Any] | None:
+def _find_policy(look: JobState) -> Mapping[str, Any] | None:
     spec = look.observed.job.get("spec")
     policy = spec.get("runPolicy", {}) if isinstance(spec, Mapping) else None
     return policy if isinstance(policy, Mapping) else None
@@ -88,7 +88,7 @@ class _Cause:
 
 @dataclass(frozen=True)
 class _Invalid:
-    look: Snapshot
+    look: JobState
     error: InvalidJob
 
     @property
@@ -97,7 +97,7 @@ class _Invalid:
 
     def decided(self) -> Plan:
         status = self.status
-        if (unknown := unknown_workers(self.look.observed, status.attempt)) and not self._workers:
+        if (unknown := later_workers(self.look.observed, status.attempt)) and not self._workers:
             return self._take_up(unknown)
         if status.attempt == 0:
             return Plan(give_up_quota(self.look.observed), self._shown(status))
@@ -137,7 +137,7 @@ class _Invalid:
             return _Cause(BY_USER.reason, BY_USER.event, BY_USER.told)
         if spent is not None and spent.is_all:
             return _Cause(Reason.BUDGET_EXCEEDED, EventReason.BUDGET_EXCEEDED, spent.words())
-        if (why := evicted(self.look)) is not None:
+        if (why := explain_eviction(self.look)) is not None:
             return _Cause(Reason.EVICTED, EventReason.EVICTED, why)
         if (lost := self._lost()) is not None:
             return _Cause(Reason.INVALID_SPEC, EventReason.SUSPENDED, lost)
@@ -145,12 +145,12 @@ class _Invalid:
 
     @cached_property
     def _policy(self) -> RunPolicy:
-        return _policy(self.look)
+        return _read_policy(self.look)
 
     @cached_property
     def _spent(self) -> budget.Spent | None:
-        found = budget_of(self.look)
-        used = budget.used(self.look, self.status)
+        found = read_budget(self.look)
+        used = budget.count_used(self.look, self.status)
         return None if found is None else budget.Spent(used, found.chip_hours * 3600)
 
     def _until_spent(self) -> timedelta | None:
@@ -163,7 +163,7 @@ class _Invalid:
     @cached_property
     def _goodput(self) -> Goodput:
         created = str(self.look.observed.job["metadata"]["creationTimestamp"])
-        return settle(self.status.goodput or new_goodput(created), self._gang, self.look.now, self.look.holding)
+        return settle(self.status.goodput or start_goodput(created), self._gang, self.look.now, self.look.holding)
 
     @cached_property
     def _gang(self) -> list[WorkerPod]:
@@ -196,10 +196,10 @@ class _Invalid:
     def _unstarted(self) -> tuple[datetime, str] | None:
         """Returns until when a gang that has not started may hold its nodes, and why it then gives them back."""
         policy = self._policy
-        if part := partly_placed(self._gang, policy, self.status.avoided_nodes):
+        if part := find_partly_placed(self._gang, policy, self.status.avoided_nodes):
             waiting, limit = count(part.waiting, "worker"), policy.start_deadline_seconds
             return part.deadline, f"{waiting} could not be placed within {limit} s, so the others release their nodes"
-        if late := starts_late(self._gang, policy):
+        if late := find_late(self._gang, policy):
             limit = int(late.limit.total_seconds())
             return late.deadline, f"worker {late.pod.name} has not started within {limit} s on its node"
         return None
@@ -220,10 +220,10 @@ class _Invalid:
 
     def _rest(self) -> Plan:
         """Stops the workers and gives the quota back, until the spec is valid."""
-        pods, found = self._all_workers(), budget_of(self.look)
+        pods, found = self._all_workers(), read_budget(self.look)
         if self._spent and self._spent.is_all and found and found.on_exceeded is OnExceeded.FAIL and not pods:
             return fail(self.look, self.status, Reason.BUDGET_EXCEEDED, self._spent.words())
-        batches = (*deletions(pods, self.look.now), *give_up_quota(self.look.observed))
+        batches = (*delete_pods(pods, self.look.now), *give_up_quota(self.look.observed))
         shown = self._shown(self.status, "its workers are stopped")
         queue = self.look.observed.queue
         again = _LOOK_AGAIN if queue and (queue.workload or queue.others) else None
@@ -236,4 +236,4 @@ class _Invalid:
 
     def _shown(self, status: Status, also: str = "") -> Status:
         message = f"{self.error}; {also}" if also else str(self.error)
-        return self.look.present(status, ReadyState(State.INVALID, Kind.STUCK, Reason.INVALID_SPEC, message))
+        return self.look.present(status, ReadyState(State.INVALID, Kstatus.FAILED, Reason.INVALID_SPEC, message))

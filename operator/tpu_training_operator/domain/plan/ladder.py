@@ -22,32 +22,32 @@ from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.job.rung_gates import Measurement, Pace, judge
 from tpu_training_operator.domain.job.rungs import Rung, rung_of
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
-from tpu_training_operator.domain.plan.common.completion import fail, final_progress
+from tpu_training_operator.domain.plan.common.completion import fail, read_final_progress
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.goodput import lost, saved
+from tpu_training_operator.domain.plan.common.goodput import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import refill
-from tpu_training_operator.domain.plan.common.rung_status import on_rung, pace_of, three_digits, with_verdict
+from tpu_training_operator.domain.plan.common.rung_status import format_ratio, read_pace, record_rung, with_verdict
 from tpu_training_operator.domain.plan.plan import Plan
 
 
 def finish_rung(ctx: Context) -> Plan:
-    """All workers of a lower rung have succeeded: the next rung, or the end of the job."""
+    """Returns all workers of a lower rung have succeeded: the next rung, or the end of the job."""
     rung, lower_rung = ctx.rung, ctx.resolution.lower_rung
     assert rung is not None
     assert lower_rung is not None
     measured = Measurement.read(ctx.pods[0].trainer_message)
     pace = Pace(measured.examples_per_second, ctx.resolution.layout.chips)
-    before = pace_of(ctx.status.rungs[: rung.number - 1])
+    before = read_pace(ctx.status.rungs[: rung.number - 1])
     found = judge(lower_rung.gates, ctx.resolution.steps, measured, pace, before)
     passes = all(gate.passed for gate in found)
-    status = on_rung(ctx.status, rung)
+    status = record_rung(ctx.status, rung)
     ended = replace(
         status.rungs[-1],
         verdict=RungVerdict.PASSED if passes else RungVerdict.FAILED,
         attempt=ctx.attempt,
         steps=status.rungs[-1].steps if measured.steps is None else measured.steps,
         examples_per_second=number_text(measured.examples_per_second),
-        efficiency=three_digits(pace.efficiency(before)),
+        efficiency=format_ratio(pace.efficiency(before)),
         first_loss=number_text(measured.first_loss),
         last_loss=number_text(measured.last_loss),
         gates=[replace(gate, message=gate.message[:LONGEST_TEXT]) for gate in found][:MOST_GATES],
@@ -55,7 +55,7 @@ def finish_rung(ctx: Context) -> Plan:
     status = replace(with_verdict(status, ended), goodput=_after(ctx, passes))
     if not passes:
         failed = "; ".join(str(gate) for gate in found if not gate.passed)
-        progress = final_progress(ctx.pods[0], ctx.resolution.steps, ctx.status.progress)
+        progress = read_final_progress(ctx.pods[0], ctx.resolution.steps, ctx.status.progress)
         status = replace(status, progress=progress or status.progress)
         return fail(ctx, status, Reason.GATE_FAILED, f"{rung.words} on {ended.slice}: {failed}")
     return _next_rung(ctx, status, rung, ended)
@@ -78,10 +78,10 @@ def _next_rung(ctx: Context, status: Status, rung: Rung, ended: RungStatus) -> P
 
 
 def _after(ctx: Context, passes: bool) -> Goodput:
-    """What a lower rung has trained counts as saved only if the job continues it."""
+    """Counts what a lower rung has trained as saved only if the job continues it."""
     ladder = ctx.job.spec.ladder
     assert ladder is not None
     assert ctx.rung is not None
     goodput = ctx.goodput_at_end(ctx.now)
     kept = passes and ladder.begin is Begin.CHECKPOINT and ctx.rung.number == ctx.rung.of - 1
-    return saved(goodput) if kept else lost(goodput)
+    return mark_saved(goodput) if kept else mark_lost(goodput)

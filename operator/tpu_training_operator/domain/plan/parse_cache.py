@@ -15,7 +15,7 @@ from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.job.options import Option, options_of
 from tpu_training_operator.domain.job.rungs import lower_rungs_of
 
-Reading = tuple[Option, ...]
+Parsed = tuple[Option, ...]
 
 # Of the metadata, only this is read: the rest changes without changing the job.
 _METADATA = ("name", "namespace", "uid", "generation", "creationTimestamp")
@@ -24,30 +24,30 @@ _MOST = 512
 _LONGEST = 8 * 2**10
 
 
-class Readings:
+class ParseCache:
     """`most`: how many specs and statuses are remembered, the latest ones; 0: none."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        self._known: OrderedDict[bytes, Reading | Status] = OrderedDict()
+        self._known: OrderedDict[bytes, Parsed | Status] = OrderedDict()
 
     def status(self, body: Any) -> Status:
-        """The status in `body`, which may be absent."""
+        """Returns the status in `body`, which may be absent."""
         return cast("Status", self._remembered({"status": body}, lambda: Status.read(body)))
 
-    def job(self, body: Mapping[str, Any]) -> Reading:
-        """The job without its status, on each of the slices that it may run on. Raises InvalidJob."""
+    def job(self, body: Mapping[str, Any]) -> Parsed:
+        """Returns the job without its status, on each of the slices that it may run on. Raises InvalidJob."""
         said = _said(body)
-        return cast("Reading", self._remembered({"job": said}, lambda: _read(said)))
+        return cast("Parsed", self._remembered({"job": said}, lambda: _read(said)))
 
-    def lower_rungs(self, body: Mapping[str, Any]) -> Reading:
-        """The rungs of the job's ladder below the job itself. Raises InvalidJob."""
+    def lower_rungs(self, body: Mapping[str, Any]) -> Parsed:
+        """Returns the rungs of the job's ladder below the job itself. Raises InvalidJob."""
         if not isinstance(body.get("spec"), Mapping) or body["spec"].get("ladder") is None:
             return ()
         said = _said(body)
-        return cast("Reading", self._remembered({"ladder": said}, lambda: lower_rungs_of(parse_job(said))))
+        return cast("Parsed", self._remembered({"ladder": said}, lambda: lower_rungs_of(parse_job(said))))
 
-    def _remembered(self, said: Any, read: Callable[[], Reading | Status]) -> Reading | Status:
+    def _remembered(self, said: Any, read: Callable[[], Parsed | Status]) -> Parsed | Status:
         content = _content(said) if self._most else None
         if content is None:
             return read()
@@ -65,7 +65,7 @@ def _said(body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name != "status"} | {"metadata": metadata}
 
 
-def _read(body: Mapping[str, Any]) -> Reading:
+def _read(body: Mapping[str, Any]) -> Parsed:
     return options_of(parse_job(body))
 
 

@@ -9,6 +9,10 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.objects.actions import Action, Event
 from tpu_training_operator.domain.plan.freshness import Freshness
 
+LOOK_AGAIN = timedelta(seconds=15)
+"""How soon to look at what a watch usually tells sooner: it can be broken for a while, and tells what has gone only
+afterwards. A shorter wait would cost too much, because many gangs can wait at once."""
+
 
 class Turn(Enum):
     """How a plan changes the course of its job. The next pass does what follows from it."""

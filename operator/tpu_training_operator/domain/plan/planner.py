@@ -26,18 +26,18 @@ from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.checks.entry_check import entry_check
+from tpu_training_operator.domain.plan.checks.entry_check import check_entry
 from tpu_training_operator.domain.plan.common.completion import active_time_left, exceed_deadline, succeed
-from tpu_training_operator.domain.plan.common.conditions import Snapshot
+from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import look_again
-from tpu_training_operator.domain.plan.common.progress import heard, write_due
-from tpu_training_operator.domain.plan.common.slice_record import accounted, charged, chosen, is_mistaken
-from tpu_training_operator.domain.plan.delegation import delegated
+from tpu_training_operator.domain.plan.common.progress import apply_report, write_due
+from tpu_training_operator.domain.plan.common.slice_record import charge_chips, choose_option, is_wrong, keep_record
+from tpu_training_operator.domain.plan.delegation import plan_delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
-from tpu_training_operator.domain.plan.invalid import budget_of, invalid
+from tpu_training_operator.domain.plan.invalid import plan_invalid, read_budget
 from tpu_training_operator.domain.plan.ladder import finish_rung
-from tpu_training_operator.domain.plan.parse_cache import Readings
+from tpu_training_operator.domain.plan.parse_cache import ParseCache
 from tpu_training_operator.domain.plan.placement.return_to_preferred import hold_nodes, move_once_held
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 from tpu_training_operator.domain.plan.queue.better_slice import ask_for_better_slice, move_once_admitted
@@ -48,13 +48,13 @@ from tpu_training_operator.domain.plan.queue.queueing import (
     tell_pods_ready,
     wait_for_admission,
 )
-from tpu_training_operator.domain.plan.start import signs_of_lost_status, start, take_up
+from tpu_training_operator.domain.plan.start import find_unknown_workers, recover_status, start
 from tpu_training_operator.domain.plan.startable import check_options
 from tpu_training_operator.domain.plan.stopping import budget
 from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due, is_leaving, leave
 from tpu_training_operator.domain.plan.stopping.suspension import BY_USER, suspend
 
-_NO_READINGS = Readings(0)
+_NO_CACHE = ParseCache(0)
 
 
 def plan(
@@ -64,51 +64,51 @@ def plan(
     *,
     network_policy: WorkerNetworkPolicy | None = None,
     max_hosts: int = MAX_HOSTS,
-    readings: Readings = _NO_READINGS,
+    cache: ParseCache = _NO_CACHE,
 ) -> Plan:
     """Plans the next actions and the status to write. The same arguments give the same plan.
 
-    `reporting`: where the workers report to; None if nobody listens. `network_policy`: what keeps other pods from the
-    workers; None if nothing should. `max_hosts`: a larger job is not started; one that has started under another bound
-    continues. `readings`: of earlier looks.
+    `reporting`: where the workers report to; None if no operator listens. `network_policy`: what keeps other pods from
+    the workers; None if nothing should. `max_hosts`: a larger job is not started; one that has started under another
+    bound continues. `cache`: of earlier looks.
     """
-    look = Snapshot(observed, readings.status(observed.job.get("status")), now)
+    look = JobState(observed, cache.status(observed.job.get("status")), now)
     if manager_of(observed.job):
-        return delegated(look, readings, max_hosts)
+        return plan_delegated(look, cache, max_hosts)
     if is_leaving(observed):
         return _complete(leave(look), look, look.status)
     if look.has_finished:
         return delete_when_due(look) or _complete(after_the_end(look).then(end_workloads(look)), look, look.status)
     try:
-        ctx = _read(look, readings, max_hosts)
+        ctx = _read(look, cache, max_hosts)
     except InvalidJob as error:
         return _without_spec(look, error)
     ctx = replace(ctx, reporting=reporting, network_policy=network_policy)
-    if workers := signs_of_lost_status(ctx):
-        return take_up(ctx, workers)
+    if workers := find_unknown_workers(ctx):
+        return recover_status(ctx, workers)
     limit = ctx.job.spec.run_policy.budget
     return _complete(_contribute(ctx, _decide(ctx)), ctx, look.status, limit, ctx.option)
 
 
-def _read(look: Snapshot, readings: Readings, max_hosts: int) -> Context:
+def _read(look: JobState, cache: ParseCache, max_hosts: int) -> Context:
     """Returns what the spec says about the job, and what its workers have reported. Raises InvalidJob."""
     observed, status = look.observed, look.status
     job = _without_entry_check(observed.job) if status.attempt or observed.pods else observed.job
-    options, lower = readings.job(job), readings.lower_rungs(job)
+    options, lower = cache.job(job), cache.lower_rungs(job)
     observed = observed.within([option.layout for option in (*options, *lower)])
     if status.attempt == 0 and not observed.pods:
         check_options((*options, *lower), observed.job, max_hosts)
     rung = rung_of(options, lower, status.rungs)
-    option = chosen(rung.options if rung else options, status, observed.pods)
+    option = choose_option(rung.options if rung else options, status, observed.pods)
     if rung is not None:
         rung = replace(rung, option=option)
         options = options if rung.lower_rung else rung.options
     ctx = Context(observed, status, look.now, options, option, lower_rungs=lower, rung=rung)
-    return replace(ctx, status=heard(status, observed.report, option.resolution.steps, look.now, ctx.holding))
+    return replace(ctx, status=apply_report(status, observed.report, option.resolution.steps, look.now, ctx.holding))
 
 
 def _without_entry_check(job: Object) -> Object:
-    """The job as it concerns an attempt that has begun: a later change of the entry check must not stop it."""
+    """Returns the job as it concerns an attempt that has begun: a later change of the entry check must not stop it."""
     spec = job.get("spec")
     if not isinstance(spec, Mapping) or "entryCheck" not in spec:
         return job
@@ -127,7 +127,7 @@ def _decide(ctx: Context) -> Plan:
             [ctx.observed.entry_check_pod] if ctx.is_checking and ctx.observed.entry_check_pod else ctx.idle_entry_check
         )
         return suspend(ctx, BY_USER, [*checking, *ctx.all_workers]).due_within(look_at_suspended(ctx))
-    if (checks := entry_check(ctx)) is not None:
+    if (checks := check_entry(ctx)) is not None:
         return checks
     if (stops := budget.over_budget(ctx)) is not None:
         return stops.due_within(look_at_suspended(ctx))
@@ -158,19 +158,19 @@ def _contribute(ctx: Context, decided: Plan) -> Plan:
     return tell_pods_ready(ctx).then(decided, hold_nodes(ctx, decided.turn), ask_for_better_slice(ctx))
 
 
-def _without_spec(stored: Snapshot, error: InvalidJob) -> Plan:
+def _without_spec(stored: JobState, error: InvalidJob) -> Plan:
     """Plans for a job whose spec cannot be used. What its workers report counts."""
     status, resolved = stored.status, stored.status.resolved
     steps = resolved.train_steps if resolved else 0
-    look = replace(stored, status=heard(status, stored.observed.report, steps, stored.now, stored.holding))
-    decided = invalid(look, error)
+    look = replace(stored, status=apply_report(status, stored.observed.report, steps, stored.now, stored.holding))
+    decided = plan_invalid(look, error)
     if decided.status and replace(decided.status, progress=status.progress, goodput=status.goodput) == status:
         decided = replace(decided, status=None)
-    return _complete(decided, look, status, budget_of(stored))
+    return _complete(decided, look, status, read_budget(stored))
 
 
 def _complete(
-    decided: Plan, look: Snapshot, stored: Status, limit: ChipBudget | None = None, option: Option | None = None
+    decided: Plan, look: JobState, stored: Status, limit: ChipBudget | None = None, option: Option | None = None
 ) -> Plan:
     """Returns the plan with what no decision was needed for in its status: reports, the generation, and the use of
     chips. `stored`: the status without the reports. `option`: the slice that the job runs on; None without a spec."""
@@ -183,11 +183,11 @@ def _complete(
         # A change of a restart limit needs no other action, but until it is observed, kstatus takes the job for one in
         # progress.
         status = replace(look.status, observed_generation=look.observed.generation)
-    decided = budget.with_usage(replace(decided, status=status), look, stored, limit)
+    decided = budget.record_usage(replace(decided, status=status), look, stored, limit)
     status = decided.status
-    if option is not None and (status is not None or is_mistaken(stored, option)):
+    if option is not None and (status is not None or is_wrong(stored, option)):
         begins = decided.turn is Turn.ATTEMPT
-        status = accounted(status or look.status, stored, option, look.now, begins=begins)
+        status = keep_record(status or look.status, stored, option, look.now, begins=begins)
     elif status is not None and stored.placement is not None and option is None:
-        status = charged(status, stored, stored.placement.slice)
+        status = charge_chips(status, stored, stored.placement.slice)
     return replace(decided, status=status)

@@ -21,9 +21,9 @@ from tpu_training_operator.api.status import State
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
-from tpu_training_operator.domain.plan.checks.entry_check import not_checked
+from tpu_training_operator.domain.plan.checks.entry_check import note_unchecked
 from tpu_training_operator.domain.plan.common.attempt import Why, adopt_attempt, begin_attempt
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 from tpu_training_operator.domain.plan.stopping import budget
@@ -36,7 +36,7 @@ _OLDEST_READ = timedelta(minutes=5)
 _MOST_ATTEMPTS = 99_999
 
 
-def unknown_workers(observed: Observed, attempt: int) -> list[WorkerPod]:
+def later_workers(observed: Observed, attempt: int) -> list[WorkerPod]:
     """Returns the workers of attempts that are later than this one."""
     return [pod for pod in observed.pods if attempt < pod.worker.attempt < _MOST_ATTEMPTS]
 
@@ -46,22 +46,22 @@ def may_be_news(unknown: Sequence[WorkerPod], now: datetime) -> bool:
     return now < min(pod.created for pod in unknown) + _OLDEST_READ
 
 
-def signs_of_lost_status(ctx: Context) -> list[WorkerPod]:
-    """Workers of later attempts than the status knows, unless its own attempt has workers."""
+def find_unknown_workers(ctx: Context) -> list[WorkerPod]:
+    """Returns workers of later attempts than the status knows; none while its own attempt has workers."""
     if ctx.attempt and (not ctx.missing or any(not pod.has_ended and not pod.is_terminating for pod in ctx.pods)):
         return []
-    return unknown_workers(ctx.observed, ctx.attempt)
+    return later_workers(ctx.observed, ctx.attempt)
 
 
-def take_up(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
-    """There are workers of attempts that the status does not know: it was lost, unless the read is old."""
+def recover_status(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
+    """Plans for a job with workers of attempts that the status does not know: it was lost, unless the read is old."""
     if may_be_news(pods, ctx.now):
         return Plan(again=_READ_AGAIN)
     attempt = max(pod.worker.attempt for pod in pods)
     if ctx.attempt:
-        return _outgrow(ctx, attempt)
+        return _replace_unknown(ctx, attempt)
     if ctx.rung is not None:
-        # Nobody knows which rung they are on, so the ladder starts again.
+        # Nothing says which rung they are on, so the ladder starts again.
         begun = start(replace(ctx, status=replace(ctx.status, attempt=attempt)))
         lost = Event(EventReason.STATUS_LOST, "the status was lost; the ladder begins again", warning=True)
         return replace(begun, events=(lost, *begun.events))
@@ -69,9 +69,9 @@ def take_up(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
     return adopt_attempt(ctx, attempt, Why(Reason.WAITING_FOR_WORKERS, EventReason.STATUS_LOST, message, warning=True))
 
 
-def _outgrow(ctx: Context, attempt: int) -> Plan:
-    """The next attempt after this one, of which there are workers; the status shows an earlier one. A job that rests
-    stays at rest, and its workers are stopped."""
+def _replace_unknown(ctx: Context, attempt: int) -> Plan:
+    """Plans the attempt after this one, of which there are workers although the status shows an earlier one. A job that
+    rests stays at rest, and its workers are stopped."""
     number = attempt + 1
     message = (
         f"the status shows attempt {ctx.attempt}, but there are workers of attempt {attempt}: it was edited or restored"
@@ -86,21 +86,21 @@ def _outgrow(ctx: Context, attempt: int) -> Plan:
 
 
 def start(ctx: Context) -> Plan:
-    """The first attempt, or the one after a suspension or an eviction. No failure class is charged."""
+    """Plans the first attempt, or the one after a suspension or an eviction. No failure class is charged."""
     goodput = ctx.goodput_of_stopped() if ctx.is_suspended or ctx.is_held else None
-    status = not_checked(ctx, replace(ctx.status, goodput=goodput or ctx.settled_goodput()))
+    status = note_unchecked(ctx, replace(ctx.status, goodput=goodput or ctx.settled_goodput()))
     events = []
     if ctx.is_suspended:
-        why = budget.resumed(ctx) or "spec.runPolicy.suspend is false"
+        why = budget.explain_resumption(ctx) or "spec.runPolicy.suspend is false"
         events = [Event(EventReason.RESUMED, why)]
         status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, why)
     starting = Why(
-        Reason.WAITING_FOR_WORKERS, EventReason.ATTEMPT_STARTED, waiting_for_workers(ctx, ctx.next_attempt).message
+        Reason.WAITING_FOR_WORKERS, EventReason.ATTEMPT_STARTED, describe_start(ctx, ctx.next_attempt).message
     )
     return begin_attempt(ctx, ctx.option, starting, status, events=events)
 
 
-def waiting_for_workers(ctx: Context, attempt: int) -> ReadyState:
+def describe_start(ctx: Context, attempt: int) -> ReadyState:
     layout = ctx.resolution.layout
     message = f"{ctx.of_rung}attempt {attempt}: waiting for {count(layout.hosts, 'worker')} on {layout} to become ready"
-    return ReadyState(State.STARTING, Kind.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)
+    return ReadyState(State.STARTING, Kstatus.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)

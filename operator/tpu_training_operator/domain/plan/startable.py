@@ -26,12 +26,12 @@ def _check_queue(raw: Object, job: TPUTrainingJob) -> None:
     """Raises InvalidJob for what needs a queue and has none, and for what a queue does not go together with."""
     trainer, provisioning = job.spec.trainer, job.spec.slice.provisioning
     if manager_of(raw) or prebuilt_workload(raw):
-        given = (("spec.placement", job.spec.placement), ("spec.ladder", job.spec.ladder))
+        fields = (("spec.placement", job.spec.placement), ("spec.ladder", job.spec.ladder))
         message = (
             "MultiKueue sends a job to another cluster under one Workload, and a Workload is for one slice; leave this"
             " out, or create the job in that cluster without spec.managedBy"
         )
-        if several := [Problem(field, message) for field, value in given if value is not None]:
+        if several := [Problem(field, message) for field, value in fields if value is not None]:
             raise InvalidJob(several)
     if queue_of(raw):
         both = sorted({constants.LABEL_QUEUE, constants.LABEL_POD_GROUP} & (trainer.pod_labels or {}).keys())

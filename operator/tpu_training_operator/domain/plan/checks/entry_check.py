@@ -24,27 +24,25 @@ from tpu_training_operator.domain.failures.entry_check import Finding, Verdict, 
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Create, DeleteConfigMap, Event
 from tpu_training_operator.domain.objects.entry_check_pod import REPLICA_ZERO, entry_check_config_map, entry_check_pod
-from tpu_training_operator.domain.plan.blocked import blocked
-from tpu_training_operator.domain.plan.checks.data_in_region import too_far, with_data_in_region
-from tpu_training_operator.domain.plan.checks.step_fits import step_refused, with_step_fits
+from tpu_training_operator.domain.plan.blocked import show_obstacle
+from tpu_training_operator.domain.plan.checks.data_in_region import explain_distance, record_distance
+from tpu_training_operator.domain.plan.checks.step_fits import find_refusal, record_fit
 from tpu_training_operator.domain.plan.common.completion import fail
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
-from tpu_training_operator.domain.plan.common.pod_cleanup import by_force, look_again, stays, words_of_kept
+from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, describe_stuck, is_stuck, look_again
 from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.plan import Batch, Plan
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Plan
 
 _CHECKED = ConditionType.ENTRY_CHECK_PASSED
 # How a cluster refuses the pod for good.
 _REFUSALS = (Reason.NOT_PERMITTED, Reason.INVALID_OBJECT, Reason.NAME_CONFLICT)
 _NEW_WORDS = timedelta(minutes=1)
-# At a pod that should be gone any moment.
-_LOOK_AGAIN = timedelta(seconds=15)
 _RESUMED = "spec.runPolicy.suspend is false"
 
 
-def entry_check(ctx: Context) -> Plan | None:
-    """The plan for a job whose code is still to be checked; None for any other."""
+def check_entry(ctx: Context) -> Plan | None:
+    """Plans for a job whose code is still to be checked; None for any other."""
     if ctx.attempt or not (ctx.is_checking or find(ctx.status.conditions, _CHECKED) is None):
         return None
     if not is_wanted(ctx.job.spec):
@@ -57,14 +55,14 @@ def entry_check(ctx: Context) -> Plan | None:
     if pod is None:
         return _create(ctx)
     if pod.is_terminating:
-        return _until_it_is_gone(ctx, pod)
-    found = verdict(pod, ctx.job.spec.entry_check, ctx.now)
-    return _wait(ctx, pod) if found is None else _decide(ctx, found)
+        return _wait_until_gone(ctx, pod)
+    result = verdict(pod, ctx.job.spec.entry_check, ctx.now)
+    return _wait(ctx, pod) if result is None else _decide(ctx, result)
 
 
-def not_checked(ctx: Context, status: Status) -> Status:
-    """The status that begins the first attempt. It says why the code of a job on TPUs was not checked, unless the user
-    has chosen that."""
+def note_unchecked(ctx: Context, status: Status) -> Status:
+    """Returns the status that begins the first attempt. It says why the code of a job on TPUs was not checked, unless
+    the user has chosen that."""
     spec = ctx.job.spec
     chosen = spec.entry_check.mode is not EntryCheckMode.AUTO or spec.slice.hardware is not Hardware.TPU
     if ctx.attempt or chosen or spec.trainer.entrypoint is not None:
@@ -73,15 +71,15 @@ def not_checked(ctx: Context, status: Status) -> Status:
     return ctx.with_condition(status, _CHECKED, False, Reason.ENTRY_NOT_CHECKED, message)
 
 
-def without_check(ctx: Context, status: Status) -> Status:
-    """The status that begins a suspension, after which an unfinished check starts again."""
+def reset_check(ctx: Context, status: Status) -> Status:
+    """Returns the status that begins a suspension, after which an unfinished check starts again."""
     if not ctx.is_checking:
         return status
     return replace(status, conditions=without_condition(status.conditions, _CHECKED))
 
 
-def left_by_check(ctx: Context) -> Sequence[Action]:
-    """What the first attempt deletes. The pod stays for its log."""
+def delete_left_by_check(ctx: Context) -> Sequence[Action]:
+    """Returns the deletions of what the check has left. The pod stays for its log."""
     if find(ctx.status.conditions, _CHECKED) is None:
         return ()
     return (DeleteConfigMap(config_map_name(ctx.job.name, REPLICA_ZERO.attempt)),)
@@ -95,7 +93,7 @@ def is_wanted(spec: Spec) -> bool:
 
 def _begin(ctx: Context) -> Plan:
     message = f"entry check: {ctx.job.spec.trainer.entrypoint} is tried on a CPU before the job asks for its slice"
-    ready = ReadyState(State.STARTING, Kind.IN_PROGRESS, Reason.CHECKING_ENTRY, message)
+    ready = ReadyState(State.STARTING, Kstatus.IN_PROGRESS, Reason.CHECKING_ENTRY, message)
     status = replace(ctx.status, resolved=ctx.resolution.resolved)
     status = ctx.with_condition(status, _CHECKED, None, ready.reason, message)
     events = [Event(EventReason.CHECKING_ENTRY, message)]
@@ -117,14 +115,14 @@ def _create(ctx: Context) -> Plan:
     return Plan(batches=(Batch(shared), Batch((pod,), Freshness.FRESH_ALL)))
 
 
-def _until_it_is_gone(ctx: Context, pod: EntryCheckPod) -> Plan:
-    """Somebody wants its node, or wants it checked again. Once it is gone, it is created again."""
-    if not stays(pod, ctx.now):
-        return Plan(by_force([pod], ctx.now), again=look_again([pod], ctx.now) or _LOOK_AGAIN)
-    why = words_of_kept(pod)
+def _wait_until_gone(ctx: Context, pod: EntryCheckPod) -> Plan:
+    """Waits for the deletion of the check's pod, after which it is created again."""
+    if not is_stuck(pod, ctx.now):
+        return Plan(delete_by_force([pod], ctx.now), again=look_again([pod], ctx.now) or LOOK_AGAIN)
+    why = describe_stuck(pod)
     if not ctx.job.spec.entry_check.is_required:
         return _decide(ctx, Verdict(Finding.NOTHING, why))
-    return blocked(ctx.observed, Obstacle(Reason.NAME_CONFLICT, why), ctx.now)
+    return show_obstacle(ctx.observed, Obstacle(Reason.NAME_CONFLICT, why), ctx.now)
 
 
 def _wait(ctx: Context, pod: EntryCheckPod) -> Plan:
@@ -142,29 +140,29 @@ def _wait(ctx: Context, pod: EntryCheckPod) -> Plan:
     is_old = notes is not None and (notes.written is None or ctx.now >= notes.written + _NEW_WORDS)
     if message == shown or (shown.startswith(begins) and not is_old):
         return Plan(again=again)
-    said = ReadyState(State.STARTING, Kind.IN_PROGRESS, Reason.CHECKING_ENTRY, message)
-    return Plan(status=ctx.present(ctx.status, said), again=again)
+    ready_state = ReadyState(State.STARTING, Kstatus.IN_PROGRESS, Reason.CHECKING_ENTRY, message)
+    return Plan(status=ctx.present(ctx.status, ready_state), again=again)
 
 
-def _decide(ctx: Context, found: Verdict) -> Plan:
+def _decide(ctx: Context, result: Verdict) -> Plan:
     is_required = ctx.job.spec.entry_check.mode is EntryCheckMode.REQUIRE
-    if found.finding is Finding.FAILED or (found.finding is Finding.NOTHING and is_required):
-        why = "no worker was created" if found.finding is Finding.FAILED else "spec.entryCheck.mode is Require"
-        return _fail(ctx, found, Reason.ENTRY_FAILED, why)
-    if far := too_far(ctx):
+    if result.finding is Finding.FAILED or (result.finding is Finding.NOTHING and is_required):
+        why = "no worker was created" if result.finding is Finding.FAILED else "spec.entryCheck.mode is Require"
+        return _fail(ctx, result, Reason.ENTRY_FAILED, why)
+    if far := explain_distance(ctx):
         return _fail(
             ctx, Verdict(Finding.NOTHING, far), Reason.BUCKET_OUTSIDE_REGION, "spec.entryCheck.dataInRegion is Require"
         )
-    if refused := step_refused(ctx):
+    if refused := find_refusal(ctx):
         reason, what, why = refused
         return _fail(ctx, Verdict(Finding.NOTHING, what), reason, why)
-    has_passed = found.finding is Finding.PASSED
+    has_passed = result.finding is Finding.PASSED
     reason = Reason.ENTRY_PASSED if has_passed else Reason.ENTRY_NOT_CHECKED
-    said = found.message if has_passed else f"the job starts all the same: {found.message}"
-    message = f"entry check: {said}"
-    status = ctx.with_condition(with_data_in_region(ctx, ctx.status), _CHECKED, has_passed, reason, message)
-    status, compiled = with_step_fits(ctx, status)
-    ready = ReadyState(State.STARTING, Kind.IN_PROGRESS, reason, message)
+    words = result.message if has_passed else f"the job starts anyway: {result.message}"
+    message = f"entry check: {words}"
+    status = ctx.with_condition(record_distance(ctx, ctx.status), _CHECKED, has_passed, reason, message)
+    status, compiled = record_fit(ctx, status)
+    ready = ReadyState(State.STARTING, Kstatus.IN_PROGRESS, reason, message)
     events = [Event(EventReason(reason), message, warning=not has_passed), *compiled]
     if (
         data := find(status.conditions, ConditionType.DATA_IN_REGION)
@@ -173,10 +171,12 @@ def _decide(ctx: Context, found: Verdict) -> Plan:
     return Plan(status=ctx.present(status, ready), events=tuple(events), again=AT_ONCE)
 
 
-def _fail(ctx: Context, found: Verdict, reason: Reason, why: str) -> Plan:
-    """No worker was created, and no class is charged."""
-    message = f"{found.message}; {why}"
-    status = replace(ctx.status, first_failure=found.failure, last_failure=found.failure, goodput=ctx.settled_goodput())
-    status = ctx.with_condition(with_data_in_region(ctx, status), _CHECKED, False, reason, message)
-    status, _ = with_step_fits(ctx, status)
+def _fail(ctx: Context, result: Verdict, reason: Reason, why: str) -> Plan:
+    """Fails the job. No worker was created, and no failure class is charged."""
+    message = f"{result.message}; {why}"
+    status = replace(
+        ctx.status, first_failure=result.failure, last_failure=result.failure, goodput=ctx.settled_goodput()
+    )
+    status = ctx.with_condition(record_distance(ctx, status), _CHECKED, False, reason, message)
+    status, _ = record_fit(ctx, status)
     return fail(ctx, status, reason, message)

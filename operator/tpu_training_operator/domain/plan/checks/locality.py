@@ -52,21 +52,21 @@ class Bucket:
 
 
 def region_of(place: str) -> str:
-    """Of a zone or a region; "" for any other text."""
-    if found := _ZONE.match(place):
-        return found[1]
+    """Returns the region of a zone or a region; "" for any other text."""
+    if match := _ZONE.match(place):
+        return match[1]
     return place if _REGION.match(place) else ""
 
 
-def judged(buckets: Sequence[Bucket], region: str) -> tuple[Near, str]:
-    """All buckets together, the worst first. `region`: the slice's, "" if it is unknown."""
-    each = [_judged(bucket, region) for bucket in buckets]
+def judge_locality(buckets: Sequence[Bucket], region: str) -> tuple[Near, str]:
+    """Judges all buckets together, the worst first. `region`: the slice's, "" if it is unknown."""
+    judgements = [_judge(bucket, region) for bucket in buckets]
     order = (Near.REMOTE, Near.UNKNOWN, Near.LOCAL)
-    worst = min((near for near, _ in each), key=order.index, default=Near.LOCAL)
-    return worst, "; ".join(text for kind in order for near, text in each if near is kind)
+    worst = min((near for near, _ in judgements), key=order.index, default=Near.LOCAL)
+    return worst, "; ".join(text for kind in order for near, text in judgements if near is kind)
 
 
-def _judged(bucket: Bucket, region: str) -> tuple[Near, str]:
+def _judge(bucket: Bucket, region: str) -> tuple[Near, str]:
     name = f"gs://{bucket.name}"
     if bucket.trouble or not bucket.location:
         why = _TROUBLES.get(bucket.trouble, _TROUBLES["unavailable"])
@@ -87,7 +87,7 @@ def _judged(bucket: Bucket, region: str) -> tuple[Near, str]:
 
 
 def _continent(region: str) -> str:
-    """As the regions' names begin. Those of North America begin in two ways."""
+    """Returns how the names of the regions there begin; those of North America begin in two ways."""
     name = region.partition("-")[0]
     return "northamerica" if name == "us" else name
 

@@ -19,61 +19,61 @@ from tpu_training_operator.domain.plan.common.context import Context
 _STEP = ConditionType.STEP_FITS
 
 
-def with_step_fits(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
-    """The status with the condition, and its event; both only if the pod was to compile the step."""
-    each = list(_each(ctx))
-    if not each:
+def record_fit(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
+    """Returns the status with the condition, and its event; both only if the pod was to compile the step."""
+    results = list(_read_results(ctx))
+    if not results:
         return status, []
-    _, own = each[0]
-    message = "; ".join(found.message for _, found in each)
+    _, first = results[0]
+    message = "; ".join(result.message for _, result in results)
     # The job begins on its own slice. That it cannot move to another one is worth a warning.
-    warns = any(found.fits is not True for _, found in each)
-    reason = {True: Reason.STEP_FITS, False: Reason.STEP_TOO_LARGE, None: Reason.STEP_NOT_COMPILED}[own.fits]
-    status = ctx.with_condition(status, _STEP, own.fits, reason, message)
-    return status, [] if own.trouble == NOT_THERE else [Event(EventReason(reason), message, warning=warns)]
+    warns = any(result.fits is not True for _, result in results)
+    reason = {True: Reason.STEP_FITS, False: Reason.STEP_TOO_LARGE, None: Reason.STEP_NOT_COMPILED}[first.fits]
+    status = ctx.with_condition(status, _STEP, first.fits, reason, message)
+    return status, [] if first.trouble == NOT_THERE else [Event(EventReason(reason), message, warning=warns)]
 
 
-def step_refused(ctx: Context) -> tuple[Reason, str, str] | None:
-    """Why the job may not begin: reason, what was found, and what follows; None if it may."""
-    each = list(_each(ctx))
-    for option, found in each:
-        if found.fits is False and option in (ctx.option, ctx.options[0]):
-            return Reason.STEP_TOO_LARGE, f"the step on {found.message}", "no worker was created"
+def find_refusal(ctx: Context) -> tuple[Reason, str, str] | None:
+    """Says why the job may not begin: the reason, what was found, and what follows. None if it may begin."""
+    results = list(_read_results(ctx))
+    for option, result in results:
+        if result.fits is False and option in (ctx.option, ctx.options[0]):
+            return Reason.STEP_TOO_LARGE, f"the step on {result.message}", "no worker was created"
     if ctx.job.spec.entry_check.compile is not CompileCheck.REQUIRE:
         return None
-    if not each:
+    if not results:
         return Reason.STEP_NOT_COMPILED, "the entry check ended before it compiled the step", _REQUIRED
-    _, own = each[0]
-    return None if own.fits else (Reason.STEP_NOT_COMPILED, f"the step on {own.message}", _REQUIRED)
+    _, first = results[0]
+    return None if first.fits else (Reason.STEP_NOT_COMPILED, f"the step on {first.message}", _REQUIRED)
 
 
 _REQUIRED = "spec.entryCheck.compile is Require"
 
 
-def _each(ctx: Context) -> Iterator[tuple[Option, Compiled]]:
-    """What was compiled, the job's own slice first."""
+def _read_results(ctx: Context) -> Iterator[tuple[Option, Compiled]]:
+    """Yields what was compiled, the job's own slice first."""
     pod = ctx.observed.entry_check_pod
-    said = None if pod is None else pod.trainer_message
-    if pod is None or said is None or said.get("outcome") != "Succeeded" or compile_seconds(ctx.job) is None:
+    message = None if pod is None else pod.trainer_message
+    if pod is None or message is None or message.get("outcome") != "Succeeded" or compile_seconds(ctx.job) is None:
         return
-    if "compiled" not in said:
+    if "compiled" not in message:
         why = "the trainer in the image is older than the compile check"
         yield ctx.option, Compiled(None, f"{ctx.option.layout}: {why}", NOT_THERE)
         return
-    listed = said["compiled"] if isinstance(said["compiled"], list) else []
+    listed = message["compiled"] if isinstance(message["compiled"], list) else []
     for option, words in zip(
         [ctx.option, *compiled_elsewhere(ctx.option, ctx.options)], listed or [None], strict=False
     ):
-        found = compiled(words, option.layout)
-        yield option, _cut_short(found, pod, ctx) if found.trouble == UNFINISHED else found
+        result = compiled(words, option.layout)
+        yield option, _explain_end(result, pod, ctx) if result.trouble == UNFINISHED else result
 
 
-def _cut_short(found: Compiled, pod: EntryCheckPod, ctx: Context) -> Compiled:
-    """The same, and what ended the pod."""
+def _explain_end(result: Compiled, pod: EntryCheckPod, ctx: Context) -> Compiled:
+    """Adds to the result what ended the pod."""
     if pod.termination.get("reason") == "OOMKilled":
         why = "out of memory; spec.entryCheck.resources gives it more"
     elif pod.exit_code == 0 or pod.raw.get("status", {}).get("reason") == "DeadlineExceeded":
         why = f"not done within {ctx.job.spec.entry_check.deadline_seconds} s (spec.entryCheck.deadlineSeconds)"
     else:
         why = f"exit code {pod.exit_code}"
-    return Compiled(None, f"{found.message}: {why}", UNFINISHED)
+    return Compiled(None, f"{result.message}: {why}", UNFINISHED)

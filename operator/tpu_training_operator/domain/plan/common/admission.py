@@ -9,26 +9,26 @@ from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.plan.common.context import Context
 
 
-def on_slice(ctx: Context, status: Status, option: Option, message: str) -> Status:
-    """The status that begins an attempt on that slice. Until the Workload of the slice is admitted, the attempt waits
-    without workers. `message`: why it waits."""
+def record_admission(ctx: Context, status: Status, option: Option, message: str) -> Status:
+    """Returns the status that begins an attempt on that slice. Until the Workload of the slice is admitted, the attempt
+    waits without workers. `message`: why it waits."""
     queue = ctx.queue_on(option)
     if queue is None:
         return replace(status, conditions=without_condition(status.conditions, ConditionType.ADMITTED))
     if queue.workload is None or not queue.workload.is_admitted:
         return ctx.with_condition(status, ConditionType.ADMITTED, False, Reason.QUEUED, message)
-    return ctx.with_condition(status, ConditionType.ADMITTED, True, Reason.ADMITTED, admission(queue))
+    return ctx.with_condition(status, ConditionType.ADMITTED, True, Reason.ADMITTED, describe_admission(queue))
 
 
 def is_queued(status: Status) -> bool:
     """Whether the status says that the job waits for its admission."""
-    found = find(status.conditions, ConditionType.ADMITTED)
-    return found is not None and not found.is_true
+    admitted = find(status.conditions, ConditionType.ADMITTED)
+    return admitted is not None and not admitted.is_true
 
 
-def admission(queue: Queue) -> str:
-    found = queue.workload
-    if found is None:
+def describe_admission(queue: Queue) -> str:
+    workload = queue.workload
+    if workload is None:
         return ""
-    flavors = f" with {', '.join(found.flavors)}" if found.flavors else ""
-    return f"admitted by ClusterQueue {found.cluster_queue}{flavors}"
+    flavors = f" with {', '.join(workload.flavors)}" if workload.flavors else ""
+    return f"admitted by ClusterQueue {workload.cluster_queue}{flavors}"

@@ -19,12 +19,12 @@ from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
-from tpu_training_operator.domain.plan.common.admission import is_queued, on_slice
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.admission import is_queued, record_admission
+from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.progress import new_attempt
-from tpu_training_operator.domain.plan.common.rung_status import on_rung
-from tpu_training_operator.domain.plan.common.slice_record import put_on, reason_to_stay
+from tpu_training_operator.domain.plan.common.progress import carry_over
+from tpu_training_operator.domain.plan.common.rung_status import record_rung
+from tpu_training_operator.domain.plan.common.slice_record import reason_to_stay, record_start
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 
 
@@ -55,27 +55,27 @@ def begin_attempt(
     was used up to now, and goes on with the activity `then`. `placed`: why the attempt is on that slice; None if it
     stays where the job is. `events`: what is told before the attempt itself."""
     if ctx.attempt == 0 or option.number != ctx.option.number or not ctx.may_have_workers:
-        status = on_slice(ctx, status, option, why.message)
+        status = record_admission(ctx, status, option, why.message)
     waits = is_queued(status)
     status = replace(
         status,
         attempt=ctx.next_attempt,
         start_time=status.start_time or (None if waits else format_time(ctx.now)),
-        progress=new_attempt(status.progress),
+        progress=carry_over(status.progress),
         goodput=status.goodput and ctx.charge(status.goodput, ctx.now, Activity.QUEUE if waits else then),
     )
     why = replace(why, state=State.QUEUED) if waits else why
-    return _written(ctx, option, why, status, placed or reason_to_stay(status.placement, option), move, events)
+    return _write(ctx, option, why, status, placed or reason_to_stay(status.placement, option), move, events)
 
 
 def adopt_attempt(ctx: Context, attempt: int, why: Why) -> Plan:
     """Plans on with an attempt that the status has lost. Its workers are there, so it does not begin again: what they
     have reported and used counts, and its queue decides in the next pass whether they may stay."""
     status = replace(ctx.status, attempt=attempt, start_time=ctx.status.start_time or format_time(ctx.now))
-    return _written(ctx, ctx.option, why, status, PlacementReason.STATUS_LOST)
+    return _write(ctx, ctx.option, why, status, PlacementReason.STATUS_LOST)
 
 
-def _written(
+def _write(
     ctx: Context,
     option: Option,
     why: Why,
@@ -86,12 +86,12 @@ def _written(
 ) -> Plan:
     rung = rung_of(ctx.options, ctx.lower_rungs, status.rungs)
     status = replace(
-        on_rung(status, rung and replace(rung, option=option)),
-        placement=put_on(status.placement, option, placed, ctx.now, move),
+        record_rung(status, rung and replace(rung, option=option)),
+        placement=record_start(status.placement, option, placed, ctx.now, move),
         resolved=option.resolution.resolved,
     )
     status = ctx.with_condition(status, ConditionType.GANG_READY, False, why.reason, why.message)
-    ready = ReadyState(why.state, Kind.IN_PROGRESS, why.reason, why.message)
+    ready = ReadyState(why.state, Kstatus.IN_PROGRESS, why.reason, why.message)
     event = Event(why.event, why.message, warning=why.warning)
     status = ctx.present(status, ready)
     return Plan(status=status, events=(*events, event), again=AT_ONCE, turn=Turn.ATTEMPT)

@@ -62,15 +62,17 @@ class Holding:
         return sum(span.between(start, end) for span in self.spans if span.is_placeholder is placeholders)
 
 
-def holding(observed: Observed, status: Status, now: datetime, per_host: Mapping[int, int] | None = None) -> Holding:
-    """`per_host`: the chips of a host, by the number of the slice among those that the job may use; by default as in
-    the present slice."""
+def read_holding(
+    observed: Observed, status: Status, now: datetime, per_host: Mapping[int, int] | None = None
+) -> Holding:
+    """Reads from the pods which chips they hold. `per_host`: the chips of a host, by the number of its slice; by
+    default as on the present slice."""
     now, resolved = now.replace(microsecond=0), status.resolved
     if resolved is None:
         return Holding(now, 0, ())
     pods = (*((pod, False) for pod in observed.pods), *((pod, True) for pod in observed.placeholders))
     spans = (
-        _span(pod, (per_host or {}).get(pod.alternative, resolved.chips_per_host), is_placeholder)
+        _read_span(pod, (per_host or {}).get(pod.alternative, resolved.chips_per_host), is_placeholder)
         for pod, is_placeholder in pods
         if _is_known(pod)
     )
@@ -78,24 +80,24 @@ def holding(observed: Observed, status: Status, now: datetime, per_host: Mapping
 
 
 def _is_known(pod: WorkerPod) -> bool:
-    """A pod that ended at an unknown time does not count: it never ran, or counts as gone."""
+    """Whether the pod counts. One that ended at an unknown time never ran, or counts as gone."""
     return pod.placed is not None and not (pod.has_ended and ended_by(pod) is None)
 
 
-def _span(pod: WorkerPod, chips: int, is_placeholder: bool) -> Span:
+def _read_span(pod: WorkerPod, chips: int, is_placeholder: bool) -> Span:
     start = (pod.placed or pod.created).replace(microsecond=0)
     end = ended_by(pod) if pod.has_ended else None
     return Span(chips, start, end and end.replace(microsecond=0), is_placeholder)
 
 
 def spend(goodput: Goodput, until: datetime, seen: Holding | None) -> ChipSeconds | None:
-    """What the chips have done up to `until`. All that they did since the last time counts for the present activity.
-    None if no gang is known. `seen`: None if nobody looks at the pods; then the chips count that were last held."""
+    """Charges the chips up to `until` to the present activity. None if no gang is known. `seen`: None if the pods have
+    not been looked at; then the chips count that were held last."""
     spent = goodput.chip_seconds
     if spent is None:
         if seen is None or not seen.gang:
             return None
-        spent = _reckoned(goodput, seen.gang)
+        spent = _estimate(goodput, seen.gang)
     since = parse_time(spent.since)
     if until < since:
         return spent
@@ -103,7 +105,7 @@ def spend(goodput: Goodput, until: datetime, seen: Holding | None) -> ChipSecond
     if seen is None:
         used, held = spent.held * seconds, spent.held
     else:
-        gone = vanished(spent, seen)
+        gone = count_vanished(spent, seen)
         used = seen.between(since, until, placeholders=False) + gone * seconds
         idle = spent.placeholders + seen.between(since, until, placeholders=True)
         spent = replace(spent, placeholders=idle)
@@ -113,23 +115,24 @@ def spend(goodput: Goodput, until: datetime, seen: Holding | None) -> ChipSecond
     return replace(spent, unsaved=spent.unsaved + used) if goodput.activity is Activity.TRAIN else spent
 
 
-def vanished(spent: ChipSeconds, seen: Holding) -> int:
-    """Chips that pods held when the sums were last updated, and that are gone with their pods."""
+def count_vanished(spent: ChipSeconds, seen: Holding) -> int:
+    """Returns the chips that pods held when the sums were last updated, and that are gone with their pods."""
     return max(0, spent.held - seen.at(parse_time(spent.since)))
 
 
-def saved(spent: ChipSeconds | None, but: float) -> ChipSeconds | None:
+def mark_saved(spent: ChipSeconds | None, but: float) -> ChipSeconds | None:
     return spent and replace(spent, unsaved=int(spent.unsaved * but))
 
 
-def lost(spent: ChipSeconds | None) -> ChipSeconds | None:
+def mark_lost(spent: ChipSeconds | None) -> ChipSeconds | None:
     return spent and replace(
         spent, productive=spent.productive - spent.unsaved, wasted=spent.wasted + spent.unsaved, unsaved=0
     )
 
 
-def _reckoned(goodput: Goodput, chips: int) -> ChipSeconds:
-    """For a job that began before its chips were counted: as if every attempt had held all of them from its start."""
+def _estimate(goodput: Goodput, chips: int) -> ChipSeconds:
+    """Counts for a job that began before its chips were counted, as if every attempt had held all of them from its
+    start."""
     return ChipSeconds(
         start=goodput.start_seconds * chips,
         productive=goodput.productive_seconds * chips,

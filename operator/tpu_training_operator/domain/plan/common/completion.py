@@ -25,7 +25,7 @@ from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.failures.messages import step_reached
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import active_seconds
 from tpu_training_operator.domain.plan.common.rung_status import with_end
@@ -34,12 +34,13 @@ from tpu_training_operator.domain.plan.plan import Plan, Turn
 _LONGEST_WORDS = 500
 
 
-def succeed(look: Snapshot, gang: Sequence[WorkerPod], goodput: Goodput | None, train_steps: int) -> Plan:
-    """`gang`: all workers of the attempt; the first one leads. `goodput`: up to now. `train_steps`: of the recipe."""
+def succeed(look: JobState, gang: Sequence[WorkerPod], goodput: Goodput | None, train_steps: int) -> Plan:
+    """Ends the job as succeeded. `gang`: all workers of the attempt; the first one leads. `goodput`: up to now.
+    `train_steps`: of the recipe."""
     finished = "the worker has finished" if len(gang) == 1 else f"all {len(gang)} workers have finished"
-    message = f"{finished}{_final_words(gang[0])}"
-    ready = ReadyState(State.SUCCEEDED, Kind.SETTLED, Reason.ALL_WORKERS_SUCCEEDED, message)
-    progress = final_progress(gang[0], train_steps, look.status.progress) or look.status.progress
+    message = f"{finished}{_read_summary(gang[0])}"
+    ready = ReadyState(State.SUCCEEDED, Kstatus.CURRENT, Reason.ALL_WORKERS_SUCCEEDED, message)
+    progress = read_final_progress(gang[0], train_steps, look.status.progress) or look.status.progress
     status = replace(look.status, progress=progress, goodput=goodput)
     status = with_end(status, progress.examples_per_second if progress else None, succeeded=True)
     if look.is_suspended:
@@ -49,8 +50,8 @@ def succeed(look: Snapshot, gang: Sequence[WorkerPod], goodput: Goodput | None, 
     return Plan(status=look.finish(status, ready), events=(event,), again=AT_ONCE, turn=Turn.END)
 
 
-def fail(ctx: Snapshot, status: Status, reason: Reason, message: str) -> Plan:
-    ready = ReadyState(State.FAILED, Kind.STUCK, reason, message)
+def fail(ctx: JobState, status: Status, reason: Reason, message: str) -> Plan:
+    ready = ReadyState(State.FAILED, Kstatus.FAILED, reason, message)
     status = with_end(status, None, succeeded=False)
     if status.progress is not None:
         status = replace(status, progress=replace(status.progress, estimated_remaining_seconds=None))
@@ -60,7 +61,7 @@ def fail(ctx: Snapshot, status: Status, reason: Reason, message: str) -> Plan:
 
 
 def active_time_left(ctx: Context) -> timedelta | None:
-    """Time until `activeDeadlineSeconds` if the job stays active; None without that deadline."""
+    """Returns the time until `activeDeadlineSeconds` if the job stays active; None without that deadline."""
     limit = ctx.job.spec.run_policy.active_deadline_seconds
     return None if limit is None else timedelta(seconds=limit - active_seconds(ctx.settled_goodput()))
 
@@ -75,13 +76,13 @@ def exceed_deadline(ctx: Context) -> Plan:
     return fail(ctx, status, Reason.DEADLINE_EXCEEDED, message)
 
 
-def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:
-    """Step, speed and metrics from worker 0's termination message, on top of what it `reported` before; None if the
-    message has no step, as with the user's own loop."""
+def read_final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:
+    """Reads step, speed and metrics from worker 0's termination message and adds them to what it `reported` before;
+    None if the message has no step, as with the user's own loop."""
     message, step = leader.trainer_message, step_reached(leader)
     if message is None or step is None:
         return None
-    metrics = _metrics(message.get("metrics"))
+    metrics = _read_metrics(message.get("metrics"))
     before = reported or Progress(step=0, total_steps=total_steps)
     # An attempt that finds all steps done has no loss of its own.
     known = before.loss if step == before.step else None
@@ -91,33 +92,33 @@ def final_progress(leader: WorkerPod, total_steps: int, reported: Progress | Non
         examples_per_second=number_text(message.get("examplesPerSecond")),
         loss=metrics.get("loss", known),
         metrics=metrics,
-        best_checkpoint=_best(message.get("bestCheckpoint")) or before.best_checkpoint,
+        best_checkpoint=_read_best(message.get("bestCheckpoint")) or before.best_checkpoint,
         phase=before.phase and ReportPhase.DONE,
         estimated_remaining_seconds=None,
     )
 
 
-def _final_words(leader: WorkerPod) -> str:
-    """The trainer's own summary in one line, such as ": trained 300 steps, loss 0.1"; empty if it left none."""
+def _read_summary(leader: WorkerPod) -> str:
+    """Reads the trainer's own summary in one line, such as ": trained 300 steps, loss 0.1"; empty if it left none."""
     message = leader.trainer_message or {}
     words = message.get("message") if message.get("outcome") == "Succeeded" else None
     line = next(iter(plain(words).strip().splitlines()), "") if isinstance(words, str) else ""
     return f": {line[:_LONGEST_WORDS]}" if line else ""
 
 
-def _metrics(given: Any) -> dict[str, str]:
-    """Those values that are numbers, as many as the status has room for."""
-    if not isinstance(given, dict):
+def _read_metrics(values: Any) -> dict[str, str]:
+    """Reads the values that are numbers, as many as the status has room for."""
+    if not isinstance(values, dict):
         return {}
-    texts = ((plain(name), number_text(value)) for name, value in given.items())
+    texts = ((plain(name), number_text(value)) for name, value in values.items())
     return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))
 
 
-def _best(given: Any) -> BestCheckpoint | None:
-    """None unless every field is there as the trainer writes it."""
-    if not isinstance(given, dict):
+def _read_best(fields: Any) -> BestCheckpoint | None:
+    """Reads the best checkpoint; None unless every field is there as the trainer writes it."""
+    if not isinstance(fields, dict):
         return None
-    name, step, metric, value = given.get("name"), given.get("step"), given.get("metric"), given.get("value")
+    name, step, metric, value = fields.get("name"), fields.get("step"), fields.get("metric"), fields.get("value")
     number = number_text(value)
     if not (isinstance(name, str) and isinstance(metric, str) and number is not None):
         return None

@@ -2,8 +2,8 @@
 
               Ready    Reconciling   Stalled    kstatus, kubectl wait, Flux, Argo CD
 in progress   False    True          -          InProgress
-settled       True     -             -          Current  (running, suspended and succeeded are what was asked for)
-stuck         False    -             True       Failed
+current       True     -             -          Current  (running, suspended and succeeded are what was asked for)
+failed        False    -             True       Failed
 """
 
 from dataclasses import dataclass, replace
@@ -24,13 +24,15 @@ from tpu_training_operator.api.conditions import (
 from tpu_training_operator.api.status import Activity, Goodput, State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time
 from tpu_training_operator.domain.plan.common import goodput as accounts
-from tpu_training_operator.domain.plan.common.chips import Holding, holding
+from tpu_training_operator.domain.plan.common.chips import Holding, read_holding
 
 
-class Kind(Enum):
-    IN_PROGRESS = "in progress"
-    SETTLED = "settled"
-    STUCK = "stuck"
+class Kstatus(Enum):
+    """What kstatus makes of the conditions."""
+
+    IN_PROGRESS = "InProgress"
+    CURRENT = "Current"
+    FAILED = "Failed"
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,14 @@ class ReadyState:
     """What the job shows: its state, and why it is or is not ready."""
 
     state: State
-    kind: Kind
+    kind: Kstatus
     reason: Reason
     message: str
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """One look at a job, whether or not its spec is valid, and how its next status is written."""
+class JobState:
+    """The state of a job as one look finds it, whether or not its spec is valid, and how its next status is written."""
 
     observed: Observed
     status: Status
@@ -57,7 +59,8 @@ class Snapshot:
 
     @property
     def has_finished(self) -> bool:
-        """An edit of the status may leave only one of the signs, and a finished job must not train again."""
+        """Whether the job has ended. An edit of the status may leave only one of the signs, and a finished job must not
+        train again."""
         ends = (ConditionType.SUCCEEDED, ConditionType.FAILED)
         return self.status.completion_time is not None or any(is_true(self.status.conditions, end) for end in ends)
 
@@ -74,7 +77,7 @@ class Snapshot:
     @cached_property
     def holding(self) -> Holding:
         """The chips of the job's workers and placeholders."""
-        return holding(self.observed, self.status, self.now)
+        return read_holding(self.observed, self.status, self.now)
 
     def charge(self, goodput: Goodput, until: datetime, then: Activity) -> Goodput:
         return accounts.charge(goodput, until, then, self.holding)
@@ -82,7 +85,7 @@ class Snapshot:
     def with_condition(
         self, status: Status, kind: ConditionType, value: bool | None, reason: Reason, message: str
     ) -> Status:
-        """`value`: None for Unknown."""
+        """Returns the status with this condition. `value`: None for Unknown."""
         condition = Condition(
             type=kind,
             status="Unknown" if value is None else "True" if value else "False",
@@ -95,11 +98,11 @@ class Snapshot:
         return replace(status, conditions=with_condition(status.conditions, condition))
 
     def present(self, status: Status, ready: ReadyState) -> Status:
-        """The status that shows `ready`, as observed now."""
+        """Returns the status that shows `ready`, as observed now."""
         shown = {
-            ConditionType.READY: ready.kind is Kind.SETTLED,
-            ConditionType.RECONCILING: ready.kind is Kind.IN_PROGRESS,
-            ConditionType.STALLED: ready.kind is Kind.STUCK,
+            ConditionType.READY: ready.kind is Kstatus.CURRENT,
+            ConditionType.RECONCILING: ready.kind is Kstatus.IN_PROGRESS,
+            ConditionType.STALLED: ready.kind is Kstatus.FAILED,
         }
         for kind, value in shown.items():
             if value or kind is ConditionType.READY:
@@ -109,8 +112,8 @@ class Snapshot:
         return replace(status, observed_generation=self.observed.generation, state=ready.state)
 
     def finish(self, status: Status, ready: ReadyState) -> Status:
-        """The last status of the job. The job ends when its goodput does: if the clock was set back, that is later than
-        now."""
+        """Returns the last status of the job. The job ends when its goodput does: if the clock was set back, that is
+        later than now."""
         status = self.with_condition(status, ConditionType.GANG_READY, False, ready.reason, ready.message)
         goodput = status.goodput and self.charge(status.goodput, self.now, Activity.FINISHED)
         ended = goodput.since if goodput else format_time(self.now)

@@ -18,16 +18,16 @@ from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.rungs import Rung
 from tpu_training_operator.domain.objects.actions import Create
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.common.chips import Holding, holding
-from tpu_training_operator.domain.plan.common.conditions import Snapshot
-from tpu_training_operator.domain.plan.common.goodput import lost, new_goodput, saved, settle
+from tpu_training_operator.domain.plan.common.chips import Holding, read_holding
+from tpu_training_operator.domain.plan.common.conditions import JobState
+from tpu_training_operator.domain.plan.common.goodput import mark_lost, mark_saved, settle, start_goodput
 
 # How long a failed worker is waited for that has yet to be reported as ended, so that its log can be kept.
 _LAST_MOMENT = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
-class Context(Snapshot):
+class Context(JobState):
     """`status`: the stored status, with what the workers have reported since. `options`: all slices that the job may
     run on, in order of preference; `option`: the one that its attempt runs on. `lower_rungs`: the rungs of its ladder
     below the job itself; `rung`: where it is on the ladder, None without one."""
@@ -41,7 +41,7 @@ class Context(Snapshot):
 
     @property
     def job(self) -> TPUTrainingJob:
-        """With the slice that its attempt runs on as its spec.slice."""
+        """The job with the slice that its attempt runs on as its spec.slice."""
         return self.option.job
 
     @property
@@ -120,28 +120,28 @@ class Context(Snapshot):
 
     @property
     def of_rung(self) -> str:
-        """How a message about an attempt begins."""
+        """The words with which a message about an attempt begins."""
         return f"{self.rung.words}: " if self.rung else ""
 
     @cached_property
     def holding(self) -> Holding:
         """The chips of the job's workers and placeholders, each on its own slice."""
         per_host = {option.number: option.layout.shape.chips_per_host for option in self.options}
-        return holding(self.observed, self.status, self.now, per_host)
+        return read_holding(self.observed, self.status, self.now, per_host)
 
     @cached_property
     def queue(self) -> Queue | None:
-        """With the Workload of the present slice."""
+        """The queue with the Workload of the present slice; None without a queue."""
         return self.queue_on(self.option)
 
     def queue_on(self, option: Option) -> Queue | None:
-        """With the Workload of that slice."""
+        """Returns the queue with the Workload of that slice; None without a queue."""
         name = workload_name(self.job.name, self.job.uid, option.number)
         return None if self.observed.queue is None else self.observed.queue.at(name)
 
     @property
     def all_workers(self) -> list[WorkerPod]:
-        """Of the current attempt and of earlier ones, on whichever slice."""
+        """The workers of the current attempt and of earlier ones, on whichever slice."""
         return [*self.observed.before_attempt(self.attempt), *self.observed.of_attempt(self.attempt)]
 
     @property
@@ -172,28 +172,29 @@ class Context(Snapshot):
         return self.status.progress is not None and self.status.progress.phase is not None
 
     def goodput_of_stopped(self) -> Goodput | None:
-        """The goodput of an attempt that a suspension or Kueue has stopped. A worker that reports its checkpoints has
-        saved only what came before the last of them; a trainer that cannot report saves before it stops."""
+        """Returns the goodput of an attempt that a suspension or Kueue has stopped. A worker that reports its
+        checkpoints has saved only what came before the last of them; a trainer that cannot report saves before it
+        stops."""
         goodput, progress = self.status.goodput, self.status.progress
         if goodput is None:
             return None
         reports_checkpoints = self.reports or (progress is not None and progress.checkpoint_step is not None)
         if self.job.spec.checkpoint is None or (self.was_heard and reports_checkpoints):
-            return lost(goodput)
-        return saved(goodput)
+            return mark_lost(goodput)
+        return mark_saved(goodput)
 
     def settled_goodput(self, until: datetime | None = None) -> Goodput:
-        """The goodput up to `until`, by default up to now."""
+        """Returns the goodput up to `until`, by default up to now."""
         created = self.job.metadata.get("creationTimestamp", format_time(self.now))
         pods = [] if self.missing else self.pods
-        return settle(self.status.goodput or new_goodput(created), pods, until or self.now, self.holding)
+        return settle(self.status.goodput or start_goodput(created), pods, until or self.now, self.holding)
 
     def goodput_at_end(self, until: datetime) -> Goodput:
-        """The goodput of an attempt that ends. A gang that ran and never reported counts as having trained."""
-        given = self.status.goodput
-        if given is None or not self.is_running or self.was_heard:
+        """Returns the goodput of an attempt that ends. A gang that ran and never reported counts as having trained."""
+        goodput = self.status.goodput
+        if goodput is None or not self.is_running or self.was_heard:
             return self.settled_goodput(until)
-        return self.charge(replace(given, activity=Activity.TRAIN), until, Activity.TRAIN)
+        return self.charge(replace(goodput, activity=Activity.TRAIN), until, Activity.TRAIN)
 
 
 def isolate(ctx: Context, *, again: bool = False) -> Sequence[Create]:

@@ -15,8 +15,8 @@ from tpu_training_operator.domain.plan.common import chips
 from tpu_training_operator.domain.plan.common.chips import Holding
 
 
-def new_goodput(created: str) -> Goodput:
-    """A new job: it has waited for nodes since it was created."""
+def start_goodput(created: str) -> Goodput:
+    """Returns the goodput of a new job: it has waited for nodes since it was created."""
     return Goodput(activity=Activity.QUEUE, since=format_time(parse_time(created)))
 
 
@@ -32,7 +32,7 @@ def charge(goodput: Goodput, until: datetime, then: Activity, seen: Holding | No
     def spent(activity: Activity, before: int) -> int:
         return before + seconds if goodput.activity is activity else before
 
-    return _with_ratio(
+    return _update_ratio(
         replace(
             goodput,
             queue_seconds=spent(Activity.QUEUE, goodput.queue_seconds),
@@ -49,8 +49,8 @@ def charge(goodput: Goodput, until: datetime, then: Activity, seen: Holding | No
 
 
 def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime, seen: Holding | None = None) -> Goodput:
-    """The goodput up to `until`. From the creation of the attempt's pods until the last of them has its node, the gang
-    waits in the queue, whatever its activity before and after."""
+    """Returns the goodput up to `until`. From the creation of the attempt's pods until the last of them has its node,
+    the gang waits in the queue, whatever its activity before and after."""
     activity = goodput.activity
     if activity in (Activity.QUEUE, Activity.RECOVERY, Activity.MOVING) and pods:
         goodput = charge(goodput, min(until, max(pod.created for pod in pods)), Activity.QUEUE, seen)
@@ -61,28 +61,28 @@ def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime, seen: H
     return charge(goodput, until, activity, seen)
 
 
-def saved(goodput: Goodput, but: float = 0.0) -> Goodput:
-    """After a checkpoint: all training so far is saved, except the share `but` of what was unsaved before."""
+def mark_saved(goodput: Goodput, but: float = 0.0) -> Goodput:
+    """Counts all training up to a checkpoint as saved, except the share `but` of what was unsaved before."""
     but = min(but, 1.0)
     unsaved = int(goodput.unsaved_seconds * but)
-    return replace(goodput, unsaved_seconds=unsaved, chip_seconds=chips.saved(goodput.chip_seconds, but))
+    return replace(goodput, unsaved_seconds=unsaved, chip_seconds=chips.mark_saved(goodput.chip_seconds, but))
 
 
-def lost(goodput: Goodput) -> Goodput:
-    """After a failure: the training since the last checkpoint was wasted."""
-    return _with_ratio(
+def mark_lost(goodput: Goodput) -> Goodput:
+    """Counts the training since the last checkpoint as wasted, after a failure."""
+    return _update_ratio(
         replace(
             goodput,
             productive_seconds=goodput.productive_seconds - goodput.unsaved_seconds,
             wasted_seconds=goodput.wasted_seconds + goodput.unsaved_seconds,
             unsaved_seconds=0,
-            chip_seconds=chips.lost(goodput.chip_seconds),
+            chip_seconds=chips.mark_lost(goodput.chip_seconds),
         )
     )
 
 
 def active_seconds(goodput: Goodput) -> int:
-    """The job's life without its waits for nodes and its suspensions."""
+    """Returns the length of the job's life without its waits for nodes and its suspensions."""
     return _unsuspended_seconds(goodput) - goodput.queue_seconds
 
 
@@ -97,6 +97,6 @@ def _unsuspended_seconds(goodput: Goodput) -> int:
     )
 
 
-def _with_ratio(goodput: Goodput) -> Goodput:
+def _update_ratio(goodput: Goodput) -> Goodput:
     life = _unsuspended_seconds(goodput)
     return replace(goodput, ratio=f"{goodput.productive_seconds / life:.3f}" if life else None)

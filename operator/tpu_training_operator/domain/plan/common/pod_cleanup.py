@@ -12,16 +12,13 @@ from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse
 from tpu_training_operator.domain.failures.pod_signs import NODE_GONE, TAINT_EVICTION
 from tpu_training_operator.domain.objects.actions import AT_ONCE, DeletePod
 from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.plan import Batch, Batches
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches
 
 # A node under load takes a while to report that a container has stopped.
 _SILENCE = timedelta(seconds=30)
-# A watch can be broken for a while, and tells what has gone only afterwards. So waiting for pods to go needs a look as
-# well. Not more often than this, because many gangs can wait at once.
-_UNHEARD = timedelta(seconds=15)
 
 
-def deletions(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Freshness.CACHED) -> Batches:
+def delete_pods(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Freshness.CACHED) -> Batches:
     """Returns one batch that deletes these pods, by force those which their nodes do not release; none without pods."""
     unwanted = list(pods)
     asked = [DeletePod(pod.name, pod.uid) for pod in unwanted if not pod.is_terminating]
@@ -29,7 +26,7 @@ def deletions(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Fresh
     return (Batch(actions, needs),) if actions else ()
 
 
-def by_force(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Freshness.CACHED) -> Batches:
+def delete_by_force(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Freshness.CACHED) -> Batches:
     """Returns one batch that deletes by force those pods which are being deleted and which their nodes do not release;
     none without such pods."""
     actions = tuple(_forced(pods, now))
@@ -37,27 +34,27 @@ def by_force(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Freshn
 
 
 def _forced(pods: Iterable[WorkerPod], now: datetime) -> Iterator[DeletePod]:
-    return (DeletePod(pod.name, pod.uid, force=True) for pod in pods if _given_up(pod) <= now)
+    return (DeletePod(pod.name, pod.uid, force=True) for pod in pods if _force_time(pod) <= now)
 
 
-def in_the_way(pods: Iterable[WorkerPod]) -> list[WorkerPod]:
-    """The pods that the next attempt must wait for. Not those on a lost node: no pod is placed there while it is lost,
-    and when it comes back, the pod's chips count as taken until the pod has stopped."""
+def find_blockers(pods: Iterable[WorkerPod]) -> list[WorkerPod]:
+    """Returns the pods that the next attempt must wait for. It does not wait for those on a lost node: no pod is placed
+    there while the node is lost, and when it comes back, the pod's chips count as taken until the pod has stopped."""
     return [pod for pod in pods if not (pod.is_terminating and (is_on_lost_node(pod) or pod.is_released))]
 
 
 def next_force(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
-    """When the next of them must be deleted by force, unless it goes before."""
-    waits = [_given_up(pod) - now for pod in pods if pod.is_terminating and not pod.is_released]
+    """Returns in how long the next of them must be deleted by force, unless it goes before."""
+    waits = [_force_time(pod) - now for pod in pods if pod.is_terminating and not pod.is_released]
     return max(min(waits), AT_ONCE) if waits else None
 
 
 def look_again(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
-    """When to look again at pods that should go, if the cluster reports nothing before."""
+    """Returns in how long to look again at pods that should go, if the cluster reports nothing before."""
     force = next_force(pods, now)
-    if not in_the_way(pods):
+    if not find_blockers(pods):
         return force
-    return _UNHEARD if force is None else min(force, _UNHEARD)
+    return LOOK_AGAIN if force is None else min(force, LOOK_AGAIN)
 
 
 def is_on_lost_node(pod: WorkerPod) -> bool:
@@ -71,20 +68,20 @@ def is_on_lost_node(pod: WorkerPod) -> bool:
     return disruption.get("reason") == NODE_GONE or (disruption.get("reason") == TAINT_EVICTION and is_silent)
 
 
-def stays(pod: WorkerPod, now: datetime) -> bool:
-    """Whether only somebody's finalizer keeps the pod, and not just for the moment that every deletion takes."""
+def is_stuck(pod: WorkerPod, now: datetime) -> bool:
+    """Whether only a finalizer keeps the pod, and not just for the moment that every deletion takes."""
     return pod.is_released and now >= parse_time(pod.raw["metadata"]["deletionTimestamp"]) + _SILENCE
 
 
-def words_of_kept(pod: WorkerPod) -> str:
-    """Of a pod that stays."""
+def describe_stuck(pod: WorkerPod) -> str:
+    """Says what keeps a pod that is stuck."""
     return (
         f"Pod {pod.name} is deleted, but a finalizer keeps it and with it the name: remove it from metadata.finalizers"
     )
 
 
-def _given_up(pod: WorkerPod) -> datetime:
-    """When to stop waiting for the pod's node. A pod's deletionTimestamp is the end of its grace period."""
+def _force_time(pod: WorkerPod) -> datetime:
+    """Returns when to stop waiting for the pod's node. A pod's deletionTimestamp is the end of its grace period."""
     if not pod.is_terminating or pod.is_released:
         return datetime.max.replace(tzinfo=pod.created.tzinfo)
     end = parse_time(pod.raw["metadata"]["deletionTimestamp"])

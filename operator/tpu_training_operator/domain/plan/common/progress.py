@@ -12,14 +12,14 @@ from tpu_training_operator.domain.cluster_state.observed import format_time, par
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, Report
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.chips import Holding
-from tpu_training_operator.domain.plan.common.goodput import charge, saved
+from tpu_training_operator.domain.plan.common.goodput import charge, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import refill
 
 
-def heard(
+def apply_report(
     status: Status, report: Report | None, total_steps: int, now: datetime, chips: Holding | None = None
 ) -> Status:
-    """The status after the report; unchanged if the report is old or of another attempt.
+    """Returns the status after the report; unchanged if the report is old or of another attempt.
 
     The step never decreases within an attempt, the newest checkpoint never at all. Times later than `now` were written
     before the clock was set back, and are ignored.
@@ -51,17 +51,19 @@ def heard(
         estimated_remaining_seconds=report.estimated_remaining_seconds,
         warnings=list(report.warnings),
     )
-    status = replace(status, progress=progress, goodput=_trains(status, report, chips))
+    status = replace(status, progress=progress, goodput=_count_training(status, report, chips))
     saved_before = before.checkpoint_step or 0
     if checkpoint is None or checkpoint <= saved_before:
         return status
     unsaved = max(0, step - checkpoint) / max(1, step - saved_before)
-    return replace(status, restarts=refill(status.restarts), goodput=_saved(status.goodput, report, unsaved, chips))
+    return replace(
+        status, restarts=refill(status.restarts), goodput=_count_saved(status.goodput, report, unsaved, chips)
+    )
 
 
-def _trains(status: Status, report: Report, chips: Holding | None) -> Goodput | None:
-    """From its first step on, the gang trains. Not before it is ready: until then, its pods have yet to show how long
-    it waited for nodes."""
+def _count_training(status: Status, report: Report, chips: Holding | None) -> Goodput | None:
+    """Counts as training from the gang's first step on, but not before the gang is ready: only then do its pods show
+    how long it waited for nodes."""
     goodput = status.goodput
     begins = report.phase is not ReportPhase.STARTING and report.step > 0
     if goodput is None or not begins or not is_true(status.conditions, ConditionType.GANG_READY):
@@ -71,19 +73,19 @@ def _trains(status: Status, report: Report, chips: Holding | None) -> Goodput | 
     return charge(goodput, report.received, Activity.TRAIN, chips)
 
 
-def _saved(goodput: Goodput | None, report: Report, unsaved: float, chips: Holding | None) -> Goodput | None:
-    """All training up to the report is in a checkpoint, except `unsaved`: the steps since the new checkpoint, as a
-    share of those since the one before."""
+def _count_saved(goodput: Goodput | None, report: Report, unsaved: float, chips: Holding | None) -> Goodput | None:
+    """Counts all training up to the report as saved, except `unsaved`: the steps since the new checkpoint, as a share
+    of those since the one before."""
     if goodput is not None and goodput.activity is Activity.SUSPENDED:
         # Saved while the gang stops; its training is already accounted for.
-        return saved(goodput, but=unsaved)
+        return mark_saved(goodput, but=unsaved)
     if goodput is None or goodput.activity is not Activity.TRAIN:
         return goodput
-    return saved(charge(goodput, report.received, Activity.TRAIN, chips), but=unsaved)
+    return mark_saved(charge(goodput, report.received, Activity.TRAIN, chips), but=unsaved)
 
 
-def new_attempt(progress: Progress | None) -> Progress | None:
-    """What stays true when the next attempt begins: how far the last one came, and what is saved."""
+def carry_over(progress: Progress | None) -> Progress | None:
+    """Returns what stays true when the next attempt begins: how far the last one came, and what is saved."""
     if progress is None:
         return None
     return Progress(
@@ -97,7 +99,7 @@ def new_attempt(progress: Progress | None) -> Progress | None:
 
 
 def write_due(stored: Status, inbox: Inbox, now: datetime) -> timedelta:
-    """How long a report waits until it is worth a status write."""
+    """Returns how long a report waits until it is worth a status write."""
     last = stored.progress.last_report_time if stored.progress else None
     wait = parse_time(last) + inbox.between_writes - now if last else AT_ONCE
     # A longer wait means that the clock was set back.

@@ -33,7 +33,7 @@ class Budget:
 
 
 def budget(policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime) -> Budget:
-    counting = len(_counting(policy, restarts, now).get(failure_class, ()))
+    counting = len(_find_counting(policy, restarts, now).get(failure_class, ()))
     return Budget(failure_class, restarts.by_class.get(failure_class, 0), counting, policy.limits.of(failure_class))
 
 
@@ -41,11 +41,11 @@ def may_restart(policy: Restart, restarts: Restarts, failure_class: FailureClass
     return budget(policy, restarts, failure_class, now).left != 0
 
 
-def with_restart(
+def count_restart(
     policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime, wait: timedelta
 ) -> Restarts:
     """Counts one more restart of the class, whose attempt starts after `wait`."""
-    counting = _counting(policy, restarts, now)
+    counting = _find_counting(policy, restarts, now)
     # Restarts of an unlimited class are kept for the backoff only.
     times = [*counting.get(failure_class, ()), format_time(now)][-MOST_COUNTED_RESTARTS:]
     by_class = {**restarts.by_class, failure_class: restarts.by_class.get(failure_class, 0) + 1}
@@ -55,14 +55,14 @@ def with_restart(
 
 
 def refill(restarts: Restarts) -> Restarts:
-    """After progress no restart counts any longer."""
+    """Forgets all restarts that count, because the job has made progress."""
     return replace(restarts, charged={}) if restarts.charged else restarts
 
 
 def backoff(policy: Restart, restarts: Restarts, seed: str, now: datetime) -> timedelta:
-    """The wait before the next attempt: none at first, then `initialSeconds`, doubled for every restart that counts, up
-    to `maxSeconds`, less up to 50 % jitter."""
-    count = sum(map(len, _counting(policy, restarts, now).values()))
+    """Returns the wait before the next attempt: none at first, then `initialSeconds`, doubled for every restart that
+    counts, up to `maxSeconds`, less up to 50 % jitter."""
+    count = sum(map(len, _find_counting(policy, restarts, now).values()))
     if count == 0:
         return timedelta(0)
     # Bounded, so that a long-lived job does not compute an astronomical power.
@@ -72,23 +72,23 @@ def backoff(policy: Restart, restarts: Restarts, seed: str, now: datetime) -> ti
 
 
 def pause_after_release(policy: RunPolicy, seed: str) -> timedelta:
-    """How long a gang waits after releasing its nodes: 0.5 to 1.5 times `backoff.maxSeconds`, so that gangs which
-    blocked each other do not meet again."""
+    """Returns how long a gang waits after releasing its nodes: 0.5 to 1.5 times `backoff.maxSeconds`, so that gangs
+    which blocked each other do not meet again."""
     return timedelta(seconds=policy.restart.backoff.max_seconds * (0.5 + _jitter(seed)))
 
 
 def longest_wait(policy: RunPolicy) -> timedelta:
-    """An upper bound of all these waits."""
+    """Returns an upper bound of all these waits."""
     return max(PAUSE_AFTER_PREEMPTION, timedelta(seconds=1.5 * policy.restart.backoff.max_seconds + 1))
 
 
 def _jitter(seed: str) -> float:
-    """A number in [0, 1). A hash rather than a random number, so that every operator decides the same."""
+    """Returns a number in [0, 1). It is a hash rather than a random number, so that every operator decides the same."""
     return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8]) / 2**64
 
 
-def _counting(policy: Restart, restarts: Restarts, now: datetime) -> dict[str, list[str]]:
-    """The times of the restarts that still count, by class."""
+def _find_counting(policy: Restart, restarts: Restarts, now: datetime) -> dict[str, list[str]]:
+    """Returns the times of the restarts that still count, by class."""
     oldest = now - policy.window
     recent = {kind: [time for time in times if parse_time(time) > oldest] for kind, times in restarts.charged.items()}
     return {kind: times for kind, times in recent.items() if times}

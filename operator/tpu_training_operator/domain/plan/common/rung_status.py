@@ -8,14 +8,14 @@ from tpu_training_operator.domain.job.rung_gates import Pace
 from tpu_training_operator.domain.job.rungs import Rung
 
 
-def on_rung(status: Status, rung: Rung | None) -> Status:
-    """The status of an attempt on `rung`; it is written together with the attempt."""
+def record_rung(status: Status, rung: Rung | None) -> Status:
+    """Returns the status of an attempt on `rung`; it is written together with the attempt."""
     if rung is None:
         return status if status.ladder is None else replace(status, ladder=None)
     below = status.rungs[: rung.number - 1]
     resolution = rung.option.resolution
     layout, recipe = resolution.layout, resolution.recipe
-    own = RungStatus(
+    current = RungStatus(
         slice=str(rung.option),
         chips=layout.chips,
         replicas=layout.replicas,
@@ -23,11 +23,11 @@ def on_rung(status: Status, rung: Rung | None) -> Status:
         learning_rate=recipe.learning_rate,
         steps=resolution.steps,
     )
-    return replace(status, ladder=LadderStatus(rung=rung.number, of=rung.of, rungs=[*below, own]))
+    return replace(status, ladder=LadderStatus(rung=rung.number, of=rung.of, rungs=[*below, current]))
 
 
 def with_verdict(status: Status, last: RungStatus) -> Status:
-    """The status with `last` in place of the rung that the job is on."""
+    """Returns the status with `last` in place of the rung that the job is on."""
     assert status.ladder is not None
     return replace(status, ladder=replace(status.ladder, rungs=[*status.rungs[:-1], last]))
 
@@ -38,32 +38,32 @@ def is_on_lower_rung(status: Status) -> bool:
 
 
 def with_end(status: Status, examples_per_second: str | None, *, succeeded: bool) -> Status:
-    """The status of a job that ends, with the verdict on the rung that it ends on."""
+    """Returns the status of a job that ends, with the verdict on the rung that it ends on."""
     if not status.rungs or status.rungs[-1].verdict is not RungVerdict.RUNNING:
         return status
     last = status.rungs[-1]
     rate = _number(examples_per_second) if succeeded else None
-    own = replace(
+    ended = replace(
         last,
         verdict=RungVerdict.PASSED if succeeded else RungVerdict.FAILED,
         attempt=status.attempt,
         examples_per_second=examples_per_second if rate is not None else None,
-        efficiency=three_digits(Pace(rate, last.chips).efficiency(pace_of(status.rungs[:-1]))),
+        efficiency=format_ratio(Pace(rate, last.chips).efficiency(read_pace(status.rungs[:-1]))),
     )
-    return with_verdict(status, own)
+    return with_verdict(status, ended)
 
 
-def pace_of(below: Sequence[RungStatus]) -> Pace | None:
+def read_pace(below: Sequence[RungStatus]) -> Pace | None:
     return Pace(_number(below[-1].examples_per_second), below[-1].chips) if below else None
 
 
 def _number(text: str | None) -> float | None:
-    """A rate in the status; None if somebody has edited it into something else."""
+    """Reads a rate in the status; None if an edit has made it something else."""
     try:
         return None if text is None else float(text)
     except ValueError:
         return None
 
 
-def three_digits(value: float | None) -> str | None:
+def format_ratio(value: float | None) -> str | None:
     return None if value is None else f"{value:.3g}"

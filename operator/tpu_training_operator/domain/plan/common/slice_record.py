@@ -18,32 +18,32 @@ PLACEHOLDERS = "placeholders"
 """The name in `chipSeconds` of what placeholders held, on whichever slice."""
 
 
-def chosen(options: Sequence[Option], status: Status, pods: Sequence[WorkerPod]) -> Option:
-    """The slice that the status names; spec.slice before the first attempt.
+def choose_option(options: Sequence[Option], status: Status, pods: Sequence[WorkerPod]) -> Option:
+    """Returns the slice that the status names; spec.slice before the first attempt.
 
     If the status has lost it, or names none of the job's, the labels of the attempt's workers tell.
     """
     placement = status.placement
-    if placement is not None and (named := _named(options, placement)) is not None:
+    if placement is not None and (named := _find_named(options, placement)) is not None:
         return named
     attempt = status.attempt or max((pod.worker.attempt for pod in pods), default=0)
     known = {option.number: option for option in options}
-    told = (known[pod.alternative] for pod in pods if pod.worker.attempt == attempt and pod.alternative in known)
-    return next(told, options[0])
+    labelled = (known[pod.alternative] for pod in pods if pod.worker.attempt == attempt and pod.alternative in known)
+    return next(labelled, options[0])
 
 
-def _named(options: Sequence[Option], placement: Placement) -> Option | None:
-    """The option of that number, if its slice has that name; else the first whose slice has."""
+def _find_named(options: Sequence[Option], placement: Placement) -> Option | None:
+    """Returns the option of that number, if its slice has that name; else the first whose slice has."""
     called = [option for option in options if str(option) == placement.slice]
     return next((option for option in called if option.number == placement.alternative), next(iter(called), None))
 
 
-def strays(option: Option, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
-    """Workers of the attempt on another slice than the status says: somebody has edited it."""
+def find_strays(option: Option, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
+    """Returns the workers of the attempt on another slice than the status says, after an edit of the status."""
     return [pod for pod in pods if pod.alternative != option.number]
 
 
-def put_on(
+def record_start(
     before: Placement | None, option: Option, reason: PlacementReason, now: datetime, move: Move | None = None
 ) -> Placement:
     """Returns the placement of an attempt that begins. `move`: how the job came there, if it was elsewhere.
@@ -56,7 +56,7 @@ def put_on(
         placement = replace(placement, alternative=number, slice=name, since=format_time(now), has_run=False)
     if move is not None:
         searches = placement.searches + (reason in FOR_CAPACITY)
-        placement = replace(placement, searches=searches, moves=_most_telling([*placement.moves, move]))
+        placement = replace(placement, searches=searches, moves=_drop_moves([*placement.moves, move]))
     return replace(placement, reason=str(reason))
 
 
@@ -69,21 +69,21 @@ def reason_to_stay(placement: Placement | None, option: Option) -> PlacementReas
     return PlacementReason.STATUS_LOST if option.number else PlacementReason.PREFERRED
 
 
-def _most_telling(moves: Sequence[Move]) -> list[Move]:
+def _drop_moves(moves: Sequence[Move]) -> list[Move]:
     """Returns as many moves as the status has room for. Those for lack of capacity are dropped first."""
-    kept = list(moves)
-    while len(kept) > MOST_MOVES:
-        kept.pop(next((i for i, move in enumerate(kept[:-1]) if move.reason in FOR_CAPACITY), 0))
-    return kept
+    moves_left = list(moves)
+    while len(moves_left) > MOST_MOVES:
+        moves_left.pop(next((i for i, move in enumerate(moves_left[:-1]) if move.reason in FOR_CAPACITY), 0))
+    return moves_left
 
 
-def arrived(placement: Placement) -> Placement:
-    """All workers are ready where the job is. A fact and not a comparison of times, which have whole seconds: a gang
-    may be lost in the second in which it came."""
+def record_arrival(placement: Placement) -> Placement:
+    """Records that all workers are ready where the job is. This is a fact and not a comparison of times, which have
+    whole seconds: a gang may be lost in the second in which it came."""
     return replace(placement, has_run=True, searches=0)
 
 
-def is_mistaken(status: Status, option: Option) -> bool:
+def is_wrong(status: Status, option: Option) -> bool:
     """Whether the placement must be corrected. A job that began before placements existed gets its first one with the
     next write."""
     if status.placement is None:
@@ -91,37 +91,40 @@ def is_mistaken(status: Status, option: Option) -> bool:
     return (status.placement.alternative, status.placement.slice) != (option.number, str(option))
 
 
-def accounted(after: Status, before: Status, option: Option, now: datetime, *, begins: bool) -> Status:
-    """The status, in which the slice of the attempt is charged with the chips used since `before`. An attempt without a
+def keep_record(after: Status, before: Status, option: Option, now: datetime, *, begins: bool) -> Status:
+    """Returns the status with the chips used since `before` charged to the slice of the attempt. An attempt without a
     placement gets one. `begins`: the attempt begins with this status, so its placement is right."""
     if after.attempt == 0:
         return after
     placement = after.placement
-    if placement is None or (not begins and is_mistaken(after, option)):
-        placement = put_on(
+    if placement is None or (not begins and is_wrong(after, option)):
+        placement = record_start(
             placement, option, PlacementReason.STATUS_LOST if option.number else PlacementReason.PREFERRED, now
         )
     if is_true(after.conditions, ConditionType.GANG_READY):
-        placement = arrived(placement)
-    return charged(replace(after, placement=placement), before, str(option))
+        placement = record_arrival(placement)
+    return charge_chips(replace(after, placement=placement), before, str(option))
 
 
-def charged(after: Status, before: Status, name: str) -> Status:
-    """The status, in which the slice of that name is charged with the chips used since `before`."""
+def charge_chips(after: Status, before: Status, name: str) -> Status:
+    """Returns the status with the chips used since `before` charged to the slice of that name."""
     placement = after.placement
     if placement is None:
         return after
-    held, was_held = _placeholders(after), _placeholders(before)
-    used = {name: _total(after) - held - _total(before) + was_held, PLACEHOLDERS: held - was_held}
+    held, was_held = _count_placeholders(after), _count_placeholders(before)
+    used = {
+        name: _count_chip_seconds(after) - held - _count_chip_seconds(before) + was_held,
+        PLACEHOLDERS: held - was_held,
+    }
     spent = {each: placement.chip_seconds.get(each, 0) + seconds for each, seconds in used.items() if seconds > 0}
     return replace(after, placement=replace(placement, chip_seconds={**placement.chip_seconds, **spent}))
 
 
-def _total(status: Status) -> int:
+def _count_chip_seconds(status: Status) -> int:
     known = status.goodput.chip_seconds if status.goodput else None
     return known.total if known else 0
 
 
-def _placeholders(status: Status) -> int:
+def _count_placeholders(status: Status) -> int:
     known = status.goodput.chip_seconds if status.goodput else None
     return known.placeholders if known else 0

@@ -20,12 +20,12 @@ from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.goodput import lost, saved
-from tpu_training_operator.domain.plan.placement.search import Due
+from tpu_training_operator.domain.plan.common.goodput import mark_lost, mark_saved
+from tpu_training_operator.domain.plan.placement.search import PendingMove
 from tpu_training_operator.domain.plan.plan import Plan
 
 
-def carry_out(ctx: Context, due: Due) -> Plan:
+def carry_out(ctx: Context, due: PendingMove) -> Plan:
     return move(ctx, due.to, due.reason, due.why)
 
 
@@ -37,7 +37,7 @@ def move(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Plan:
     begins = f"moves from {ctx.option} to {to}{where}" if is_move else f"starts on {to}"
     status = replace(
         ctx.status,
-        progress=_translated(ctx.status.progress, ctx.option, to),
+        progress=_translate(ctx.status.progress, ctx.option, to),
         restarts=replace(ctx.status.restarts, next_attempt_time=None),
         goodput=_after_stop(ctx),
     )
@@ -53,11 +53,11 @@ def move(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Plan:
 
 
 def _after_stop(ctx: Context) -> Goodput:
-    """A gang that trains saves before it stops. One that has failed is already accounted for."""
+    """Counts the training of a gang that saves before it stops. One that has failed is already accounted for."""
     if not ctx.is_running:
         return ctx.settled_goodput()
     goodput = ctx.goodput_at_end(ctx.now)
-    return saved(goodput) if ctx.job.spec.checkpoint is not None else lost(goodput)
+    return mark_saved(goodput) if ctx.job.spec.checkpoint is not None else mark_lost(goodput)
 
 
 def _record(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Move:
@@ -75,8 +75,8 @@ def _record(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Move
     )
 
 
-def _translated(progress: Progress | None, before: Option, after: Option) -> Progress | None:
-    """With another global batch, the same examples are another number of steps."""
+def _translate(progress: Progress | None, before: Option, after: Option) -> Progress | None:
+    """Translates the steps to another global batch: the same examples are another number of steps."""
     sizes = before.resolution.recipe.batch.total, after.resolution.recipe.batch.total
     if progress is None or sizes[0] == sizes[1]:
         return progress

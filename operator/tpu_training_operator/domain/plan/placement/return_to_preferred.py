@@ -6,7 +6,7 @@ and the placeholders go and leave their nodes to the workers. Until then the gan
 
 A job on fewer slices than it wants asks only for the missing ones. If only some of them come, it grows by those.
 
-Placeholders hold chips that nobody uses, so they do not stay. They ask for each better slice in turn, then rest. While
+Placeholders hold chips that stay unused, so they do not stay. They ask for each better slice in turn, then rest. While
 the nodes of a slice are coming up, its turn goes on. The turns follow from the clock, so nothing has to be stored.
 """
 
@@ -24,13 +24,11 @@ from tpu_training_operator.domain.job.options import Option
 from tpu_training_operator.domain.objects.actions import AT_ONCE, WarnPlaceholderRefused
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.pod_cleanup import by_force, deletions, stays, words_of_kept
+from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, delete_pods, describe_stuck, is_stuck
 from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import move
 from tpu_training_operator.domain.plan.placement.search import may_move_again
-from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan, Turn
-
-_LOOK_AGAIN = timedelta(seconds=15)
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan, Turn
 
 
 def move_once_held(ctx: Context) -> Plan | None:
@@ -38,10 +36,10 @@ def move_once_held(ctx: Context) -> Plan | None:
     admission proves the capacity instead (`better_slice`)."""
     if ctx.queue is not None:
         return None
-    if (some := _some_more(ctx)) is not None:
+    if (some := _find_reachable(ctx)) is not None:
         return _return(ctx, some)
-    target = _target(ctx)
-    if target is None or _whole_slices(target, _placeholders_for(ctx, target)) < _lacking(ctx, target):
+    target = _find_target(ctx)
+    if target is None or _count_whole_slices(target, _placeholders_for(ctx, target)) < _count_lacking(ctx, target):
         return None
     return _return(ctx, target)
 
@@ -50,67 +48,68 @@ def hold_nodes(ctx: Context, turn: Turn) -> Plan:
     """Creates the placeholders that ask for a better slice, and deletes those which are no longer needed. `turn`: of
     the plan that this is added to."""
     held = ctx.observed.placeholders
-    target = None if turn is not Turn.NONE or ctx.queue is not None else _target(ctx)
+    target = None if turn is not Turn.NONE or ctx.queue is not None else _find_target(ctx)
     if target is None:
         unwanted = [pod for pod in held if not _is_for_the_next_gang(pod, ctx)]
         wait = until_next_turn(ctx) if not held else None
-        return Plan(deletions(unwanted, ctx.now)).due_within(wait, _LOOK_AGAIN if held else None)
-    own = _placeholders_for(ctx, target)
-    unwanted = [*_useless(own), *(pod for pod in held if pod.alternative != target.number)]
+        return Plan(delete_pods(unwanted, ctx.now)).due_within(wait, LOOK_AGAIN if held else None)
+    asking = _placeholders_for(ctx, target)
+    unwanted = [*_find_useless(asking), *(pod for pod in held if pod.alternative != target.number)]
     # One on a dead node would keep its name for good.
-    going = (*deletions(unwanted, ctx.now), *by_force((pod for pod in own if pod not in unwanted), ctx.now))
-    return Plan((*(going or _missing(ctx, target, own)), *_warnings(ctx, own)), again=_LOOK_AGAIN)
+    going = (*delete_pods(unwanted, ctx.now), *delete_by_force((pod for pod in asking if pod not in unwanted), ctx.now))
+    return Plan((*(going or _create_missing(ctx, target, asking)), *_warnings(ctx, asking)), again=LOOK_AGAIN)
 
 
 def _placeholders_for(ctx: Context, target: Option) -> list[WorkerPod]:
     return [pod for pod in ctx.observed.placeholders if pod.alternative == target.number]
 
 
-def _lacking(ctx: Context, target: Option) -> int:
-    """How many more slices the gang needs there."""
+def _count_lacking(ctx: Context, target: Option) -> int:
+    """Returns how many more slices the gang needs there."""
     return target.layout.slices - (ctx.option.layout.slices if target.is_own and ctx.option.is_own else 0)
 
 
-def _whole_slices(target: Option, own: Iterable[WorkerPod]) -> int:
-    """The number of slices on which all placeholders run."""
+def _count_whole_slices(target: Option, own: Iterable[WorkerPod]) -> int:
+    """Returns the number of slices on which all placeholders run."""
     running = Counter(placeholder_slice(pod.name) for pod in own if pod.is_ready)
     return sum(hosts == target.layout.hosts_per_slice for hosts in running.values())
 
 
-def _some_more(ctx: Context) -> Option | None:
-    """The option with the most slices for which placeholders hold the nodes, once no more nodes are coming up."""
-    turns = turns_taken(ctx)
-    if turns is None or turns < 0 or 0 in _coming_up(ctx):
+def _find_reachable(ctx: Context) -> Option | None:
+    """Returns the option with the most slices for which placeholders hold the nodes, once no more nodes are coming
+    up."""
+    turns = count_turns(ctx)
+    if turns is None or turns < 0 or 0 in _find_coming_up(ctx):
         return None
     wished = ctx.options[0]
-    more = _whole_slices(wished, [pod for pod in ctx.observed.placeholders if pod.alternative == wished.number])
-    could = more + wished.layout.slices - _lacking(ctx, wished)
+    more = _count_whole_slices(wished, [pod for pod in ctx.observed.placeholders if pod.alternative == wished.number])
+    could = more + wished.layout.slices - _count_lacking(ctx, wished)
     better = [option for option in ctx.options if option.is_own and option.number < ctx.option.number]
     return next((option for option in better if more and option.layout.slices <= could), None)
 
 
-def _useless(own: Sequence[WorkerPod]) -> list[WorkerPod]:
-    """The placeholders that have ended, and those that hold nodes of a slice whose host 0 is gone. That one alone kept
-    the pool for this slice, and the next one may come to another pool."""
-    there = [pod for pod in own if not pod.is_terminating and not pod.has_ended]
+def _find_useless(asking: Sequence[WorkerPod]) -> list[WorkerPod]:
+    """Returns the placeholders that have ended, and those that hold nodes of a slice whose host 0 is gone. That one
+    alone kept the pool for this slice, and the next one may come to another pool."""
+    there = [pod for pod in asking if not pod.is_terminating and not pod.has_ended]
     led = {placeholder_slice(pod.name) for pod in there if leads_a_slice(pod.name)}
-    return [pod for pod in own if pod.has_ended or (pod.node is not None and placeholder_slice(pod.name) not in led)]
+    return [pod for pod in asking if pod.has_ended or (pod.node is not None and placeholder_slice(pod.name) not in led)]
 
 
 def _return(ctx: Context, target: Option) -> Plan:
-    number = _lacking(ctx, target) * target.layout.hosts_per_slice
+    number = _count_lacking(ctx, target) * target.layout.hosts_per_slice
     holds = "holds" if number == 1 else "hold"
     why = f"{count(number, 'placeholder')} {holds} the nodes of {target}; the workers save and stop"
     return move(ctx, target, PlacementReason.BETTER, why)
 
 
-def _target(ctx: Context) -> Option | None:
-    """The better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
-    turns = turns_taken(ctx)
+def _find_target(ctx: Context) -> Option | None:
+    """Returns the better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
+    turns = count_turns(ctx)
     if turns is None or turns < 0:
         return None
     better = [option for option in ctx.options if option.number < ctx.option.number and _is_asked_for(option)]
-    coming = _coming_up(ctx)
+    coming = _find_coming_up(ctx)
     for option in better:
         if option.number in coming:
             return option
@@ -119,7 +118,8 @@ def _target(ctx: Context) -> Option | None:
 
 
 def _is_asked_for(option: Option) -> bool:
-    """Placeholders ask for all slices. Fewer are an outcome (`_some_more`)."""
+    """Whether placeholders ask for the slice. They ask for all of spec.slice; fewer slices are an outcome
+    (`_find_reachable`)."""
     return option.number == 0 or not option.is_own
 
 
@@ -128,8 +128,9 @@ def _is_for(pod: WorkerPod, target: Option) -> bool:
     return pod.alternative == (0 if target.is_own else target.number)
 
 
-def turns_taken(ctx: Context) -> int | None:
-    """How many turns are over since the gang was first allowed to move: below 0 before that, None if it is not."""
+def count_turns(ctx: Context) -> int | None:
+    """Returns how many turns are over since the gang was first allowed to move: below 0 before that, None if it may not
+    move."""
     policy = ctx.job.spec.placement
     if (
         policy is None
@@ -145,34 +146,34 @@ def turns_taken(ctx: Context) -> int | None:
     if gang is None or not gang.is_true or stays or not may_move_again(ctx):
         return None
     ran = ctx.now - parse_time(gang.last_transition_time) - timedelta(seconds=policy.min_run_seconds)
-    return ran // turn(ctx)
+    return ran // turn_length(ctx)
 
 
 def _is_starting(ctx: Context) -> bool:
-    """A gang that still compiles has trained nothing here, and would have to compile again elsewhere."""
+    """Whether the gang still compiles: it has trained nothing here, and would have to compile again elsewhere."""
     progress = ctx.status.progress
     return ctx.reports and (progress is None or progress.phase in (None, ReportPhase.STARTING))
 
 
-def turn(ctx: Context) -> timedelta:
-    """As long as the job itself would wait for a slice."""
+def turn_length(ctx: Context) -> timedelta:
+    """Returns the length of a turn: as long as the job itself would wait for a slice."""
     return max(option.choice.wait for option in ctx.options)
 
 
 def until_next_turn(ctx: Context) -> timedelta | None:
-    turns, policy = turns_taken(ctx), ctx.job.spec.placement
+    turns, policy = count_turns(ctx), ctx.job.spec.placement
     gang = find(ctx.status.conditions, ConditionType.GANG_READY)
     if turns is None or policy is None or gang is None:
         return None
     begins = parse_time(gang.last_transition_time) + timedelta(seconds=policy.min_run_seconds)
-    return max(AT_ONCE, begins + (turns + 1) * turn(ctx) - ctx.now) if turns >= 0 else begins - ctx.now
+    return max(AT_ONCE, begins + (turns + 1) * turn_length(ctx) - ctx.now) if turns >= 0 else begins - ctx.now
 
 
-def _coming_up(ctx: Context) -> set[int]:
-    """The slices on which a placeholder has recently found a node."""
+def _find_coming_up(ctx: Context) -> set[int]:
+    """Returns the slices on which a placeholder has recently found a node."""
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
-    found = ((pod, pod.placed) for pod in ctx.observed.placeholders if not pod.has_ended)
-    return {pod.alternative for pod, placed in found if placed is not None and ctx.now < placed + patience}
+    placements = ((pod, pod.placed) for pod in ctx.observed.placeholders if not pod.has_ended)
+    return {pod.alternative for pod, placed in placements if placed is not None and ctx.now < placed + patience}
 
 
 def _is_for_the_next_gang(pod: WorkerPod, ctx: Context) -> bool:
@@ -181,15 +182,15 @@ def _is_for_the_next_gang(pod: WorkerPod, ctx: Context) -> bool:
     return _is_for(pod, ctx.option) and bool(ctx.missing) and not is_stopped
 
 
-def _missing(ctx: Context, target: Option, own: Iterable[WorkerPod]) -> Batches:
-    first = target.layout.slices - _lacking(ctx, target)
-    missing = missing_placeholders(target, first, [pod.name for pod in own])
+def _create_missing(ctx: Context, target: Option, asking: Iterable[WorkerPod]) -> Batches:
+    first = target.layout.slices - _count_lacking(ctx, target)
+    missing = missing_placeholders(target, first, [pod.name for pod in asking])
     return (Batch(missing, Freshness.FRESH_ALL),) if missing else ()
 
 
-def _warnings(ctx: Context, own: Iterable[WorkerPod]) -> Batches:
+def _warnings(ctx: Context, asking: Iterable[WorkerPod]) -> Batches:
     """Tells once of a placeholder whose name a finalizer keeps: until it is gone, no other can ask for the slice."""
     notes = ctx.observed.notes
-    reasons = (words_of_kept(pod) for pod in own if stays(pod, ctx.now))
+    reasons = (describe_stuck(pod) for pod in asking if is_stuck(pod, ctx.now))
     new = next((why for why in reasons if notes is not None and why not in notes.told), None)
     return () if new is None else (Batch((WarnPlaceholderRefused(new),)),)

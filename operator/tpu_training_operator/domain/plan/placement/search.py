@@ -41,7 +41,7 @@ _QUOTA = re.compile(r"exceeded quota: .*requested: (?P<requested>.*), used: .*, 
 
 
 @dataclass(frozen=True)
-class Due:
+class PendingMove:
     """A move that is due at a certain time, unless the gang finds its nodes first."""
 
     to: Option
@@ -54,75 +54,76 @@ class Due:
         return f"moves to {self.to} at {format_time(self.at)} unless {self.unless} first"
 
 
-def next_move(ctx: Context) -> Due | None:
-    """None for a job that has nowhere to go, and for one that should stay: its gang runs, or has all its nodes."""
+def next_slice(ctx: Context) -> PendingMove | None:
+    """Returns the move that comes next; None for a job that has nowhere to go, and for one that should stay because its
+    gang runs or has all its nodes."""
     if len(ctx.options) == 1 or ctx.is_on_lower_rung or ctx.is_running:
         return None
     waits_since, was_here = _waiting_since(ctx)
     if was_here and not _may_shrink(ctx):
         return None
-    to = _next(ctx)
+    to = _next_option(ctx)
     if ctx.queue is not None and (ctx.attempt == 0 or ctx.is_held):
-        return _without_quota(ctx, ctx.queue, to)
+        return _next_without_quota(ctx, ctx.queue, to)
     if not _lacks_something(ctx):
         return None
     # A slice that was lost has a node pool: its nodes may be on their way back.
-    certain = _certain_refusal(ctx) or (None if was_here else no_pool(ctx))
+    certain = _certain_refusal(ctx) or (None if was_here else explain_missing_pool(ctx))
     wait = _wait(ctx, to, certain=certain is not None)
     at = max(waits_since + wait, _first_pod(ctx) + min(wait, _TO_SCHEDULE), _latest_node(ctx))
     if certain is not None:
-        return Due(to, at, PlacementReason.NOT_ADMITTED, certain)
+        return PendingMove(to, at, PlacementReason.NOT_ADMITTED, certain)
     minutes = f"{wait.total_seconds():.0f} s"
-    found = len(_placed_slices(ctx))
-    so_far = f"; {found} of {ctx.option.layout.slices} slices have theirs" if found else ""
+    placed = len(_placed_slices(ctx))
+    so_far = f"; {placed} of {ctx.option.layout.slices} slices have theirs" if placed else ""
     if was_here:
-        return Due(to, at, PlacementReason.LOST, f"{ctx.option} did not come back within {minutes}{so_far}")
-    return Due(to, at, PlacementReason.NO_CAPACITY, f"no nodes for {ctx.option} within {minutes}{so_far}")
+        return PendingMove(to, at, PlacementReason.LOST, f"{ctx.option} did not come back within {minutes}{so_far}")
+    return PendingMove(to, at, PlacementReason.NO_CAPACITY, f"no nodes for {ctx.option} within {minutes}{so_far}")
 
 
-def _without_quota(ctx: Context, queue: Queue, to: Option) -> Due | None:
-    """For a gang that Kueue does not admit. None if no other slice would help, because the queue itself does not work
-    or somebody has taken the job out of it."""
-    found = queue.workload
-    if found is None or queue.problem or not queue.name or not (found.waits_in_line or found.is_given_up):
+def _next_without_quota(ctx: Context, queue: Queue, to: Option) -> PendingMove | None:
+    """Returns the next move of a gang that Kueue does not admit; None if no other slice would help, because the queue
+    itself does not work or the job was taken out of it."""
+    workload = queue.workload
+    if workload is None or queue.problem or not queue.name or not (workload.waits_in_line or workload.is_given_up):
         return None
     since, was_here = _waiting_since(ctx)
-    wait = _wait(ctx, to, certain=found.is_too_large or found.is_given_up)
+    wait = _wait(ctx, to, certain=workload.is_too_large or workload.is_given_up)
     at = since + wait
-    if found.reserved_since is not None:
+    if workload.reserved_since is not None:
         # The quota is reserved, and an admission check is bringing up the nodes.
         patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
-        at = max(at, parse_time(found.reserved_since) + patience)
+        at = max(at, parse_time(workload.reserved_since) + patience)
     reason, why = PlacementReason.NO_CAPACITY, f"did not admit {ctx.option} within {wait.total_seconds():.0f} s"
-    if found.is_too_large:
+    if workload.is_too_large:
         reason, why = PlacementReason.NOT_ADMITTED, f"never has the quota for {ctx.option}"
-    elif found.is_given_up:
+    elif workload.is_given_up:
         reason, why = PlacementReason.NOT_ADMITTED, f"has given up {ctx.option}"
     elif was_here:
         reason, why = PlacementReason.LOST, f"did not admit {ctx.option} again within {wait.total_seconds():.0f} s"
-    said = found.waits_for()[:_LONGEST_WORDS]
-    return Due(to, at, reason, f"queue {queue.name} {why}: {said}", "Kueue admits it")
+    said = workload.waits_for()[:_LONGEST_WORDS]
+    return PendingMove(to, at, reason, f"queue {queue.name} {why}: {said}", "Kueue admits it")
 
 
-def moves_that_count(ctx: Context) -> int:
-    """Against maxMoves: the moves away from a slice on which the job ran."""
+def count_moves(ctx: Context) -> int:
+    """Counts the moves away from a slice on which the job ran, which are those that maxMoves limits."""
     placement, policy = ctx.status.placement, ctx.job.spec.placement
     if placement is None or policy is None:
         return 0
     oldest = ctx.now - policy.max_moves.window
-    counting = (one for one in placement.moves if one.reason not in FOR_CAPACITY)
-    return sum(parse_time(one.at) > oldest for one in counting)
+    counting = (move for move in placement.moves if move.reason not in FOR_CAPACITY)
+    return sum(parse_time(move.at) > oldest for move in counting)
 
 
 def may_move_again(ctx: Context) -> bool:
     policy = ctx.job.spec.placement
-    return policy is not None and moves_that_count(ctx) < policy.max_moves.count
+    return policy is not None and count_moves(ctx) < policy.max_moves.count
 
 
-def _next(ctx: Context) -> Option:
-    """As many slices as have found their nodes, if enough have; else the fewest; else the next in order of
+def _next_option(ctx: Context) -> Option:
+    """Returns as many slices as have found their nodes, if enough have; else the fewest; else the next in order of
     preference."""
-    fewer = _fewer(ctx)
+    fewer = _fewer_slices(ctx)
     if fewer:
         found = len(_placed_slices(ctx))
         return next((option for option in fewer if option.layout.slices <= found), fewer[-1])
@@ -131,21 +132,21 @@ def _next(ctx: Context) -> Option:
     return others[(place + 1) % len(others)]
 
 
-def _fewer(ctx: Context) -> list[Option]:
-    """The options with fewer of the present slices, the most first."""
+def _fewer_slices(ctx: Context) -> list[Option]:
+    """Returns the options with fewer of the present slices, the most first."""
     if not ctx.option.is_own:
         return []
     return [option for option in ctx.options if option.is_own and option.number > ctx.option.number]
 
 
 def _placed_slices(ctx: Context) -> set[int]:
-    """The slices of which all workers have nodes."""
+    """Returns the slices of which all workers have nodes."""
     placed = Counter(pod.worker.slice for pod in ctx.pods if pod.node is not None)
     return {slice_ for slice_, hosts in placed.items() if hosts == ctx.option.layout.hosts_per_slice}
 
 
-def _stops(ctx: Context) -> int:
-    """How many moves make a round."""
+def _count_stops(ctx: Context) -> int:
+    """Returns how many moves make a round."""
     others = sum(not option.is_own for option in ctx.options)
     return 1 + others + any(option.is_own and option.number for option in ctx.options)
 
@@ -156,13 +157,13 @@ def _may_shrink(ctx: Context) -> bool:
 
 
 def _lacks_something(ctx: Context) -> bool:
-    """Nodes, or permission to create the workers."""
+    """Whether the gang lacks nodes, or permission to create its workers."""
     return _refusal(ctx) is not None or any(pod.node is None for pod in ctx.pods)
 
 
 def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
-    """Since when the gang waits, and whether it has run on this slice before."""
-    changed = {each.type: parse_time(each.last_transition_time) for each in ctx.status.conditions}
+    """Returns since when the gang waits, and whether it has run on this slice before."""
+    changed = {condition.type: parse_time(condition.last_transition_time) for condition in ctx.status.conditions}
     # Before the first attempt, a job waits for nothing but its queue.
     queued = changed.get(ConditionType.ADMITTED)
     placed = parse_time(ctx.status.placement.since) if ctx.status.placement else queued or ctx.now
@@ -174,9 +175,10 @@ def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
 
 
 def _wait(ctx: Context, to: Option, *, certain: bool) -> timedelta:
-    """The first slice has no wait of its own: the job waits before it returns there as long as for any other."""
+    """Returns how long the job waits for its slice before it goes on to `to`. The first slice has no wait of its own:
+    the job waits as long as for any other before it returns there."""
     searches = ctx.status.placement.searches if ctx.status.placement else 0
-    rounds = min(searches // _stops(ctx), _MOST_DOUBLINGS)
+    rounds = min(searches // _count_stops(ctx), _MOST_DOUBLINGS)
     if certain and rounds == 0:
         return AT_ONCE
     given = to.choice.wait if to.number else max(option.choice.wait for option in ctx.options)
@@ -185,17 +187,18 @@ def _wait(ctx: Context, to: Option, *, certain: bool) -> timedelta:
 
 
 def _first_pod(ctx: Context) -> datetime:
-    """The wait may be over before the attempt has workers, because the backoff and the end of the old workers count.
-    Even then the scheduler needs a moment to find nodes that are free."""
+    """Returns when the attempt got its first worker. The wait may be over before that, because the backoff and the end
+    of the old workers count, and the scheduler needs a moment to find free nodes."""
     return min((pod.created for pod in ctx.pods), default=_LONG_AGO)
 
 
 def _latest_node(ctx: Context) -> datetime:
-    """The nodes of a large slice come up one after the other, and meanwhile the gang stays. A node that was there
-    before its pod, such as one that survived the loss of the slice, is no sign that others will come."""
+    """Returns until when the gang stays for the nodes that are coming up, because those of a large slice come one after
+    the other. A node that was there before its pod, such as one that survived the loss of the slice, is no sign that
+    others will come."""
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
     # Where fewer slices will do, a complete slice does not promise another one.
-    whole = _placed_slices(ctx) if _fewer(ctx) else set[int]()
+    whole = _placed_slices(ctx) if _fewer_slices(ctx) else set[int]()
     came_up = (
         pod.placed
         for pod in ctx.pods
@@ -211,7 +214,8 @@ def _refusal(ctx: Context) -> Condition | None:
 
 
 def _certain_refusal(ctx: Context) -> str | None:
-    """The cluster's words, if waiting cannot help. A right that the operator lacks is missing on every slice."""
+    """Returns the cluster's words, if waiting cannot help. A right that the operator lacks is missing on every
+    slice."""
     refusal = _refusal(ctx)
     if refusal is None:
         return None
@@ -222,21 +226,21 @@ def _certain_refusal(ctx: Context) -> str | None:
 
 
 def _is_too_small(message: str, hosts: int) -> bool:
-    """Whether the quota could not hold the gang even if nobody else used it."""
-    found = _QUOTA.search(message)
-    if found is None:
+    """Whether the quota could not hold the gang even if nothing else used it."""
+    match = _QUOTA.search(message)
+    if match is None:
         return False
-    limited = {name: int(amount) for name, amount in _AMOUNT.findall(found["limited"])}
-    requested = {name: int(amount) for name, amount in _AMOUNT.findall(found["requested"])}
+    limited = {name: int(amount) for name, amount in _AMOUNT.findall(match["limited"])}
+    requested = {name: int(amount) for name, amount in _AMOUNT.findall(match["requested"])}
     return any(name in limited and amount * hosts > limited[name] for name, amount in requested.items())
 
 
-def no_pool(ctx: Context) -> str | None:
-    """Why no worker of the gang can ever have a node here; None if one may."""
+def explain_missing_pool(ctx: Context) -> str | None:
+    """Says why no worker of the gang can ever have a node here; None if one may."""
     notes = ctx.observed.notes
     known = notes.events.without_pool if notes and notes.events else frozenset[str]()
     if not known or any(pod.node is not None for pod in ctx.pods):
         return None
     said = (str(pod.condition("PodScheduled").get("message") or "") for pod in ctx.pods if pod.name in known)
-    told = next(filter(None, map(scheduler_has_none, said)), None)
-    return None if told is None else f"the cluster has no node pool for {ctx.option}: {told}"
+    words = next(filter(None, map(scheduler_has_none, said)), None)
+    return None if words is None else f"the cluster has no node pool for {ctx.option}: {words}"

@@ -22,22 +22,20 @@ from tpu_training_operator.domain.objects.actions import AT_ONCE, Create, Delete
 from tpu_training_operator.domain.objects.workload import beside
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.placement.moving import move
-from tpu_training_operator.domain.plan.placement.return_to_preferred import turn, turns_taken, until_next_turn
-from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
+from tpu_training_operator.domain.plan.placement.return_to_preferred import count_turns, turn_length, until_next_turn
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan
 from tpu_training_operator.domain.plan.queue.queueing import (
     ask_for,
     deactivate,
     delete_workloads,
-    placement,
+    read_placement,
     release_quota,
 )
-
-_LOOK_AGAIN = timedelta(seconds=15)
 
 
 def move_once_admitted(ctx: Context) -> Plan | None:
     """Plans the move to a better slice, if Kueue has admitted the job there; None if not."""
-    target = _target(ctx)
+    target = _find_target(ctx)
     if target is None or not _is_proven(ctx, target):
         return None
     return move(ctx, target, PlacementReason.BETTER, "Kueue has admitted the job there; the workers save and stop")
@@ -48,16 +46,16 @@ def ask_for_better_slice(ctx: Context) -> Plan:
     queue = ctx.queue
     if queue is None or not queue.version or queue.is_prebuilt:
         return Plan()
-    target = _target(ctx)
-    if unneeded := delete_workloads(_unneeded(ctx, queue, target)):
-        return Plan((*_left_behind(ctx), *unneeded), again=AT_ONCE)
+    target = _find_target(ctx)
+    if unneeded := delete_workloads(_find_unneeded(ctx, queue, target)):
+        return Plan((*_delete_left_behind(ctx), *unneeded), again=AT_ONCE)
     batches = () if target is None else _next_step(ctx, target)
-    return Plan(batches, again=_LOOK_AGAIN if batches else None).due_within(until_next_turn(ctx))
+    return Plan(batches, again=LOOK_AGAIN if batches else None).due_within(until_next_turn(ctx))
 
 
-def _target(ctx: Context) -> Option | None:
+def _find_target(ctx: Context) -> Option | None:
     """Returns the better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
-    queue, turns = ctx.queue, turns_taken(ctx)
+    queue, turns = ctx.queue, count_turns(ctx)
     if queue is None or not queue.version or queue.is_prebuilt or turns is None or turns < 0:
         return None
     better = [option for option in ctx.options if option.number < ctx.option.number]
@@ -68,47 +66,51 @@ def _target(ctx: Context) -> Option | None:
 def _is_coming(ctx: Context, option: Option) -> bool:
     """Whether Kueue has reserved quota for the slice. An admission check that brings its nodes takes a while."""
     queue = ctx.queue_on(option)
-    found = queue.workload if queue else None
-    return found is not None and found.holds_quota and found.is_active and not _is_late(ctx, found)
+    workload = queue.workload if queue else None
+    return workload is not None and workload.holds_quota and workload.is_active and not _is_late(ctx, workload)
 
 
-def _is_late(ctx: Context, found: Workload) -> bool:
+def _is_late(ctx: Context, workload: Workload) -> bool:
     """Whether it has held quota for as long as a gang may take to start, without being admitted."""
-    if found.is_admitted or found.reserved_since is None:
+    if workload.is_admitted or workload.reserved_since is None:
         return False
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
-    return ctx.now >= parse_time(found.reserved_since) + patience
+    return ctx.now >= parse_time(workload.reserved_since) + patience
 
 
-def _is_over(ctx: Context, found: Workload) -> bool:
+def _is_over(ctx: Context, workload: Workload) -> bool:
     """Whether Kueue gave it up a turn ago, so that the job may ask for the slice again."""
-    return found.is_given_up and ctx.now >= parse_time(str(found.condition("Evicted")["lastTransitionTime"])) + turn(
-        ctx
-    )
+    if not workload.is_given_up:
+        return False
+    return ctx.now >= parse_time(str(workload.condition("Evicted")["lastTransitionTime"])) + turn_length(ctx)
 
 
 def _is_proven(ctx: Context, target: Option) -> bool:
     queue = ctx.queue_on(target)
     is_admitted = queue is not None and queue.workload is not None and queue.workload.is_admitted
-    return is_admitted and not isinstance(placement(ctx, target), Obstacle)
+    return is_admitted and not isinstance(read_placement(ctx, target), Obstacle)
 
 
-def _unneeded(ctx: Context, queue: Queue, target: Option | None) -> Sequence[Workload]:
+def _find_unneeded(ctx: Context, queue: Queue, target: Option | None) -> Sequence[Workload]:
     """Returns the Workloads that the job does not need; none while they may cover workers, and none if the job no
     longer says in which queue it could ask again."""
     covered = all(not pod.may_use_chips or pod.alternative == ctx.option.number for pod in ctx.observed.pods)
     if not covered or (queue.workload is None and not queue.name):
         return ()
     wanted = ctx.queue_on(target) if target is not None else None
-    found = wanted.workload if wanted else None
-    kept = found.name if found and not _is_late(ctx, found) and not _is_over(ctx, found) else ""
+    target_workload = wanted.workload if wanted else None
+    needed = (
+        target_workload.name
+        if target_workload and not _is_late(ctx, target_workload) and not _is_over(ctx, target_workload)
+        else ""
+    )
     others = (other.workload for other in queue.others if other.workload is not None)
-    return [workload for workload in others if workload.name != kept and not workload.is_going]
+    return [workload for workload in others if workload.name != needed and not workload.is_going]
 
 
-def _left_behind(ctx: Context) -> Batches:
-    """Deletes the ConfigMap of the attempt before one that only waits: an attempt with workers deletes only the one of
-    the attempt before it."""
+def _delete_left_behind(ctx: Context) -> Batches:
+    """Deletes the ConfigMap of the attempt before one that only waits. Later attempts delete only that of the attempt
+    right before them."""
     name = config_map_name(ctx.job.name, ctx.attempt - 1)
     return (Batch((DeleteConfigMap(name),)),) if ctx.is_held and ctx.attempt > 1 else ()
 

@@ -46,17 +46,16 @@ from tpu_training_operator.domain.objects.workload import (
     with_priority,
     workload,
 )
-from tpu_training_operator.domain.plan.common.admission import admission
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
+from tpu_training_operator.domain.plan.common.admission import describe_admission
+from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
+from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import carry_out
-from tpu_training_operator.domain.plan.placement.search import next_move
-from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan, Turn
+from tpu_training_operator.domain.plan.placement.search import next_slice
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan, Turn
 
 # Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
-_LOOK_AGAIN = timedelta(seconds=15)
 _LOOK_AT_RUNNING = timedelta(seconds=30)
 
 
@@ -64,7 +63,7 @@ _LOOK_AT_RUNNING = timedelta(seconds=30)
 
 
 def wait_for_admission(ctx: Context) -> Plan | None:
-    """The plan for a job that may not have workers now; None if it may."""
+    """Plans for a job that may not have workers now; None if it may."""
     queue = ctx.queue
     if queue is None:
         return None
@@ -78,14 +77,21 @@ def wait_for_admission(ctx: Context) -> Plan | None:
             return None if is_true(ctx.status.conditions, ConditionType.ADMITTED) else _adopt(ctx, queue)
         # If the Workload cannot be read, the training goes on.
         return _evict(ctx, queue) if queue.version else None
-    queue = _fitting(ctx, queue)
-    if is_admitted and not queue.problem and not _is_outdated(ctx, queue):
+    queue = _check_fit(ctx, queue)
+    is_outdated = _is_outdated(ctx, queue)
+    if is_admitted and not queue.problem and not is_outdated:
         return None
+    if is_outdated and (active := sum(pod.may_use_chips for pod in ctx.all_workers)):
+        # Its quota counts them.
+        status = ctx.present(ctx.status, describe_wait(queue, active))
+        return Plan(delete_pods(ctx.all_workers, ctx.now), status).due_within(
+            look_again(ctx.all_workers, ctx.now), LOOK_AGAIN
+        )
     return _return_to_queue(ctx, queue) if ctx.is_suspended else _wait(ctx, queue)
 
 
-def _fitting(ctx: Context, queue: Queue) -> Queue:
-    """The queue; with a problem if the Workload that somebody else has made is not for this job."""
+def _check_fit(ctx: Context, queue: Queue) -> Queue:
+    """Returns the queue, with a problem if its prebuilt Workload is not for this job."""
     if not queue.is_prebuilt or queue.workload is None or queue.problem:
         return queue
     worker = worker_pod(ctx.job, ctx.resolution, WorkerId(1, 0, 0))
@@ -102,17 +108,18 @@ def _is_outdated(ctx: Context, queue: Queue) -> bool:
 
 
 def _adopt(ctx: Context, queue: Queue) -> Plan:
-    """A gang that runs with quota and does not know it: its status was lost, or its job was given a queue by hand."""
-    message = admission(queue)
+    """Records the admission of a gang that runs with quota, after its status was lost or its job was given a queue by
+    hand."""
+    message = describe_admission(queue)
     status = ctx.with_condition(ctx.status, ConditionType.ADMITTED, True, Reason.ADMITTED, message)
     return Plan(status=status, again=AT_ONCE)
 
 
 def _evict(ctx: Context, queue: Queue) -> Plan:
-    """Kueue wants the chips back, or never gave them. No failure class is charged."""
+    """Stops a gang whose chips Kueue wants back, or has never given. No failure class is charged."""
     why = queue.workload.waits_for() if queue.workload else "its Workload is gone"
     message = f"queue {_name(queue)}: {why}; the workers save and stop"
-    ready = ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.EVICTED, message)
+    ready = ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.EVICTED, message)
     status = replace(ctx.status, goodput=ctx.charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.QUEUE))
     for kind in (ConditionType.ADMITTED, ConditionType.GANG_READY):
         status = ctx.with_condition(status, kind, False, ready.reason, message)
@@ -121,7 +128,7 @@ def _evict(ctx: Context, queue: Queue) -> Plan:
 
 
 def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
-    """After a suspension."""
+    """Ends a suspension: the job waits for admission again."""
     batches: Batches = ()
     workload = queue.workload
     if workload is not None and _is_outdated(ctx, queue):
@@ -130,7 +137,7 @@ def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
         batches = (Batch((UpdateWorkload(workload.with_active(True)),)),)
     goodput = ctx.charge(ctx.goodput_of_stopped() or ctx.settled_goodput(), ctx.now, Activity.QUEUE)
     message = f"queue {_name(queue)}: resumed, waiting for admission"
-    ready = ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, message)
+    ready = ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, message)
     status = replace(ctx.status, goodput=goodput)
     status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, message)
     status = ctx.with_condition(status, ConditionType.ADMITTED, False, ready.reason, message)
@@ -142,15 +149,15 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
     """Stops what still runs, then asks for admission."""
     workers = ctx.all_workers
     active = [pod for pod in workers if pod.may_use_chips]
-    queue = _nameable(queue)
-    batches = deletions(workers, ctx.now)
+    queue = _check_name(queue)
+    batches = delete_pods(workers, ctx.now)
     if not active and not queue.problem:
         batches = (*batches, *_next_step(ctx, queue))
-    ready = shown(queue, len(active))
+    ready = describe_wait(queue, len(active))
     status = replace(ctx.status, resolved=ctx.resolution.resolved)
     if ctx.attempt and not active:
         status = replace(status, goodput=ctx.goodput_of_stopped())
-    due = None if active else next_move(ctx)
+    due = None if active else next_slice(ctx)
     if due is not None and ctx.now >= due.at:
         return carry_out(replace(ctx, status=status), due)
     if due is not None:
@@ -158,12 +165,12 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
     status = ctx.with_condition(status, ConditionType.ADMITTED, False, ready.reason, ready.message)
     is_new = find(ctx.status.conditions, ConditionType.ADMITTED) is None
     events = (Event(EventReason.QUEUED, ready.message),) if is_new else ()
-    wanted = Plan(batches, ctx.present(status, ready), events, again=_LOOK_AGAIN)
+    wanted = Plan(batches, ctx.present(status, ready), events, again=LOOK_AGAIN)
     return wanted.due_within(look_again(workers, ctx.now), due.at - ctx.now if due else None)
 
 
-def _nameable(queue: Queue) -> Queue:
-    """The queue; with a problem if the job needs another Workload and no longer says in which queue."""
+def _check_name(queue: Queue) -> Queue:
+    """Returns the queue, with a problem if the job needs another Workload and no longer says in which queue."""
     if queue.workload is not None or queue.name or queue.problem:
         return queue
     problem = (
@@ -221,35 +228,35 @@ def pass_on_labels(queue: Queue) -> Batches:
     return (Batch((UpdateWorkload(with_priority(dict(workload.raw), queue.priority)),)),)
 
 
-def shown(queue: Queue, active: int) -> ReadyState:
-    """What a waiting job shows. `active`: workers that still run."""
+def describe_wait(queue: Queue, active: int) -> ReadyState:
+    """Returns what a waiting job shows. `active`: workers that still run."""
     found, name = queue.workload, _name(queue)
     if queue.problem:
-        return ReadyState(State.BLOCKED, Kind.STUCK, Reason.QUEUE_UNUSABLE, queue.problem)
+        return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.QUEUE_UNUSABLE, queue.problem)
     if found is None:
         why = f"waiting for {count(active, 'worker')} to stop" if active else "waiting for Kueue to consider the job"
-        return ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {why}")
+        return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {why}")
     if active:
         why = f"{found.waits_for()}; waiting for {count(active, 'worker')} to stop"
-        return ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.EVICTED, f"queue {name}: {why}")
+        return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.EVICTED, f"queue {name}: {why}")
     if found.is_finished:
         message = f"Workload {found.name} says that it has finished, and the job has not; delete the Workload"
-        return ReadyState(State.BLOCKED, Kind.STUCK, Reason.DEACTIVATED, message)
+        return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.DEACTIVATED, message)
     if not found.is_active:
         message = (
             f"queue {name}: {found.waits_for()}; Workload {found.name} is not active: suspend and resume the job, or"
             " set the Workload's spec.active to true"
         )
-        return ReadyState(State.BLOCKED, Kind.STUCK, Reason.DEACTIVATED, message)
-    return ReadyState(State.QUEUED, Kind.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {found.waits_for()}")
+        return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.DEACTIVATED, message)
+    return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {found.waits_for()}")
 
 
 def _name(queue: Queue) -> str:
     return queue.name or (queue.workload.queue if queue.workload else "")
 
 
-def suspended(ctx: Context, status: Status, message: str) -> Status:
-    """The status that begins a suspension: a job without workers is not admitted."""
+def withdraw_admission(ctx: Context, status: Status, message: str) -> Status:
+    """Returns the status that begins a suspension: a job without workers is not admitted."""
     if find(status.conditions, ConditionType.ADMITTED) is None:
         return status
     return ctx.with_condition(status, ConditionType.ADMITTED, False, Reason.SUSPENDED, message)
@@ -266,9 +273,9 @@ def leave_queue(ctx: Context, workers: Sequence[WorkerPod]) -> Batches:
     return (release_quota(workload, ctx.now),) if workload.is_evicted and workload.holds_quota else ()
 
 
-def evicted(look: Snapshot) -> str | None:
-    """Why a job that has begun may not have its workers any longer, whatever its spec; None if it may, or if its
-    Workload cannot be read."""
+def explain_eviction(look: JobState) -> str | None:
+    """Says why a job that has begun may not keep its workers, whatever its spec; None if it may, or if its Workload
+    cannot be read."""
     if look.observed.queue is None:
         return None
     metadata, placement = look.observed.job["metadata"], look.status.placement
@@ -281,37 +288,38 @@ def evicted(look: Snapshot) -> str | None:
 
 def give_up_quota(observed: Observed) -> Batches:
     """Takes a job out of its queue whose spec cannot be used, once none of its workers is active. With a valid spec it
-    asks again. Only of a Workload that Kueue has made itself, its quota is all that goes."""
+    asks again. A prebuilt Workload stays, and only its quota goes."""
     queue = observed.queue
     if queue is None or not queue.version or any(pod.may_use_chips for pod in observed.pods):
         return ()
-    found = [each.workload for each in (queue, *queue.others) if each.workload is not None]
-    left = [each for each in found if not each.is_going and not each.is_finished]
+    workloads = [each.workload for each in (queue, *queue.others) if each.workload is not None]
+    left = [each for each in workloads if not each.is_going and not each.is_finished]
     if not queue.is_prebuilt:
         return delete_workloads(left)
     return tuple(deactivate(workload) for workload in left if workload.is_active)
 
 
 def look_at_suspended(ctx: Context) -> timedelta | None:
-    """When to look at a suspended job, if nothing is heard of its Workload; None once that holds no quota."""
-    found = ctx.queue.workload if ctx.queue else None
+    """Returns in how long to look at a suspended job, if nothing is heard of its Workload; None once that holds no
+    quota."""
+    workload = ctx.queue.workload if ctx.queue else None
     if ctx.queue and ctx.queue.others:
-        return _LOOK_AGAIN
-    is_over = found is None or found.is_finished or (not found.is_active and not found.holds_quota)
-    return None if is_over else _LOOK_AGAIN
+        return LOOK_AGAIN
+    is_over = workload is None or workload.is_finished or (not workload.is_active and not workload.holds_quota)
+    return None if is_over else LOOK_AGAIN
 
 
 def look_at_queue(ctx: Context) -> timedelta | None:
-    """When to look at a job that runs, if nothing is heard of its Workload."""
+    """Returns in how long to look at a job that runs, if nothing is heard of its Workload."""
     return None if ctx.queue is None else _LOOK_AT_RUNNING
 
 
 # Where the workers go.
 
 
-def placement(ctx: Context, option: Option | None = None) -> Placement | Obstacle | None:
-    """What Kueue adds to the workers' pods on that slice, by default the present one; None for a job without a queue.
-    An Obstacle if it contradicts what the job asks for: nothing is overwritten."""
+def read_placement(ctx: Context, option: Option | None = None) -> Placement | Obstacle | None:
+    """Returns what Kueue adds to the workers' pods on that slice, by default the present one; None for a job without a
+    queue. An Obstacle if it contradicts what the job asks for: nothing is overwritten."""
     option = option or ctx.option
     queue = ctx.queue_on(option)
     if queue is None:
@@ -319,8 +327,8 @@ def placement(ctx: Context, option: Option | None = None) -> Placement | Obstacl
     if queue.problem:
         return Obstacle(Reason.QUEUE_UNUSABLE, queue.problem)
     wanted = placement_of(queue)
-    if found := conflicts(worker_pod(option.job, option.resolution, WorkerId(1, 0, 0)), wanted):
-        message = f"the workers cannot be placed as Kueue has decided: {'; '.join(found)}"
+    if contradictions := conflicts(worker_pod(option.job, option.resolution, WorkerId(1, 0, 0)), wanted):
+        message = f"the workers cannot be placed as Kueue has decided: {'; '.join(contradictions)}"
         return Obstacle(Reason.PLACEMENT_CONFLICT, message)
     return wanted
 
@@ -333,11 +341,11 @@ def tell_pods_ready(ctx: Context) -> Plan:
     workload = ctx.queue.workload if ctx.queue else None
     if workload is None or not workload.is_admitted or not ctx.may_have_workers:
         return Plan()
-    told = workload.with_pods_ready(ctx.is_running, format_time(ctx.now))
-    return Plan() if told is None else Plan((Batch((WriteWorkloadStatus(told),)),))
+    report = workload.with_pods_ready(ctx.is_running, format_time(ctx.now))
+    return Plan() if report is None else Plan((Batch((WriteWorkloadStatus(report),)),))
 
 
-def end_workloads(look: Snapshot) -> Plan:
+def end_workloads(look: JobState) -> Plan:
     """Ends the Workloads of a finished job once no worker is active. That gives the quota back, so it waits for the end
     of the workers, not of the job."""
     observed, status = look.observed, look.status
@@ -345,11 +353,11 @@ def end_workloads(look: Snapshot) -> Plan:
     if queue is None or not queue.version:
         return Plan()
     if any(pod.may_use_chips for pod in observed.pods):
-        return Plan(again=_LOOK_AGAIN)
+        return Plan(again=LOOK_AGAIN)
     has_succeeded = is_true(status.conditions, ConditionType.SUCCEEDED)
     ready = find(status.conditions, ConditionType.READY)
     # On all slices: the job may have asked for a better one.
-    workloads = [each.workload for each in (queue, *queue.others) if each.workload is not None]
+    workloads = [entry.workload for entry in (queue, *queue.others) if entry.workload is not None]
     message, now = ready.message if ready else "", format_time(look.now)
     ends = [
         WriteWorkloadStatus(workload.finished(has_succeeded, message, now), frees_quota=True)

@@ -17,13 +17,13 @@ from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.goodput import lost, saved
+from tpu_training_operator.domain.plan.common.goodput import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import (
     PAUSE_AFTER_PREEMPTION,
     backoff,
+    count_restart,
     may_restart,
     pause_after_release,
-    with_restart,
 )
 from tpu_training_operator.domain.plan.plan import Plan
 
@@ -39,9 +39,9 @@ def fail_or_restart(ctx: Context, failure: Failure) -> Plan:
         ctx.status,
         first_failure=ctx.status.first_failure or failure,
         last_failure=failure,
-        goodput=_after_failure(ctx, failure),
+        goodput=_account_for_failure(ctx, failure),
     )
-    if before := _same_divergence(ctx.status, failure):
+    if before := _find_same_divergence(ctx.status, failure):
         why = (
             f"the replicas also diverged at step {failure.step} in attempt {before.attempt}, so the program is at fault"
             " and not a chip, and another attempt would end the same way"
@@ -53,7 +53,7 @@ def fail_or_restart(ctx: Context, failure: Failure) -> Plan:
 
 
 def release(ctx: Context, waiting: int) -> Plan:
-    """The next attempt, after a pause in which another gang may take the nodes. No failure class is charged.
+    """Plans the next attempt, after a pause in which another gang may take the nodes. No failure class is charged.
 
     `waiting`: how many workers could not be placed.
     """
@@ -90,8 +90,8 @@ def _is_confirming(ctx: Context, failure: Failure) -> bool:
     return may_restart(policy, ctx.status.restarts, FailureClass.INFRASTRUCTURE, ctx.now)
 
 
-def _same_divergence(status: Status, failure: Failure) -> Failure | None:
-    """An earlier divergence at the same step. The status remembers the first and the last failure."""
+def _find_same_divergence(status: Status, failure: Failure) -> Failure | None:
+    """Returns an earlier divergence at the same step. The status remembers the first and the last failure."""
     if failure.reason != FailureReason.DIVERGED or failure.step is None:
         return None
     known = (status.last_failure, status.first_failure)
@@ -103,12 +103,12 @@ def _restart(ctx: Context, status: Status, failure: Failure, *, at_once: bool) -
     wait = AT_ONCE if at_once else backoff(policy, status.restarts, _seed(ctx), ctx.now)
     if failure.reason == FailureReason.PREEMPTED_BY_SCHEDULER:
         wait = max(wait, PAUSE_AFTER_PREEMPTION)
-    faults = _device_faults(status, failure)
+    faults = _add_device_fault(status, failure)
     status = replace(
         status,
-        restarts=with_restart(policy, status.restarts, failure.failure_class, ctx.now, wait),
+        restarts=count_restart(policy, status.restarts, failure.failure_class, ctx.now, wait),
         device_faults=faults,
-        avoided_nodes=_nodes_to_avoid(ctx, faults),
+        avoided_nodes=_find_nodes_to_avoid(ctx, faults),
     )
     when = f"at {format_time(ctx.now + wait)}" if wait > AT_ONCE else "now"
     message = f"{ctx.of_rung}attempt {ctx.next_attempt} starts {when}: {describe(failure)}"
@@ -137,22 +137,23 @@ def _give_up(ctx: Context, status: Status, failure: Failure) -> Plan:
     return fail(ctx, status, reason, f"{describe(failure)}; {why}")
 
 
-def _after_failure(ctx: Context, failure: Failure) -> Goodput:
-    """The attempt's training ends at its failure. A preempted trainer has saved all of it."""
+def _account_for_failure(ctx: Context, failure: Failure) -> Goodput:
+    """Ends the attempt's training at its failure. A preempted trainer has saved all of it."""
     goodput = ctx.goodput_at_end(parse_time(failure.time))
     keeps = failure.exit_code == ExitCode.PREEMPTED and ctx.job.spec.checkpoint is not None
-    goodput = saved(goodput) if keeps else lost(goodput)
+    goodput = mark_saved(goodput) if keeps else mark_lost(goodput)
     return replace(goodput, activity=Activity.RECOVERY)
 
 
-def _device_faults(status: Status, failure: Failure) -> list[DeviceFault]:
+def _add_device_fault(status: Status, failure: Failure) -> list[DeviceFault]:
     if failure.node is None or not device_fault(failure):
         return status.device_faults
     return [*status.device_faults, DeviceFault(node=failure.node, time=failure.time)][-MOST_NODES:]
 
 
-def _nodes_to_avoid(ctx: Context, faults: list[DeviceFault]) -> list[str]:
-    """One fault may come from a process that released the chips too late. Two on one node come from the node."""
+def _find_nodes_to_avoid(ctx: Context, faults: list[DeviceFault]) -> list[str]:
+    """Returns the nodes to avoid. One fault may come from a process that released the chips too late; two on one node
+    come from the node."""
     oldest = ctx.now - ctx.job.spec.run_policy.restart.window
     recent = [fault.node for fault in faults if parse_time(fault.time) > oldest]
     return sorted({node for node in recent if recent.count(node) >= _FAULTS_TO_AVOID_A_NODE})

@@ -1,6 +1,6 @@
 """How long a gang may hold nodes without running on them.
 
-Two gangs that each hold nodes which the other needs would wait forever. A gang without any node blocks nobody and may
+Two gangs that each hold nodes which the other needs would wait forever. A gang without any node blocks no other and may
 wait as long as it takes. A gang that has all its nodes and does not start on them, because a volume cannot be mounted
 or a runtime hangs, would hold its chips forever, too.
 """
@@ -31,8 +31,8 @@ class Late:
     deadline: datetime
 
 
-def starts_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
-    """None for a gang that lacks nodes, or whose containers have all started."""
+def find_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
+    """Returns the worker that is late; None for a gang that lacks nodes, or whose containers have all started."""
     placed = [pod.placed for pod in pods if pod.placed is not None]
     waiting = [pod for pod in pods if not has_started(pod) and not pod.has_ended]
     if len(placed) < len(pods) or not waiting:
@@ -41,8 +41,9 @@ def starts_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
     return Late(waiting[0], limit, max(placed) + limit)
 
 
-def not_started(late: Late, event: str, attempt: int, now: datetime) -> Failure:
-    """`event`: the newest event that tells why the pod waits; empty if none is known."""
+def start_failure(late: Late, event: str, attempt: int, now: datetime) -> Failure:
+    """Returns the failure of a late worker. `event`: the newest event that tells why the pod waits; empty if none is
+    known."""
     pod = late.pod
     waits = f"{waits_for(pod)} ({event})" if event else waits_for(pod)
     what = f"the container has not started within {late.limit.total_seconds():.0f} s on its node"
@@ -58,8 +59,9 @@ class PartlyPlaced:
     deadline: datetime
 
 
-def partly_placed(pods: Sequence[WorkerPod], policy: RunPolicy, avoided: Sequence[str]) -> PartlyPlaced | None:
-    """None if all workers have nodes, or none has one and none is kept from a node (`avoided`).
+def find_partly_placed(pods: Sequence[WorkerPod], policy: RunPolicy, avoided: Sequence[str]) -> PartlyPlaced | None:
+    """Returns what a partly placed gang lacks; None if all workers have nodes, or none has one and none is kept from a
+    node (`avoided`).
 
     The time runs from the latest progress, the youngest pod or the latest placement: the nodes of a large slice come up
     one after the other, and a gang may have queued for hours before.
@@ -72,5 +74,5 @@ def partly_placed(pods: Sequence[WorkerPod], policy: RunPolicy, avoided: Sequenc
 
 
 def is_partly_refused(pods: Sequence[WorkerPod], policy: RunPolicy, now: datetime) -> bool:
-    """Whether the cluster has refused the missing workers for so long that the others hold their nodes in vain."""
+    """Whether the cluster has refused the missing workers for so long that the others hold their nodes for nothing."""
     return bool(pods) and now >= max(pod.created for pod in pods) + timedelta(seconds=policy.start_deadline_seconds)

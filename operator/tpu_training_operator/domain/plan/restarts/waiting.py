@@ -20,9 +20,9 @@ from tpu_training_operator.domain.cluster_state.hosts import Group, group_words,
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes
 from tpu_training_operator.domain.objects.actions import AT_ONCE, LookAtEvents
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.placement.search import next_move
+from tpu_training_operator.domain.plan.placement.search import next_slice
 from tpu_training_operator.domain.plan.plan import Batch, Plan
 
 _NEW_REASON = timedelta(seconds=10)
@@ -39,57 +39,57 @@ _SAME = {"ErrImagePull": "ImagePullBackOff"}
 
 
 def tell_why(ctx: Context, decided: Plan) -> Plan:
-    """The plan for a gang whose workers are not all ready, extended by what it waits for."""
+    """Adds to the plan for a gang whose workers are not all ready what it waits for."""
     notes = ctx.observed.notes
     if notes is None or decided.status is not None:
         return decided
     between = _between_looks(ctx)
-    pods = _to_ask_about(ctx)
+    pods = _choose_silent(ctx)
     if pods and _is_due(notes, ctx, between):
         return decided.then(Plan((Batch((LookAtEvents(pods),)),), again=AT_ONCE))
     soonest = _since(notes, ctx) + _NEW_REASON - ctx.now
     if AT_ONCE < soonest <= _NEW_REASON:
         # Whatever it is; a gang that starts within seconds never needs the words.
         return decided.due_within(soonest, between)
-    message = sentence(ctx)
+    message = describe_wait(ctx)
     wait = _wait(notes, ctx, message)
     if wait <= AT_ONCE:
-        return replace(decided, status=_told(ctx, message)).due_within(between)
+        return replace(decided, status=_tell(ctx, message)).due_within(between)
     return decided.due_within(wait, between)
 
 
-def sentence(ctx: Context) -> str:
-    """attempt 2: 3 of 4 hosts ready; 1 host: ErrImagePull: ..."""
+def describe_wait(ctx: Context) -> str:
+    """Says what the gang waits for, such as "attempt 2: 3 of 4 hosts ready; 1 host: ErrImagePull: ..."."""
     layout = ctx.resolution.layout
     hosts = (host for pod in ctx.pods if (host := host_of(pod.raw)) is not None)
     found = summary(hosts, ctx.attempt, layout.slices, layout.hosts_per_slice)
-    lines = event_lines(ctx)
+    lines = read_event_lines(ctx)
     parts = [
         f"{ctx.of_rung}attempt {ctx.attempt}: {found.ready + found.finished} of {count(found.total, 'host')} ready"
     ]
-    parts += [_with_event(group, ctx, lines) for group in found.others[:_MOST_GROUPS]]
+    parts += [_describe_group(group, ctx, lines) for group in found.others[:_MOST_GROUPS]]
     if left := sum(len(group.workers) for group in found.others[_MOST_GROUPS:]):
         parts.append(f"{left} more for other reasons")
-    if (due := next_move(ctx)) is not None:
+    if (due := next_slice(ctx)) is not None:
         parts.append(due.words())
     return _cut("; ".join(parts), _LONGEST_MESSAGE)
 
 
-def event_lines(ctx: Context) -> Mapping[str, str]:
-    """By pod name, the event that tells why the pod waits, as of the last look at its events."""
+def read_event_lines(ctx: Context) -> Mapping[str, str]:
+    """Returns, by pod name, the event that tells why the pod waits, as of the last look at its events."""
     notes = ctx.observed.notes
     return notes.events.lines if notes and notes.events else {}
 
 
-def _with_event(group: Group, ctx: Context, lines: Mapping[str, str]) -> str:
+def _describe_group(group: Group, ctx: Context, lines: Mapping[str, str]) -> str:
     names = (worker.pod_name(ctx.job.name) for worker in group.workers)
     told = next((f" ({name}: {lines[name]})" for name in names if name in lines), "")
     return group_words(group) + told
 
 
-def _to_ask_about(ctx: Context) -> tuple[tuple[str, str], ...]:
-    """Names and uids of pods whose own status does not say why they wait: a few with a node, and one without, about
-    which the cluster autoscaler may have something to say."""
+def _choose_silent(ctx: Context) -> tuple[tuple[str, str], ...]:
+    """Returns names and uids of pods whose own status does not say why they wait: a few with a node, and one without,
+    about which the cluster autoscaler may have something to say."""
     silent = [pod for pod in ctx.pods if pod.node and not pod.is_ready and not pod.has_ended and not _says_why(pod)]
     unplaced = [pod for pod in ctx.pods if pod.node is None]
     return tuple((pod.name, pod.uid) for pod in (*silent[:_MOST_ASKED], *unplaced[:1]))
@@ -100,22 +100,23 @@ def _says_why(pod: WorkerPod) -> bool:
 
 
 def _is_due(notes: Notes, ctx: Context, between: timedelta) -> bool:
-    """Not in the first seconds, in which every gang waits."""
+    """Whether it is time to look at events. In the first seconds every gang waits."""
     youngest = max(pod.created for pod in ctx.pods)
     return ctx.now >= youngest + _NEW_REASON and (notes.events is None or ctx.now >= notes.events.asked + between)
 
 
 def _between_looks(ctx: Context) -> timedelta:
-    """A new event wakes nobody, so a waiting gang is looked at from time to time; less often after a long wait."""
+    """Returns the pause between two looks at a waiting gang, because a new event causes no pass; it is longer after a
+    long wait."""
     latest = max(max(pod.created, pod.placed or pod.created) for pod in ctx.pods)
     return _NEW_COUNTS if ctx.now < latest + _SHORT_WAIT else _AGAIN
 
 
 def _wait(notes: Notes, ctx: Context, message: str) -> timedelta:
-    """How long until this message may be written."""
+    """Returns how long until this message may be written."""
     ready = find(ctx.status.conditions, ConditionType.READY)
     before = ready.message if ready else ""
-    is_new = _reasons(message) != _reasons(before)
+    is_new = _find_reasons(message) != _find_reasons(before)
     pause = _AGAIN if message == before else _NEW_REASON if is_new else _NEW_COUNTS
     return min(pause, _since(notes, ctx) + pause - ctx.now)
 
@@ -124,17 +125,18 @@ def _since(notes: Notes, ctx: Context) -> datetime:
     return notes.written or max(pod.created for pod in ctx.pods)
 
 
-def _reasons(message: str) -> set[str]:
+def _find_reasons(message: str) -> set[str]:
     return {_SAME.get(reason, reason) for reason in _REASONS.findall(message)}
 
 
-def _told(ctx: Context, message: str) -> Status:
-    """The state and its reason stay: a gang that is being replaced is Restarting until it runs."""
+def _tell(ctx: Context, message: str) -> Status:
+    """Returns the status with the message. The state and its reason stay: a gang that is being replaced is Restarting
+    until it runs."""
     is_replaced = ctx.status.state is State.RESTARTING
     reason = Reason.REPLACING_WORKERS if is_replaced else Reason.WAITING_FOR_WORKERS
     state = State.RESTARTING if is_replaced else State.STARTING
     status = replace(ctx.status, goodput=ctx.settled_goodput())
-    return ctx.present(status, ReadyState(state, Kind.IN_PROGRESS, reason, message))
+    return ctx.present(status, ReadyState(state, Kstatus.IN_PROGRESS, reason, message))
 
 
 def _cut(text: str, longest: int) -> str:

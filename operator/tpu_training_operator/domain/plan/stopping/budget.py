@@ -18,7 +18,7 @@ from tpu_training_operator.domain.failures.pod_signs import ended_by, has_succee
 from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.domain.plan.common import chips
 from tpu_training_operator.domain.plan.common.completion import fail
-from tpu_training_operator.domain.plan.common.conditions import Snapshot
+from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.stopping.suspension import Cause, suspend
@@ -47,46 +47,46 @@ class Spent:
         return 100 * self.used >= _LOW_PERCENT * self.limit
 
     def words(self) -> str:
-        """10.35 of 10 chip-hours (spec.runPolicy.budget) are used"""
+        """Says, for example, "10.35 of 10 chip-hours (spec.runPolicy.budget) are used"."""
         return f"{hours(self.used)} of {count(self.limit // _HOUR, 'chip-hour')} (spec.runPolicy.budget) are used"
 
 
 def hours(chip_seconds: int) -> str:
-    """Chip-hours as text, rounded down: the budget must not seem to be used up when it is not."""
+    """Returns chip-hours as text, rounded down: the budget must not seem to be used up when it is not."""
     return f"{chip_seconds // 36 / 100:.2f}"
 
 
-def used(look: Snapshot, status: Status) -> int:
-    """Chip-seconds up to now."""
+def count_used(look: JobState, status: Status) -> int:
+    """Returns the chip-seconds used up to now."""
     if status.goodput is None:
         return 0
     spent = chips.spend(status.goodput, look.holding.now, look.holding)
     return spent.total if spent else 0
 
 
-def spent(ctx: Context) -> Spent | None:
-    """None without a budget."""
+def read_spent(ctx: Context) -> Spent | None:
+    """Returns what the job has used of its budget; None without a budget."""
     budget = ctx.job.spec.run_policy.budget
-    return None if budget is None else Spent(used(ctx, ctx.status), budget.chip_hours * _HOUR)
+    return None if budget is None else Spent(count_used(ctx, ctx.status), budget.chip_hours * _HOUR)
 
 
 def over_budget(ctx: Context) -> Plan | None:
-    """The plan for a job that has used up its budget; None for any other job, and for one that is about to succeed."""
-    budget, found = ctx.job.spec.run_policy.budget, spent(ctx)
-    if budget is None or found is None or not found.is_all:
+    """Plans for a job that has used up its budget; None for any other job, and for one that is about to succeed."""
+    budget, spent = ctx.job.spec.run_policy.budget, read_spent(ctx)
+    if budget is None or spent is None or not spent.is_all:
         return None
     if (until := _succeeds_by(ctx)) and ctx.now < until:
         return None
     running = [pod for pod in ctx.all_workers if pod.may_use_chips]
     if budget.on_exceeded is OnExceeded.FAIL and not running:
-        return _fail(ctx, found)
+        return _fail(ctx, spent)
     then = "the job fails" if budget.on_exceeded is OnExceeded.FAIL else "the job stays suspended"
     cause = Cause(
         Reason.BUDGET_EXCEEDED,
         EventReason.BUDGET_EXCEEDED,
-        told=found.words(),
-        shown=f"{found.words()}; raise chipHours, and the job continues{_saved(ctx, ' after step {}')}",
-        stopping=f"{found.words()}; waiting for {{}} to save and stop, then {then}",
+        told=spent.words(),
+        shown=f"{spent.words()}; raise chipHours, and the job continues{_name_checkpoint(ctx, ' after step {}')}",
+        stopping=f"{spent.words()}; waiting for {{}} to save and stop, then {then}",
         warning=True,
     )
     # A failed worker is deleted only if another attempt may follow: its log says why it failed.
@@ -94,8 +94,8 @@ def over_budget(ctx: Context) -> Plan | None:
 
 
 def _succeeds_by(ctx: Context) -> datetime | None:
-    """By when a gang must be done of which a worker has succeeded: its training is over, so stopping it saves little.
-    None for any other gang."""
+    """Returns by when a gang must be done of which a worker has succeeded: its training is over, so stopping it saves
+    little. None for any other gang."""
     if ctx.is_suspended:
         return None
     ends = [end for pod in ctx.pods if has_succeeded(pod) and (end := ended_by(pod))]
@@ -106,47 +106,48 @@ def _succeeds_by(ctx: Context) -> datetime | None:
 def _fail(ctx: Context, found: Spent) -> Plan:
     goodput = ctx.goodput_of_stopped() if ctx.is_suspended else ctx.goodput_at_end(ctx.now)
     status = replace(ctx.status, goodput=goodput)
-    message = f"{found.words()}{_saved(ctx, '; the newest checkpoint holds step {}')}"
+    message = f"{found.words()}{_name_checkpoint(ctx, '; the newest checkpoint holds step {}')}"
     if ctx.is_suspended:
         status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.BUDGET_EXCEEDED, message)
     return fail(ctx, status, Reason.BUDGET_EXCEEDED, message)
 
 
-def _saved(ctx: Context, words: str) -> str:
-    """The words, {} being the step of the newest checkpoint; empty without one."""
+def _name_checkpoint(ctx: Context, words: str) -> str:
+    """Returns the words, with {} as the step of the newest checkpoint; empty without one."""
     step = ctx.status.progress.checkpoint_step if ctx.status.progress else None
     return "" if step is None else words.format(step)
 
 
 def next_look(ctx: Context) -> timedelta | None:
-    found = spent(ctx)
-    if found is not None and found.is_all and (until := _succeeds_by(ctx)):
+    spent = read_spent(ctx)
+    if spent is not None and spent.is_all and (until := _succeeds_by(ctx)):
         return max(timedelta(seconds=1), until - ctx.now)
-    return None if found is None else until_spent(found, ctx.holding)
+    return None if spent is None else until_spent(spent, ctx.holding)
 
 
-def until_spent(found: Spent, holding: chips.Holding) -> timedelta | None:
-    """How long until the budget is low or used up, if the gang holds all its chips from now on."""
+def until_spent(spent: Spent, holding: chips.Holding) -> timedelta | None:
+    """Returns how long until the budget is low or used up, if the gang holds all its chips from now on."""
     rate = max(holding.gang, holding.held)
     if not rate:
         return None
-    marks = [found.limit] if found.is_most else [found.limit * _LOW_PERCENT // 100, found.limit]
-    seconds = min(math.ceil((mark - found.used) / rate) for mark in marks)
+    marks = [spent.limit] if spent.is_most else [spent.limit * _LOW_PERCENT // 100, spent.limit]
+    seconds = min(math.ceil((mark - spent.used) / rate) for mark in marks)
     return min(timedelta(seconds=max(1, seconds)), _LONGEST_WAIT)
 
 
-def resumed(ctx: Context) -> str:
-    """Why a job that its budget had stopped continues; empty if something else had stopped it."""
+def explain_resumption(ctx: Context) -> str:
+    """Says why a job that its budget had stopped continues; empty if something else had stopped it."""
     suspended = find(ctx.status.conditions, ConditionType.SUSPENDED)
     if suspended is None or not suspended.is_true or suspended.reason != Reason.BUDGET_EXCEEDED:
         return ""
-    found = spent(ctx)
-    return found.words() if found else "spec.runPolicy.budget is gone"
+    spent = read_spent(ctx)
+    return spent.words() if spent else "spec.runPolicy.budget is gone"
 
 
-def with_usage(decided: Plan, look: Snapshot, stored: Status, budget: ChipBudget | None = None) -> Plan:
-    """The plan, whose status says what the job has used. It gets a status if chips were given back since the last one,
-    and once when most of the budget is used. `look`: with what the workers have reported; `stored`: without."""
+def record_usage(decided: Plan, look: JobState, stored: Status, budget: ChipBudget | None = None) -> Plan:
+    """Returns the plan with a status that says what the job has used. It gets a status if chips were given back since
+    the last one, and once when most of the budget is used. `look`: with what the workers have reported; `stored`:
+    without."""
     writes = decided.status is not None and decided.status != stored
     status = decided.status or look.status
     if status.goodput is None:
@@ -156,23 +157,23 @@ def with_usage(decided: Plan, look: Snapshot, stored: Status, budget: ChipBudget
     known = chips.spend(status.goodput, look.holding.now, look.holding)
     if known is None:
         return decided
-    warned = _warned(look, status, known, budget)
+    warned = _warn_if_low(look, status, known, budget)
     if not (writes or warned is not None or given_back == _NOW):
         return decided.due_within(given_back)
     if warned is not None:
         status, event = warned
         decided = replace(decided, events=(*decided.events, *event))
     goodput = status.goodput and replace(status.goodput, chip_seconds=known)
-    usage = _usage(status, known, look.holding.gang, budget)
+    usage = _compute_usage(status, known, look.holding.gang, budget)
     return replace(decided, status=replace(status, goodput=goodput, usage=usage))
 
 
-def _time_to_write(before: ChipSeconds, look: Snapshot) -> timedelta | None:
-    """In how long to write down which chips were given back; None if none were. This waits for other workers that are
-    leaving, so that the end of a gang costs one write whatever its size; but not for long, because chips that are gone
-    count until the write."""
+def _time_to_write(before: ChipSeconds, look: JobState) -> timedelta | None:
+    """Returns in how long to write down which chips were given back; None if none were. This waits for other workers
+    that are leaving, so that the end of a gang costs one write whatever its size; but not for long, because chips that
+    are gone count until the write."""
     is_stale = any(pod.worker.attempt > look.attempt for pod in look.observed.pods)
-    if is_stale or not chips.vanished(before, look.holding):
+    if is_stale or not chips.count_vanished(before, look.holding):
         return None
     age = look.holding.now - parse_time(before.since)
     if age < _NOW:
@@ -182,11 +183,11 @@ def _time_to_write(before: ChipSeconds, look: Snapshot) -> timedelta | None:
     return max(_NOW, _LONGEST_LEAVE - age) if are_leaving else _NOW
 
 
-def _warned(
-    look: Snapshot, status: Status, known: ChipSeconds, budget: ChipBudget | None
+def _warn_if_low(
+    look: JobState, status: Status, known: ChipSeconds, budget: ChipBudget | None
 ) -> tuple[Status, tuple[Event, ...]] | None:
-    """The status with or without the warning, and the event that tells it; None if nothing is new. A job that has ended
-    needs no warning, and a job over its budget has another event."""
+    """Returns the status with or without the warning, and the event that tells it; None if nothing is new. A job that
+    has ended needs no warning, and a job over its budget has another event."""
     found = Spent(known.total, budget.chip_hours * _HOUR) if budget else None
     is_there = find(status.conditions, ConditionType.BUDGET_LOW) is not None
     if budget is None or found is None or not found.is_most or status.completion_time is not None:
@@ -202,7 +203,7 @@ def _warned(
     return status, () if found.is_all else (Event(EventReason.BUDGET_LOW, message, warning=True),)
 
 
-def _usage(status: Status, known: ChipSeconds, gang: int, budget: ChipBudget | None) -> Usage:
+def _compute_usage(status: Status, known: ChipSeconds, gang: int, budget: ChipBudget | None) -> Usage:
     left = max(0, budget.chip_hours * _HOUR - known.total) // gang if budget and gang else None
     # The spec of a finished job is not read again.
     had = status.usage.budget_chip_hours if status.completion_time is not None and status.usage else None

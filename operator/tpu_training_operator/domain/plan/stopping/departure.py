@@ -13,8 +13,8 @@ from tpu_training_operator.api.status import Activity, State
 from tpu_training_operator.domain.cluster_state.observed import Observed, parse_time
 from tpu_training_operator.domain.objects.actions import AT_ONCE, DeleteJob, Event
 from tpu_training_operator.domain.plan.at_rest import time_to_live
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState, Snapshot
-from tpu_training_operator.domain.plan.common.pod_cleanup import by_force, deletions, next_force
+from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, delete_pods, next_force
 from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.domain.plan.queue.queueing import give_up_quota
@@ -26,15 +26,15 @@ def is_leaving(observed: Observed) -> bool:
     return "deletionTimestamp" in observed.job["metadata"] or observed.is_namespace_going
 
 
-def leave(look: Snapshot) -> Plan:
+def leave(look: JobState) -> Plan:
     """Stops the workers, then gives the quota back."""
     observed, status, now = look.observed, look.status, look.now
     needs = Freshness.FRESH_ALL if look.has_finished else Freshness.CACHED
     finalizers = [str(name) for name in observed.job["metadata"].get("finalizers") or ()]
     if _ORPHANS in finalizers:
-        return Plan(by_force(observed.every_pod, now, needs), again=next_force(observed.every_pod, now))
+        return Plan(delete_by_force(observed.every_pod, now, needs), again=next_force(observed.every_pod, now))
     running = [pod for pod in observed.every_pod if not pod.has_ended]
-    batches = (*deletions(running, now, needs), *give_up_quota(observed))
+    batches = (*delete_pods(running, now, needs), *give_up_quota(observed))
     again = next_force(running, now)
     if status.completion_time is not None:
         return Plan(batches, again=again)
@@ -43,7 +43,7 @@ def leave(look: Snapshot) -> Plan:
         message = "the namespace is being deleted, and the workers of the job are stopped"
     elif finalizers:
         message += f"; the object stays until {', '.join(finalizers)} is removed from metadata.finalizers"
-    ready = ReadyState(State.SUSPENDED, Kind.IN_PROGRESS, Reason.BEING_DELETED, message)
+    ready = ReadyState(State.SUSPENDED, Kstatus.IN_PROGRESS, Reason.BEING_DELETED, message)
     events = () if status.state is State.SUSPENDED else (Event(EventReason.SUSPENDED, message),)
     if is_true(status.conditions, ConditionType.GANG_READY):
         status = look.with_condition(status, ConditionType.GANG_READY, False, ready.reason, message)
@@ -52,7 +52,7 @@ def leave(look: Snapshot) -> Plan:
     return Plan(batches, look.present(status, ready), events, again)
 
 
-def delete_when_due(look: Snapshot) -> Plan | None:
+def delete_when_due(look: JobState) -> Plan | None:
     """Plans the deletion of a finished job whose time to live is over."""
     left, metadata = _time_left(look), look.observed.job["metadata"]
     if left is None or left > AT_ONCE:
@@ -62,14 +62,14 @@ def delete_when_due(look: Snapshot) -> Plan | None:
     return Plan(batches=(deletion,), status=look.status)
 
 
-def after_the_end(look: Snapshot) -> Plan:
+def after_the_end(look: JobState) -> Plan:
     """Stops what still runs of a finished job."""
     running = [pod for pod in look.observed.every_pod if not pod.has_ended]
-    batches = deletions(running, look.now, Freshness.FRESH_ALL)
+    batches = delete_pods(running, look.now, Freshness.FRESH_ALL)
     return Plan(batches).due_within(_time_left(look), next_force(running, look.now))
 
 
-def _time_left(look: Snapshot) -> timedelta | None:
+def _time_left(look: JobState) -> timedelta | None:
     """Returns how long the finished job stays; None if nothing limits that."""
     ttl, end = time_to_live(look.observed.job), look.status.completion_time
     return None if ttl is None or end is None else parse_time(end) + ttl - look.now

@@ -8,12 +8,12 @@ from tpu_training_operator.api.status import Activity, State
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
-from tpu_training_operator.domain.plan.checks.entry_check import without_check
-from tpu_training_operator.domain.plan.common.conditions import Kind, ReadyState
+from tpu_training_operator.domain.plan.checks.entry_check import reset_check
+from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.pod_cleanup import deletions, look_again
+from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.plan import Plan, Turn
-from tpu_training_operator.domain.plan.queue.queueing import leave_queue, suspended
+from tpu_training_operator.domain.plan.queue.queueing import leave_queue, withdraw_admission
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ BY_USER = Cause(
 
 def suspend(ctx: Context, why: Cause, pods: Sequence[WorkerPod]) -> Plan:
     """Stops these workers, each of which saves before it ends. No failure class is charged."""
-    ready = ReadyState(State.SUSPENDED, Kind.SETTLED, why.reason, why.shown)
+    ready = ReadyState(State.SUSPENDED, Kstatus.CURRENT, why.reason, why.shown)
     if running := sum(pod.may_use_chips for pod in pods):
         message = why.stopping.format(count(running, "worker"))
-        ready = ReadyState(State.SUSPENDED, Kind.IN_PROGRESS, why.reason, message)
+        ready = ReadyState(State.SUSPENDED, Kstatus.IN_PROGRESS, why.reason, message)
     before = find(ctx.status.conditions, ConditionType.SUSPENDED)
     status = ctx.status
     if before is None or before.reason != why.reason or not before.is_true:
@@ -51,12 +51,12 @@ def suspend(ctx: Context, why: Cause, pods: Sequence[WorkerPod]) -> Plan:
     if ctx.is_suspended:
         # Workers may report what they saved until they have stopped.
         status = replace(status, goodput=ctx.status.goodput if running else ctx.goodput_of_stopped())
-        batches = (*deletions(pods, ctx.now), *leave_queue(ctx, pods))
+        batches = (*delete_pods(pods, ctx.now), *leave_queue(ctx, pods))
         return Plan(batches, ctx.present(status, ready), events, look_again(pods, ctx.now))
     # The condition comes before any worker is stopped: without it, the next pass would take a stopped worker for a
     # failure.
     status = replace(status, goodput=ctx.charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.SUSPENDED))
     if status.attempt:
         status = ctx.with_condition(status, ConditionType.GANG_READY, False, why.reason, why.told)
-    status = suspended(ctx, without_check(ctx, status), why.told)
+    status = withdraw_admission(ctx, reset_check(ctx, status), why.told)
     return Plan(status=ctx.present(status, ready), events=events, again=AT_ONCE, turn=Turn.SUSPEND)

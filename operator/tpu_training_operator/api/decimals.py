@@ -1,0 +1,134 @@
+"""Numbers that need not be whole: JSON numbers in a job, decimal text in Python.
+
+A number is read exactly as it is written: its text is the shortest that gives the same 64 bits again, which is what the
+user wrote if that has at most 15 digits. The arithmetic on it is decimal, so 0.1 stays 0.1.
+
+A file may also have the number as text ("0.1"). The API server refuses that; `tpujob` reads it, says so, and submits
+the number.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal as Exact
+from typing import Annotated, Any
+
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+_TEXT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
+_LONGEST = 1024
+# The API server compares whole numbers as 64-bit integers, also with the bounds.
+_LARGEST = 10**18
+# Numbers below are written with an exponent.
+_SMALLEST_PLAIN = 1e-12
+_LARGEST_WHOLE = 2**53
+
+
+def number_in(text: str) -> int | float:
+    """The JSON number for a decimal text. Whole numbers are integers, as in what the API server returns."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) <= _LARGEST_WHOLE else value
+
+
+def text_of(value: object) -> str | None:
+    """The decimal text of a number, or of a text that is one; None for anything else, and if it is not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and (len(value) > _LONGEST or not _TEXT.fullmatch(value)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    if not math.isfinite(number):
+        return None
+    if number.is_integer() and abs(number) <= _LARGEST_WHOLE:
+        return str(int(number))
+    return format(Exact(repr(number)), "f") if _SMALLEST_PLAIN <= abs(number) < 1 / _SMALLEST_PLAIN else repr(number)
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A number between the bounds, which `meaning` describes for an error. `is_open`: without that bound itself."""
+
+    meaning: str
+    least: int | None = None
+    most: int | None = _LARGEST
+    is_open_below: bool = False
+    is_open_above: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        bounds: dict[str, Any] = {"minimum": self.least, "maximum": self.most}
+        flags = {"exclusiveMinimum": self.is_open_below, "exclusiveMaximum": self.is_open_above}
+        given = {name: bound for name, bound in bounds.items() if bound is not None}
+        return {"type": "number", **given, **{name: True for name, is_open in flags.items() if is_open}}
+
+    def _read(self, value: object) -> str:
+        text = text_of(value)
+        if text is None or not self._includes(float(text)):
+            raise PydanticCustomError("not_the_number", "{reason}", {"reason": self._reason(value)})
+        return text
+
+    def _includes(self, number: float) -> bool:
+        is_above = self.least is None or number > self.least or (number == self.least and not self.is_open_below)
+        return is_above and (
+            self.most is None or number < self.most or (number == self.most and not self.is_open_above)
+        )
+
+    def _reason(self, value: object) -> str:
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{value} is not finite; give {self.meaning}"
+        if self.most == _LARGEST and (text := text_of(value)) and abs(float(text)) > _LARGEST:
+            return f"{value!r:.60} is too large; the maximum is {_LARGEST:.0e}"
+        return f"{value!r:.60} is not {self.meaning}"
+
+
+POSITIVE = _Number("a number above 0 such as 0.1 or 3e-4", least=0, is_open_below=True)
+NON_NEGATIVE = _Number("a number of 0 or more such as 0.01 or 1e-4", least=0)
+SIGNED = _Number("a number such as 0.5 or -1e-4", least=-_LARGEST)
+FRACTION = _Number("a number from 0 to below 1 such as 0.9", least=0, most=1, is_open_above=True)
+
+PositiveDecimal = Annotated[str, POSITIVE]
+NonNegativeDecimal = Annotated[str, NON_NEGATIVE]
+Decimal = Annotated[str, SIGNED]
+# Momentum and the betas.
+FractionDecimal = Annotated[str, FRACTION]
+
+# A number of the status that follows from the spec. Scaling may take it beyond the bounds there.
+ResolvedDecimal = Annotated[str, _Number("a number", most=None), PlainSerializer(number_in, when_used="json")]
+
+
+def put_numbers_for_texts(model: type[BaseModel], body: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Replace every text in the body that stands for a number. Yields the fields' paths and the texts."""
+    if not isinstance(body, dict):
+        return
+    for name, field in model.model_fields.items():
+        key = field.alias or name
+        value, where = body.get(key), f"{path}.{key}" if path else key
+        if isinstance(value, str) and _is_decimal(field.annotation, field.metadata) and text_of(value) is not None:
+            body[key] = number_in(value)
+            yield where, value
+        for part in _models_in(field.annotation):
+            for index, item in enumerate(value) if isinstance(value, list) else ():
+                yield from put_numbers_for_texts(part, item, f"{where}[{index}]")
+            yield from put_numbers_for_texts(part, value, where)
+
+
+def _is_decimal(annotation: Any, metadata: Any) -> bool:
+    beside = [*metadata, *getattr(annotation, "__metadata__", ())]
+    return any(isinstance(item, _Number) for item in beside) or any(
+        _is_decimal(argument, ()) for argument in getattr(annotation, "__args__", ()) if argument is not annotation
+    )
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _models_in(argument)
