@@ -46,7 +46,7 @@ MEASURED = "measured"
 
 @pytest.fixture
 def snapshot(snapshot: SnapshotAssertion, tmp_path_factory: pytest.TempPathFactory) -> SnapshotAssertion:
-    """Texts as `make snapshots` has written them beside the test, without what differs between two runs."""
+    """Compares texts with those that `make snapshots` wrote beside the test, without what differs between two runs."""
     directory = re.compile(re.escape(str(tmp_path_factory.getbasetemp())) + r"/[\w.-]+")
     port = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 
@@ -98,7 +98,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = _left_out()
     if config.getoption("update_snapshots"):
-        # What compares nothing has nothing to write.
+        # Only these have something to write.
         items[:] = [item for item in items if "snapshot" in getattr(item, "fixturenames", ())]
     dropped = [item for item in items if _layer(item.path) in left_out]
     if dropped:

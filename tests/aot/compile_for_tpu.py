@@ -56,7 +56,7 @@ def main() -> None:
         effort, _, directory = line.strip().partition(" ")
         try:
             with mock.patch.object(
-                compiling, "compiled", functools.partial(_compiled, compiling.compiled, float(effort))
+                compiling, "compile_program", functools.partial(_compiled, compiling.compile_program, float(effort))
             ):
                 compiling.main(Path(directory))
         except Exception as error:

@@ -26,7 +26,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.trainer.gang_processes import ROOT, run_spec
 from tests.trainer.progress_service import progress_service
 from tpu_trainer.callbacks import Session, session
-from tpu_trainer.callbacks.own_outcome import outcome_of_own
+from tpu_trainer.callbacks.ending import outcome_of_loop
 from tpu_trainer.callbacks.run import REPORT_EVERY, Losses, place_on_host
 from tpu_trainer.callbacks.stop import MOST_AHEAD, Agreement, steps_ahead
 from tpu_trainer.contract.errors import BadSpecError, NotFiniteError
@@ -481,7 +481,7 @@ class DistNetworkError(RuntimeError):
     ],
 )
 def test_what_an_exception_of_the_loop_means(error: BaseException, code: ExitCode) -> None:
-    assert outcome_of_own(error, 2).code is code
+    assert outcome_of_loop(error, 2).code is code
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def check(folder: Path, entrypoint: str, **changes: Any) -> Outcome:
     """Of a job with 4 hosts and 8 replicas, in this process."""
     torch.set_num_threads(1)
     SEEN.clear()
-    document = run_spec(hosts=4, entrypoint=f"tests.trainer.checks.{entrypoint}", **changes)
+    document = run_spec(hosts=4, entrypoint=f"tests.trainer.{entrypoint}", **changes)
     file = folder / "run.json"
     file.write_text(json.dumps(document))
     environ = {"TPUJOB_RUN_SPEC": str(file), "TPUJOB_NUM_HOSTS": "4", "TPUJOB_HOST_INDEX": "0"}
@@ -76,7 +76,7 @@ def leaves(hp: Hyperparameters) -> Task:
 
 
 def test_the_task_gets_the_numbers_of_the_slice_and_makes_two_steps_of_one_replica(tmp_path: Path) -> None:
-    outcome = check(tmp_path, "test_entry_check:watched")
+    outcome = check(tmp_path, "checks.test_entry_check:watched")
     assert (outcome.code, outcome.step) == (ExitCode.Succeeded, 2), outcome.message
     assert "trainer.checks.test_entry_check" in outcome.message
     assert "2 steps" in outcome.message
@@ -91,7 +91,7 @@ def test_a_job_of_one_step_makes_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_step_has_all_its_passes(tmp_path: Path, accumulation: int) -> None:
     batch = {"global": 16 * accumulation, "perReplica": 2, "accumulation": accumulation}
-    outcome = check(tmp_path, "test_entry_check:watched", batch=batch)
+    outcome = check(tmp_path, "checks.test_entry_check:watched", batch=batch)
     assert outcome.code is ExitCode.Succeeded
     assert SEEN[1:] == [2] * 2 * accumulation
 
@@ -99,12 +99,12 @@ def test_a_step_has_all_its_passes(tmp_path: Path, accumulation: int) -> None:
 @pytest.mark.parametrize(
     ("entrypoint", "code", "said"),
     [
-        ("test_entry_check:misspelt", ExitCode.UserError, "'Tensor' object has no"),
-        ("test_entry_check:broken_metric", ExitCode.UserError, "argmx"),
-        ("test_entry_check:leaves", ExitCode.UserError, "SystemExit"),
-        ("test_entry_check:not_finite", ExitCode.NotFinite, "not finite"),
-        ("test_entry_check:nowhere", ExitCode.UserError, "nowhere"),
-        ("test_entry_chekc:task", ExitCode.UserError, "test_entry_chekc"),
+        ("checks.test_entry_check:misspelt", ExitCode.UserError, "'Tensor' object has no"),
+        ("checks.test_entry_check:broken_metric", ExitCode.UserError, "argmx"),
+        ("checks.test_entry_check:leaves", ExitCode.UserError, "SystemExit"),
+        ("checks.test_entry_check:not_finite", ExitCode.NotFinite, "not finite"),
+        ("checks.test_entry_check:nowhere", ExitCode.UserError, "nowhere"),
+        ("checks.test_entry_chekc:task", ExitCode.UserError, "test_entry_chekc"),
     ],
 )
 def test_an_error_of_the_users_is_told_as_in_a_run(tmp_path: Path, entrypoint: str, code: ExitCode, said: str) -> None:
@@ -114,7 +114,7 @@ def test_an_error_of_the_users_is_told_as_in_a_run(tmp_path: Path, entrypoint: s
 
 
 def test_the_error_names_file_and_line(tmp_path: Path) -> None:
-    assert f'File "{__file__}", line' in check(tmp_path, "test_entry_check:misspelt").message
+    assert f'File "{__file__}", line' in check(tmp_path, "checks.test_entry_check:misspelt").message
 
 
 def test_nothing_is_kept(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.cluster.ports import free_port
 from tests.trainer.checkpoint.refusing_server import answering
 from tests.trainer.checks.test_entry_check import check
 from tests.trainer.gang_processes import run_spec
-from tpu_trainer.checks.entry.places import places_of
+from tpu_trainer.checks.entry.places import find_places
 from tpu_trainer.contract.outcome import termination_message
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.contract.spec import parse_run_spec
@@ -22,7 +22,7 @@ from tpu_trainer.contract.spec import parse_run_spec
 def asked(server: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[dict[str, Any]]:
     """What is known of the job's buckets."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server)
-    found = places_of(parse_run_spec(run_spec(**{"dataUri": "gs://data/train", **changes})))
+    found = find_places(parse_run_spec(run_spec(**{"dataUri": "gs://data/train", **changes})))
     return list(found["buckets"])
 
 
@@ -60,7 +60,7 @@ def test_an_answer_without_a_location_is_no_answer(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_job_without_buckets_asks_nobody() -> None:
-    assert places_of(parse_run_spec(run_spec(dataUri="/data/train"))) == {}
+    assert find_places(parse_run_spec(run_spec(dataUri="/data/train"))) == {}
 
 
 def test_the_check_leaves_it_in_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

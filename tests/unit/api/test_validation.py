@@ -24,7 +24,7 @@ def problems(body: dict[str, Any]) -> list[Problem]:
     return caught.value.problems
 
 
-def impossible(changes: dict[str, Any]) -> list[Problem]:
+def arithmetic_problems(changes: dict[str, Any]) -> list[Problem]:
     valid = parse_job(job_body(changes))
     with pytest.raises(InvalidJob) as caught:
         resolve(valid.spec), lower_rungs_of(valid)
@@ -44,12 +44,12 @@ def test_what_is_there_twice_is_named(changes: dict[str, Any], field: str) -> No
 
 @pytest.mark.parametrize(("changes", "field"), IMPOSSIBLE_JOBS)
 def test_what_cannot_be_computed_is_reported_the_same_way(changes: dict[str, Any], field: str) -> None:
-    assert [problem.field for problem in impossible(changes)] == [field]
+    assert [problem.field for problem in arithmetic_problems(changes)] == [field]
 
 
 def test_every_report_says_what_would_be_right(snapshot: SnapshotAssertion) -> None:
     reports = [(changes, problems(job_body(changes))) for changes, _ in BAD_JOBS]
-    reports += [(changes, impossible(changes)) for changes, _ in IMPOSSIBLE_JOBS]
+    reports += [(changes, arithmetic_problems(changes)) for changes, _ in IMPOSSIBLE_JOBS]
     lines = [line for changes, found in reports for line in (str(changes)[:200], *(f"  {each}" for each in found))]
     assert "\n".join(lines) == snapshot
 

@@ -42,8 +42,8 @@ def laughs(level: str) -> bytes:
     return "\n".join(["a0: &a0 {k: words}", *levels]).encode()
 
 
-def refused(path: Path) -> str:
-    """What every command that reads a job says of this one."""
+def refusal(path: Path) -> str:
+    """Returns the message with which every command that reads a job refuses this one."""
     [message] = {told(tpujob(command, "-f", path), path) for command in ("plan", "validate", "run")}
     return message
 
@@ -77,14 +77,14 @@ def test_a_file_without_one_job_is_refused(tmp_path: Path, name: str, snapshot: 
     content, fact = FILES[name]
     path = tmp_path / "job.yaml"
     path.write_bytes(content)
-    message = refused(path)
+    message = refusal(path)
     assert fact in message
     assert message == snapshot
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
-    assert refused(tmp_path / "missing.yaml") == "no such file or directory"
-    assert refused(tmp_path) == "is a directory"
+    assert refusal(tmp_path / "missing.yaml") == "no such file or directory"
+    assert refusal(tmp_path) == "is a directory"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
 def test_an_invalid_job_is_refused(tmp_path: Path, changes: dict[str, Any], snapshot: SnapshotAssertion) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(job_body(changes)))
-    message = refused(path)
+    message = refusal(path)
     assert message.startswith(*changes)
     assert message == snapshot
 
@@ -128,7 +128,7 @@ def test_metadata_that_the_api_server_would_refuse_is_refused(
     path, body = tmp_path / "job.yaml", job_body()
     body["metadata"][field] = value
     path.write_text(yaml.safe_dump(body))
-    message = refused(path)
+    message = refusal(path)
     assert message.startswith(f"metadata.{field}")
     assert message == snapshot
 

@@ -1,4 +1,4 @@
-"""What a training loop of the user's own (`trainer.command`) tells the operator, and hears from it.
+"""Connects the user's own training loop (`trainer.command`) with the operator: reports, and requests to stop.
 
 `session` is for plain loops; `huggingface` and `lightning` hold callbacks for these trainers. Outside of a
 TPUTrainingJob every call does nothing, so the same script runs on a laptop. Importing this package imports no torch.

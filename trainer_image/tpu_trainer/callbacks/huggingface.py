@@ -1,6 +1,6 @@
 """A callback for Hugging Face's Trainer: Trainer(..., callbacks=[TPUJobCallback()]).
 
-When the job is told to stop, the Trainer saves a checkpoint and the process exits with code 75, so nothing after
+When the job is asked to stop, the Trainer saves a checkpoint and the process exits with code 75, so nothing after
 `train()` runs. Continue with `trainer.train(resume_from_checkpoint=get_last_checkpoint(output_dir))`.
 """
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 _NOT_METRICS = ("_runtime", "_per_second", "epoch")
-"""How the names of what is no metric of the model end."""
+"""Ends of the names that are not metrics of the model."""
 
 
 class TPUJobCallback(TrainerCallback):
-    """Outside of a job it does nothing."""
+    """Reports a training to its job, and stops it on request. Outside of a job it does nothing."""
 
     def __init__(self) -> None:
         self._run: Session = session()
@@ -38,7 +38,7 @@ class TPUJobCallback(TrainerCallback):
         self._run.step(state.global_step)
         if self._run.should_stop:
             control.should_training_stop = control.should_save = True
-            # It would take a part of the grace period.
+            # An evaluation would use up part of the grace period.
             control.should_evaluate = False
 
     def on_log(
@@ -65,8 +65,8 @@ class TPUJobCallback(TrainerCallback):
         metrics: Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        kept = {name: value for name, value in (metrics or {}).items() if not name.endswith(_NOT_METRICS)}
-        self._run.evaluated(state.global_step, kept)
+        metrics_of_model = {name: value for name, value in (metrics or {}).items() if not name.endswith(_NOT_METRICS)}
+        self._run.evaluated(state.global_step, metrics_of_model)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._run.checkpoint(state.global_step)

@@ -1,6 +1,6 @@
-"""Whether the processes of a user's own loop train one model.
+"""Checks that the processes of the user's own loop train one model.
 
-Nothing else notices if they do not: each of them learns, and the job succeeds with the model of one.
+Nothing else notices if they do not: each of them learns, and the job succeeds with the model of one of them.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 
 
-def apart(hosts: int) -> str | None:
-    """What to warn of if torch.distributed, with which backend Torch joins the hosts, has joined fewer processes."""
+def warn_of_separate_models(hosts: int) -> str | None:
+    """Returns a warning if torch.distributed, which joins the hosts with backend Torch, has joined fewer processes."""
     joined = world_size()
     if joined >= hosts:
         return None

@@ -1,4 +1,4 @@
-"""A session inside of a job: what its processes say and decide."""
+"""An open session inside of a job: what its processes report, and how they decide to stop."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from tpu_trainer.callbacks.joined import apart
-from tpu_trainer.callbacks.leaving import Leaving
-from tpu_trainer.callbacks.own_outcome import outcome_of_own
-from tpu_trainer.callbacks.stop import Agree, Agreement, Told, torch_store
+from tpu_trainer.callbacks.ending import ExitHook, outcome_of_loop
+from tpu_trainer.callbacks.joined import warn_of_separate_models
+from tpu_trainer.callbacks.stop import Agree, Agreement, StopRequest, torch_store
 from tpu_trainer.contract.clock import Clock, Phase, StepPace, process_seconds
 from tpu_trainer.contract.environment import check_agreement, read_environment
 from tpu_trainer.contract.errors import BadSpecError, NotFiniteError, PreemptedError, UserCodeError
@@ -33,21 +32,21 @@ from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.reporting.throughput import Throughput
 
 _PYTHONS_OWN = (ExitCode.Succeeded, ExitCode.UserError)
-"""The codes with which Python exits by itself: at the end of the program, and after an exception."""
+"""The exit codes that Python sets itself: at the end of the program, and after an exception."""
 
 _SAY_LENGTH = "give session(total_steps=...), or change the recipe"
 _NOTHING = "the session ended without a step: nothing was trained, or run.step was not called"
 
 _LOSS = "evaluation_loss"
-_RENAMED = f'the metric "loss" is called "{_LOSS}" in the result: "loss" is the training loss, as told with each step'
+_RENAMED = f'the metric "loss" is called "{_LOSS}" in the result: "loss" is the training loss that each step reports'
 
 REPORT_SECONDS = 5.0
 REPORT_EVERY = 10
-"""The losses are read after so many seconds or calls of `step`, whichever comes first."""
+"""Seconds and calls of `step` between two readings of the losses, whichever comes first."""
 
 
 class Run:
-    """`stopping`: told to stop, and all processes have agreed that the step that was told last is their last one."""
+    """`stopping`: a stop was requested, and all processes have agreed that the last reported step is their last."""
 
     def __init__(self, total_steps: int | None, global_batch_size: int | None, agree: Agree | None) -> None:
         environment = read_environment(os.environ)
@@ -61,9 +60,9 @@ class Run:
         self._spec = spec = replace(spec, train_steps=total_steps or spec.train_steps, batch=batch)
         self._recipes_length = total_steps is None
         self.stopping = False
-        self._told = Told()
-        self._agreement = Agreement(self._told, agree, torch_store)
-        # Who brings another way to agree has another way to meet.
+        self._stop_request = StopRequest()
+        self._agreement = Agreement(self._stop_request, agree, torch_store)
+        # A loop with its own way to agree has its own way to meet.
         self._meets_in_torch = spec.backend == "torch" and agree is None
         self._clock, self._pace, self._losses = Clock(before=process_seconds() or 0.0), StepPace(), Losses()
         self._begun, self._known = False, 0
@@ -75,16 +74,16 @@ class Run:
         self._reported, self._split = time.monotonic(), self._clock.seconds()
         self._first = place_on_host(os.environ) == 0
         is_reporter = environment.host_index == 0 and self._first
-        self._progress = _Quiet(spec.train_steps, environment.progress_file, silent=not is_reporter)
+        self._progress = _SilentProgressLog(spec.train_steps, environment.progress_file, silent=not is_reporter)
         service = environment.progress_service if is_reporter else None
         heartbeat = open_heartbeat(service, lambda: present_report(spec, self._clock, self._pace, self._progress))
         reporter = open_reporter(spec, environment.report_directory, self._clock, "", reports=is_reporter)
         self._outputs = RunOutputs(self._progress, reporter, heartbeat, is_reporter)
-        self._told.listen()
+        self._stop_request.listen()
         self._uncaught_before = sys.excepthook
         sys.excepthook = self._uncaught
-        self._leaving = Leaving(self._left)
-        self._leaving.listen()
+        self._exit_hook = ExitHook(self._left)
+        self._exit_hook.listen()
 
     def step(self, step: int, loss: Any, metrics: Mapping[str, Any], learning_rate: float | None) -> None:
         if self._begun:
@@ -98,7 +97,7 @@ class Run:
             self._losses.add(step, loss)
         if learning_rate is not None:
             self._learning_rate = learning_rate
-            # Without a loss there is no report that would take it.
+            # Without a loss there is no report that would carry it.
             if loss is not None:
                 self._learning_rates[step] = learning_rate
         if self._pace.steps % REPORT_EVERY == 0 or time.monotonic() - self._reported >= REPORT_SECONDS:
@@ -115,7 +114,7 @@ class Run:
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
         self._clock.enter(Phase.HOST)
-        self._metrics = self._named(step, metrics)
+        self._metrics = self._rename_loss(step, metrics)
         self._outputs.add_evaluation(step, self._metrics)
 
     def evaluation_goes_on(self) -> None:
@@ -134,9 +133,9 @@ class Run:
         return self._clock.during(Phase.CHECKPOINT)
 
     def end(self, error: BaseException | None) -> None:
-        """As `Session.end`."""
+        """Ends the session, as `Session.end` describes."""
         if isinstance(error, SystemExit) and error.code in (None, 0):
-            # As the end of the block: the process may have been told to stop, and its last losses are yet to be read.
+            # Treated as the end of the block: a stop may have been requested, and the last losses are still to be read.
             error = None
         outcome = self._close(error)
         if outcome.code is ExitCode.Succeeded:
@@ -149,7 +148,7 @@ class Run:
         raise SystemExit(int(outcome.code))
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-        """An exception that ends the process while the session is open, of which a callback does not hear."""
+        """Handles an exception that ends the process while the session is open, and that no callback sees."""
         before = self._uncaught_before
         outcome = self._close(error)
         before(kind, error, frames)
@@ -157,31 +156,31 @@ class Run:
             raise SystemExit(int(outcome.code))
 
     def _uncaught_after(self, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-        """An exception after the training, as in a test or an export, whose cause the words of success would hide."""
-        write_last_words(outcome_of_own(error, self._progress.step), first=self._first)
+        """Handles an exception after the training, as in an export, whose cause the message of success would hide."""
+        write_last_words(outcome_of_loop(error, self._progress.step), first=self._first)
         self._uncaught_before(kind, error, frames)
 
     def _left(self) -> int:
-        """The exit code of a process that leaves by os._exit(0)."""
+        """Returns the exit code of a process that leaves by os._exit(0)."""
         done, total = self._done or 0, self._spec.train_steps
         error = None
         if done < total and not self.stopping:
             message = f"os._exit(0) ended the process after step {done} of {total}, while its session was open"
-            error = PreemptedError(message) if self._told() else UserCodeError(message)
+            error = PreemptedError(message) if self._stop_request() else UserCodeError(message)
         outcome = self._close(error)
         if error is not None:
             print(f"{outcome.code.name}: {outcome.message}", file=sys.stderr, flush=True)
         return int(outcome.code)
 
     def evaluated_after(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Metrics of an evaluation after the training, for the result."""
-        self._metrics = self._named(step, metrics)
+        """Puts the metrics of an evaluation after the training into the result."""
+        self._metrics = self._rename_loss(step, metrics)
         write_last_words(self._outcome(None), first=self._first)
         self._progress.add_evaluation(step, self._metrics)
         self._progress.finish(self._progress.checkpoint_step)
 
-    def _named(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the metrics, of which none takes the training loss's name."""
+    def _rename_loss(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the metrics, with one called "loss" renamed: that name is the training loss's."""
         numbers = dict(_numbers(metrics))
         if "loss" in numbers:
             numbers = {(_LOSS if name == "loss" and _LOSS not in numbers else name): v for name, v in numbers.items()}
@@ -190,11 +189,11 @@ class Run:
         return numbers
 
     def _close(self, error: BaseException | None) -> Outcome:
-        self._told.forget()
-        self._leaving.forget()
+        self._stop_request.forget()
+        self._exit_hook.forget()
         sys.excepthook = self._uncaught_before
         if error is None:
-            error = self._last_look()
+            error = self._read_last_losses()
         outcome = self._outcome(error)
         write_last_words(outcome, first=self._first)
         if outcome.code is ExitCode.Succeeded:
@@ -204,7 +203,7 @@ class Run:
         return outcome
 
     def _compare_length(self, done: int) -> None:
-        """A loop that ends early by mistake succeeds as any other, and one without a step, too."""
+        """Warns if the number of steps is not the recipe's: a loop that ends early by mistake is a success, too."""
         total = self._spec.train_steps
         if not self._begun and done < total:
             self._outputs.add_finding(Finding("NothingTrained", done, _NOTHING))
@@ -220,7 +219,7 @@ class Run:
         self._clock.enter(Phase.HOST)
         self._reported, self._split = time.monotonic(), self._clock.seconds()
         self._outputs.begin(step)
-        warning = apart(self._spec.slice.hosts) if self._meets_in_torch else None
+        warning = warn_of_separate_models(self._spec.slice.hosts) if self._meets_in_torch else None
         if warning is not None:
             self._outputs.add_finding(Finding("SeparateModels", step, warning))
 
@@ -229,16 +228,16 @@ class Run:
         return sum(spent.values()) - spent[Phase.EVALUATE] - spent[Phase.CHECKPOINT]
 
     def _report(self, losses: Sequence[tuple[int, float]]) -> None:
-        """Tells the losses that have been read.
+        """Reports the losses that have been read.
 
         Raises:
-            NotFiniteError: one of them is not finite, and the recipe says to stop then.
+            NotFiniteError: a loss is not finite, and the recipe's onNotFinite is Stop.
         """
         now, seconds = time.monotonic(), self._clock.seconds()
         if losses:
             curve: list[float] = []
             for step, loss in losses:
-                # A loss that is told every ten steps stands for ten.
+                # A loss that is reported every ten steps stands for ten.
                 curve += [loss] * max(1, step - self._known)
                 self._known = step
             sample = Sample(
@@ -267,8 +266,8 @@ class Run:
             self._warned = True
             self._outputs.add_finding(Finding(Check.NOT_FINITE, step, message))
 
-    def _last_look(self) -> BaseException | None:
-        """What the losses that have not been read yet say."""
+    def _read_last_losses(self) -> BaseException | None:
+        """Reads the remaining losses; returns the error if one is not finite and ends the run."""
         try:
             self._report(self._losses.read_all())
         except NotFiniteError as error:
@@ -282,7 +281,7 @@ class Run:
     def _outcome(self, error: BaseException | None) -> Outcome:
         step = self._done
         if error is not None:
-            return outcome_of_own(error, step)
+            return outcome_of_loop(error, step)
         code = ExitCode.Preempted if self.stopping else ExitCode.Succeeded
         ending = f"stopped on request after {step} steps" if self.stopping else f"trained {step or 0} steps"
         loss = {} if self._losses.newest is None else {"loss": self._losses.newest}
@@ -292,50 +291,52 @@ class Run:
 
 
 class Losses:
-    """The losses in the order of their steps, until they are read. `newest`: the last one that was read."""
+    """The losses that are still to be read, in the order of their steps. `newest`: the last one that was read."""
 
     def __init__(self) -> None:
         self.newest: float | None = None
         self._waiting: list[tuple[int, Any]] = []
 
     def add(self, step: int, loss: Any) -> None:
-        """Raises ValueError for a tensor with more elements than one."""
+        """Adds a loss. Raises ValueError for a tensor with more than one element."""
         if hasattr(loss, "numel") and loss.numel() != 1:
             raise ValueError(f"step {step}: the loss must be a number or a tensor with one element, got {loss.numel()}")
         self._waiting.append((step, loss.detach() if hasattr(loss, "detach") else loss))
 
     def read_earlier(self) -> list[tuple[int, float]]:
-        """All but the newest if that is on a device, which may still be working on it: torch_xla would cut a step in
-        two, and differently on the processes."""
-        whole = not self._waiting or not _on_device(self._waiting[-1][1])
-        return self._read(len(self._waiting) if whole else len(self._waiting) - 1)
+        """Reads all losses but the newest, if that is on a device.
+
+        The device may still be computing it, and torch_xla would cut a step in two, differently on each process.
+        """
+        pending = bool(self._waiting) and _on_device(self._waiting[-1][1])
+        return self._read(len(self._waiting) - pending)
 
     def read_all(self) -> list[tuple[int, float]]:
         return self._read(len(self._waiting))
 
     def _read(self, count: int) -> list[tuple[int, float]]:
-        read = [(step, float(loss)) for step, loss in self._waiting[:count]]
+        losses = [(step, float(loss)) for step, loss in self._waiting[:count]]
         del self._waiting[:count]
-        if read:
-            self.newest = read[-1][1]
-        return read
+        if losses:
+            self.newest = losses[-1][1]
+        return losses
 
 
-class _Quiet(ProgressLog):
-    """Writes for the program that started it, but prints nothing: a loop of the user's own has its own log."""
+class _SilentProgressLog(ProgressLog):
+    """A progress log that writes its file but prints nothing: the user's own loop has its own log."""
 
     def say(self, line: str) -> None:
         pass
 
 
 def place_on_host(environ: Mapping[str, str]) -> int:
-    """This process's index among those of its host, as torchrun or torch_xla's launcher tells it; 0 if it is alone."""
+    """Returns this process's index on its host, as torchrun or torch_xla's launcher sets it; 0 if it is alone."""
     text = environ.get("LOCAL_RANK") or environ.get("PJRT_LOCAL_PROCESS_RANK") or "0"
     return int(text) if text.isdecimal() else 0
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Those that are numbers; a confusion matrix among them must not end the training."""
+    """Yields the metrics that are numbers: a confusion matrix among them should not end the training."""
     for name, value in metrics.items():
         with suppress(TypeError, ValueError, RuntimeError):
             yield name, float(value)

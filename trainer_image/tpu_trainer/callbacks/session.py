@@ -1,4 +1,4 @@
-"""The session of a plain training loop: stopping on request, reports, last words and exit codes.
+"""The session of a plain training loop: stopping on request, reports, termination messages and exit codes.
 
     with tpu_trainer.callbacks.session() as run:
         for step in range(first, total + 1):
@@ -10,7 +10,7 @@
             if run.should_stop:
                 break
 
-A script that was told to stop leaves the block with exit code 75, and the code after it does not run.
+A script that is asked to stop leaves the block with exit code 75, and the code after it does not run.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 def session(
     total_steps: int | None = None, *, global_batch_size: int | None = None, agree: Agree | None = None
 ) -> Session:
-    """The session of this process; every training process of the job opens one, and calls it in the same steps.
+    """Returns the session of this process; every training process of the job opens one, and calls it in the same steps.
 
-    `total_steps`, `global_batch_size`: if they differ from the recipe's. `agree`: takes whether this process was told
+    `total_steps`, `global_batch_size`: if they differ from the recipe's. `agree`: takes whether this process was asked
     to stop, and returns whether any process was; called in every step of every process. By default the processes agree
-    through the store of torch.distributed; without one each decides for itself.
+    through the store of torch.distributed; without a store each decides for itself.
 
     Raises:
         BadSpecError: in a job whose environment or run spec is not valid.
@@ -45,7 +45,7 @@ def session(
 
 
 class Session:
-    """What `with session() as run` gives. Outside of a job every call does nothing.
+    """The value of `with session() as run`. Outside of a job every call does nothing.
 
     Where `with` does not fit, as in callbacks, call `begin` and `end`.
     """
@@ -57,12 +57,12 @@ class Session:
 
     @property
     def in_job(self) -> bool:
-        """Whether this process belongs to a job, and the session is open."""
+        """True if this process belongs to a job and the session is open."""
         return self._run is not None
 
     @property
     def should_stop(self) -> bool:
-        """Whether to save and leave the loop after the step that was told last; the same on all processes."""
+        """True if the loop should save and end after the last reported step; the same on all processes."""
         return self._run is not None and self._run.stopping
 
     def step(
@@ -73,7 +73,7 @@ class Session:
         metrics: Mapping[str, Any] | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        """Call it after every step, on every process. `step`: how many steps the whole training has made.
+        """Reports a step. Call it after every step, on every process. `step`: the steps of the whole training so far.
 
         `loss`: a number, or a tensor with one element; a tensor on a device is read a few steps later, so that the
         device need not wait. `metrics`: of an evaluation after this step, as numbers.
@@ -85,39 +85,41 @@ class Session:
             self._run.step(index(step), loss, metrics or {}, learning_rate)
 
     def record(self, step: int, loss: Any, *, learning_rate: float | None = None) -> None:
-        """The loss of a step that has been told, for those who learn it later. Raises as `step`."""
+        """Reports the loss of an earlier step, where it becomes known only later. Raises as `step`."""
         if self._run is not None:
             self._run.record(index(step), loss, learning_rate)
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """The metrics of an evaluation after `step` steps, for those who have them between two steps, or after the
-        session: the result has the last ones."""
+        """Reports the metrics of an evaluation after `step` steps, between two steps or after the session.
+
+        The result has the last ones.
+        """
         if self._run is not None:
             self._run.evaluated(index(step), metrics)
         elif self._ended is not None:
             self._ended.evaluated_after(index(step), metrics)
 
     def checkpoint(self, step: int) -> None:
-        """A checkpoint of `step` is written, and a restarted job would continue from it. Before the first step: the
-        one that this process has begun from."""
+        """Reports that a checkpoint of `step` is written, from which a restarted job would continue. Before the first
+        step: the one from which this process has begun."""
         if self._run is not None:
             self._run.checkpoint(index(step))
 
     def evaluating(self) -> AbstractContextManager[object]:
-        """Around an evaluation, which may take longer than a step before the job counts as hung."""
+        """Returns a context for an evaluation, which may take longer than a step before the job counts as hung."""
         return nullcontext() if self._run is None else self._run.evaluating()
 
     def evaluation_goes_on(self) -> None:
-        """As `evaluating`, up to the next `step` or `evaluated`, for callbacks that are not told of its end."""
+        """Does the same up to the next `step` or `evaluated`, for callbacks that do not see an evaluation's end."""
         if self._run is not None:
             self._run.evaluation_goes_on()
 
     def saving(self) -> AbstractContextManager[object]:
-        """Around the writing of a checkpoint, for the same reason."""
+        """Returns a context for the writing of a checkpoint, for the same reason."""
         return nullcontext() if self._run is None else self._run.saving()
 
     def begin(self) -> Session:
-        """What `with` does at the beginning of its block."""
+        """Opens the session, as `with` does at the beginning of its block."""
         if os.environ.get(ENV_RUN_SPEC):
             from tpu_trainer.callbacks.run import Run
 
@@ -125,11 +127,11 @@ class Session:
         return self
 
     def end(self, error: BaseException | None = None) -> None:
-        """The training is over, or failed with `error`. Leaves the last words and the result.
+        """Closes the session: the training is over, or failed with `error`. Writes termination message and result.
 
         Raises:
-            SystemExit: the process must end with another exit code than it would by itself: it was told to stop, or
-                the error has a code of its own.
+            SystemExit: the process must end with an exit code that differs from Python's: it was asked to stop, or the
+                error has its own code.
         """
         run, self._run = self._run, None
         if run is not None:

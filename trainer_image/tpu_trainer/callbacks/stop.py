@@ -1,9 +1,9 @@
-"""When the processes of a user's own loop stop: after the same step on all of them, once one was told to.
+"""Stops the processes of the user's own loop after the same step, once one of them was asked to stop.
 
-There is no collective: it would hang if only some processes call it, and get mixed up with the loop's own. The
-processes meet in torch.distributed's store instead. Whoever was told to stop writes down a step that is still ahead,
-the first one to do so decides, and everyone reads the store in every step. This agrees because processes that train
-together are less than one step apart: a step's all-reduce ends for no one before all have begun it.
+They use no collective: it would hang if only some processes called it, and would get mixed up with the loop's own. They
+use torch.distributed's store instead. A process that is asked to stop proposes a step that is still ahead, the first
+proposal counts, and every process reads the store in every step. They agree because processes that train together are
+less than one step apart: a step's all-reduce ends on no process before all have begun it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from types import FrameType
 from typing import Any, Protocol
 
 AHEAD_SECONDS = 1.0
-"""How far ahead the last step is, in time: a program that queues work on a device runs ahead of it by some steps."""
+"""Seconds from a request to the last step: a program that queues work on a device runs some steps ahead of it."""
 
 MOST_AHEAD = 20
-"""How far ahead the last step is at most, in calls of `step`."""
+"""Most calls of `step` from a request to the last step."""
 
 _KEY = "tpu-trainer/stop-after-step"
 
 Agree = Callable[[bool], bool]
-"""Takes whether this process was told to stop, and returns whether any was; called by every process in every step."""
+"""Takes whether this process was asked to stop, and returns whether any was; every process calls it in every step."""
 
 
 class Store(Protocol):
@@ -36,16 +36,16 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes: ...
 
 
-class Told:
-    """Whether this process got SIGTERM. Until `forget` no other handler hears of it."""
+class StopRequest:
+    """True once this process got SIGTERM. From `listen` to `forget` no other handler runs."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._requested = False
         self._before: Any = None
         self._installed = False
 
     def __call__(self) -> bool:
-        return self._told
+        return self._requested
 
     def listen(self) -> None:
         # Python runs handlers in the main thread only, and refuses to install them from another.
@@ -61,20 +61,22 @@ class Told:
             self._installed = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._told = True
+        self._requested = True
 
 
 class Agreement:
-    """`reached` is asked after every step. `agree`: the user's own way to agree, instead of the store."""
+    """Decides after every step whether it is the last. `agree`: the user's own way to agree, instead of the store."""
 
-    def __init__(self, told: Callable[[], bool], agree: Agree | None, find_store: Callable[[], Store | None]) -> None:
-        self._told, self._agree, self._find_store = told, agree, find_store
+    def __init__(
+        self, requested: Callable[[], bool], agree: Agree | None, find_store: Callable[[], Store | None]
+    ) -> None:
+        self._requested, self._agree, self._find_store = requested, agree, find_store
         self._last: int | None = None
 
     def reached(self, step: int, step_seconds: float) -> bool:
-        """Whether all processes end after `step`. `step_seconds`: what a step usually takes, 0 if that is unknown."""
+        """Returns whether all processes end after `step`. `step_seconds`: a step's usual time, 0 if that is unknown."""
         if self._agree is not None:
-            if self._agree(self._told()):
+            if self._agree(self._requested()):
                 self._last = step
         elif self._last is None:
             self._last = self._last_step(step, step_seconds)
@@ -83,23 +85,23 @@ class Agreement:
     def _last_step(self, step: int, step_seconds: float) -> int | None:
         store = self._find_store()
         if store is None:
-            return step if self._told() else None
+            return step if self._requested() else None
         try:
-            if self._told():
+            if self._requested():
                 return int(store.compare_set(_KEY, "", str(step + steps_ahead(step_seconds))))
             return int(store.get(_KEY)) if store.check([_KEY]) else None
         except RuntimeError:
-            # The store went away with the process that held it. The next collective fails, and says why.
+            # The process that held the store is gone. The next collective fails, and says why.
             return None
 
 
 def steps_ahead(step_seconds: float) -> int:
-    """1 for slow steps, because the grace period is short; more for fast ones."""
+    """Returns 1 for slow steps, because the grace period is short, and more for fast ones."""
     return max(1, min(MOST_AHEAD, math.ceil(AHEAD_SECONDS / step_seconds))) if step_seconds > 0 else 1
 
 
 def torch_store() -> Store | None:
-    """The store of torch.distributed; None while this process is alone, or has not joined the others."""
+    """Returns torch.distributed's store; None while this process is alone, or has not joined the others."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

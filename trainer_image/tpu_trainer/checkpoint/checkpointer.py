@@ -38,7 +38,7 @@ class CheckpointSchedule:
         return step == self.last_step or (self.every_steps is not None and step % self.every_steps == 0)
 
     def by_time(self, seconds_since: float) -> bool:
-        """`seconds_since`: since the last snapshot, or since the start."""
+        """Returns whether a checkpoint is due. `seconds_since`: since the last snapshot, or since the start."""
         return self.every_seconds is not None and seconds_since >= self.every_seconds
 
 

@@ -45,7 +45,7 @@ class Author:
 
     @property
     def job(self) -> str:
-        """The job's name in a folder's name: enough of its uid to distinguish the jobs of one directory."""
+        """Returns the job's part of a folder's name: enough of its uid to distinguish the jobs of one directory."""
         return re.sub("[^0-9A-Za-z]", "", self.uid)[:8] or "0"
 
     def __str__(self) -> str:

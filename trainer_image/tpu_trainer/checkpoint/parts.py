@@ -19,7 +19,7 @@ Item = tuple[str, str]
 """A tensor: the file that it belongs to, and its name there."""
 
 PART_BYTES = 64 << 20
-"""A checkpoint has no more parts than it has multiples of this: many small objects would cost more than they save."""
+"""The smallest size of a part, unless there is only one: many small objects would cost more than they save."""
 
 _NAME = re.compile(r"(\w+?)(?:-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 

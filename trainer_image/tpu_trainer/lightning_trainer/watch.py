@@ -257,7 +257,7 @@ class Watch:
             raise StoppedError
 
     def _read(self, step: int, *, whole: bool) -> Any:
-        reading = self._instruments.read(self._signals, step, self._rate(), whole=whole)
+        reading = self._instruments.read(self._signals, step, self._rate(), read_all=whole)
         if reading is not None:
             self.loss = reading.losses[-1]
         return reading

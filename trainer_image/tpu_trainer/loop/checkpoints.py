@@ -99,8 +99,8 @@ class CheckpointStorage:
         """Returns the checkpoint's state of the evaluation policy; None if it is another job's."""
         if checkpoint is None or not self._is_own(checkpoint):
             return None
-        kept: Mapping[str, Any] | None = checkpoint.snapshot.document.get("steering")
-        return kept
+        state_document: Mapping[str, Any] | None = checkpoint.snapshot.document.get("steering")
+        return state_document
 
     def ended(self, checkpoint: LoadedCheckpoint | None) -> bool:
         """Returns whether the checkpoint is this job's own, and its training had ended."""
@@ -129,12 +129,11 @@ class CheckpointStorage:
         size = length_of(work.task.train, "train") if has_length(work.task.train) else None
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
-            kept = document(work.start, step, position, work.rates.rate_after(step), work.hp, health)
-            kept["trainExamples"] = size
-            kept |= {"rates": work.rates.state(), "growth": work.group_changes.state(), "steering": work.policy.state()}
-            kept |= {"logged": work.logbook.state(), **work.closing.state()}
+            record = document(work.start, step, position, work.rates.rate_after(step), work.hp, health)
+            record |= {"trainExamples": size, "rates": work.rates.state(), "growth": work.group_changes.state()}
+            record |= {"steering": work.policy.state(), "logged": work.logbook.state(), **work.closing.state()}
             if work.begun_with is not None:
-                kept["begunWith"] = work.begun_with
+                record["begunWith"] = work.begun_with
             with user_code("the state of the task's hooks"):
                 state = work.hooks.state()
             _, *parts_of_others = [set()] if alone or writers is None else writers.divide(*_replicated(work))
@@ -143,8 +142,8 @@ class CheckpointStorage:
                 work.optimizer,
                 state,
                 step,
-                int(kept["examples"]),
-                kept,
+                int(record["examples"]),
+                record,
                 _average(work),
                 elsewhere=set[Item]().union(*parts_of_others),
                 part=CheckpointPart(0, 1 + len(parts_of_others)),
@@ -283,8 +282,8 @@ def _written(spec: RunSpec) -> dict[str, str]:
 def start_of(
     checkpoint: LoadedCheckpoint | None, hp: Hyperparameters, spec: RunSpec, policy: Mapping[str, Any] | None
 ) -> Start:
-    """Where the run begins, with the checkpoint `found` or without one. `policy`: as in the checkpoint, if the run
-    continues it."""
+    """Returns where the run begins. `policy`: the checkpoint's state of the evaluation policy, if the run continues
+    it."""
     if checkpoint is None:
         return fresh_start(hp, spec.slice.replicas, spec.job.attempt)
     reduction = reduction_of(policy, spec)

@@ -92,16 +92,16 @@ def warn_left_out(step: int, metrics: Mapping[str, float], outputs: RunOutputs) 
 def stopped_outcome(step: int, loss: float | None, instruments: Instruments) -> Outcome:
     checkpoints = instruments.checkpoints
     instruments.outputs.progress.stop(checkpoints.last_step)
-    safe = _safe(step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
+    safe = _describe_checkpoint(step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
     summary = instruments.doctor.finiteness.summary
     ending = _Ending(ExitCode.Preempted, f"stopped on request after {step} steps", safe + summary)
     return _outcome(ending, step, loss, {}, instruments)
 
 
 def succeeded_outcome(
-    said: str, step: int, loss: float | None, evaluated: Mapping[str, float], instruments: Instruments
+    summary: str, step: int, loss: float | None, evaluated: Mapping[str, float], instruments: Instruments
 ) -> Outcome:
-    """`said`: how the run's last line begins."""
+    """Returns the outcome of a successful run. `summary`: the beginning of its message."""
     progress, checkpoints = instruments.outputs.progress, instruments.checkpoints
     checkpoints.tidy()
     if (cost := checkpoints.cost).commits:
@@ -109,13 +109,13 @@ def succeeded_outcome(
             f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for {cost.blocked:.1f} s"
         )
     progress.finish(checkpoints.last_step)
-    ending = _Ending(ExitCode.Succeeded, said, instruments.doctor.finiteness.summary)
+    ending = _Ending(ExitCode.Succeeded, summary, instruments.doctor.finiteness.summary)
     return _outcome(ending, step, loss, evaluated, instruments)
 
 
 @dataclass(frozen=True)
 class _Ending:
-    """An exit code, and the run's last line around the metrics."""
+    """An exit code, and the text before and after the metrics in the run's last line."""
 
     code: ExitCode
     before: str
@@ -125,8 +125,7 @@ class _Ending:
 def _outcome(
     ending: _Ending, step: int, loss: float | None, evaluated: Mapping[str, float], instruments: Instruments
 ) -> Outcome:
-    own = {} if loss is None else {"loss": loss}
-    metrics = {**own, **evaluated}
+    metrics = {**({} if loss is None else {"loss": loss}), **evaluated}
     values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
     progress = instruments.outputs.progress
     # What was logged comes last, because a message that is too long loses its last metrics.
@@ -147,9 +146,9 @@ def _measured(instruments: Instruments, evaluated: Mapping[str, float]) -> Mappi
     return numbers.as_json(doctor.recompilations, not_finite, doctor.unavailable_checks, list(evaluated))
 
 
-def _safe(step: int, kept: int | None) -> str:
-    """What the end of a stopped run says about its checkpoint."""
-    if kept == step:
+def _describe_checkpoint(step: int, committed: int | None) -> str:
+    """Describes the checkpoint of a run that was stopped after `step`. `committed`: the newest step."""
+    if committed == step:
         return ", checkpoint written"
-    newest = "there is none" if kept is None else f"the newest is of step {kept}"
+    newest = "there is none" if committed is None else f"the newest is of step {committed}"
     return f"; its checkpoint could not be written, {newest}"

@@ -130,14 +130,14 @@ def _find(entrypoint: str) -> Any:
             raise
     factory = getattr(module, attribute, None)
     if factory is None:
-        own = sorted(
+        callables = sorted(
             name
             for name, value in vars(module).items()
             if callable(value) and not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
         )
         raise UserCodeError(
             f"entrypoint {entrypoint}: module {module_name} ({module.__file__}) has no {attribute}; it defines "
-            f"{', '.join(own) or 'no callable'}"
+            f"{', '.join(callables) or 'no callable'}"
         )
     if not callable(factory):
         raise UserCodeError(

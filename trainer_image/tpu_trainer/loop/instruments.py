@@ -64,7 +64,7 @@ class Instruments:
 
     def __post_init__(self) -> None:
         self.position: Position | None = None
-        """Where the whole job stood in the data at the newest save."""
+        """The whole job's position in the data at the newest save."""
         self.saved: tuple[int, str] | None = None
         """The step of the newest save, and the checksum of its weights."""
         self.evaluated: tuple[int, str] | None = None
@@ -124,48 +124,52 @@ class Instruments:
 
     @contextmanager
     def sync(self, step: int, batch: Batch, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Around the sync that sends the step to the device; `batch`: of its last pass. Raises as `exchange`."""
+        """Watches the sync that sends the step to the device, which is the block. `batch`: the last pass's.
+
+        Raises:
+            DivergedError, PeerLostError: as `exchange`.
+        """
         self.doctor.before_sync(step, parameters)
         with self.clock.during(Phase.DEVICE):
             yield
         self.doctor.after_step(step, batch)
 
-    def read(self, signals: Signals, step: int, learning_rate: float, *, whole: bool) -> StepResults | None:
-        """The signals that are due after `step`, which was made with `learning_rate`, or, with `whole`, all of them.
+    def read(self, signals: Signals, step: int, learning_rate: float, *, read_all: bool) -> StepResults | None:
+        """Reads the signals that are due after `step`, or all of them. `learning_rate`: the one of `step`.
 
         Raises:
             NotFiniteError: on all replicas, if the run must not continue.
         """
         self._rates[step] = learning_rate
         with self.clock.during(Phase.DEVICE):
-            reading = signals.read(step, all_steps=whole)
-        if reading is None:
+            results = signals.read(step, all_steps=read_all)
+        if results is None:
             return None
         if not self._steps and (seconds := process_seconds()) is not None:
             counters = self.backend.counters()
             self.outputs.add_first_loss(FirstLossTime(seconds, counters.compilations, counters.compile_seconds))
         step = self._read_through = signals.read_through
-        first = step - len(reading.losses) + 1
-        self._losses += reading.losses
-        self._norms += reading.norms
-        self._learning_rates |= {each: self._rates.pop(each, learning_rate) for each in range(first, step + 1)}
-        self._steps += len(reading.losses)
-        if self.logbook.read(first, reading.logged):
+        first = step - len(results.losses) + 1
+        self._losses += results.losses
+        self._norms += results.norms
+        self._learning_rates |= {earlier: self._rates.pop(earlier, learning_rate) for earlier in range(first, step + 1)}
+        self._steps += len(results.losses)
+        if self.logbook.read(first, results.logged):
             with self.doctor.set_aside():
                 self.logbook.agree()
         # Evaluations and checkpoints are not steps and do not count in their rate.
         spent = self.clock.seconds()
         self.throughput.arrived(step, sum(spent.values()) - spent[Phase.EVALUATE] - spent[Phase.CHECKPOINT])
         if self.noise is not None:
-            for own, whole_square in reading.squares:
-                self.noise.add(own, whole_square)
+            for replica_square, global_square in results.squares:
+                self.noise.add(replica_square, global_square)
         try:
-            self.doctor.finiteness.judge_steps(first, reading, learning_rate)
+            self.doctor.finiteness.judge_steps(first, results, learning_rate)
         except NotFiniteError:
             # The steps that led to it are worth a report.
             self._report()
             raise
-        return reading
+        return results
 
     def forward_begins(self) -> None:
         """Gives all replicas rank 0's buffers, if the first forward pass of a step, which follows, may read them."""

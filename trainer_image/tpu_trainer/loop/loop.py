@@ -36,24 +36,14 @@ class TrainingResult:
     early: str | None = None
 
 
-def train(
-    work: PreparedTask,
-    batches: Iterator[tuple[Batch, Position]],
-    backend: Backend,
-    instruments: Instruments,
-    stop: StopFlag,
-    evaluate_now: Callable[[int], bool],
-) -> TrainingResult:
+class TrainingLoop:
     """Trains from `work.start` to `hp.last_step`; a step takes `hp.accumulation_steps` batches, on the device.
 
     Ends early once any replica's `stop` is set, or once an evaluation asks for it; all replicas end after the same
     step. `evaluate_now`: evaluates after that many steps, on all replicas alike, and returns whether the result is the
     best so far. The caller makes the evaluation after the last step.
     """
-    return _Loop(work, backend, instruments, stop, evaluate_now).run(batches)
 
-
-class _Loop:
     def __init__(
         self,
         work: PreparedTask,
@@ -180,7 +170,7 @@ class _Loop:
         evaluates = work.on_lower_rung if last else every is not None and step % every == 0
         saves = instruments.checkpoints.due(step)
         # Raises if the loss is not finite, before a checkpoint is made of it.
-        if results := instruments.read(self.signals, step, work.rates.current, whole=evaluates or saves or last):
+        if results := instruments.read(self.signals, step, work.rates.current, read_all=evaluates or saves or last):
             self.result = TrainingResult(step, results.losses[-1], position, results.stopping and not last)
             saves = saves or results.saving
         stopped = self.result.stopped

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.checkpoint.catalogue import LoadedCheckpoint
+from tpu_trainer.checkpoint.commit import Author
 from tpu_trainer.checkpoint.handover import fetch_hooks_state, give_average, give_model, give_optimizer
 from tpu_trainer.checkpoint.initial import load_initial_weights
-from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.spec import NotFinitePolicy
@@ -63,7 +64,7 @@ def prepare(
 ) -> PreparedTask:
     """Puts model and optimizer on the device, with the checkpoint's state if there is one."""
     spec, backend, tell = context.spec, context.backend, context.outputs.add_finding
-    _tell_of_data(context, task, hp)
+    _warn_of_data(context, task, hp)
     policy_state = storage.policy_state(checkpoint)
     start = replace(start_of(checkpoint, hp, spec, policy_state), ended=storage.ended(checkpoint))
     begun_with = _place_model(context, task.model, checkpoint)
@@ -91,19 +92,7 @@ def prepare(
         *find_differences(hooks.scheduled, hp.train_steps, epochs),
     ):
         tell(Finding("Recipe", start.step, text))
-    if checkpoint is not None and storage.target is not None:
-        group_changes.load(checkpoint.snapshot.document.get("growth"))
-        logbook.load(checkpoint.snapshot.document.get("logged"))
-        give_optimizer(checkpoint, optimizer, backend, sharding)
-        rates.load(checkpoint.snapshot.document.get("rates"))
-        start = replace(start, ramp=rates.ramp)
-        state = fetch_hooks_state(checkpoint, backend)
-        with user_code("restoring the state of the task's hooks"):
-            hooks.load(state)
-        policy.load(policy_state)
-        report_origin(start, checkpoint, storage.target.author, hp, context.outputs)
-        _tell_of_resized(context, task, checkpoint, start)
-    return PreparedTask(
+    work = PreparedTask(
         task,
         hooks,
         hp,
@@ -115,13 +104,39 @@ def prepare(
         logbook=logbook,
         closing=closing,
         on_lower_rung=spec.end_after_steps is not None,
-        average=_average(context, task.model, hp, checkpoint),
-        noise_scale=_has_noise_scale(context),
         skips=skips,
         begun_with=begun_with,
         clip_norm=None if hooks.clips else hp.gradient_clip_norm,
         sharding=sharding,
     )
+    if checkpoint is not None and storage.target is not None:
+        work = _restore(context, work, checkpoint, policy_state, storage.target.author)
+    average = _average(context, task.model, hp, checkpoint)
+    return replace(work, average=average, noise_scale=_has_noise_scale(context))
+
+
+def _restore(
+    context: RunContext,
+    work: PreparedTask,
+    checkpoint: LoadedCheckpoint,
+    policy_state: Mapping[str, Any] | None,
+    me: Author,
+) -> PreparedTask:
+    document = checkpoint.snapshot.document
+    work.group_changes.load(document.get("growth"))
+    work.logbook.load(document.get("logged"))
+    give_optimizer(checkpoint, work.optimizer, context.backend, work.sharding)
+    work.rates.load(document.get("rates"))
+    start = replace(work.start, ramp=work.rates.ramp)
+    state = fetch_hooks_state(checkpoint, context.backend)
+    with user_code("restoring the state of the task's hooks"):
+        work.hooks.load(state)
+    work.policy.load(policy_state)
+    report_origin(start, checkpoint, me, work.hp, context.outputs)
+    text = describe_resize(work.task.train, document.get("trainExamples"), start.position)
+    if text is not None:
+        context.outputs.add_finding(Finding("Data", start.step, text))
+    return replace(work, start=start)
 
 
 def _compiles(context: RunContext) -> bool:
@@ -129,14 +144,14 @@ def _compiles(context: RunContext) -> bool:
 
 
 def _compile_update(context: RunContext, optimizer: Optimizer, sharding: OptimizerSharding | None) -> None:
-    whole = "the loss, its gradients and the update"
+    programs = "the loss, its gradients and the update"
     if sharding is not None or not compile_update(optimizer, context.backend.device):
-        own = "recipe.sharding divides it" if sharding is not None else f"{type(optimizer).__name__} is not torch's own"
-        whole = f"the loss and its gradients, but not the update: {own}"
-    context.outputs.progress.say(f"torch.compile makes programs of {whole}; the first steps take longer")
+        why = "recipe.sharding divides it" if sharding is not None else f"{type(optimizer).__name__} is not torch's own"
+        programs = f"the loss and its gradients, but not the update: {why}"
+    context.outputs.progress.say(f"torch.compile makes programs of {programs}; the first steps take longer")
 
 
-def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
+def _warn_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
     tell = context.outputs.add_finding
     difference = size_difference(context.spec.dataset_size, task.train, hp.train_steps, hp.global_batch_size)
     if difference is not None:
@@ -145,12 +160,6 @@ def _tell_of_data(context: RunContext, task: Task, hp: Hyperparameters) -> None:
         tell(Finding("Evaluation", 0, "the task's evaluation dataset is empty: the result will have no metrics"))
     if any(shares_epochs(task.train, dataset) for dataset in held_out(task).values()):
         tell(Finding("Evaluation", 0, _SHARES_EPOCHS))
-
-
-def _tell_of_resized(context: RunContext, task: Task, checkpoint: LoadedCheckpoint, start: Start) -> None:
-    text = describe_resize(task.train, checkpoint.snapshot.document.get("trainExamples"), start.position)
-    if text is not None:
-        context.outputs.add_finding(Finding("Data", start.step, text))
 
 
 def _place_model(context: RunContext, model: nn.Module, checkpoint: LoadedCheckpoint | None) -> str | None:

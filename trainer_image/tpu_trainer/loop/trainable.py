@@ -58,11 +58,11 @@ class PreparedTask:
     group_changes: ParameterGroupChanges
     start: Start
     policy: EvaluationPolicy
-    noise_scale: bool
     skips: bool
     logbook: Logbook
     closing: Closing
     on_lower_rung: bool = False
+    noise_scale: bool = False
     average: Average | None = None
     begun_with: str | None = None
     clip_norm: float | None = None

@@ -34,7 +34,7 @@ from tpu_trainer.loop.ending import (
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.loop.evaluate import evaluate, try_evaluation
 from tpu_trainer.loop.instruments import Instruments
-from tpu_trainer.loop.loop import TrainingResult, train
+from tpu_trainer.loop.loop import TrainingLoop, TrainingResult
 from tpu_trainer.loop.preparation import load, prepare
 from tpu_trainer.loop.trainable import PreparedTask
 from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
@@ -191,7 +191,8 @@ class _Training:
             instruments.merge_positions = reading.merge
         with backend.feed(reading.batches) as batches, instruments.logbook.open():
             try:
-                trained = train(work, batches, backend, instruments, self.context.stop, self._evaluate_now)
+                loop = TrainingLoop(work, backend, instruments, self.context.stop, self._evaluate_now)
+                trained = loop.run(batches)
             except NeedsTrainerError as needs:
                 # The other replicas may not have reached this point.
                 raise needs.in_training() from None

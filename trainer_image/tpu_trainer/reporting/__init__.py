@@ -1,1 +1,1 @@
-"""How the operator hears of a run while it runs: reports over HTTPS, from a thread of their own."""
+"""What a run reports: the log, progress reports to the operator, the history and event files."""

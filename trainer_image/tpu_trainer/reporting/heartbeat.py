@@ -222,10 +222,11 @@ def _say(line: str) -> None:
 
 
 def stacks() -> str:
-    """The stacks of all threads: newest frames first, the main thread last; the last STACKS_LIMIT bytes of them.
+    """Returns the stacks of all threads: newest frames first, the main thread last; the last STACKS_LIMIT bytes of
+    them.
 
-    By way of a file, because faulthandler writes without Python's help; it does not read source files either, which
-    may be on the very storage that hangs.
+    faulthandler writes to a file and without Python's help; it does not read source files, which may be on the very
+    storage that hangs.
     """
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)

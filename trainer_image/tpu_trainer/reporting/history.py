@@ -184,8 +184,8 @@ class Series(Generic[P]):
     def __init__(
         self, merge: Callable[[P, P], P], points: Sequence[P] = (), stride: int = 1, limit: int | None = None
     ) -> None:
-        """`merge`: makes one point of an earlier and a later one. `points`, `stride`: a series to continue. `limit`:
-        LIMIT by default."""
+        """Starts or continues a series. `merge`: makes one point of an earlier and a later one. `points`, `stride`: a
+        series to continue. `limit`: LIMIT by default."""
         self._merge, self._limit = merge, LIMIT if limit is None else limit
         self._points = list(points)
         self.stride = stride

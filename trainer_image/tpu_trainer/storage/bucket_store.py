@@ -137,5 +137,5 @@ def _last_line(error: BaseException) -> str:
 
 
 def _crc32c(data: bytes) -> str:
-    """As the service writes it: the checksum's four bytes, big-endian, in base64."""
+    """Returns the checksum as the service writes it: its four bytes, big-endian, in base64."""
     return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()

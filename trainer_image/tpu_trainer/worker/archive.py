@@ -1,8 +1,8 @@
-"""Unpacks a .tar.gz whose content nobody has vouched for: regular files and directories, below one directory.
+"""Unpacks an untrusted .tar.gz: regular files and directories, below one directory.
 
 The hash says that an archive is the one that was submitted, not that it is harmless: whoever may create jobs chooses
-both. So nothing is left to the tar reader: names, kinds, counts and sizes are checked here, and a file is only ever
-created where there is none. Without links in the directory, no name can lead out of it.
+both. So names, kinds, counts and sizes are checked here, not by the tar reader, and a file is created only where there
+is none. Without links in the directory, no name can lead out of it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import IO
 from tpu_trainer.contract.protocol import LARGEST_CODE, MOST_CODE_FILES
 
 _PIECE = 1 << 20
-# Of each file: its header, and the end of its last block.
+# Each file adds its header, and the padding of its last block.
 _BESIDE_FILES = 1024 * (MOST_CODE_FILES + 20) * 2
 _LONGEST_NAME = 1024
-_SHOWN = 200
-# What tarfile raises for headers that make no sense; nothing else reads or seeks here.
+_LONGEST_QUOTE = 200
+# tarfile raises these for headers that make no sense; nothing else reads or seeks here.
 _UNREADABLE = (tarfile.TarError, EOFError, ValueError, OSError, LookupError, OverflowError, RecursionError)
 
 
@@ -33,10 +33,10 @@ class BadArchiveError(ValueError):
 
 
 def unpack(archive: bytes, directory: Path) -> int:
-    """Unpacks it into `directory`, which must be empty; returns the number of files.
+    """Unpacks `archive` into `directory`, which must be empty; returns the number of files.
 
     Raises:
-        BadArchiveError: nothing that was unpacked so far should be used.
+        BadArchiveError: what has been unpacked must not be used.
         OSError: the files cannot be written.
     """
     with tempfile.TemporaryFile(dir=directory) as plain:
@@ -52,7 +52,7 @@ def unpack(archive: bytes, directory: Path) -> int:
 
 
 def _inflate(archive: bytes, plain: IO[bytes]) -> None:
-    """Into a file and in pieces, because a small archive may become terabytes."""
+    """Writes the decompressed archive to `plain` piece by piece, because a small archive may become terabytes."""
     most, written = LARGEST_CODE + _BESIDE_FILES, 0
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(archive)) as packed:
@@ -73,7 +73,7 @@ def _entries(plain: IO[bytes]) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInf
             yield tar, member
     except _UNREADABLE as error:
         raise BadArchiveError(f"it is not a tar archive, or damaged: {error}") from error
-    # tarfile takes damage after the first entry for the end.
+    # After the first entry, tarfile mistakes damage for the end of the archive.
     plain.seek(tar.offset)
     while piece := plain.read(_PIECE):
         if piece.strip(b"\0"):
@@ -81,45 +81,45 @@ def _entries(plain: IO[bytes]) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInf
 
 
 def _place(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: Path) -> bool:
-    """Whether it is a file."""
-    target = directory / _checked(member)
+    """Unpacks one entry; returns whether it is a file."""
+    target = directory / _checked_path(member)
     try:
         if member.isdir():
             target.mkdir(parents=True, exist_ok=True)
             return False
         if not member.isreg() or member.issparse() or member.size < 0:
-            raise BadArchiveError(f"{_shown(member.name)} is {_kind(member)}; only files and directories are unpacked")
+            raise BadArchiveError(f"{_quote(member.name)} is {_kind(member)}; only files and directories are unpacked")
         target.parent.mkdir(parents=True, exist_ok=True)
         content = tar.extractfile(member)
         assert content is not None
         with content, target.open("xb") as file:
             shutil.copyfileobj(content, file, _PIECE)
     except tarfile.TarError as error:
-        raise BadArchiveError(f"it is cut off in {_shown(member.name)}") from error
+        raise BadArchiveError(f"it is cut off in {_quote(member.name)}") from error
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise BadArchiveError(f"it has {_shown(member.name)} twice, or as a file and as a directory") from error
+        raise BadArchiveError(f"it has {_quote(member.name)} twice, or as a file and as a directory") from error
     target.chmod(0o755 if member.mode & 0o100 else 0o644)
     return True
 
 
-def _checked(member: tarfile.TarInfo) -> PurePosixPath:
+def _checked_path(member: tarfile.TarInfo) -> PurePosixPath:
     name, path = member.name, PurePosixPath(member.name)
     # `tar -C folder .` begins with the folder itself.
     if path.is_absolute() or ".." in path.parts or not (path.parts or member.isdir()):
-        raise BadArchiveError(f"the name {_shown(name)} leads out of the directory")
+        raise BadArchiveError(f"the name {_quote(name)} leads out of the directory")
     # A lone surrogate, which stands for a byte that is not UTF-8, is not printable.
     too_long = len(name) > _LONGEST_NAME or any(len(part.encode(errors="replace")) > 255 for part in path.parts)
     if too_long or not name.isprintable() or "\\" in name:
-        raise BadArchiveError(f"the name {_shown(name)} cannot be unpacked everywhere")
+        raise BadArchiveError(f"the name {_quote(name)} cannot be unpacked everywhere")
     return path
 
 
 def _kind(member: tarfile.TarInfo) -> str:
     if member.issym() or member.islnk():
-        return f"a link to {_shown(member.linkname)}"
+        return f"a link to {_quote(member.linkname)}"
     kinds = {tarfile.CHRTYPE: "a device", tarfile.BLKTYPE: "a device", tarfile.FIFOTYPE: "a named pipe"}
     return kinds.get(member.type, "a sparse file" if member.issparse() else "of an unknown kind")
 
 
-def _shown(name: str) -> str:
-    return ascii(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
+def _quote(name: str) -> str:
+    return ascii(name if len(name) <= _LONGEST_QUOTE else f"{name[:_LONGEST_QUOTE]}...")

@@ -37,31 +37,32 @@ def install(
 ) -> Path:
     """Unpacks the code and enters its folder, which is then first in sys.path and in PYTHONPATH.
 
-    `needed`: modules that processes will import there, and that need what Python and the image have.
+    `needed`: modules that processes will import in that folder; they must find Python's and the image's, not the
+    folder's.
 
     Raises:
-        UserCodeError: the archive is missing, is not the one that the job names, is too large, or cannot be unpacked;
-            or what it brings would be imported in place of what `needed` imports.
-        StorageError: it cannot be read, or its files cannot be written.
+        UserCodeError: the archive is missing, is not the one that the job names, is too large, cannot be unpacked, or
+            has a module that would be imported in place of one that `needed` imports.
+        StorageError: the archive cannot be read, or its files cannot be written.
         BadSpecError: `code.uri` is not a kind of place that this trainer knows.
     """
     archive = _fetch(code, environment)
-    found = hashlib.sha256(archive).hexdigest()
-    if found != code.sha256:
+    sha256 = hashlib.sha256(archive).hexdigest()
+    if sha256 != code.sha256:
         raise UserCodeError(
-            f"trainer.code.sha256: {code.uri} has the sha256 {found}, and the job names {code.sha256}: the archive was "
-            f"changed or cut off after the job was submitted; nothing of it was run; {_SUBMIT_AGAIN}"
+            f"trainer.code.sha256: {code.uri} has the sha256 {sha256}, and the job names {code.sha256}: the archive "
+            f"was changed or cut off after the job was submitted; none of it was run; {_SUBMIT_AGAIN}"
         )
-    directory = _unpacked(code, archive, environment.code_directory)
+    directory = _unpack(code, archive, environment.code_directory)
     if needed:
         _refuse_hiding(directory, needed)
     _enter(directory, environ)
-    print(f"runs trainer.code, sha256 {found}, in {directory}", flush=True)
+    print(f"runs trainer.code, sha256 {sha256}, in {directory}", flush=True)
     return directory
 
 
 def _fetch(code: CodeSpec, environment: WorkerEnvironment) -> bytes:
-    """At most one byte more than is allowed."""
+    """Returns the archive; reads at most one byte more than is allowed."""
     if code.uri.startswith(_MOUNTED):
         if environment.code_archive is None:
             raise BadSpecError(f"trainer.code.uri: {code.uri} is not mounted in this worker")
@@ -114,12 +115,12 @@ def _too_large(uri: str) -> UserCodeError:
     )
 
 
-def _unpacked(code: CodeSpec, archive: bytes, place: Path | None) -> Path:
+def _unpack(code: CodeSpec, archive: bytes, place: Path | None) -> Path:
     try:
         # The link-free path, as the working directory will be called.
         parent = Path(place or tempfile.mkdtemp(prefix="tpu-trainer-code-")).resolve()
         directory = parent / "code"
-        # Of an earlier try on the same disk.
+        # An earlier try may have left files on this disk.
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         unpack(archive, directory)
@@ -131,33 +132,33 @@ def _unpacked(code: CodeSpec, archive: bytes, place: Path | None) -> Path:
 
 
 def _refuse_hiding(directory: Path, needed: Sequence[str]) -> None:
-    """A process that starts in the folder would find the folder's `json` or `torch`, and end in ways that nobody could
-    explain, again and again."""
+    """Refuses a folder that has a `json` or a `torch`: a process that starts there would import it instead of the real
+    one, and fail in a way that no message explains."""
     brought = {path.stem: path.name for path in directory.glob("*.py")}
     brought |= {path.parent.name: f"{path.parent.name}/{path.name}" for path in directory.glob("*/__init__.py")}
     doubtful = brought.keys() & (sys.stdlib_module_names | _PACKAGES)
     if not doubtful:
         return
-    # Now, while the folder is not in sys.path. Nothing of ours imports `wave`, and a `wave.py` does no harm.
+    # Imported while the folder is not in sys.path. The trainer never imports `wave`, so a `wave.py` does no harm.
     for module in needed:
         importlib.import_module(module)
     if hiding := sorted(brought[name] for name in doubtful & sys.modules.keys()):
         raise UserCodeError(
             f"trainer.code: the trainer would import {', '.join(hiding)} instead of the installed module of the same "
-            f"name; rename what you bring, {_SUBMIT_AGAIN}"
+            f"name; rename these files, {_SUBMIT_AGAIN}"
         )
 
 
 def _enter(directory: Path, environ: MutableMapping[str, str]) -> None:
-    before, given = os.getcwd(), [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    before, inherited = os.getcwd(), [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     os.chdir(directory)
     # `python -m` put the image's working directory first.
-    sys.path[:] = [str(directory), *(part for part in sys.path if part not in ("", before) or part in given)]
-    environ["PYTHONPATH"] = os.pathsep.join([str(directory), *given])
+    sys.path[:] = [str(directory), *(part for part in sys.path if part not in ("", before) or part in inherited)]
+    environ["PYTHONPATH"] = os.pathsep.join([str(directory), *inherited])
 
 
 def run_command(command: Sequence[str]) -> NoReturn:
-    """Becomes the user's own loop, in its folder."""
+    """Replaces this process by the user's own loop, in the folder of its code."""
     environment = read_environment(os.environ)
     spec = read_run_spec(environment.run_spec, own_loop=True)
     if spec.code is not None:
@@ -170,7 +171,7 @@ def run_command(command: Sequence[str]) -> NoReturn:
 
 
 def main(command: Sequence[str]) -> int:
-    """Becomes `command`; returns the exit code if it cannot, and leaves a termination message."""
+    """Replaces this process by `command`; if it cannot, writes a termination message and returns the exit code."""
     try:
         run_command(command)
     except Exception as error:

@@ -32,9 +32,9 @@ def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
         check_agreement(environment, spec)
         import_no_device_libraries(spec)
         if spec.code is not None:
-            install(spec.code, environment, os.environ, imported_by(spec))
+            install(spec.code, environment, os.environ, modules_to_import(spec))
         if spec.hardware == "TPU":
-            print(_rights(), flush=True)
+            print(_describe_rights(), flush=True)
         # torch is imported only now: a wrong run spec should be reported at once.
         if spec.process_per_device:
             from tpu_trainer.worker.host import run_processes
@@ -48,30 +48,33 @@ def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
 
 
 def import_no_device_libraries(spec: RunSpec) -> None:
-    """On a CPU: else `import torch` imports every device library of the image, ten seconds for TorchTPU."""
+    """Keeps `import torch` on a CPU from importing every device library of the image, ten seconds for TorchTPU."""
     if spec.backend == "torch" and spec.torch.device == "cpu":
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
-def imported_by(spec: RunSpec) -> Sequence[str]:
-    """Modules that between them import what every process of the run does."""
+def modules_to_import(spec: RunSpec) -> Sequence[str]:
+    """Returns modules that together import everything that the run's processes import."""
     return ("tpu_trainer.worker.host",) if spec.backend == "torch" else ("tpu_trainer.worker.host", "torch_xla")
 
 
-def _rights() -> str:
-    """What opening the chips depends on and only the node can change; printed before it may fail or hang."""
+def _describe_rights() -> str:
+    """Describes the rights that opening the chips needs and that only the node can change.
+
+    It is printed first, because opening them may fail or hang.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     locked = "without limit" if soft == resource.RLIM_INFINITY else f"up to {soft // 1024} KiB"
     return f"runs as user {os.geteuid()} of group {os.getegid()}; may lock memory {locked} (RLIMIT_MEMLOCK)"
 
 
 def die(outcome: Outcome) -> NoReturn:
-    """The end of a process whose main thread no longer answers."""
+    """Ends a process whose main thread no longer answers."""
     end(outcome)
     os._exit(outcome.code)
 
 
 def end(outcome: Outcome) -> None:
-    """The process's last line and its termination message."""
+    """Prints the process's last line and writes its termination message."""
     print(f"{outcome.code.name}: {outcome.message}", file=sys.stdout if outcome.ended_well else sys.stderr, flush=True)
     write_last_words(outcome, first=True)

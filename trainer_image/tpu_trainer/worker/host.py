@@ -1,10 +1,10 @@
-"""A host whose replicas are processes of their own, one per device: starting, supervising and ending them.
+"""Starts, supervises and ends a host's replicas where each device has a process.
 
 torch_xla.launch starts them on TPU; for the torch backend `_launch_torch` does, as torchrun would. Either way the
-supervisor has three duties. A replica that fails would leave the others in a collective that never ends, so it writes
-down its outcome and ends its process at once, and the supervisor stops the rest. A request to stop reaches the
-supervisor only, and a file carries it on. On host 0 the supervisor keeps the store at which all processes meet, so that
-it outlives any of them.
+supervisor has three duties. A replica that fails would leave the others in a collective that never ends, so it records
+its outcome and ends its process at once, and the supervisor stops the rest. A request to stop reaches only the
+supervisor, which passes it on through a file. On host 0 the supervisor keeps the store at which all processes meet, so
+that it outlives any of them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from tpu_trainer.worker.replica import run_replica
 _PR_SET_PDEATHSIG = 1
 _LEFT_EARLY = Outcome(
     ExitCode.UserError,
-    "a replica's process exited with code 0 before the training had ended: something in the task ended the process "
-    "(os._exit)",
+    "a replica's process exited with code 0 before the training had ended: something in the task called os._exit",
 )
 
 
@@ -50,7 +49,7 @@ def run_processes(spec: RunSpec, environment: WorkerEnvironment, stop: StopSigna
         PeerLostError: the store could not be opened at MASTER_ADDR:MASTER_PORT.
         BadSpecError: the devices found are not the run spec's.
     """
-    launch = _launch_torch if spec.backend == "torch" else _launch_chips
+    launch = _launch_torch if spec.backend == "torch" else _launch_per_chip
     with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as directory:
         folder = Path(directory)
         stop.share(_stop_file(folder))
@@ -58,17 +57,17 @@ def run_processes(spec: RunSpec, environment: WorkerEnvironment, stop: StopSigna
             if environment.num_hosts == 1:
                 environment = replace(environment, master_addr="localhost", master_port=0)
             # Held until the last process has ended.
-            kept = serve(environment, spec.job.gang, spec.slice.replicas) if environment.host_index == 0 else None
-            if kept is not None:
-                environment = replace(environment, master_port=kept.port)
+            store = serve(environment, spec.job.gang, spec.slice.replicas) if environment.host_index == 0 else None
+            if store is not None:
+                environment = replace(environment, master_port=store.port)
             died = launch(spec, environment, folder)
         finally:
             stop.unshare()
         return host_outcome(_read_outcomes(folder), died)
 
 
-def _launch_chips(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> bool:
-    """Returns, once all have ended, whether one ended before its time; the process pool then stops the rest."""
+def _launch_per_chip(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> bool:
+    """Runs one process per chip until all have ended; returns whether one died, after which the pool stops the rest."""
     import torch_xla
 
     try:
@@ -79,17 +78,17 @@ def _launch_chips(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -
 
 
 def _run_chip(ordinal: int, spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> None:
-    """One replica, in a process of its own; on v2, v3 and XLA's CPU device in a thread of its own."""
+    """Runs one replica, in its own process; on v2, v3 and XLA's CPU device in its own thread."""
     import torch_xla.runtime as xr
 
-    _run_one(spec, replace(environment, local_rank=xr.local_ordinal()), folder)
+    _run_local_replica(spec, replace(environment, local_rank=xr.local_ordinal()), folder)
 
 
 def _launch_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> bool:
-    """Returns, once all have ended, whether one ended before its time; the rest are then killed.
+    """Runs one process per device until all have ended; returns whether one died, after which the rest are killed.
 
     Raises:
-        BadSpecError: TorchTPU finds another slice than the run spec's.
+        BadSpecError: TorchTPU finds a slice that is not the run spec's.
     """
     count = spec.torch.processes_per_host
     if spec.torch.device == "tpu":
@@ -104,15 +103,15 @@ def _launch_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -
             WORLD_SIZE=str(environment.num_hosts * count),
             LOCAL_WORLD_SIZE=str(count),
         )
-        own = replace(environment, local_rank=local_rank)
-        processes.append(context.Process(target=_run_torch, args=(spec, own, folder, os.getpid())))
+        place = replace(environment, local_rank=local_rank)
+        processes.append(context.Process(target=_run_torch, args=(spec, place, folder, os.getpid())))
         processes[-1].start()
     died, running = False, set(processes)
     while running:
         wait([process.sentinel for process in running])
         ended = {process for process in running if not process.is_alive()}
         running -= ended
-        # A process that leaves in the middle of the training, whatever its code, leaves no outcome.
+        # A process that leaves in the middle of the training, whatever its exit code, records no outcome.
         silent = [
             local_rank
             for local_rank, process in enumerate(processes)
@@ -135,15 +134,17 @@ def _launch_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -
 
 def _run_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path, supervisor: int) -> None:
     _end_with(supervisor)
-    # A terminal's Ctrl-C goes to every process; the supervisor's file is what counts.
+    # A terminal's Ctrl-C goes to every process, but only the supervisor's file counts.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _run_one(spec, environment, folder)
+    _run_local_replica(spec, environment, folder)
 
 
 def _end_with(parent: int) -> None:
-    """Ends this replica when its supervisor is killed: else it would train on, and save beside its successor. In a
-    container the kernel does so anyway."""
+    """Ends this replica when its supervisor is killed. Otherwise it would train on, and save beside its successor.
+
+    In a container the kernel does so anyway.
+    """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -153,7 +154,7 @@ def _end_with(parent: int) -> None:
 
 
 def _lay_out_slice(environment: WorkerEnvironment, count: int) -> None:
-    """Lets TorchTPU decide in the parent what all processes must agree on; variables that are set stay as they are.
+    """Lets TorchTPU decide, in the parent, what all processes must agree on. Variables that are set stay as they are.
 
     The operator sets the host's rank: a process listens at the address of its rank in the list of all processes, which
     is in the order of the hosts' names. If TorchTPU is missing, nothing is laid out, and the processes say so.
@@ -168,7 +169,7 @@ def _lay_out_slice(environment: WorkerEnvironment, count: int) -> None:
             raise BadSpecError(f"trainer.torch.device: TorchTPU cannot lay out the slice: {error}") from error
 
 
-def _run_one(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> None:
+def _run_local_replica(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> None:
     """Runs replica `environment.local_rank`. If it fails it ends its process, so that the supervisor stops the rest."""
 
     def leave(outcome: Outcome) -> NoReturn:
@@ -182,12 +183,12 @@ def _run_one(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> Non
 
 
 def _stop_file(folder: Path) -> Path:
-    """Exists once the host has been told to stop."""
+    """Returns the path of a file that exists once the host has been asked to stop."""
     return folder / "stop"
 
 
 def _outcome_file(folder: Path, local_rank: int) -> Path:
-    """Exists once that replica has ended in an orderly way."""
+    """Returns the path of a file that exists once that replica has ended in an orderly way."""
     return folder / f"outcome-{local_rank:04d}.json"
 
 
@@ -200,6 +201,6 @@ def _write_outcome(outcome: Outcome, folder: Path, local_rank: int) -> None:
 
 
 def _read_outcomes(folder: Path) -> list[Outcome]:
-    """What the processes have left, in the order of their places on the host."""
+    """Reads the outcomes that the processes have recorded, in the order of their places on the host."""
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("outcome-*.json"))]
     return [Outcome(**{**document, "code": ExitCode(document["code"])}) for document in documents]

@@ -1,4 +1,4 @@
-"""One replica's process, from its backend to its outcome: the host's own process, or one per device."""
+"""Runs one replica, from its backend to its outcome, in the host's process or in one per device."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def run_replica(
 ) -> Outcome:
     """Trains and evaluates; every failure becomes an outcome, never an exception.
 
-    `die` ends the process with an outcome when the run hangs, so that this call cannot return. `meet`: how the replicas
-    meet, by default `open_backend`; `run`: what they do then, by default the training.
+    `die` ends the process with an outcome when the run hangs, since this call cannot return then. `meet` opens the
+    backend, by default `open_backend`; `run` is what the replicas do then, by default the training.
     """
     clock, pace = Clock(before=process_seconds() or 0.0), StepPace()
     # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
@@ -60,7 +60,7 @@ def run_replica(
         try:
             backend = (meet or open_backend)(spec, environment, stop)
             if isinstance(stop, StopSignal):
-                # Again: the device's runtime may have replaced our handler.
+                # Installed again, because the device's runtime may have replaced the handler.
                 stop.install()
             reporter = open_reporter(
                 spec, environment.report_directory, clock, str(backend.device), reports=is_reporter
@@ -68,8 +68,8 @@ def run_replica(
             outputs = replace(outputs, reporter=reporter)
             with open_board(_board(outputs, pace, backend)):
                 outcome = (run or _run)(RunContext(spec, environment, stop, backend, clock, pace, outputs))
-            # Wait for all: the first to leave would cut the connection of those still in the last collective, or
-            # waiting for the last checkpoint. Whatever has become of them, this replica's part is done.
+            # All leave together: the first to leave would cut off those still in the last collective, or waiting for
+            # the last checkpoint. If one of them is lost, this replica's part is done.
             with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
                 backend.barrier()
                 backend.close()
@@ -80,7 +80,7 @@ def run_replica(
 
 
 def _run(context: RunContext) -> Outcome:
-    """Under the trainer's own loop, or under Lightning's Trainer for what only that does."""
+    """Trains in the trainer's own loop, or under Lightning's Trainer if the task needs what only that does."""
     spec = context.spec
     steps = spec.train_steps if spec.end_after_steps is None else f"{spec.last_step} of {spec.train_steps}"
     context.outputs.progress.start(
@@ -90,16 +90,16 @@ def _run(context: RunContext) -> Outcome:
     )
     try:
         return run_own_loop(context)
-    except NeedsTrainerError as found:
-        why = found.why
-    # Imported once needed: few runs are under Lightning's Trainer.
+    except NeedsTrainerError as error:
+        why = error.why
+    # Imported only here, because few runs need Lightning's Trainer.
     from tpu_trainer.lightning_trainer import OwnTrainer
 
     return OwnTrainer(context).whole(why)
 
 
 def _board(outputs: RunOutputs, pace: StepPace, backend: Backend) -> Board:
-    """Where the task's writers write."""
+    """Builds what the task's writers write to."""
     return Board(
         writes=outputs.is_reporter,
         last_step=lambda: pace.last or 0,

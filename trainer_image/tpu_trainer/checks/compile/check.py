@@ -1,6 +1,6 @@
-"""The check of one run spec: the step traced, compiled and measured, as one document.
+"""Traces, compiles and measures the step of one run spec, and returns one document.
 
-Tracing and compiling are processes of their own, one after the other, so that neither holds the other's memory.
+Tracing and compiling each have their own process, one after the other, so that neither holds the other's memory.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tpu_trainer.gang.backends.feed import AHEAD
 SCHEMA = "compile-check/v1"
 
 EXTRA = "tpu-training-operator[aot]"
-"""What to install outside of the image."""
+"""The package to install outside of the image."""
 
 LEAST_BYTES = 1 << 20
-"""Of padding that is worth a word."""
+"""Bytes of padding from which a tensor is mentioned."""
 
 _MOST_LAYERS = 10
 _HELD_AHEAD = AHEAD + 1
-"""Batches on the device besides the one in use: the queue's, and the one that waits to be put into it."""
+"""Batches on the device besides the one in use: those in the queue, and the one that waits to enter it."""
 
 
 class CannotCheckError(Exception):
-    """The step cannot be looked at: the message says what is missing or wrong. `kind`: BadSpec, UserError, ..."""
+    """The step cannot be checked: the message says what is missing or wrong. `kind`: BadSpec, UserError, ..."""
 
     def __init__(self, message: str, kind: str = "Missing") -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class CannotCheckError(Exception):
 
 
 def missing() -> str | None:
-    """What the check lacks on this machine, and how to get it."""
+    """Says what the check lacks on this machine, and how to get it; None if nothing is missing."""
     absent = [name for name in ("torch_xla", "jax", "libtpu") if util.find_spec(name) is None]
     if not absent:
         return None
@@ -54,25 +54,27 @@ def missing() -> str | None:
     )
 
 
-def _to_nobody(_: Any) -> None: ...
+def _ignore(_: Any) -> None: ...
 
 
 def check(
     document: Mapping[str, Any],
     *,
     find_largest: bool = False,
-    tell: Callable[[dict[str, Any]], None] = _to_nobody,
-    say: Callable[[str], None] = _to_nobody,
+    tell: Callable[[dict[str, Any]], None] = _ignore,
+    say: Callable[[str], None] = _ignore,
 ) -> dict[str, Any]:
-    """What the compiler says of the run spec's step. The largest batch that fits is found if this one does not, or with
-    `find_largest`; the search takes several times as long, so `tell` hears the answer before it, and `say` a line
-    before and after each try. An answer without `largestBatch` means that the search could not go on.
+    """Returns what the compiler says about the run spec's step.
+
+    If the batch does not fit, or with `find_largest`, it searches for the largest batch that does. The search takes
+    several times as long, so `tell` gets the answer before it, and `say` a line before and after each try. An answer
+    without `largestBatch` means that the search could not go on.
 
     Raises:
         CannotCheckError: something is missing, the spec or the user's code is wrong, or libtpu does not know the slice.
     """
-    if (lack := missing()) is not None:
-        raise CannotCheckError(lack)
+    if (reason := missing()) is not None:
+        raise CannotCheckError(reason)
     spec = _one_slice(document)
     answer = _measure(spec, None, None)
     tell(answer)
@@ -80,30 +82,30 @@ def check(
     if answer["fits"] is None or (answer["fits"] and not find_largest):
         return answer
     begin, limit = spec["batch"]["perReplica"], memory["limit"]
-    # What is known already is not asked for again.
+    # Each size is compiled once.
     answers = {begin: answer}
     say(_result(begin, answer))
 
     def ask(size: int) -> Need:
         if size not in answers:
             say(f"trying batch {size} per replica: {_bounds(answers)}")
-            # Of the same examples again and again: sizes are all that counts.
+            # The same examples again and again: only their sizes count.
             answers[size] = _measure(_of_size(spec, size), min(size, begin), limit)
             say(_result(size, answers[size]))
         return Need(bool(answers[size]["fits"]), answers[size].get("memory", {}).get("needed"))
 
     try:
-        found = largest(ask, begin, limit, memory.get("inPlace", 0))
+        bounds = largest(ask, begin, limit, memory.get("inPlace", 0))
     except CannotCheckError as error:
-        # The search may need more memory than there is, or a batch that the user's code does not take. What the
-        # compiler has said about the job's own batch holds all the same.
+        # The search may need more memory than there is, or a batch that the user's code does not take. The answer
+        # about the job's own batch still holds.
         say(f"the search for the largest batch has ended: {error}")
         return answer
-    return {**answer, "largestBatch": {"fits": found.fits, "refused": found.refused}}
+    return {**answer, "largestBatch": {"fits": bounds.fits, "refused": bounds.refused}}
 
 
 def _bounds(answers: Mapping[int, Mapping[str, Any]]) -> str:
-    """What the largest batch is between, as far as it is known."""
+    """Says between which sizes the largest batch lies, as far as it is known."""
     fitting = [size for size, answer in answers.items() if answer["fits"]]
     refused = [size for size, answer in answers.items() if not answer["fits"]]
     known = [f"{max(fitting)} fits"] if fitting else []
@@ -118,7 +120,7 @@ def _result(size: int, answer: Mapping[str, Any]) -> str:
 
 
 def _one_slice(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The run of one of the job's slices: libtpu compiles for one, and each runs the same program."""
+    """Returns the run on one of the job's slices: libtpu compiles for one slice, and each runs the same program."""
     spec = copy.deepcopy(dict(document))
     where = spec["slice"]
     spec["slice"] = {
@@ -142,7 +144,7 @@ def _of_size(spec: Mapping[str, Any], per_replica: int) -> dict[str, Any]:
 
 
 def _measure(spec: Mapping[str, Any], examples: int | None, limit: int | None) -> dict[str, Any]:
-    """`examples`: read only so many. `limit`: of a core's memory, if it is known."""
+    """Traces and compiles the step. `examples`: the most to read; `limit`: bytes of a core's memory, if known."""
     with tempfile.TemporaryDirectory(prefix="compile-check-") as name:
         directory = Path(name)
         (directory / "request.json").write_text(json.dumps({"spec": spec, "examples": examples, "limit": limit}))
@@ -164,10 +166,10 @@ def _measure(spec: Mapping[str, Any], examples: int | None, limit: int | None) -
 
 def _run(module: str, directory: Path, extra: Mapping[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-m", f"tpu_trainer.checks.compile.{module}", str(directory)]
-    # What is set for a worker does not hold here: no chip, no peers.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "XLA_", "PJRT_"))}
+    # A worker's variables do not hold here, where there are neither chips nor peers.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "XLA_", "PJRT_"))}
     done = subprocess.run(  # noqa: S603 - this Python, with a directory of our own
-        command, env={**kept, **extra}, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
+        command, env={**environ, **extra}, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
     )
     written = directory / ("traced.json" if module == "tracing" else "compiled.json")
     if done.returncode == 0 and not written.exists():
@@ -178,8 +180,8 @@ def _run(module: str, directory: Path, extra: Mapping[str, str]) -> dict[str, An
             ended = "Killed, as when memory is short"
         last = "\n".join(done.stderr.splitlines()[-15:])
         raise CannotCheckError(f"{module} ended with {ended}:\n{last}", "Ended")
-    found: dict[str, Any] = json.loads(written.read_bytes())
-    return found
+    document: dict[str, Any] = json.loads(written.read_bytes())
+    return document
 
 
 def _head(spec: Mapping[str, Any], compiled: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,7 +205,7 @@ def _answer(
     scheduled: Mapping[str, Scheduled],
 ) -> dict[str, Any]:
     head = {**_head(spec, compiled), "found": traced["found"], "parameters": traced["parameters"]}
-    refused = next((one for one in compiled["programs"].values() if "refused" in one), None)
+    refused = next((program for program in compiled["programs"].values() if "refused" in program), None)
     if refused is not None:
         needed = {} if refused["needed"] is None else {"needed": refused["needed"]}
         memory = {"limit": compiled["limit"], **needed}
@@ -212,21 +214,22 @@ def _answer(
     # With accumulation, every pass but the last is a program without the exchange and the update.
     names = ["program", *["passes"] * (passes - 1)]
     programs, orders = [compiled["programs"][name] for name in names], [scheduled[name] for name in names]
-    memory = max((_memory(one, traced, compiled["limit"]) for one in programs), key=lambda one: one["needed"])
+    usage = [_memory(program, traced, compiled["limit"]) for program in programs]
+    memory = max(usage, key=lambda part: int(part["needed"]))
     limit = compiled["limit"]
     return {
         **head,
         "fits": limit is None or memory["needed"] <= limit,
         "memory": memory,
-        "compileSeconds": sum(one["seconds"] for one in compiled["programs"].values()),
+        "compileSeconds": sum(program["seconds"] for program in compiled["programs"].values()),
         "step": {
             "modelFlops": traced["flops"] * passes,
             "wideFlops": traced["flops_wide"] * passes,
-            "flops": sum(one["flops"] or 0 for one in programs),
-            "traffic": sum(one.traffic for one in orders),
+            "flops": sum(program["flops"] or 0 for program in programs),
+            "traffic": sum(order.traffic for order in orders),
             "collectives": [
-                {"kind": one.kind, "bytes": one.bytes, "after": round(one.after, 3)}
-                for one in scheduled["program"].collectives
+                {"kind": collective.kind, "bytes": collective.bytes, "after": round(collective.after, 3)}
+                for collective in scheduled["program"].collectives
             ],
         },
         "padding": _padding(traced, scheduled["program"]),
@@ -234,9 +237,9 @@ def _answer(
 
 
 def _memory(program: Mapping[str, Any], traced: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    """Bytes per core. needed: what is there at once, donated arguments counted once."""
+    """Returns bytes per core; `needed` is what is there at once, with donated arguments counted once."""
     ahead = _HELD_AHEAD * traced["batch"]
-    own = program["arguments"] + program["temporaries"] + program["results"] - program["inPlace"] + program["code"]
+    held = program["arguments"] + program["temporaries"] + program["results"] - program["inPlace"] + program["code"]
     return {
         "arguments": program["arguments"],
         "temporaries": program["temporaries"],
@@ -244,22 +247,22 @@ def _memory(program: Mapping[str, Any], traced: Mapping[str, Any], limit: int | 
         "inPlace": program["inPlace"],
         "code": program["code"],
         "batchesAhead": ahead,
-        "needed": own + ahead,
+        "needed": held + ahead,
         "limit": limit,
     }
 
 
 def _padding(traced: Mapping[str, Any], scheduled: Scheduled) -> dict[str, Any]:
-    """What tiles add: to the memory of the model's tensors, and to its matrix products."""
+    """Returns what padding to whole tiles adds to the memory of the model's tensors, and to its matrix products."""
     named = zip(traced["program"]["arguments"], scheduled.parameters, strict=False)
     tensors = [
         {"name": name, "shape": list(array.shape), "bytes": array.logical, "padded": array.padded}
         for name, array in named
         if name and array.padded - array.logical > max(array.logical * LEAST_WASTE, LEAST_BYTES)
     ]
-    tensors.sort(key=lambda one: one["bytes"] - one["padded"])
-    products = [one for one in map(_product, traced["products"]) if one["waste"] >= LEAST_WASTE]
-    products.sort(key=lambda one: -one["waste"] * one["shape"][0] * one["shape"][1])
+    tensors.sort(key=lambda tensor: tensor["bytes"] - tensor["padded"])
+    products = [product for product in map(_product, traced["products"]) if product["waste"] >= LEAST_WASTE]
+    products.sort(key=lambda product: -product["waste"] * product["shape"][0] * product["shape"][1])
     return {"tensors": tensors[:_MOST_LAYERS], "products": products[:_MOST_LAYERS]}
 
 

@@ -1,6 +1,6 @@
-"""`python -m tpu_trainer compile-check`: the check as a command, for `tpujob compile-check` and for a pod of the image.
+"""`python -m tpu_trainer compile-check` runs the check for `tpujob compile-check`, and in a pod of the image.
 
-Its exit codes are its own: 0 the step fits, 1 it does not or cannot be one program, 2 it could not be checked.
+Its exit codes: 0 the step fits, 1 it does not fit or cannot be one program, 2 it could not be checked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.run_spec is None:
         parser.error(f"--run-spec is needed where {ENV_RUN_SPEC} is not set")
-    answer, code = _answered(options.run_spec, options.output, find_largest=options.largest)
+    answer, code = _run(options.run_spec, options.output, find_largest=options.largest)
     if options.output is None:
         print(json.dumps(answer, indent=1))
     else:
@@ -39,14 +39,14 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _answered(path: Path, output: Path | None, *, find_largest: bool) -> tuple[dict[str, Any], int]:
+def _run(path: Path, output: Path | None, *, find_largest: bool) -> tuple[dict[str, Any], int]:
     def tell(answer: dict[str, Any]) -> None:
-        # Whoever waits for the search may have to end it.
+        # The caller may have to end the search before it is done.
         if output is not None:
             _write(answer, output)
 
     def say(line: str) -> None:
-        # Where stdout has the answer, it has nothing else.
+        # If the answer goes to stdout, nothing else does.
         print(line, file=sys.stderr if output is None else sys.stdout, flush=True)
 
     try:

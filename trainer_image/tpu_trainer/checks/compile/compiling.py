@@ -20,7 +20,7 @@ MEGACORE = {"v4": "megacore"}
 
 PROBE_ARGUMENTS = 64
 PROBE = "tensor<4294967296xf32>"
-"""As many arguments of 16 GiB fit into no core's memory: the refusal says how much of it a program may use."""
+"""64 arguments of 16 GiB each: they fit into no core's memory, and the refusal says how much a program may use."""
 
 _LIMIT = re.compile(r"of ([0-9.]+)([KMGT]?) hbm\.")
 _USED = re.compile(r"Used ([0-9.]+)([KMGT]?) of")
@@ -41,15 +41,15 @@ def devices_of(generation: str, topology: str) -> list[Any]:
     if topology == "1x1":
         options["chips_per_host_bounds"] = [1, 1, 1]
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=f"{generation}:{topology}", **options)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=f"{generation}:{topology}", **options)
     except Exception as error:
         # jaxlib's own class, and NotImplementedError from older ones.
         raise ValueError(str(error)) from None
-    return list(found.devices)
+    return list(description.devices)
 
 
-def compiled(program: str, in_place: list[tuple[int, int]], devices: list[Any]) -> Any:
-    """The executable; `in_place` as in `tracing.Program`. Raises jaxlib's error if the compiler refuses."""
+def compile_program(program: str, in_place: list[tuple[int, int]], devices: list[Any]) -> Any:
+    """Returns the executable; `in_place` as in `tracing.Program`. Raises jaxlib's error if the compiler refuses."""
     import numpy as np
     from jax._src import compiler
     from jax._src.interpreters import mlir
@@ -79,9 +79,9 @@ def compiled(program: str, in_place: list[tuple[int, int]], devices: list[Any]) 
 
 
 def limit_of(devices: list[Any]) -> int | None:
-    """Bytes of a core's memory that a program may use, in the compiler's own words; None if it says nothing."""
+    """Returns the bytes of a core's memory that a program may use, as the compiler states them; None if it does not."""
     try:
-        compiled(_probe(), [], devices[:1])
+        compile_program(_probe(), [], devices[:1])
     except Exception as error:
         return limit_in(str(error))
     return None
@@ -98,22 +98,23 @@ def limit_in(refusal: str) -> int | None:
 
 
 def used_in(refusal: str) -> int | None:
-    """What the refused program would have needed."""
+    """Returns the bytes that the refused program would have needed."""
     return _size(_USED.search(refusal))
 
 
-def _size(found: re.Match[str] | None) -> int | None:
-    return None if found is None else int(float(found[1]) * _UNITS[found[2]])
+def _size(match: re.Match[str] | None) -> int | None:
+    return None if match is None else int(float(match[1]) * _UNITS[match[2]])
 
 
 def _compile(path: Path, in_place: list[tuple[int, int]], devices: list[Any]) -> dict[str, Any]:
     began = time.monotonic()
     try:
-        program = compiled(path.read_text(), in_place, devices)
+        program = compile_program(path.read_text(), in_place, devices)
     except Exception as error:
-        # jaxlib's own class; of what a compiler may say, only a lack of memory says something about the batch.
-        said = str(error)
-        return {"refused": said, "needed": used_in(said), "fits": False if "RESOURCE_EXHAUSTED" in said else None}
+        # jaxlib's own class. Only a lack of memory says something about the batch.
+        refusal = str(error)
+        fits = False if "RESOURCE_EXHAUSTED" in refusal else None
+        return {"refused": refusal, "needed": used_in(refusal), "fits": fits}
     memory, costs = program.get_compiled_memory_stats(), program.cost_analysis()
     path.with_suffix(".hlo").write_text(program.hlo_modules()[0].to_string())
     return {
@@ -140,8 +141,9 @@ def _answer(directory: Path) -> dict[str, Any]:
         newer = "; a newer one may" if "Invalid TPU external name" in str(error) else ""
         return {**versions, "error": f"libtpu {versions['libtpu']} does not compile for {name}: {error}{newer}"}
     if len(devices) != where["replicas"]:
-        said = f"libtpu sees {len(devices)} devices on {where['generation']}:{where['topology']}, the job has"
-        return {**versions, "error": f"{said} {where['replicas']} replicas"}
+        topology = f"{where['generation']}:{where['topology']}"
+        message = f"libtpu sees {len(devices)} devices on {topology}, the job has {where['replicas']} replicas"
+        return {**versions, "error": message}
     names = [name for name in ("program", "passes") if traced.get(name) is not None]
     programs = {name: _compile(directory / f"{name}.mlir", traced[name]["in_place"], devices) for name in names}
     limit = request.get("limit") or limit_of(devices)

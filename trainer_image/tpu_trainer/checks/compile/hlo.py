@@ -19,7 +19,7 @@ _SPACE = re.compile(r"S\((\d+)\)")
 _NAME = re.compile(r"%([\w.\-]+)")
 _BITS = re.compile(r"\d+")
 
-# They name or order what is there.
+# These instructions only name or order values.
 _FREE = {
     "after-all",
     "bitcast",
@@ -38,7 +38,7 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a type. logical: its bytes; padded: those that it takes; hbm: whether it takes them there."""
+    """An array in an instruction's type. logical: its bytes; padded: with padding; hbm: whether it is in HBM."""
 
     logical: int
     padded: int
@@ -57,8 +57,8 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Collective:
-    """kind: its name in XLA. bytes: what each replica brings. after: the part of the program's matrix products that
-    come before it in the schedule, 0..1."""
+    """A collective. kind: its name in XLA; bytes: each replica's input; after: the share of the program's matrix
+    products that come before it in the schedule, 0..1."""
 
     kind: str
     bytes: int
@@ -67,9 +67,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """collectives: in their order. traffic: bytes of HBM that the instructions read and write. parameters: the
-    program's arguments. products: instructions that multiply matrices. order: "matmul" and "sum" (a collective), as a
-    core executes them."""
+    """A program as a core executes it.
+
+    traffic: bytes of HBM that the instructions read and write. parameters: the program's arguments. products: the
+    number of instructions that multiply matrices. order: "matmul" and "sum" (a collective), as they are executed.
+    """
 
     collectives: list[Collective]
     traffic: int
@@ -79,49 +81,49 @@ class Scheduled:
 
 
 def read(text: str) -> Scheduled:
-    """What the scheduled module does, from its text."""
+    """Reads what the scheduled module does from its text."""
     computations = dict(_computations(text))
     entry = computations.pop("")
-    contents = {name: {one.opcode for one in body} for name, body in computations.items()}
+    contents = {name: {step.opcode for step in body} for name, body in computations.items()}
     multiplying = {name for name, opcodes in contents.items() if opcodes & {"convolution", "dot"}}
     gathering = {
-        name: next(one for one in computations[name] if _collective(one.opcode))
+        name: next(step for step in computations[name] if _collective(step.opcode))
         for name, opcodes in contents.items()
         if any(map(_collective, opcodes))
     }
-    by_name = {one.name: one for one in entry}
-    found: list[tuple[str, int, int]] = []
+    by_name = {step.name: step for step in entry}
+    exchanges: list[tuple[str, int, int]] = []
     order: list[str] = []
     products = 0
-    for one in entry:
-        called = set(_NAME.findall(one.line.partition(" calls=")[2].split(",")[0]))
+    for step in entry:
+        called = set(_NAME.findall(step.line.partition(" calls=")[2].split(",")[0]))
         inside = next((gathering[name] for name in called if name in gathering), None)
-        if (kind := _collective(one.opcode)) is not None:
-            size = sum(array.logical for name in one.operands for array in by_name[name].arrays)
-        elif inside is not None and not one.opcode.endswith(("-done", "-update")):
+        if (kind := _collective(step.opcode)) is not None:
+            size = sum(array.logical for name in step.operands for array in by_name[name].arrays)
+        elif inside is not None and not step.opcode.endswith(("-done", "-update")):
             kind, size = _collective(inside.opcode), sum(array.logical for array in inside.arrays)
         if kind is not None:
-            found.append((kind, size, products))
+            exchanges.append((kind, size, products))
             order.append("sum")
-        if one.opcode in ("convolution", "dot") or called & multiplying:
+        if step.opcode in ("convolution", "dot") or called & multiplying:
             products += 1
             order.append("matmul")
-    collectives = [Collective(kind, size, before / max(1, products)) for kind, size, before in found]
-    traffic = sum(_traffic(one, by_name) for one in entry)
+    collectives = [Collective(kind, size, before / max(1, products)) for kind, size, before in exchanges]
+    traffic = sum(_traffic(step, by_name) for step in entry)
     numbered = sorted(
-        (int(one.line.partition("parameter(")[2].partition(")")[0]), one.arrays)
-        for one in entry
-        if one.opcode == "parameter"
+        (int(step.line.partition("parameter(")[2].partition(")")[0]), step.arrays)
+        for step in entry
+        if step.opcode == "parameter"
     )
     return Scheduled(collectives, traffic, [array for _, arrays in numbered for array in arrays[:1]], products, order)
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[Instruction]]]:
-    """By name; the entry's name is empty."""
+    """Yields each computation's name and instructions; the entry's name is empty."""
     starts = [*_COMPUTATION.finditer(text)]
     for start, following in zip(starts, [*starts[1:], None], strict=True):
         body = text[start.end() : None if following is None else following.start()]
-        parsed = [_instruction(found[1], found[2]) for line in body.splitlines() if (found := _INSTRUCTION.match(line))]
+        parsed = [_instruction(match[1], match[2]) for line in body.splitlines() if (match := _INSTRUCTION.match(line))]
         yield "" if start[1] else start[2], parsed
 
 
@@ -134,7 +136,7 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 
 def _closing(text: str) -> int:
-    """Just behind the bracket that closes the first one."""
+    """Returns the place just behind the bracket that closes the first one."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -143,8 +145,8 @@ def _closing(text: str) -> int:
     return len(text)
 
 
-def _array(found: re.Match[str]) -> Array:
-    kind, sizes, layout = found[1], found[2], found[3] or ""
+def _array(match: re.Match[str]) -> Array:
+    kind, sizes, layout = match[1], match[2], match[3] or ""
     shape = tuple(int(size) for size in sizes.split(",") if size)
     bits = int(_BITS.search(kind)[0]) if _BITS.search(kind) else 8  # type: ignore[index]
     space = _SPACE.search(layout)
@@ -165,13 +167,13 @@ def _collective(opcode: str) -> str | None:
     return bare if bare in COLLECTIVES else None
 
 
-def _traffic(one: Instruction, by_name: Mapping[str, Instruction]) -> int:
-    if one.opcode in _FREE or one.opcode.endswith("-done"):
+def _traffic(step: Instruction, by_name: Mapping[str, Instruction]) -> int:
+    if step.opcode in _FREE or step.opcode.endswith("-done"):
         return 0
-    if one.opcode == "slice-start":
+    if step.opcode == "slice-start":
         # It reads no more than it writes.
-        return one.arrays[1].padded * (1 + one.arrays[1].hbm)
-    # Of an asynchronous copy the first array is written; the second is what is read.
-    written = one.arrays[:1] if one.opcode == "copy-start" else one.arrays
-    read = [array for name in one.operands if name in by_name for array in by_name[name].arrays]
+        return step.arrays[1].padded * (1 + step.arrays[1].hbm)
+    # An asynchronous copy writes its first array and reads its second.
+    written = step.arrays[:1] if step.opcode == "copy-start" else step.arrays
+    read = [array for name in step.operands if name in by_name for array in by_name[name].arrays]
     return sum(array.padded for array in (*written, *read) if array.hbm)

@@ -1,4 +1,4 @@
-"""Sees every operation of a step while it is traced: what each costs, and which cannot be part of one fixed program."""
+"""Records every operation of a step while it is traced: what it costs, and whether it fits into one fixed program."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MOST_FINDINGS = 20
 
 
 @dataclass(frozen=True)
-class Found:
-    """Something in the step that costs a run a compilation or a wait, or that ends this check.
+class TracingFinding:
+    """An operation of the step that costs a run a compilation or a wait, or that ends this check.
 
     kind: one of the names above. operation: its name in PyTorch. where: FILE:LINE of the user's code, "" if none of it
     was running, as in the backward pass.
@@ -40,16 +40,16 @@ class Found:
 
 
 class DynamicShapeError(BaseException):
-    """The step cannot be traced on: not an Exception, so that no code of the user's takes it for a failure."""
+    """The step cannot be traced further. Not an Exception, so that the user's code does not take it for a failure."""
 
-    def __init__(self, found: Found) -> None:
-        super().__init__(found.operation)
-        self.found = found
+    def __init__(self, finding: TracingFinding) -> None:
+        super().__init__(finding.operation)
+        self.finding = finding
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One call: its name, the shapes that it returned, the whole numbers that it was given, and the user's line."""
+    """A call of an operation: its name, the shapes of its results, its integer arguments, and the user's line."""
 
     name: str
     shapes: str
@@ -57,74 +57,76 @@ class Operation:
     where: str
 
 
-class Watch(TorchDispatchMode):
-    """While it is entered, counts a step's operations and finds what a program for a TPU cannot hold.
+class OperationRecorder(TorchDispatchMode):
+    """While entered, counts a step's operations and finds those that a program for a TPU cannot hold.
 
     flops: of matrix products, convolutions and attention, 2 per multiply-add, as in published utilisations; flops_wide:
-    of those whose operands are float32 or wider. A number that is read off the device is answered with 1, so that the
-    trace goes on; an operation whose result has as many elements as the data say ends it.
+    those with operands of float32 or wider. A number that is read from the device is answered with 1, so that the trace
+    goes on; an operation whose result's shape depends on the data ends it.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = self.flops_wide = 0
         self.operations: list[Operation] = []
-        self.found: dict[Found, None] = {}
+        self.findings: dict[TracingFinding, None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = tree_leaves((args, kwargs))
-        if not any(isinstance(value, Tensor) and value.device.type == "xla" for value in given):
+        leaves = tree_leaves((args, kwargs))
+        if not any(isinstance(value, Tensor) and value.device.type == "xla" for value in leaves):
             return func(*args, **kwargs)
         name = str(func._overloadpacket).replace("aten.", "aten::")
         if torch.Tag.data_dependent_output in func.tags and func is torch.ops.aten._local_scalar_dense.default:
-            self._find(Found(HOST_READ, name, _users_line(), _shapes(given)))
-            return _one(args[0].dtype)
-        if torch.Tag.dynamic_output_shape in func.tags or _is_masked(func, given):
-            raise DynamicShapeError(Found(SHAPE, name, _users_line(), _shapes(given)))
+            self._find(TracingFinding(HOST_READ, name, _users_line(), _shapes(leaves)))
+            return _unit_value(args[0].dtype)
+        if torch.Tag.dynamic_output_shape in func.tags or _is_masked(func, leaves):
+            raise DynamicShapeError(TracingFinding(SHAPE, name, _users_line(), _shapes(leaves)))
         before = len(metrics.executed_fallback_ops())
         result = func(*args, **kwargs)
         if len(metrics.executed_fallback_ops()) > before:
-            self._find(Found(FALLBACK, name, _users_line(), _shapes(given)))
+            self._find(TracingFinding(FALLBACK, name, _users_line(), _shapes(leaves)))
         if (count := flop_registry.get(func._overloadpacket)) is not None:
             flops = int(count(*args, **kwargs, out_val=result))
             self.flops += flops
-            kinds = [value.dtype for value in given if isinstance(value, Tensor) and value.is_floating_point()]
+            kinds = [value.dtype for value in leaves if isinstance(value, Tensor) and value.is_floating_point()]
             self.flops_wide += flops * any(kind in (torch.float32, torch.float64) for kind in kinds)
-        numbers = tuple(value for value in given if type(value) is int)
+        numbers = tuple(value for value in leaves if type(value) is int)
         self.operations.append(Operation(name, _shapes(tree_leaves(result)), numbers, _users_line()))
         return result
 
-    def _find(self, found: Found) -> None:
-        if len(self.found) < _MOST_FINDINGS:
-            self.found[found] = None
+    def _find(self, finding: TracingFinding) -> None:
+        if len(self.findings) < _MOST_FINDINGS:
+            self.findings[finding] = None
 
 
-def first_difference(steps: Sequence[Sequence[Operation]]) -> Found:
-    """Where steps part whose programs differ. In the backward pass: at the last line of the forward pass."""
+def first_difference(steps: Sequence[Sequence[Operation]]) -> TracingFinding:
+    """Finds where steps with different programs part; in the backward pass, the last line of the forward pass."""
     line = ""
     for before, *others in zip(*steps, strict=False):
         line = before.where or line
         for after in others:
             if (change := _change(before, after)) is not None:
-                return Found(DIFFERENT, before.name, line, change)
+                return TracingFinding(DIFFERENT, before.name, line, change)
     counts = [len(step) for step in steps]
-    return Found(DIFFERENT, "", "", f"{counts[0]} operations, then {counts[-1]}" if len(set(counts)) > 1 else "")
+    return TracingFinding(
+        DIFFERENT, "", "", f"{counts[0]} operations, then {counts[-1]}" if len(set(counts)) > 1 else ""
+    )
 
 
 def _change(before: Operation, after: Operation) -> str | None:
     pairs = ((before.name, after.name), (before.shapes, after.shapes), (str(before.numbers), str(after.numbers)))
-    return next((f"{one}, then {other}" for one, other in pairs if one != other), None)
+    return next((f"{earlier}, then {later}" for earlier, later in pairs if earlier != later), None)
 
 
-def _is_masked(func: Any, given: list[Any]) -> bool:
-    """Whether a tensor is indexed by a boolean one: the result has as many elements as the mask has ones."""
+def _is_masked(func: Any, leaves: list[Any]) -> bool:
+    """Returns whether a boolean tensor is the index, so that the result has as many elements as the mask has ones."""
     if func not in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default):
         return False
-    return any(isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8) for value in given[1:])
+    return any(isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8) for value in leaves[1:])
 
 
-def _one(kind: torch.dtype) -> bool | int | float | complex:
+def _unit_value(kind: torch.dtype) -> bool | int | float | complex:
     if kind == torch.bool:
         return True
     if kind.is_complex:

@@ -1,10 +1,9 @@
-"""The compile check in the entry check's pod. After its two steps the pod becomes this process: their memory is free.
+"""Runs the compile check in the entry check's pod, which becomes this process after its two steps.
 
-What it finds stands in the termination message beside what the entry check has said, and the operator judges it. The
-message is left before anything is compiled, too: a compiler that takes more memory than the pod has ends the pod, and
-then nobody can say anything any more.
+The answers go into the termination message beside the entry check's, and the operator judges them. A first message is
+written before anything is compiled: a compiler that takes more memory than the pod has ends the pod without another.
 
-`python -m tpu_trainer.checks.compile.pod OUTCOME`, where OUTCOME is the entry check's own, as JSON.
+`python -m tpu_trainer.checks.compile.pod OUTCOME`, where OUTCOME is the entry check's, as JSON.
 """
 
 from __future__ import annotations
@@ -34,58 +33,59 @@ _LOOK_SECONDS = 0.5
 
 
 def lacking(outcome: Outcome) -> Outcome | None:
-    """The end of an entry check in an image that cannot compile; None if it can."""
+    """Returns the outcome of an entry check in an image that cannot compile; None if it can."""
     from tpu_trainer.checks.compile.check import missing
 
-    lack = missing()
-    return None if lack is None else replace(outcome, compiled=[{"trouble": "Missing", "said": _clipped(lack)}])
+    reason = missing()
+    return None if reason is None else replace(outcome, compiled=[{"trouble": "Missing", "said": _cut(reason)}])
 
 
 def become(outcome: Outcome) -> NoReturn:
-    """Makes this process the compile check of a job whose first steps ended so."""
+    """Replaces this process by the compile check of a job whose first steps ended with `outcome`."""
     write_last_words(replace(outcome, compiled=[UNFINISHED]), first=True)
     print(f"{outcome.message}; now the step is compiled", flush=True)
-    given = {"message": outcome.message, "step": outcome.step, "places": outcome.places}
-    os.execv(sys.executable, [sys.executable, "-m", "tpu_trainer.checks.compile.pod", json.dumps(given)])  # noqa: S606
+    document = {"message": outcome.message, "step": outcome.step, "places": outcome.places}
+    os.execv(sys.executable, [sys.executable, "-m", "tpu_trainer.checks.compile.pod", json.dumps(document)])  # noqa: S606
 
 
-def main(said: str) -> int:
+def main(text: str) -> int:
+    """Compiles the step for the job's slices and writes the outcome `text`, as JSON, with the answers in it."""
     stop = StopSignal()
     stop.install()
-    outcome = Outcome(ExitCode.Succeeded, **json.loads(said))
+    outcome = Outcome(ExitCode.Succeeded, **json.loads(text))
     until = time.monotonic() + float(os.environ[ENV_COMPILE_SECONDS])
-    found: list[Mapping[str, Any]] = []
+    answers: list[Mapping[str, Any]] = []
     for path in _run_specs(Path(os.environ[ENV_RUN_SPEC])):
-        found.append(_checked(path, until, stop))
-        print(json.dumps(found[-1]), flush=True)
-    write_last_words(replace(outcome, compiled=found), first=True)
+        answers.append(_check(path, until, stop))
+        print(json.dumps(answers[-1]), flush=True)
+    write_last_words(replace(outcome, compiled=answers), first=True)
     return ExitCode.Succeeded
 
 
 def _run_specs(first: Path) -> Iterator[Path]:
-    """The job's own, and those of its alternatives."""
+    """Yields the job's own run spec, then those of its alternatives."""
     yield first
     yield from sorted(first.parent.glob(COMPILE_SPECS))
 
 
-def _checked(path: Path, until: float, stop: StopFlag) -> dict[str, Any]:
-    """Never raises."""
+def _check(path: Path, until: float, stop: StopFlag) -> dict[str, Any]:
+    """Compiles the step of one run spec. Never raises."""
     try:
         document = json.loads(path.read_bytes())
         where = f"{document['slice']['generation']} {document['slice']['topology']}"
         # This process is in the code's folder already.
         document.pop("code", None)
-        return {"slice": where, **_asked(document, until, stop)}
+        return {"slice": where, **_compile(document, until, stop)}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return {"trouble": "Ended", "said": _clipped(f"{type(error).__name__}: {error}")}
+        return {"trouble": "Ended", "said": _cut(f"{type(error).__name__}: {error}")}
 
 
-def _asked(document: Mapping[str, Any], until: float, stop: StopFlag) -> dict[str, Any]:
+def _compile(document: Mapping[str, Any], until: float, stop: StopFlag) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="compile-check-") as name:
         spec, written = Path(name) / "runspec.json", Path(name) / "answer.json"
         spec.write_text(json.dumps(document), encoding="utf-8")
         command = [sys.executable, "-m", "tpu_trainer", "compile-check", "--run-spec", str(spec)]
-        # A group of its own, because the compiler is a process of that process.
+        # In a new session, because the compiler is a child of that process.
         process = subprocess.Popen(  # noqa: S603 - this Python, with files of our own
             [*command, "--output", str(written)], stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -107,7 +107,7 @@ def _asked(document: Mapping[str, Any], until: float, stop: StopFlag) -> dict[st
 
 
 def _wait(process: subprocess.Popen[bytes], until: float, stop: StopFlag) -> bool:
-    """Whether it ended in time."""
+    """Waits for the process; returns whether it ended in time."""
     while not stop() and time.monotonic() < until:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_SECONDS)
@@ -116,17 +116,17 @@ def _wait(process: subprocess.Popen[bytes], until: float, stop: StopFlag) -> boo
 
 
 def words_of(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What the operator needs of an answer of `check`, short enough for a termination message."""
+    """Returns what the operator needs of an answer of `check`, short enough for a termination message."""
     if "error" in answer:
         lines = [line for line in answer["error"].splitlines() if line.strip()] or [""]
-        # A traceback says at its end what was wrong.
-        said = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-        return {"trouble": answer["kind"], "said": _clipped(said)}
+        # A traceback ends with what was wrong.
+        reason = lines[-1] if lines[0].startswith("Traceback") else lines[0]
+        return {"trouble": answer["kind"], "said": _cut(reason)}
     memory, step, largest = (answer.get(name, {}) for name in ("memory", "step", "largestBatch"))
     exchanged: dict[str, int] = {}
-    for one in step.get("collectives", ()):
-        exchanged[one["kind"]] = exchanged.get(one["kind"], 0) + one["bytes"]
-    found = [_clipped(f"{one['where']} {one['operation']} ({one['kind']})".strip()) for one in answer["found"]]
+    for collective in step.get("collectives", ()):
+        exchanged[collective["kind"]] = exchanged.get(collective["kind"], 0) + collective["bytes"]
+    lines = [_cut(f"{line['where']} {line['operation']} ({line['kind']})".strip()) for line in answer["found"]]
     words = {
         "fits": answer["fits"],
         "perReplica": answer["batch"]["perReplica"],
@@ -139,16 +139,14 @@ def words_of(answer: Mapping[str, Any]) -> dict[str, Any]:
         "exchanged": exchanged,
         "largest": largest.get("fits"),
         "refused": largest.get("refused"),
-        "refusal": _clipped(answer["refusal"].partition("\n")[0])
-        if answer["fits"] is None and "refusal" in answer
-        else "",
-        "found": found[:_MOST_FOUND],
+        "refusal": _cut(answer["refusal"].partition("\n")[0]) if answer["fits"] is None and "refusal" in answer else "",
+        "found": lines[:_MOST_FOUND],
     }
     return {name: value for name, value in words.items() if value not in (None, "", [], {})}
 
 
-def _clipped(text: str) -> str:
-    """In ASCII, so that bytes are counted."""
+def _cut(text: str) -> str:
+    """Cuts text to the longest that fits, in ASCII, so that characters are bytes."""
     return text[:_LONGEST].encode("ascii", "replace").decode()
 
 

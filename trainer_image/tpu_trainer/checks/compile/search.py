@@ -1,9 +1,9 @@
-"""The largest batch per replica that fits, by as few compilations as possible: for a large model each takes minutes.
+"""Finds the largest batch per replica that fits, in few compilations: for a large model each takes minutes.
 
-Memory grows about linearly with the batch, so a line through the known sizes says where the border is. A batch a little
-below it is likely to fit, and one a little above it likely not to: if both come out so, the border is known as exactly
-as is asked for. If not, since near the limit the compiler may save memory, another line is drawn through what is known
-by then, and in the end the rest is halved.
+Memory grows about linearly with the batch, so a line through the known sizes predicts the border. A batch a little
+below it is likely to fit, and one a little above it is not: if both turn out so, the border is known well enough. If
+not, since the compiler may save memory near the limit, another line is drawn through all known sizes, and in the end
+the rest is halved.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 ROWS = 8
 MANY = 8 * ROWS
-"""Of so many examples and more only multiples of ROWS are tried, since a core holds rows in groups of eight."""
+"""Examples from which only multiples of ROWS are tried, since a core holds rows in groups of eight."""
 
 MOST = 1 << 24
 PRECISION = 16
@@ -30,17 +30,17 @@ class Need:
 
 @dataclass(frozen=True)
 class Largest:
-    """fits: the largest batch that was seen to fit, 0 if not even one example does. refused: the smallest that was seen
-    not to, None if there was none up to MOST."""
+    """fits: the largest batch that fitted, 0 if not even one example does. refused: the smallest that did not fit,
+    None if there was none up to MOST."""
 
     fits: int
     refused: int | None
 
 
 def largest(ask: Callable[[int], Need], begin: int, limit: int | None, fixed: int) -> Largest:
-    """Begins with the batch `begin`, and ends once the border is known to a sixteenth, or to one step of `_unit`.
+    """Returns the border, known to a sixteenth or to one step of `_unit`; begins with the batch `begin`.
 
-    limit: the bytes that there are, if known. fixed: those that do not depend on the batch.
+    limit: the bytes of a core, if known. fixed: the bytes that do not depend on the batch.
     """
     low, high, guesses = 0, MOST + 1, 0
     points: dict[int, int] = {0: fixed}
@@ -57,7 +57,7 @@ def largest(ask: Callable[[int], Need], begin: int, limit: int | None, fixed: in
 
 
 def _crossing(points: dict[int, int], limit: int | None) -> int | None:
-    """Where a line through the two largest known batches reaches the limit."""
+    """Returns the batch at which a line through the two largest known batches reaches the limit."""
     if limit is None or len(points) < 2:
         return None
     (before, less), (size, more) = sorted(points.items())[-2:]
@@ -67,17 +67,18 @@ def _crossing(points: dict[int, int], limit: int | None) -> int | None:
 
 
 def _next(low: int, high: int, guess: int | None) -> int | None:
-    """A batch between them; None if they are near enough. `guess`: where the border may be."""
+    """Returns the next batch to try, between `low` and `high`; None if they are near enough. `guess`: where the border
+    may be."""
     enough = _enough(low)
     if high - low <= enough:
         return None
     if guess is None:
-        return _rounded((low + high) // 2 if high <= MOST else low * 2, low, high)
+        return _round((low + high) // 2 if high <= MOST else low * 2, low, high)
     below = guess - _enough(guess) // 2
     if below < low + _unit(low):
-        # What fits is near the border already. This one ends the search if it does not fit.
+        # The largest batch that fits is near the border. If this one does not fit, the search ends.
         below = low + enough
-    return _rounded(below if below < high else (low + high) // 2, low, high)
+    return _round(below if below < high else (low + high) // 2, low, high)
 
 
 def _unit(size: int) -> int:
@@ -85,10 +86,10 @@ def _unit(size: int) -> int:
 
 
 def _enough(low: int) -> int:
-    """How much more than a batch that fits the next one may be."""
+    """Returns how much larger than a fitting batch the next one may be."""
     return max(_unit(low), low // PRECISION)
 
 
-def _rounded(size: int, low: int, high: int) -> int:
+def _round(size: int, low: int, high: int) -> int:
     size = size // _unit(size) * _unit(size)
     return min(max(size, low + _unit(low)), high - 1)

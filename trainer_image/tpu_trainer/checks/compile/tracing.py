@@ -2,9 +2,9 @@
 
 XLA's CPU device takes the graph of any number of replicas but cannot run it alone, since its collectives need the
 others. So nothing is executed: a sync of the loop hands over what would have been compiled, and then every tensor that
-lives on gets a value of the same shape, as if the step had been made. The first step is watched, operation by
+lives on gets a value of the same shape, as if the step had been made. The first step is recorded, operation by
 operation; the second is the one that repeats, because only then is the optimizer's state an input; the third must be
-the same program. If it is not, two more steps are watched, to find where they part.
+the same program. If it is not, two more steps are recorded, to find where they part.
 
 `python -m tpu_trainer.checks.compile.tracing DIRECTORY` reads DIRECTORY/request.json and writes
 DIRECTORY/traced.json and the programs beside it.
@@ -38,8 +38,8 @@ from tpu_trainer.checks.compile.operation_recorder import (
     FALLBACK,
     HOST_READ,
     DynamicShapeError,
-    Found,
-    Watch,
+    OperationRecorder,
+    TracingFinding,
     first_difference,
 )
 from tpu_trainer.contract.clock import Clock, StepPace
@@ -65,10 +65,10 @@ from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.task.task import Hyperparameters, Task
 
 WATCHED, STEADY, NEXT = range(3)
-"""The traced steps, in their order."""
+"""The traced steps, in order."""
 
 STEPS, MORE_STEPS = 3, 5
-"""How many are traced, and how many if the programs of STEADY and NEXT differ."""
+"""The number of steps to trace, and the number if the programs of STEADY and NEXT differ."""
 
 
 @dataclass(frozen=True)
@@ -95,25 +95,25 @@ class Program:
 
 @dataclass(frozen=True)
 class Step:
-    """What was traced. passes: the program of each pass before the last, if gradients are accumulated. batch: bytes of
-    a pass's batch. flops, flops_wide: as in `Watch`, of a pass."""
+    """The traced step. passes: the program of each pass before the last, if gradients are accumulated. batch: bytes of
+    a pass's batch. flops, flops_wide: as in `OperationRecorder`, of a pass."""
 
     program: Program
     passes: Program | None
     batch: int
     flops: int
     flops_wide: int
-    found: list[Found]
+    found: list[TracingFinding]
     products: list[Product]
     parameters: int
 
 
 class Traced(BaseException):
-    """Ends the run: not an Exception, so that nobody takes it for a failure."""
+    """Ends the run. Not an Exception, so that no code takes it for a failure."""
 
 
 class UncompiledChip(XlaChip):
-    """The chip of this replica, whose programs are looked at instead of run."""
+    """This replica's chip, whose programs are recorded instead of run."""
 
     model: nn.Module | None = None
     batch = 0
@@ -125,9 +125,9 @@ class UncompiledChip(XlaChip):
         self._reduced = False
         self._held: dict[int, tuple[TensorWeakRef, int]] = {}
         self._pending: list[Program] = []
-        self._current = Watch()
-        self._watching = False
-        self.watches: list[Watch] = []
+        self._current = OperationRecorder()
+        self._recording = False
+        self.recorders: list[OperationRecorder] = []
         self.steps: list[tuple[Program, Program | None]] = []
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None: ...
@@ -142,15 +142,15 @@ class UncompiledChip(XlaChip):
         self.model = model
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Numbers that let a run continue: of a step's signals, a loss and a weight of 1, and no other signal."""
+        """Returns numbers that let a run continue: of a step's signals, loss and weight are 1, and all others are 0."""
         return [_numbers(tensor, self._fed) if tensor.device.type == "xla" else tensor for tensor in tensors]
 
     def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         self._fed = True
-        self.watch(True)
-        return feed_in_turn(batches, self._placed)
+        self.record(True)
+        return feed_in_turn(batches, self._place)
 
-    def _placed(self, batch: Any) -> Any:
+    def _place(self, batch: Any) -> Any:
         sizes: list[int] = []
 
         def send(tensor: Tensor) -> Tensor:
@@ -166,11 +166,11 @@ class UncompiledChip(XlaChip):
         return super().reduce(gradients, signals)
 
     def quiet(self) -> AbstractContextManager[None]:
-        """The other replicas, which it would wait for, are not there."""
+        """Does nothing: the other replicas, for which it would wait, do not exist."""
         return nullcontext()
 
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
-        """Asking torch_xla for it would run what is pending."""
+        """Returns None, because asking torch_xla for it would run what is pending."""
         return None
 
     def sync(self) -> None:
@@ -180,7 +180,7 @@ class UncompiledChip(XlaChip):
             self._pending.append(self._program(pending))
         if self._reduced:
             self._reduced = False
-            # The passes of the first step were not kept. Of several, the one before the last adds to what is there.
+            # The passes of the first step were not kept. The pass before the last adds to what is there.
             *before, last = self._pending
             self.steps.append((last, before[-1] if before and self.passes > 1 else None))
             self._pending.clear()
@@ -189,43 +189,49 @@ class UncompiledChip(XlaChip):
             for tensor in pending:
                 tensor.data = self._as_computed(tensor)
         self._held = {id(tensor): (TensorWeakRef(tensor), _id(tensor)) for tensor in live}
-        # As a sync does: the next step's collectives come after nothing.
+        # A sync does the same: the next step's collectives wait for nothing.
         torch_xla._XLAC._set_all_reduce_token(str(self.device), None)
 
     def _as_computed(self, tensor: Tensor) -> Tensor:
-        """A tensor of the same shape as a step would have left, without memory unless something may read it: an
-        operation without a TPU kernel does, and the first step shows whether there is one."""
-        if self.watches and not any(found.kind == FALLBACK for found in self.watches[0].found):
+        """Returns a tensor of the shape that a step would have left.
+
+        It has no memory unless something may read it, as an operation without a TPU kernel does; the first step shows
+        whether there is one.
+        """
+        if self.recorders and not any(finding.kind == FALLBACK for finding in self.recorders[0].findings):
             with suppress(KeyError):
-                made: Tensor = create_placeholder_tensor(tuple(tensor.shape), tensor.dtype)
-                if made.dtype == tensor.dtype:
-                    return made
+                placeholder: Tensor = create_placeholder_tensor(tuple(tensor.shape), tensor.dtype)
+                if placeholder.dtype == tensor.dtype:
+                    return placeholder
         return self.send(torch.empty(tensor.shape, dtype=tensor.dtype))
 
     def _step_ends(self) -> None:
-        if self._watching:
-            self.watches.append(self._current)
-            self.watch(False)
+        if self._recording:
+            self.recorders.append(self._current)
+            self.record(False)
         count = len(self.steps)
         if count >= STEPS and (self.same or count == MORE_STEPS):
             raise Traced
-        # An answer from a run's memory would have to be computed.
-        self.watch(count >= STEPS or any(found.kind == HOST_READ for found in self.watches[0].found))
+        # A number from the device's memory would have to be computed.
+        self.record(count >= STEPS or any(finding.kind == HOST_READ for finding in self.recorders[0].findings))
 
     @property
     def same(self) -> bool:
-        """Whether the step's program repeats."""
-        one, other = ([program and program.digest for program in self.steps[number]] for number in (STEADY, NEXT))
-        return one == other
+        """True if the step's program repeats."""
+        steady, following = (
+            [program and program.digest for program in self.steps[number]] for number in (STEADY, NEXT)
+        )
+        return steady == following
 
-    def watch(self, on: bool) -> None:
-        """Only where it is needed: under a watch torch_xla makes some tensors in another way."""
-        if self._watching:
+    def record(self, on: bool) -> None:
+        """Starts or ends the recording of a step. It is off where it is not needed, since torch_xla makes some tensors
+        in another way under it."""
+        if self._recording:
             self._current.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if on:
-            self._current = Watch()
+            self._current = OperationRecorder()
             self._current.__enter__()  # type: ignore[no-untyped-call]
-        self._watching = on
+        self._recording = on
 
     def _program(self, pending: list[Tensor]) -> Program:
         arguments, _ = torch_xla._XLAC._get_tensors_xla_device_data_node(pending)
@@ -244,34 +250,34 @@ class UncompiledChip(XlaChip):
         )
 
     def _names(self) -> dict[int, str]:
-        """Of the model's tensors, by the number they had when the step began."""
+        """Returns the names of the model's tensors, by the number that each had when the step began."""
         if self.model is None:
             return {}
-        own = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return {self._held[id(tensor)][1]: name for name, tensor in own if id(tensor) in self._held}
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {self._held[id(tensor)][1]: name for name, tensor in tensors if id(tensor) in self._held}
 
 
 def _live() -> list[Tensor]:
-    """All tensors on the device that a name refers to, in the order in which they were made.
+    """Returns all referenced tensors on the device, in the order in which they were made.
 
-    A tensor of torch_xla's wraps another, which is an object of its own once a watch has seen it.
+    A tensor of torch_xla's wraps another, which is a separate object once a recorder has seen it.
     """
-    # The others are let go before any is looked at, which may end the tensor that one of these wraps.
+    # The other objects are released before any tensor is examined, which may end the tensor that it wraps.
     outer = [
-        one
-        for one in gc.get_objects()
-        if issubclass(type(one), Tensor) and one.is_xla and torch._is_functional_tensor(one)
+        tensor
+        for tensor in gc.get_objects()
+        if issubclass(type(tensor), Tensor) and tensor.is_xla and torch._is_functional_tensor(tensor)
     ]
-    found: dict[int, Tensor] = {}
+    by_number: dict[int, Tensor] = {}
     for tensor in outer:
-        # Not found through its owner, so it would not keep alive what it stands for.
+        # It was not reached through its owner, so it would not keep its storage alive.
         tensor._fix_weakref()
-        found.setdefault(_id(tensor), tensor)
-    return [found[number] for number in sorted(found)]
+        by_number.setdefault(_id(tensor), tensor)
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def _pending(tensors: list[Tensor]) -> list[Tensor]:
-    """Those that a sync would compute."""
+    """Returns the tensors that a sync would compute."""
     needed = torch_xla._XLAC._check_tensor_need_materialization(tensors)
     return [tensor for tensor, wanted in zip(tensors, needed, strict=True) if wanted]
 
@@ -281,20 +287,20 @@ def _id(tensor: Tensor) -> int:
 
 
 def _stablehlo(outputs: list[Tensor]) -> str:
-    found: bytes = torch_xla._XLAC._get_stablehlo(outputs, torch_xla._XLAC._xla_get_default_device(), [], False)
-    return found.decode()
+    text: bytes = torch_xla._XLAC._get_stablehlo(outputs, torch_xla._XLAC._xla_get_default_device(), [], False)
+    return text.decode()
 
 
 def _numbers(tensor: Tensor, signals: bool) -> Tensor:
-    """Equal ones before the training, when values are compared with each other."""
-    here = torch.ones(tensor.shape, dtype=tensor.dtype)
+    """Returns ones: equal before the training, when values are compared with each other."""
+    ones = torch.ones(tensor.shape, dtype=tensor.dtype)
     if signals:
-        here.view(-1)[2:] = 0
-    return here
+        ones.view(-1)[2:] = 0
+    return ones
 
 
-class _Few(Dataset[Any]):
-    """A dataset's first examples, as often as anyone asks: what a batch of another size is made of."""
+class _FirstExamples(Dataset[Any]):
+    """A dataset's first examples, repeated: a batch of another size is made of them."""
 
     def __init__(self, dataset: Any, count: int, length: int) -> None:
         if has_length(dataset):
@@ -312,7 +318,7 @@ class _Few(Dataset[Any]):
 
 
 def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
-    """The step of replica 0. `examples`: read only so many, again and again.
+    """Traces the step of replica 0. `examples`: the number to read, and to repeat.
 
     Raises:
         TrainerError: as a run would, before its third step.
@@ -331,15 +337,15 @@ def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
     environment = WorkerEnvironment(directory, 0, 1, "", 0, None)
     lasting = _lasting(spec)
     if examples is not None:
-        # The few stand for the whole dataset, and have another size.
+        # These examples stand for the whole dataset, but its size is another.
         lasting = replace(lasting, dataset_size=None)
     context = RunContext(lasting, environment, lambda: False, chip, clock, StepPace(), outputs)
 
     def loaded(context: RunContext, hp: Hyperparameters) -> Loaded:
-        found = load(context, hp)
+        entry = load(context, hp)
         if examples is None:
-            return found
-        return found._replace(task=_fewer(found.task, examples, spec.batch.total))
+            return entry
+        return entry._replace(task=_fewer(entry.task, examples, spec.batch.total))
 
     try:
         training.run_own_loop(context, loaded)
@@ -349,33 +355,33 @@ def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
         text = f"the module needs Lightning's own Trainer ({needs.why}), whose loop the check does not trace"
         raise BadSpecError(text) from None
     finally:
-        chip.watch(False)
+        chip.record(False)
     raise AssertionError("the run ended before its third step")
 
 
 def _no_report() -> ProgressReport:
-    raise AssertionError("nobody asks for one")
+    raise AssertionError("a trace reports nothing")
 
 
 def _step(chip: UncompiledChip) -> Step:
     assert chip.model is not None
-    watched, *others = chip.watches
-    found = list(watched.found)
+    first, *others = chip.recorders
+    findings = list(first.findings)
     if not chip.same:
-        found.append(first_difference([watch.operations for watch in others]))
+        findings.append(first_difference([recorder.operations for recorder in others]))
     return Step(
         *chip.steps[STEADY],
         chip.batch,
-        watched.flops // chip.passes,
-        watched.flops_wide // chip.passes,
-        found,
+        first.flops // chip.passes,
+        first.flops_wide // chip.passes,
+        findings,
         products_of(chip.model),
         sum(parameter.numel() for parameter in chip.model.parameters()),
     )
 
 
 def _lasting(spec: RunSpec) -> RunSpec:
-    """The run without its ends, which are programs of their own, and without anything that it keeps anywhere."""
+    """Returns the run without its ends, which are separate programs, and without anything that it would store."""
     return replace(
         spec,
         train_steps=max(spec.train_steps, 100),
@@ -388,12 +394,12 @@ def _lasting(spec: RunSpec) -> RunSpec:
 
 
 def _fewer(task: Task, examples: int, global_batch: int) -> Task:
-    """The dataset has one step in an epoch, because the order of an epoch is in memory."""
-    return replace(task, train=_Few(task.train, examples, global_batch), order=None, workers=0)
+    """Returns the task with its first examples only. An epoch has one step, because its order is in memory."""
+    return replace(task, train=_FirstExamples(task.train, examples, global_batch), order=None, workers=0)
 
 
 def _as_json(step: Step, directory: Path) -> dict[str, Any]:
-    """Without the programs' texts, which become files."""
+    """Returns the step as JSON, and writes the programs' texts to files."""
     document = dataclasses.asdict(step)
     for name in ("program", "passes"):
         if document[name] is not None:
@@ -410,8 +416,8 @@ def _traced(directory: Path) -> dict[str, Any]:
         xr._init_world_size_ordinal()
         return _as_json(trace(spec, directory, request.get("examples")), directory)
     except DynamicShapeError as error:
-        # Of the user's data: no other batch would help.
-        return {"found": [error.found.as_json()]}
+        # The shape depends on the user's data, so no other batch would help.
+        return {"found": [error.finding.as_json()]}
     except Exception as error:
         outcome = outcome_of(error)
         return {"error": outcome.message, "code": outcome.code.name}

@@ -1,4 +1,4 @@
-"""The first steps of a run, made by one process in the place of the whole gang, and then forgotten."""
+"""Makes the first steps of a run in one process that stands for the whole gang, and keeps nothing of them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tpu_trainer.loop.training import first_steps
 from tpu_trainer.worker.replica import run_replica
 
 STEPS = 2
-"""The second shows what the first one's update has broken."""
+"""Steps of the check: the second shows what the first one's update has broken."""
 
 
 def run_first_steps(
     spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal, die: Callable[[Outcome], NoReturn]
 ) -> Outcome:
-    """Never raises. `spec`: on hardware CPU."""
-    return run_replica(spec, environment, stop, die, meet=open_solo, run=_make)
+    """Makes the first steps of `spec`, whose hardware is CPU. Never raises."""
+    return run_replica(spec, environment, stop, die, meet=open_solo, run=_make_steps)
 
 
-def _make(context: RunContext) -> Outcome:
+def _make_steps(context: RunContext) -> Outcome:
     spec, began = context.spec, time.monotonic()
     context.outputs.progress.start(
         f"entry check of {spec.job.namespace}/{spec.job.name}: replica 0 of {spec.slice.replicas} on a CPU, "
@@ -37,9 +37,9 @@ def _make(context: RunContext) -> Outcome:
     )
     try:
         trained = first_steps(context, STEPS)
-    except NeedsTrainerError as found:
+    except NeedsTrainerError as error:
         text = f"{spec.entrypoint} was imported and built; no step was tried, because it needs Lightning's Trainer: "
-        return Outcome(ExitCode.Succeeded, f"{text}{found.why}")
+        return Outcome(ExitCode.Succeeded, f"{text}{error.why}")
     if trained.step < min(STEPS, spec.last_step):
         raise PreemptedError("stopped on request before the check's last step")
     loss = "" if trained.loss is None else f", loss {trained.loss:.6g}"

@@ -1,7 +1,7 @@
-"""Where the job's buckets are, as the storage tells the job's own identity, and where this machine is.
+"""Finds out where the job's buckets are, and where this machine is.
 
-The operator has neither the job's rights nor its network. So the entry check asks, and leaves the answers in its last
-words; the operator judges them.
+The operator has neither the job's rights nor its network. So the entry check asks the storage as the job, and leaves
+the answers in its termination message; the operator judges them.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ _TROUBLES = {401: "identity", 403: "denied", 404: "missing"}
 _UNAVAILABLE = "unavailable"
 
 Ask = Callable[[str, Mapping[str, str]], Any]
-"""Answers a URL with headers; raises OSError (which HTTPError is) or ValueError."""
+"""Returns what a URL answers to a request with headers; raises OSError, of which HTTPError is one, or ValueError."""
 
 
-def places_of(spec: RunSpec) -> Mapping[str, Any]:
-    """`buckets`: for each its name and location, or what kept it from being known. `zone`: of this machine, "" if it
-    does not know. Empty for a job without buckets."""
+def find_places(spec: RunSpec) -> Mapping[str, Any]:
+    """Returns `buckets`, each with its name and its location, or why that is not known, and `zone`, this machine's, ""
+    if it does not know; nothing for a job without buckets."""
     names = list(dict.fromkeys(_buckets(spec)))[:_MOST]
     if not names:
         return {}
     headers, trouble = _identity()
-    found = [{"name": name, **(trouble or _location(name, headers, _ask))} for name in names]
-    return {"buckets": found, "zone": "" if os.environ.get("STORAGE_EMULATOR_HOST") else _zone(_ask)}
+    buckets = [{"name": name, **(trouble or _location(name, headers, _ask))} for name in names]
+    return {"buckets": buckets, "zone": "" if os.environ.get("STORAGE_EMULATOR_HOST") else _zone(_ask)}
 
 
 def _buckets(spec: RunSpec) -> Iterator[str]:
     checkpoint = spec.checkpoint
     uris = [spec.data_uri, spec.report.uri]
     if checkpoint is not None:
-        begins = None if checkpoint.init_from is None else checkpoint.init_from.uri
-        uris += [checkpoint.uri, checkpoint.resume_from, begins]
+        initial = None if checkpoint.init_from is None else checkpoint.init_from.uri
+        uris += [checkpoint.uri, checkpoint.resume_from, initial]
     for uri in uris:
         if uri is not None and uri.startswith("gs://"):
             yield uri.removeprefix("gs://").partition("/")[0]
 
 
 def _identity() -> tuple[dict[str, str], dict[str, str] | None]:
-    """The headers of a request, or why there are none."""
+    """Returns the headers of a request, or why there are none."""
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         return {}, None
     from google.auth import default
@@ -75,7 +75,7 @@ def _location(bucket: str, headers: Mapping[str, str], ask: Ask) -> dict[str, An
     try:
         answer = ask(f"{server}/storage/v1/b/{bucket}?{_FIELDS}", headers)
         placement = answer.get("customPlacementConfig") or {}
-        regions = [str(one).lower() for one in placement.get("dataLocations") or ()]
+        regions = [str(region).lower() for region in placement.get("dataLocations") or ()]
         return {"location": str(answer["location"]).lower(), **({"regions": regions} if regions else {})}
     except urllib.error.HTTPError as error:
         return _trouble(_TROUBLES.get(error.code, _UNAVAILABLE), error)
@@ -99,5 +99,5 @@ def _ask(url: str, headers: Mapping[str, str]) -> Any:
 
 
 def _trouble(kind: str, error: Exception) -> dict[str, str]:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return {"trouble": kind, "said": said[:_LONGEST]}
+    message = " ".join(str(error).split()) or type(error).__name__
+    return {"trouble": kind, "said": message[:_LONGEST]}

@@ -279,7 +279,7 @@ def explain_eviction(look: JobState) -> str | None:
     if look.observed.queue is None:
         return None
     metadata, placement = look.observed.job["metadata"], look.status.placement
-    number = placement.alternative if placement else 0
+    number = placement.option_index if placement else 0
     queue = look.observed.queue.at(workload_name(str(metadata["name"]), str(metadata["uid"]), number))
     if not queue.version or (queue.workload is not None and queue.workload.is_admitted):
         return None

@@ -218,7 +218,7 @@ def test_however_compiling_ends_the_pod_has_words_for_it(
     script.chmod(0o755)
     spec.write_text(json.dumps(run_spec(entrypoint="a:task")))
     monkeypatch.setattr(sys, "executable", str(script))
-    found = pod._checked(spec, time.monotonic() + seconds, lambda: False)
+    found = pod._check(spec, time.monotonic() + seconds, lambda: False)
     assert found.pop("slice")
     assert found == expected
 
@@ -227,9 +227,9 @@ def test_a_pod_that_is_stopped_says_that_it_has_not_finished(tmp_path: Path, mon
     spec = tmp_path / "run.json"
     spec.write_text(json.dumps(run_spec(entrypoint="a:task")))
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert pod._checked(spec, time.monotonic() + 60, lambda: True)["trouble"] == "Unfinished"
+    assert pod._check(spec, time.monotonic() + 60, lambda: True)["trouble"] == "Unfinished"
     spec.write_text("{")
-    assert pod._checked(spec, time.monotonic() + 60, lambda: False)["trouble"] == "Ended"
+    assert pod._check(spec, time.monotonic() + 60, lambda: False)["trouble"] == "Ended"
 
 
 def test_words_fit_into_a_termination_message_and_the_jobs_own_slice_comes_first() -> None:
