@@ -38,7 +38,7 @@ from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snap
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
 from tpu_trainer.lightning_trainer.watch import First, GangTrainer, StoppedError, Watch, log_everywhere
 from tpu_trainer.loop.buffers import Buffers
-from tpu_trainer.loop.checkpoints import CheckpointStorage, nothing_left, report_origin, start_of
+from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left, report_origin, start_of
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.ending import (
     keep_last,
@@ -201,7 +201,7 @@ class OwnTrainer:
                 watch.ends_epoch = True
         log_everywhere(module, watch.logged, watch.own)
         self.context.begin(start.step)
-        done = nothing_left(start, found, hp)
+        done = describe_nothing_left(start, found, hp)
         try:
             trainer = partial(self._trainer, lightning, run, hp, strategy, watch)
             was_stopped = self._fit(trainer, run, HERE if found is not None else None, instruments, watch, done)

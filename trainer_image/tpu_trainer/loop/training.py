@@ -21,7 +21,7 @@ from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.gang.backends.base import move_model
 from tpu_trainer.lightning import NeedsTrainerError, is_lightning
 from tpu_trainer.loop.buffers import Buffers
-from tpu_trainer.loop.checkpoints import CheckpointStorage, nothing_left
+from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.ending import (
     keep_last,
@@ -66,7 +66,7 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
             raise NeedsTrainerError("the job's checkpoint was written under it")
         writers = storage.writers(backend, context.environment, outputs)
         work, resumed = prepare(context, task, hooks, hp, storage, checkpoint), checkpoint is not None
-        done = nothing_left(work.start, checkpoint, hp)
+        done = describe_nothing_left(work.start, checkpoint, hp)
         # As large as the model and its optimizer, and not needed any more.
         del checkpoint
         together = backend.reads_together
@@ -85,13 +85,13 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
     except NeedsTrainerError:
         raise
     except BaseException as error:
-        _tell_hooks(hooks, error)
+        _call_failure_hooks(hooks, error)
         raise
 
 
 def first_steps(context: RunContext, count: int) -> TrainingResult:
-    """Builds the task as a run does, evaluates one batch and makes at most `count` steps, as a run that is then told to
-    stop. Nothing is kept, and the task's `finish` is not called.
+    """Builds the task as a run does, evaluates one batch and makes at most `count` steps, as a run that is then asked
+    to stop. Nothing is kept, and the task's `finish` is not called.
 
     Raises NeedsTrainerError before the first step.
     """
@@ -311,7 +311,7 @@ class _Training:
             raise UserCodeError("the task's finish failed on worker 0, whose log says why")
 
 
-def _tell_hooks(hooks: Hooks, error: BaseException) -> None:
+def _call_failure_hooks(hooks: Hooks, error: BaseException) -> None:
     """Calls the hooks for failures. Prints what they raise, which would otherwise replace `error`."""
     try:
         hooks.failed(error)

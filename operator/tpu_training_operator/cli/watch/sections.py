@@ -345,7 +345,7 @@ _AFTER_THE_END = {
     FailureClass.USER_ERROR: "correct the code or the job, then delete the job and create it again.",
     FailureClass.INFRASTRUCTURE: "see whether it is the same node every time (kubectl describe node) and have it"
     " repaired. Then create the job again; with spec.checkpoint it continues where it was.",
-    FailureClass.PREEMPTION: "you set its limit; -1 in spec.runPolicy.restart.limits.Preemption is unlimited.",
+    FailureClass.PREEMPTION: "you set its limit; max -1 for Preemption in spec.runPolicy.restart.limits is unlimited.",
     FailureClass.OUT_OF_MEMORY: "give the workers more memory (spec.trainer.resources), or use less: a smaller batch,"
     " fewer data loader processes.",
     FailureClass.HANG: "the worker's log has the stack of every thread. The usual cause is a collective that not every"

@@ -35,7 +35,7 @@ def choose_option(options: Sequence[Option], status: Status, pods: Sequence[Work
 def _find_named(options: Sequence[Option], placement: Placement) -> Option | None:
     """Returns the option of that number, if its slice has that name; else the first whose slice has."""
     called = [option for option in options if str(option) == placement.slice]
-    return next((option for option in called if option.number == placement.alternative), next(iter(called), None))
+    return next((option for option in called if option.number == placement.option_index), next(iter(called), None))
 
 
 def find_strays(option: Option, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
@@ -52,11 +52,11 @@ def record_start(
     forget that it has run there."""
     number, name = option.number, str(option)
     placement = before or Placement(slice=name, since=format_time(now), reason=str(reason))
-    if before is None or (before.alternative, before.slice) != (number, name):
-        placement = replace(placement, alternative=number, slice=name, since=format_time(now), has_run=False)
+    if before is None or (before.option_index, before.slice) != (number, name):
+        placement = replace(placement, option_index=number, slice=name, since=format_time(now), has_run=False)
     if move is not None:
-        searches = placement.searches + (reason in FOR_CAPACITY)
-        placement = replace(placement, searches=searches, moves=_drop_moves([*placement.moves, move]))
+        searches = placement.moves_for_capacity + (reason in FOR_CAPACITY)
+        placement = replace(placement, moves_for_capacity=searches, moves=_drop_moves([*placement.moves, move]))
     return replace(placement, reason=str(reason))
 
 
@@ -80,7 +80,7 @@ def _drop_moves(moves: Sequence[Move]) -> list[Move]:
 def record_arrival(placement: Placement) -> Placement:
     """Records that all workers are ready where the job is. This is a fact and not a comparison of times, which have
     whole seconds: a gang may be lost in the second in which it came."""
-    return replace(placement, has_run=True, searches=0)
+    return replace(placement, has_run=True, moves_for_capacity=0)
 
 
 def is_wrong(status: Status, option: Option) -> bool:
@@ -88,7 +88,7 @@ def is_wrong(status: Status, option: Option) -> bool:
     next write."""
     if status.placement is None:
         return status.attempt > 0 and option.number > 0
-    return (status.placement.alternative, status.placement.slice) != (option.number, str(option))
+    return (status.placement.option_index, status.placement.slice) != (option.number, str(option))
 
 
 def keep_record(after: Status, before: Status, option: Option, now: datetime, *, begins: bool) -> Status:

@@ -177,7 +177,7 @@ def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
 def _wait(ctx: Context, to: Option, *, certain: bool) -> timedelta:
     """Returns how long the job waits for its slice before it goes on to `to`. The first slice has no wait of its own:
     the job waits as long as for any other before it returns there."""
-    searches = ctx.status.placement.searches if ctx.status.placement else 0
+    searches = ctx.status.placement.moves_for_capacity if ctx.status.placement else 0
     rounds = min(searches // _count_stops(ctx), _MOST_DOUBLINGS)
     if certain and rounds == 0:
         return AT_ONCE

@@ -46,7 +46,7 @@ from tpu_training_operator.domain.objects.workload import (
     with_priority,
     workload,
 )
-from tpu_training_operator.domain.plan.common.admission import describe_admission
+from tpu_training_operator.domain.plan.common.attempt import describe_admission
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
@@ -56,17 +56,14 @@ from tpu_training_operator.domain.plan.placement.search import next_slice
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan, Turn
 
 # Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
-_LOOK_AT_RUNNING = timedelta(seconds=30)
+LOOK_AT_RUNNING = timedelta(seconds=30)
 
 
 # Whether there may be workers.
 
 
-def wait_for_admission(ctx: Context) -> Plan | None:
+def wait_for_admission(ctx: Context, queue: Queue) -> Plan | None:
     """Plans for a job that may not have workers now; None if it may."""
-    queue = ctx.queue
-    if queue is None:
-        return None
     if queue.is_unowned and queue.workload is not None:
         # Then it is deleted with the job, and the watch tells at once what Kueue does to it.
         taken = UpdateWorkload(taken_over(ctx.job, dict(queue.workload.raw)))
@@ -279,7 +276,7 @@ def explain_eviction(look: JobState) -> str | None:
     if look.observed.queue is None:
         return None
     metadata, placement = look.observed.job["metadata"], look.status.placement
-    number = placement.alternative if placement else 0
+    number = placement.option_index if placement else 0
     queue = look.observed.queue.at(workload_name(str(metadata["name"]), str(metadata["uid"]), number))
     if not queue.version or (queue.workload is not None and queue.workload.is_admitted):
         return None
@@ -307,11 +304,6 @@ def look_at_suspended(ctx: Context) -> timedelta | None:
         return LOOK_AGAIN
     is_over = workload is None or workload.is_finished or (not workload.is_active and not workload.holds_quota)
     return None if is_over else LOOK_AGAIN
-
-
-def look_at_queue(ctx: Context) -> timedelta | None:
-    """Returns in how long to look at a job that runs, if nothing is heard of its Workload."""
-    return None if ctx.queue is None else _LOOK_AT_RUNNING
 
 
 # Where the workers go.
