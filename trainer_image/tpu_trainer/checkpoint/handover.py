@@ -148,7 +148,7 @@ def _divide(checkpoint: LoadedCheckpoint, backend: Backend, sharding: OptimizerS
         # The reader has the values already.
         tensors_by_name = {next(names): with_memory(tensor) for tensor in group}
         _deliver(tensors_by_name.values(), checkpoint, backend)
-        parts_by_name = {name: sharding.own(name, tensor) for name, tensor in tensors_by_name.items()}
+        parts_by_name = {name: sharding.local_part(name, tensor) for name, tensor in tensors_by_name.items()}
         parts |= dict(zip(parts_by_name, backend.to_host(list(parts_by_name.values())), strict=True))
     return _with_tensors(checkpoint, "optimizer", parts)
 

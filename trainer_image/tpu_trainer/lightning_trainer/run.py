@@ -140,7 +140,7 @@ class OwnTrainer:
         rates = Rates(hp, start.ramp, outputs.add_finding)
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
-            own = document(start, step, position, rates.reached(step), hp, health)
+            own = document(start, step, position, rates.rate_after(step), hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
             own |= {**instruments.closing.state(), "trainExamples": division.examples}
             return snapshot_of_state(
@@ -164,7 +164,7 @@ class OwnTrainer:
             hp,
             instruments,
             gradients,
-            lambda: rates.present,
+            lambda: rates.current,
             place,
             kept,
             keeps=self.context.spec.checkpoint is not None,

@@ -131,7 +131,7 @@ class CheckpointStorage:
         size = length_of(work.task.train, "train") if has_length(work.task.train) else None
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
-            record = document(work.start, step, position, work.rates.reached(step), work.hp, health)
+            record = document(work.start, step, position, work.rates.rate_after(step), work.hp, health)
             record |= {"trainExamples": size, "rates": work.rates.state(), "growth": work.group_changes.state()}
             record |= {"steering": work.policy.state(), "logged": work.logbook.state(), **work.closing.state()}
             if work.begun_with is not None:

@@ -143,7 +143,7 @@ def _rung_numbers(instruments: Instruments, evaluated: Mapping[str, float]) -> M
         return None
     finiteness = doctor.finiteness
     not_finite = finiteness.bad or int(not finiteness.health.clean)
-    return numbers.as_json(doctor.recompilations, not_finite, doctor.unseen, list(evaluated))
+    return numbers.as_json(doctor.recompilations, not_finite, doctor.unavailable_checks, list(evaluated))
 
 
 def _describe_checkpoint(step: int, committed: int | None) -> str:

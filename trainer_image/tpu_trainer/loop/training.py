@@ -39,7 +39,7 @@ from tpu_trainer.loop.preparation import load, prepare
 from tpu_trainer.loop.trainable import PreparedTask
 from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
 from tpu_trainer.task.hooks import Hooks
-from tpu_trainer.task.logbook import closed
+from tpu_trainer.task.logbook import pause_logging
 from tpu_trainer.task.task import Hyperparameters
 
 
@@ -188,7 +188,7 @@ class _Training:
                 work.policy.check(tried)
         reading = self._reading()
         if self.context.spec.checkpoint is not None:
-            instruments.merge_positions = reading.whole
+            instruments.merge_positions = reading.merge
         with backend.feed(reading.batches) as batches, instruments.logbook.open():
             try:
                 loop = TrainingLoop(work, backend, instruments, self.context.stop, self._evaluate_now)
@@ -250,7 +250,7 @@ class _Training:
         if evaluation_size(work.task):
             self.instruments.evaluated = step, self.instruments.weights()
         with (
-            closed(),
+            pause_logging(),
             self.instruments.buffers.lent(),
             nullcontext() if work.average is None else work.average.in_model(),
         ):
