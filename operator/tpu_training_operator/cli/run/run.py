@@ -209,8 +209,8 @@ async def _run(
             hosts = [host for pod in pods if (host := host_of(pod)) is not None]
             shown.show(job_view(job, hosts, datetime.now(UTC)))
 
-        def say_logs(*, whole: bool = False) -> None:
-            for pod, line in logs.new_lines(whole=whole):
+        def say_logs(*, with_last: bool = False) -> None:
+            for pod, line in logs.new_lines(with_last=with_last):
                 shown.say(f"{pod}: {plain(line)}")
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -219,7 +219,7 @@ async def _run(
             return await run_job(file.body, directory, python_path, show, interrupts, outages)
         finally:
             if verbose:
-                say_logs(whole=True)
+                say_logs(with_last=True)
             for number in (signal.SIGINT, signal.SIGTERM):
                 with contextlib.suppress(ValueError):
                     loop.remove_signal_handler(number)
