@@ -14,7 +14,7 @@ from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.common.job_file import check
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.cluster_state.workload import (
-    Placement,
+    PodSettings,
     Priority,
     Queue,
     Workload,
@@ -214,7 +214,7 @@ def test_a_value_that_differs_is_never_overwritten(
     wanted: dict[str, str], differ: bool, snapshot: SnapshotAssertion
 ) -> None:
     pod = {"metadata": {}, "spec": {"nodeSelector": {"zone": "a"}}}
-    placement = Placement(node_selector={key: (value, "ResourceFlavor f") for key, value in wanted.items()})
+    placement = PodSettings(node_selector={key: (value, "ResourceFlavor f") for key, value in wanted.items()})
     assert bool(conflicts(pod, placement)) is differ
     assert conflicts(pod, placement) == snapshot
     assert placed(pod, placement)["spec"]["nodeSelector"]["zone"] == "a"

@@ -17,7 +17,7 @@ from tpu_training_operator.api.model import Rule
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.common.yaml_text import load_all, read_text
-from tpu_training_operator.domain.job.options import Option, options_of
+from tpu_training_operator.domain.job.options import SliceOption, options_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.rungs import lower_rungs_of
 from tpu_training_operator.domain.plan.startable import check_options
@@ -35,8 +35,8 @@ class JobFile:
 
     path: Path
     body: dict[str, Any]
-    options: tuple[Option, ...]
-    lower_rungs: tuple[Option, ...] = ()
+    options: tuple[SliceOption, ...]
+    lower_rungs: tuple[SliceOption, ...] = ()
 
     @property
     def job(self) -> TPUTrainingJob:

@@ -7,7 +7,7 @@ from typing import Any
 from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.common.job_file import JobFile
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.cost import Cost, cost_of
 
 
@@ -16,7 +16,7 @@ class PlannedRung:
     """A rung before it runs. `cost`: of its steps alone, without start, compilation and evaluation."""
 
     number: int
-    option: Option
+    option: SliceOption
     cost: Cost
 
     @property

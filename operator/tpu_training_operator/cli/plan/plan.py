@@ -20,7 +20,7 @@ from tpu_training_operator.cli.common.job_file import JobFile, filename_option, 
 from tpu_training_operator.cli.plan.compile_results_file import OPTION, CompiledSteps
 from tpu_training_operator.cli.plan.ladder import planned_rungs, print_ladder
 from tpu_training_operator.domain.job.naming import workers
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.cost import cost_of
 from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
 from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
@@ -144,7 +144,7 @@ def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
         yield worker_pod(job, first.resolution, worker)
 
 
-def _with_uid(option: Option) -> Option:
+def _with_uid(option: SliceOption) -> SliceOption:
     """Gives the option's job a uid, as the API server will."""
     metadata = {**option.job.metadata, "uid": _UID}
     return replace(option, job=TPUTrainingJob.model_validate(dict(option.job) | {"metadata": metadata}))

@@ -22,7 +22,7 @@ from tpu_training_operator.domain.cluster_state.observed import Object, Observed
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.cluster_state.workload import manager_of
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
@@ -175,7 +175,7 @@ def _without_spec(stored: JobState, error: InvalidJob) -> Plan:
 
 
 def _complete(
-    decided: Plan, look: JobState, stored: Status, limit: ChipBudget | None = None, option: Option | None = None
+    decided: Plan, look: JobState, stored: Status, limit: ChipBudget | None = None, option: SliceOption | None = None
 ) -> Plan:
     """Returns the plan with what no decision was needed for in its status: reports, the generation, and the use of
     chips. `stored`: the status without the reports. `option`: the slice that the job runs on; None without a spec."""

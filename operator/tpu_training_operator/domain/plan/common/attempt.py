@@ -17,7 +17,7 @@ from tpu_training_operator.api.conditions import ConditionType, EventReason, Rea
 from tpu_training_operator.api.status import Activity, Move, PlacementReason, State, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.workload import Queue
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
@@ -42,7 +42,7 @@ class Why:
 
 def begin_attempt(
     ctx: Context,
-    option: Option,
+    option: SliceOption,
     why: Why,
     status: Status,
     *,
@@ -77,7 +77,7 @@ def adopt_attempt(ctx: Context, attempt: int, why: Why) -> Plan:
 
 def _write(
     ctx: Context,
-    option: Option,
+    option: SliceOption,
     why: Why,
     status: Status,
     placed: PlacementReason,
@@ -100,7 +100,7 @@ def _write(
 # The condition Admitted of a job in a queue: whether its attempt may have workers (see `queueing`).
 
 
-def record_admission(ctx: Context, status: Status, option: Option, message: str) -> Status:
+def record_admission(ctx: Context, status: Status, option: SliceOption, message: str) -> Status:
     """Returns the status that begins an attempt on that slice. Until the Workload of the slice is admitted, the attempt
     waits without workers. `message`: why it waits."""
     queue = ctx.queue_on(option)

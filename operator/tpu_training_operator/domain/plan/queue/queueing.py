@@ -21,14 +21,14 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.cluster_state.workload import (
-    Placement,
+    PodSettings,
     Queue,
     Workload,
     placement_of,
     workload_name,
 )
 from tpu_training_operator.domain.job.naming import WorkerId
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import (
     AT_ONCE,
     Create,
@@ -207,7 +207,7 @@ def delete_workloads(workloads: Iterable[Workload]) -> Batches:
     return (Batch(actions, Freshness.FRESH_ALL),) if actions else ()
 
 
-def ask_for(option: Option, queue: Queue) -> Create:
+def ask_for(option: SliceOption, queue: Queue) -> Create:
     worker = worker_pod(option.job, option.resolution, WorkerId(1, 0, 0))
     return Create(workload(option.job, option.resolution, queue, worker, option.number))
 
@@ -309,7 +309,7 @@ def look_at_suspended(ctx: Context) -> timedelta | None:
 # Where the workers go.
 
 
-def read_placement(ctx: Context, option: Option | None = None) -> Placement | Obstacle | None:
+def read_placement(ctx: Context, option: SliceOption | None = None) -> PodSettings | Obstacle | None:
     """Returns what Kueue adds to the workers' pods on that slice, by default the present one; None for a job without a
     queue. An Obstacle if it contradicts what the job asks for: nothing is overwritten."""
     option = option or ctx.option
