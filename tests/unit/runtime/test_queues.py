@@ -10,9 +10,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.fakes.cluster import FakeCluster
 from tests.unit.jobs import job_body
+from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.common.job_file import check
-from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.cluster_state.workload import (
     PodSettings,
     Priority,
