@@ -135,7 +135,7 @@ def a_secret_of_somebody_else_is_left_alone_and_the_job_goes_again(desk: Desk) -
     space.kubectl("create", "secret", "generic", kept["metadata"]["name"])
     refused = desk.submit()
     assert refused.returncode == 2
-    assert "the job was deleted again" in refused.stderr
+    assert "so the job was removed" in refused.stderr
     assert "already exists" in refused.stderr
     assert space.kubectl("get", "tpujob", "-o", "name") == ""
 
