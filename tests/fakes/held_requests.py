@@ -25,21 +25,21 @@ class HeldRequests:
             self._under_way.append((permit, answer))
             await answer
 
-    def answer_without_settling(self, error: ApiError | None = None, *, status: int = 0, position: int = 0) -> None:
-        """Answers the request that has waited longest, or another one. `status`: tells the turns of this answer."""
+    async def answer(self, error: ApiError | None = None, *, position: int = 0) -> None:
+        """Answers the request that has waited longest, or another one."""
+        self.answer_unsettled(error, position)
+        await settle()
+
+    def answer_unsettled(self, error: ApiError | None = None, position: int = 0) -> None:
+        """Nobody has run on the answer when it returns."""
         permit, answer = self._under_way.pop(position)
-        if status:
-            permit.record_answer(status)
         if answer.done():
             return
-        if error:
+        if error is not None:
             answer.set_exception(error)
-        else:
-            answer.set_result(None)
-
-    async def answer(self, error: ApiError | None = None, *, status: int = 0, position: int = 0) -> None:
-        self.answer_without_settling(error, status=status, position=position)
-        await settle()
+            return
+        permit.record_answer(201)
+        answer.set_result(None)
 
     async def answer_all(self, *, leaving: int = 0) -> None:
         while self.under_way > leaving:
