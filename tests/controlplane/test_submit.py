@@ -19,7 +19,7 @@ from tests.controlplane.jobs import Namespace, Object, digits
 from tests.controlplane.test_cli_cluster import PROGRAM
 from tests.stories import Group, Stories, selected, told_together
 from tpu_training_operator.api.constants import LARGEST_SECRET
-from tpu_training_operator.cli.code.packing import Packed
+from tpu_training_operator.cli.code.packing import PackedCode
 from tpu_training_operator.cli.code.place import secret
 
 KEY = "code.tar.gz"
@@ -91,7 +91,7 @@ def a_submission_that_was_cut_off_is_finished_by_the_same_command(desk: Desk) ->
     space.kubectl("delete", "secret", kept["metadata"]["name"])
     for _ in range(2):
         done = desk.submit()
-        assert (done.returncode, "job digits is there already" in done.stdout) == (0, True), done.stderr
+        assert (done.returncode, "job digits already exists" in done.stdout) == (0, True), done.stderr
     assert space.job()["metadata"]["uid"] == job["metadata"]["uid"]
     assert [one["data"] for one in secrets_of(space)] == [kept["data"]]
 
@@ -135,7 +135,7 @@ def a_secret_of_somebody_else_is_left_alone_and_the_job_goes_again(desk: Desk) -
     space.kubectl("create", "secret", "generic", kept["metadata"]["name"])
     refused = desk.submit()
     assert refused.returncode == 2
-    assert "the job was deleted again" in refused.stderr
+    assert "so the job was removed" in refused.stderr
     assert "already exists" in refused.stderr
     assert space.kubectl("get", "tpujob", "-o", "name") == ""
 
@@ -144,7 +144,7 @@ def a_secret_holds_a_mebibyte_counted_before_base64(desk: Desk) -> None:
     space, folder = desk.space, desk.folder
     assert desk.submit().returncode == 0
     for name, size, refusal in (("fits", LARGEST_SECRET, ""), ("large", LARGEST_SECRET + 1, "Too long")):
-        body = yaml.safe_dump(secret(name, Packed(bytes(size), {}), space.job()))
+        body = yaml.safe_dump(secret(name, PackedCode(bytes(size), {}), space.job()))
         done = space.cluster.kubectl("-n", space.name, "create", "-f", "-", input=body, check=False)
         assert (refusal in done.stderr, bool(done.returncode)) == (True, bool(refusal)), done.stderr
     space.kubectl("delete", "tpujob", "digits")

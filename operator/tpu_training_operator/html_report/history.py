@@ -1,7 +1,7 @@
 """Reads `history.json`, the file in which a trainer records a run: schema `history/v1`.
 
-Its written form is `history-v1.schema.json` in `tpu_trainer`. Only the fields that the page shows are read; unknown
-ones are ignored, so that a newer trainer's file can be shown.
+Its schema is `history-v1.schema.json` in `tpu_trainer`. Only the fields that the page shows are read; unknown fields
+are ignored, so that a newer trainer's file can be shown.
 """
 
 import json
@@ -23,10 +23,10 @@ class _Recorded(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Losses(_Recorded):
+class LossSpan(_Recorded):
     """The losses of `count` steps up to and including `step`; `broken` of them were not finite.
 
-    mean, low and high are over the finite ones, None if there are none.
+    `mean`, `low` and `high`: of the finite ones; None if there are none.
     """
 
     step: int
@@ -37,17 +37,17 @@ class Losses(_Recorded):
     broken: int
 
 
-class Logged(_Recorded):
-    """What the task has logged under a name: its points are as those of the losses."""
+class LoggedSeries(_Recorded):
+    """The values that the task logs under one name, in points like those of the losses."""
 
     name: str
-    points: Sequence[Losses] = ()
+    points: Sequence[LossSpan] = ()
 
 
 class Stretch(_Recorded):
-    """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate.
+    """The `steps` steps up to and including `step`: seconds in all and per phase, and the last learning rate.
 
-    gradient_norm: the mean of the gradients' norms before clipping, None if none was finite or measured.
+    `gradient_norm`: the mean of the gradients' norms before clipping; None if none was finite or measured.
     """
 
     step: int
@@ -70,8 +70,8 @@ class Rate(_Recorded):
     rate: float
 
 
-class Rates(_Recorded):
-    """From the first step on, more or less closely; the last rate is that of the last stretch."""
+class LearningRates(_Recorded):
+    """Learning rates from the first step on, sampled; the last one is that of the last stretch."""
 
     points: Sequence[Rate] = ()
 
@@ -81,8 +81,8 @@ class Evaluation(_Recorded):
     metrics: Mapping[str, float]
 
 
-class Warned(_Recorded):
-    """What one check of the doctor found: `times` findings at steps first..last, and the last message."""
+class DoctorWarning(_Recorded):
+    """The findings of one check of the doctor: how many (`times`), their first and last step, and the last message."""
 
     check: str
     first: int
@@ -92,8 +92,8 @@ class Warned(_Recorded):
 
 
 class FirstLoss(_Recorded):
-    """`seconds`: from the start of the reporting process to its first loss; `compiling`: the part that `compilations`
-    programs took."""
+    """`seconds`: from the start of the reporting process to its first loss; `compiling`: the seconds of these that the
+    `compilations` programs took."""
 
     seconds: float
     compilations: int
@@ -101,7 +101,7 @@ class FirstLoss(_Recorded):
 
 
 class Attempt(_Recorded):
-    """One gang: it started after `first` steps and had done `last`. `outcome`: the exit code's name, if known."""
+    """One gang, which started after step `first` and reached step `last`. `outcome`: the exit code's name, if known."""
 
     number: int
     first: int
@@ -111,38 +111,38 @@ class Attempt(_Recorded):
     first_loss: FirstLoss | None = None
 
 
-class Measured(_Recorded):
-    """All attempts together. The last attempt is the one that wrote the file; sequences are in the order of steps."""
+class Measurements(_Recorded):
+    """The records of all attempts. The last attempt wrote the file; sequences are in the order of steps."""
 
     attempts: Sequence[Attempt] = Field(min_length=1)
-    losses: Sequence[Losses] = ()
-    logged: Sequence[Logged] = ()
+    losses: Sequence[LossSpan] = ()
+    logged: Sequence[LoggedSeries] = ()
     stretches: Sequence[Stretch] = ()
     evaluations: Sequence[Evaluation] = ()
-    rates: Rates = Rates()
-    warnings: Sequence[Warned] = ()
+    rates: LearningRates = LearningRates()
+    warnings: Sequence[DoctorWarning] = ()
     examples_per_second: float | None = None
     mfu: float | None = None
     noise_scale: float | None = None
 
     @property
     def ends_finite(self) -> bool:
-        """Whether the newest loss is a number; so it is where there is none."""
+        """Whether the newest loss is finite, or there is none."""
         return not self.losses or self.losses[-1].mean is not None
 
 
 class _RunSpecPart(BaseModel):
-    """The run spec has camel-case names; see `domain.objects.run_spec`, which writes it."""
+    """A part of the run spec, whose fields have camel-case names; `domain.objects.run_spec` writes it."""
 
     model_config = ConfigDict(frozen=True, alias_generator=AliasGenerator(validation_alias=to_camel))
 
 
-class Job(_RunSpecPart):
+class RecordedJob(_RunSpecPart):
     namespace: str
     name: str
 
 
-class Slice(_RunSpecPart):
+class RecordedSlice(_RunSpecPart):
     generation: str
     topology: str
     slices: int
@@ -150,15 +150,15 @@ class Slice(_RunSpecPart):
     replicas: int = Field(ge=1)
 
 
-class Batch(_RunSpecPart):
-    """Examples per step of the job, and what a replica takes at once."""
+class RecordedBatch(_RunSpecPart):
+    """Examples per step of the whole job, and per replica and pass."""
 
     total: int = Field(validation_alias="global", ge=1)
     per_replica: int
     accumulation: int = 1
 
 
-class Schedule(_RunSpecPart):
+class RecordedSchedule(_RunSpecPart):
     name: str = "Constant"
     milestones: Sequence[int] = ()
     factor: float | None = None
@@ -166,7 +166,7 @@ class Schedule(_RunSpecPart):
     patience: int | None = None
 
 
-class Optimizer(_RunSpecPart):
+class RecordedOptimizer(_RunSpecPart):
     name: str
     learning_rate: float
     momentum: float | None = None
@@ -176,12 +176,12 @@ class Optimizer(_RunSpecPart):
     epsilon: float | None = None
 
 
-class InitFrom(_RunSpecPart):
+class RecordedInitFrom(_RunSpecPart):
     uri: str
 
 
-class Watched(_RunSpecPart):
-    """A metric of the evaluations that decides something, and which of its values are the better ones."""
+class WatchedMetric(_RunSpecPart):
+    """A metric on which the run acts. `mode`: whether Max or Min is better."""
 
     metric: str
     mode: str
@@ -191,21 +191,21 @@ class Watched(_RunSpecPart):
         return self.mode == "Max"
 
 
-class StopEarly(Watched):
+class RecordedStopEarly(WatchedMetric):
     patience: int
     min_delta: float | None = None
 
 
-class Checkpoint(_RunSpecPart):
+class RecordedCheckpoint(_RunSpecPart):
     uri: str
     keep: int
-    keep_best: Watched | None = None
-    init_from: InitFrom | None = None
+    keep_best: WatchedMetric | None = None
+    init_from: RecordedInitFrom | None = None
     every_steps: int | None = None
     every_seconds: int | None = None
 
 
-class Scaled(_RunSpecPart):
+class ScaledNumber(_RunSpecPart):
     """One number of the recipe: where it was tuned, where it ran, and the rule between the two."""
 
     name: str
@@ -214,22 +214,22 @@ class Scaled(_RunSpecPart):
     rule: str
 
 
-class RunSpec(_RunSpecPart):
-    """`entrypoint`: None for a loop of the user's own."""
+class RecordedRunSpec(_RunSpecPart):
+    """The run spec as recorded. `entrypoint`: None for a user's own loop."""
 
-    job: Job
+    job: RecordedJob
     entrypoint: str | None = None
     backend: str
     hardware: str
-    slice: Slice
-    batch: Batch
+    slice: RecordedSlice
+    batch: RecordedBatch
     train_steps: int = Field(ge=1)
     warmup_steps: int
     seed: int
-    optimizer: Optimizer
-    schedule: Schedule = Schedule()
+    optimizer: RecordedOptimizer
+    schedule: RecordedSchedule = RecordedSchedule()
     evaluate_every_steps: int | None = None
-    stop_early: StopEarly | None = None
+    stop_early: RecordedStopEarly | None = None
     on_not_finite: str = "Stop"
     ema_decay: float | None = None
     gradient_clip_norm: float | None = None
@@ -237,17 +237,17 @@ class RunSpec(_RunSpecPart):
     sharding: str | None = None
     parameters: Mapping[str, str] = {}
     data_uri: str | None = None
-    checkpoint: Checkpoint | None = None
-    scaling: Sequence[Scaled] = ()
+    checkpoint: RecordedCheckpoint | None = None
+    scaling: Sequence[ScaledNumber] = ()
 
     @property
-    def watched(self) -> Sequence[Watched]:
-        """What the run follows, the checkpoint to keep first."""
+    def watched(self) -> Sequence[WatchedMetric]:
+        """The metrics on which the run acts, the one for the best checkpoint first."""
         best = None if self.checkpoint is None else self.checkpoint.keep_best
-        return [each for each in (best, self.stop_early) if each is not None]
+        return [metric for metric in (best, self.stop_early) if metric is not None]
 
 
-class Outcome(_Recorded):
+class AttemptOutcome(_Recorded):
     """How the newest attempt ended: the exit code's name, and its message."""
 
     code: str
@@ -255,26 +255,26 @@ class Outcome(_Recorded):
 
 
 class History(_RunSpecPart):
-    """`outcome` is None during the run. `environment`: names to versions. `written`: when the file was written."""
+    """A whole history. `outcome`: None during the run; `environment`: versions by name; `written`: its time."""
 
-    run_spec: RunSpec
-    recorded: Measured
+    run_spec: RecordedRunSpec
+    recorded: Measurements
     written: datetime
-    outcome: Outcome | None = None
+    outcome: AttemptOutcome | None = None
     environment: Mapping[str, str] = {}
 
 
 def parse_history(document: bytes) -> History:
-    """Raises UnreadableHistory, naming the first field that is wrong."""
+    """Parses the file's content. Raises UnreadableHistory, which names the first wrong field."""
     try:
-        found = json.loads(document)
+        content = json.loads(document)
     except (ValueError, RecursionError) as error:
         raise UnreadableHistory(f"not JSON: {error}") from error
-    schema = found.get("schema") if isinstance(found, dict) else None
+    schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise UnreadableHistory(f'schema: this version reads "{SCHEMA}", got {schema!r}')
     try:
-        return History.model_validate(found)
+        return History.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         raise UnreadableHistory(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

@@ -1,4 +1,4 @@
-"""The key numbers at the top of the page, most wanted first."""
+"""The key numbers at the top of the page, the most important first."""
 
 import statistics
 from collections.abc import Iterator
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from tpu_training_operator.html_report import charts
-from tpu_training_operator.html_report.evaluations import best_of
 from tpu_training_operator.html_report.formatting import count, duration, number, plural, share
-from tpu_training_operator.html_report.history import Evaluation, Measured, RunSpec
+from tpu_training_operator.html_report.history import Evaluation, Measurements, RecordedRunSpec
 from tpu_training_operator.html_report.markup import tag
+from tpu_training_operator.html_report.metrics import best_of
 
 HEADLINES = 2
-"""Metrics of the last evaluation among the key numbers: those that the run watches, then the first ones of the task."""
+"""The most metrics of the last evaluation among the key numbers: first those that the run watches."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One key number, and what to compare it with. `kind`: the class that colours it."""
+    """One key number, and a note to compare it with. `kind`: its CSS class."""
 
     name: str
     value: str
@@ -25,8 +25,8 @@ class Tile:
     kind: str = ""
 
 
-def key_numbers(measured: Measured, spec: RunSpec, seconds: float) -> Element:
-    """A number that the run does not have has no tile. `seconds`: of all attempts together."""
+def key_numbers(measured: Measurements, spec: RecordedRunSpec, seconds: float) -> Element:
+    """Shows the key numbers that the run has. `seconds`: of all attempts together."""
     attempts = measured.attempts
     tiles = [
         Tile("Steps", count(attempts[-1].last), f"of {count(spec.train_steps)}"),
@@ -36,22 +36,22 @@ def key_numbers(measured: Measured, spec: RunSpec, seconds: float) -> Element:
     ]
     if seconds > 0:
         tiles.append(Tile("Time", duration(seconds), plural(len(attempts), "attempt")))
-    # At most five columns, as many as fill the last row best; a few tiles keep the width that they have among many.
+    # At most five columns, as many as fill the last row best, and at least four, so that few tiles do not grow wide.
     columns = max(4, -(-len(tiles) // -(-len(tiles) // 5)))
     return tag(
         "section",
-        tag("dl", (_shown(tile) for tile in tiles), class_="tiles", style=f"--columns: {columns}"),
+        tag("dl", (_tile_element(tile) for tile in tiles), class_="tiles", style=f"--columns: {columns}"),
         id="numbers",
         aria_label="Key numbers",
     )
 
 
-def _shown(tile: Tile) -> Element:
+def _tile_element(tile: Tile) -> Element:
     value = tag("dd", tile.value, tag("small", tile.note), **({"class": tile.kind} if tile.kind else {}))
     return tag("div", tag("dt", tile.name), value)
 
 
-def _loss_tiles(measured: Measured) -> Iterator[Tile]:
+def _loss_tiles(measured: Measurements) -> Iterator[Tile]:
     losses = [(point.step, point.mean) for point in measured.losses if point.mean is not None]
     if not measured.ends_finite:
         note = f"{number(losses[-1][1])} at step {count(losses[-1][0])}" if losses else "in any step"
@@ -62,32 +62,32 @@ def _loss_tiles(measured: Measured) -> Iterator[Tile]:
         yield Tile("Training loss", number(last), note)
 
 
-def _metric_tiles(measured: Measured, spec: RunSpec) -> Iterator[Tile]:
+def _metric_tiles(measured: Measurements, spec: RecordedRunSpec) -> Iterator[Tile]:
     best = {watched.metric: best_of(measured, watched) for watched in spec.watched}
     for last in measured.evaluations[-1:]:
         names = [name for name in dict.fromkeys([*best, *last.metrics]) if name in last.metrics]
         for name in names[:HEADLINES]:
             value = last.metrics[name]
             kind = "" if charts.drawable(value) else "bad"
-            yield Tile(name, number(value), _compared(last, name, best.get(name)), kind)
+            yield Tile(name, number(value), _comparison_note(last, name, best.get(name)), kind)
 
 
-def _compared(last: Evaluation, name: str, best: Evaluation | None) -> str:
+def _comparison_note(last: Evaluation, name: str, best: Evaluation | None) -> str:
     if best is None or best.metrics[name] == last.metrics[name]:
         return f"at step {count(last.step)}"
     return f"best {number(best.metrics[name])} at step {count(best.step)}"
 
 
-def _speed_tiles(measured: Measured, spec: RunSpec) -> Iterator[Tile]:
+def _speed_tiles(measured: Measurements, spec: RecordedRunSpec) -> Iterator[Tile]:
     rate = measured.examples_per_second
     if rate is not None:
         yield Tile("Examples per second", number(rate), f"{number(rate / spec.slice.replicas)} per replica")
     if measured.stretches:
-        step = statistics.median(each.training_seconds / each.steps for each in measured.stretches)
+        step = statistics.median(stretch.training_seconds / stretch.steps for stretch in measured.stretches)
         yield Tile("Step time", duration(step), "median")
-    trained = sum(each.training_seconds for each in measured.stretches)
+    trained = sum(stretch.training_seconds for stretch in measured.stretches)
     if trained > 0 and spec.entrypoint is not None:
-        waited = sum(each.split.get("input", 0.0) for each in measured.stretches)
+        waited = sum(stretch.split.get("input", 0.0) for stretch in measured.stretches)
         yield Tile("Waiting for input", share(waited / trained), "of the training time")
     if measured.mfu is not None:
         yield Tile("Model flops utilisation", share(measured.mfu), "of the slice's peak")

@@ -1,4 +1,4 @@
-"""The whole page: an HTML document that loads nothing and runs no script."""
+"""Renders the page: an HTML document that loads nothing and runs no script."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -6,14 +6,12 @@ from importlib.resources import files
 from xml.etree.ElementTree import Element
 
 from tpu_training_operator.html_report import charts
-from tpu_training_operator.html_report.blocks import aside, figure, key, pair, section, table
-from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, failed, said, verdict, what_went_wrong
-from tpu_training_operator.html_report.evaluations import evaluations
+from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, badge, closing_words, has_failed, what_went_wrong
 from tpu_training_operator.html_report.formatting import count, duration, number, plural, share
-from tpu_training_operator.html_report.history import FirstLoss, History, Measured, RunSpec
+from tpu_training_operator.html_report.history import FirstLoss, History, Measurements, RecordedRunSpec
 from tpu_training_operator.html_report.ladder import RungRow, ladder
-from tpu_training_operator.html_report.logged import logged_values
-from tpu_training_operator.html_report.markup import Content, html, tag
+from tpu_training_operator.html_report.markup import Content, aside, figure, html, key, pair, section, table, tag
+from tpu_training_operator.html_report.metrics import evaluations, logged_values
 from tpu_training_operator.html_report.numbers import key_numbers
 from tpu_training_operator.html_report.recipe import recipe_rows
 
@@ -32,17 +30,17 @@ OWN_LOOP = {
     "checkpoint": PHASES["checkpoint"],
     "evaluate": PHASES["evaluate"],
 }
-"""A loop of the user's own tells no other phases."""
+"""The phases that a user's own loop reports."""
 
 SHORTEST = 0.001
-"""Seconds from which a phase has a row: below, it was entered and left."""
+"""The fewest seconds for which a phase has a row."""
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungRow] = ()) -> str:
-    """The page as HTML. `end`: what is known of the job's end besides; `rungs`: its ladder, if `end` is None. A section
-    without content is left out."""
+    """Returns the page as HTML, without sections that have no content. `end`: how the job as a whole ended, if known;
+    `rungs`: its ladder, if `end` is None."""
     spec, measured = history.run_spec, history.recorded
     split = {phase: sum(attempt.split.get(phase, 0.0) for attempt in measured.attempts) for phase in PHASES}
     sections = (
@@ -55,7 +53,7 @@ def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungRow]
         evaluations(measured, spec),
         _throughput(measured, spec),
         _time(split, measured, OWN_LOOP if spec.entrypoint is None else PHASES),
-        _warnings(measured, failed(history, end)),
+        _warnings(measured, has_failed(history, end)),
         _recipe(measured, spec),
         _attempts(history),
         _environment(history),
@@ -68,14 +66,14 @@ def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungRow]
         tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         tag("meta", name="referrer", content="no-referrer"),
         tag("link", rel="icon", href="data:,"),
-        tag("title", f"{spec.job.name}: {verdict(history, end).words} · training report"),
+        tag("title", f"{spec.job.name}: {badge(history, end).words} · training report"),
         tag("style", _style()),
     )
     return "<!doctype html>\n" + html(tag("html", head, tag("body", tag("main", sections)), lang="en")) + "\n"
 
 
 def _header(history: History, end: JobEnd | None) -> Element:
-    spec, shown = history.run_spec, verdict(history, end)
+    spec, state = history.run_spec, badge(history, end)
     job, where = spec.job, spec.slice
     written = tag("time", f"{history.written:%Y-%m-%d %H:%M %Z}", datetime=history.written.isoformat())
     facts: tuple[Content | list[Content], ...] = (
@@ -85,19 +83,19 @@ def _header(history: History, end: JobEnd | None) -> Element:
         plural(where.hosts, "host"),
         plural(where.replicas, "replica"),
         f"attempt {history.recorded.attempts[-1].number}",
-        ["as of ", written] if shown.kind == "running" else written,
+        ["as of ", written] if state.kind == "running" else written,
     )
     namespace = None if job.namespace == "default" else tag("span", f"{job.namespace}/", class_="namespace")
     return tag(
         "header",
         tag("p", "Training report", class_="eyebrow"),
-        tag("div", tag("h1", namespace, job.name), tag("p", shown.words, class_=f"badge {shown.kind}"), class_="title"),
+        tag("div", tag("h1", namespace, job.name), tag("p", state.words, class_=f"badge {state.kind}"), class_="title"),
         tag("p", (tag("span", fact) for fact in facts if fact is not None), class_="facts"),
-        said(history, end),
+        closing_words(history, end),
     )
 
 
-def _loss(measured: Measured) -> Element | None:
+def _loss(measured: Measurements) -> Element | None:
     if not measured.losses:
         return None
     columns, extent = charts.loss_columns(measured), charts.extent(measured.losses)
@@ -120,7 +118,7 @@ def _loss(measured: Measured) -> Element | None:
     return section("loss", "Loss", keys, charts.loss_chart(measured), tag("p", f"{extent}.{lost}", class_="note"))
 
 
-def _throughput(measured: Measured, spec: RunSpec) -> Element | None:
+def _throughput(measured: Measurements, spec: RecordedRunSpec) -> Element | None:
     drawing = charts.throughput_chart(measured, spec.batch.total)
     if drawing is None:
         return None
@@ -135,7 +133,7 @@ def _throughput(measured: Measured, spec: RunSpec) -> Element | None:
     return section("throughput", "Throughput", keys, drawing)
 
 
-def _time(split: Mapping[str, float], measured: Measured, words: Mapping[str, tuple[str, str]]) -> Element | None:
+def _time(split: Mapping[str, float], measured: Measurements, words: Mapping[str, tuple[str, str]]) -> Element | None:
     split = {phase: seconds for phase, seconds in split.items() if phase in words and seconds >= SHORTEST}
     whole, attempts = sum(split.values()), len(measured.attempts)
     if not whole:
@@ -161,8 +159,8 @@ def _time(split: Mapping[str, float], measured: Measured, words: Mapping[str, tu
     )
 
 
-def _warnings(measured: Measured, has_failed: bool) -> Element | None:
-    """That there are none is said of a run that has trained and has not failed."""
+def _warnings(measured: Measurements, has_failed: bool) -> Element | None:
+    """Lists the doctor's warnings. Reports that there are none only for a run that has trained and has not failed."""
     items = []
     for warned in measured.warnings:
         often = f"{count(warned.times)} times, steps {count(warned.first)} to {count(warned.last)}"
@@ -176,7 +174,7 @@ def _warnings(measured: Measured, has_failed: bool) -> Element | None:
     return section("warnings", "Warnings", tag("p", "The doctor found no problems.", class_="none"))
 
 
-def _recipe(measured: Measured, spec: RunSpec) -> Element:
+def _recipe(measured: Measurements, spec: RecordedRunSpec) -> Element:
     scaled = [
         tag(
             "tr",
@@ -206,8 +204,9 @@ def _recipe(measured: Measured, spec: RunSpec) -> Element:
     )
 
 
-def _noise_sentence(measured: Measured, spec: RunSpec) -> str | None:
-    """What twice the slice would buy: steps to a given loss go as 1 + noise scale / batch (McCandlish et al. 2018)."""
+def _noise_sentence(measured: Measurements, spec: RecordedRunSpec) -> str | None:
+    """Returns what twice the slice would gain: the steps to a loss grow with 1 + noise scale / batch (McCandlish et al.
+    2018)."""
     scale, batch = measured.noise_scale, spec.batch.total
     if scale is None:
         return None
@@ -220,7 +219,7 @@ def _noise_sentence(measured: Measured, spec: RunSpec) -> str | None:
 
 
 def _attempts(history: History) -> Element | None:
-    """Of a single attempt the rest of the page has told everything."""
+    """Lists the attempts; None for a single one, about which the rest of the page says everything."""
     *earlier, newest = history.recorded.attempts
     if not earlier:
         return None

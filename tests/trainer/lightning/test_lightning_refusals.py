@@ -263,10 +263,10 @@ def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tupl
     ("form", "complaint"),
     [
         (lambda o: None, "a NoneType; it must return an"),
-        (lambda o: [o, optimizer()], "optimization there is one"),
+        (lambda o: [o, optimizer()], "optimization takes one"),
         (lambda o: [{"optimizer": o}, {"optimizer": optimizer()}], "it returns 2 optimizers"),
         (lambda o: ([o, optimizer()], []), "it returns 2 optimizers"),
-        (lambda o: {"optimiser": o}, '"optimizer", it has optimiser'),
+        (lambda o: {"optimiser": o}, 'no "optimizer", only optimiser'),
         (lambda o: {"optimizer": o, "lr_schedulers": constant(o)}, "lr_schedulers; it must return"),
         (lambda o: ["adam"], "str is not a torch optimizer"),
         (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, "ReduceLROnPlateau needs"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tpu_training_operator.cli.code import packing
-from tpu_training_operator.cli.code.packing import CannotPack, Packed, pack
+from tpu_training_operator.cli.code.packing import CannotPack, PackedCode, pack
 
 TREE = (
     *("a", "b.py", "c.txt", "d1", "#e", "!f", "g ", "[h]", "oi"),
@@ -66,7 +66,7 @@ def lay(folder: Path, *names: str, text: str = "x") -> None:
         (folder / name).write_text(text)
 
 
-def names(packed: Packed) -> list[str]:
+def names(packed: PackedCode) -> list[str]:
     return list(packed.sizes)
 
 
@@ -278,7 +278,7 @@ def test_links_in_a_circle_are_links_to_nothing(tmp_path: Path) -> None:
         (
             "LARGEST_CODE_ARCHIVE",
             9,
-            r"packed it has \d+ bytes, and at most 9 bytes are taken; the largest files: big",
+            r"the archive has \d+ bytes, and the limit is 9 bytes; the largest files: big",
         ),
         ("MOST_CODE_FILES", 1, "it has more than 1 files; so far big has 1, x has 1; leave files out"),
     ],

@@ -291,7 +291,7 @@ class ProcessBatches(Sampler[Any]):
         for number in range(skipped, steps * order.passes):
             step, part = divmod(number, order.passes)
             batch = units[step * order.global_batch : (step + 1) * order.global_batch]
-            selected = list(order.in_passes(batch[order.own_rows]))[part]
+            selected = list(order.split_passes(batch[order.own_rows]))[part]
             # Random numbers that the dataset draws in this process depend on the batch alone.
             with GENERATORS:
                 seed_generators(random_seed(order.seed, epoch * steps * order.passes + number, order.share.rank))

@@ -44,7 +44,7 @@ from tpu_trainer.lightning_trainer.rates import OptimizerRates
 from tpu_trainer.lightning_trainer.state import HERE, snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import GangAccelerator, GangStrategy, XlaAutocast
 from tpu_trainer.loop.buffers import Buffers
-from tpu_trainer.loop.checkpoints import CheckpointStorage, nothing_left, report_origin, start_of
+from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left, report_origin, start_of
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.ending import (
     keep_last,
@@ -153,7 +153,7 @@ class LightningTraining:
         rates = OptimizerRates(hp, start.ramp, outputs.add_finding)
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
-            entries = document(start, step, position, rates.reached(step), hp, health)
+            entries = document(start, step, position, rates.rate_after(step), hp, health)
             entries |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **callback.entries}
             entries |= {**instruments.closing.state(), "trainExamples": division.examples}
             return snapshot_of_state(
@@ -179,7 +179,7 @@ class LightningTraining:
             hp,
             instruments,
             gradients,
-            lambda: rates.present,
+            lambda: rates.current,
             place,
             resumed,
             keeps=self.context.spec.checkpoint is not None,
@@ -216,7 +216,7 @@ class LightningTraining:
                 callback.ends_epoch = True
         log_everywhere(module, callback.logged, callback.local)
         self.context.begin(start.step)
-        done = nothing_left(start, checkpoint, hp)
+        done = describe_nothing_left(start, checkpoint, hp)
         try:
             trainer = partial(self._trainer, lightning, run, hp, strategy, callback)
             path = HERE if checkpoint is not None else None

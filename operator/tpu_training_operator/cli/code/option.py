@@ -1,4 +1,4 @@
-"""`--code FOLDER` of `tpujob submit`, `run` and `compile-check`: a folder of code instead of the image's."""
+"""`--code FOLDER` of `tpujob submit`, `run` and `compile-check` replaces the image's code by a folder."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import click
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.code.entrypoint import find_problem
-from tpu_training_operator.cli.code.packing import Packed, size_text
+from tpu_training_operator.cli.code.packing import PackedCode, size_text
 from tpu_training_operator.cli.common.job_file import JobFile, check
 
 _MOST_SHOWN = 10
@@ -26,8 +26,8 @@ def code_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
-def searched_places(file: JobFile, code: Path | None) -> list[Path]:
-    """Where modules are found besides what is installed. As in a cluster, a job with code has no other place."""
+def module_paths(file: JobFile, code: Path | None) -> list[Path]:
+    """Returns where modules are found besides installed packages: for a job with code only there, as in a cluster."""
     if code is not None:
         return [code.resolve()]
     if file.job.spec.trainer.code is not None:
@@ -36,23 +36,23 @@ def searched_places(file: JobFile, code: Path | None) -> list[Path]:
 
 
 def code_problem(file: JobFile, code: Path | None, python_path: list[Path]) -> Problem | None:
-    """What keeps the code from being found on this machine."""
+    """Returns the problem that keeps the code from being found on this machine; None if there is none."""
     trainer = file.job.spec.trainer
     if code is not None or trainer.code is None:
         return find_problem(trainer, python_path)
     if trainer.code.secret is None:
-        # The worker that fetches it finds out what it holds.
+        # Only the worker that fetches the archive can look into it.
         return None
     return Problem("spec.trainer.code.uri", f"{trainer.code.uri} is in a cluster; here, add --code FOLDER")
 
 
-def left_out(file: JobFile, packed: Packed | None) -> list[str]:
-    """A warning if files look like secrets, and one if the entrypoint is not in the folder: perhaps an ignore file
-    leaves it out. And one for each file that takes the place of a module that the trainer needs."""
+def code_warnings(file: JobFile, packed: PackedCode | None) -> list[str]:
+    """Returns warnings about the packed code: files that look like secrets, files that replace a module that the
+    trainer needs, and an entrypoint that is not in the folder, perhaps because of an ignore file."""
     entrypoint = file.job.spec.trainer.entrypoint
     if packed is None:
         return []
-    notes = [*_secrets(packed), *_hiding(packed)]
+    notes = [*_secret_warnings(packed), *_shadowing_warnings(packed)]
     if entrypoint is not None and not packed.has_module(entrypoint):
         module = entrypoint.partition(":")[0]
         notes.append(
@@ -61,7 +61,7 @@ def left_out(file: JobFile, packed: Packed | None) -> list[str]:
     return notes
 
 
-def _secrets(packed: Packed) -> Iterator[str]:
+def _secret_warnings(packed: PackedCode) -> Iterator[str]:
     if packed.secrets:
         names = [ascii(name)[1:-1] for name in packed.secrets]
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
@@ -71,27 +71,27 @@ def _secrets(packed: Packed) -> Iterator[str]:
         )
 
 
-def _hiding(packed: Packed) -> Iterator[str]:
+def _shadowing_warnings(packed: PackedCode) -> Iterator[str]:
     for name in packed.sizes:
         module = name.removesuffix("/__init__.py").removesuffix(".py")
         if not name.endswith(".py") or "/" in module:
             continue
         if module in sys.stdlib_module_names:
             yield (
-                f"{name} has the name of a module of Python's own: torch and all others that import {module} get yours;"
+                f"{name} has the name of a standard module: torch and all others that import {module} would get yours;"
                 " rename it"
             )
         elif module in _OF_THE_TRAINER:
-            yield f"{name} has the name of a package that the trainer imports: it gets yours; rename it"
+            yield f"{name} has the name of a package that the trainer imports: it would get yours; rename it"
 
 
-def with_code(file: JobFile, packed: Packed, uri: str) -> JobFile:
-    """The job with its code. Raises BadInput."""
+def add_code(file: JobFile, packed: PackedCode, uri: str) -> JobFile:
+    """Adds the code to the job. Raises BadInput."""
     file.body["spec"]["trainer"]["code"] = {"uri": uri, "sha256": packed.sha256}
     return check(file.path, file.body)
 
 
-def told_of(packed: Packed, uri: str) -> str:
+def code_summary(packed: PackedCode, uri: str) -> str:
     return (
         f"code: {count(len(packed.sizes), 'file')}, {size_text(len(packed.archive))} packed, sha256 {packed.sha256},"
         f" in {uri}"

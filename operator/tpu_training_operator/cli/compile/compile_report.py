@@ -1,38 +1,54 @@
-"""The answer of `tpujob compile-check`, for people."""
+"""Prints the answer of `tpujob compile-check`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from rich.markup import escape
-from rich.table import Table
+from dataclasses import dataclass
+from typing import Any
 
 from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.cli.common.terminal import console
 from tpu_training_operator.domain.job.recipe.bound import Bound
 from tpu_training_operator.domain.job.recipe.compile_results import gib, milliseconds
-
-if TYPE_CHECKING:
-    from tpu_training_operator.cli.compile.compile_check import Checked
+from tpu_training_operator.domain.job.recipe.cost import Cost
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
 
 _PIPE_WIDTH = 140
 _LEAST_WIDE = 0.1
 _MOST_COLLECTIVES = 4
-_FOUND = {
+_FINDINGS = {
     "HostRead": "reads a number off the device: the step waits for it, and is cut into two programs",
-    "DynamicShape": "has a result whose size depends on the data: every batch would be a program of its own",
+    "DynamicShape": "has a result whose size depends on the data: every batch would be another program",
     "Fallback": "has no TPU kernel in torch_xla: it runs on the host's CPU, and cuts the step in two",
     "DifferentPrograms": "two batches make two programs: each new one is compiled, which takes as long as the first",
 }
 
 
-def print_check(file: JobFile, checked: "Checked") -> None:
+@dataclass(frozen=True)
+class SliceCheck:
+    """The trainer's answer for one slice. `bound` and `cost` follow from it; None if nothing was compiled."""
+
+    resolution: Resolution
+    answer: Mapping[str, Any]
+    bound: Bound | None
+    cost: Cost | None
+    others: tuple["SliceCheck", ...] = ()
+    """The same job on the alternatives whose steps are other programs."""
+
+    @property
+    def all_fit(self) -> bool:
+        return all(check.answer["fits"] for check in (self, *self.others))
+
+
+def print_check(file: JobFile, checked: SliceCheck) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
     answer, out = checked.answer, console(_PIPE_WIDTH)
     batch = count(answer["batch"]["perReplica"], "example")
     out.print(f"[bold]{file.job.name}: {checked.resolution.layout}, {batch} per replica[/bold]", soft_wrap=True)
     out.print(_method(answer), soft_wrap=True)
     for found in answer["found"]:
-        out.print(f"[yellow]found:[/yellow] {escape(_found(found))}", soft_wrap=True)
+        out.print(f"[yellow]found:[/yellow] {escape(_finding_text(found))}", soft_wrap=True)
     for line in (_verdict(answer), _largest(answer)):
         if line is not None:
             out.print(f"[bold]{escape(line)}[/bold]", soft_wrap=True)
@@ -54,7 +70,9 @@ def print_check(file: JobFile, checked: "Checked") -> None:
         out.print(f"[yellow]advice:[/yellow] {escape(line)}", soft_wrap=True)
 
 
-def print_comparison(file: JobFile, checked: Sequence["Checked"]) -> None:
+def print_comparison(file: JobFile, checked: Sequence[SliceCheck]) -> None:
+    from rich.table import Table
+
     table = Table(
         title=f"{file.job.name}: compiled for {count(len(checked), 'slice')}, not run; speeds are bounds",
         title_justify="left",
@@ -62,18 +80,18 @@ def print_comparison(file: JobFile, checked: Sequence["Checked"]) -> None:
     )
     for name in ("", "batch", "fits", "HBM", "steps/s", "examples/s", "bound by", "MFU", "hours", "chip-hours"):
         table.add_column(name, justify="left" if name in ("", "fits", "bound by") else "right")
-    for one in checked:
-        table.add_row(*_compared(one))
+    for check in checked:
+        table.add_row(*_comparison_cells(check))
     out = console(_PIPE_WIDTH)
     out.print(table)
     out.print(_method(checked[0].answer), soft_wrap=True)
 
 
-def _compared(one: "Checked") -> Iterator[str]:
-    answer, bound, cost = one.answer, one.bound, one.cost
+def _comparison_cells(check: SliceCheck) -> Iterator[str]:
+    answer, bound, cost = check.answer, check.bound, check.cost
     largest = answer.get("largestBatch")
     fits = {True: "yes", False: "no", None: "-"}[answer["fits"]]
-    yield str(one.resolution.layout)
+    yield str(check.resolution.layout)
     yield str(answer["batch"]["perReplica"])
     yield fits if largest is None else f"{fits}, {largest['fits']} does"
     memory = answer.get("memory", {})
@@ -82,7 +100,7 @@ def _compared(one: "Checked") -> Iterator[str]:
         yield from "-" * 6
         return
     yield f"{1 / bound.seconds:.3g}"
-    yield f"{one.resolution.recipe.batch.total / bound.seconds:.4g}"
+    yield f"{check.resolution.recipe.batch.total / bound.seconds:.4g}"
     yield bound.by
     yield f"{bound.utilisation:.0%}"
     yield f"{cost.hours:.3g}"
@@ -97,10 +115,10 @@ def _method(answer: Mapping[str, Any]) -> str:
     )
 
 
-def _found(found: Mapping[str, str]) -> str:
+def _finding_text(found: Mapping[str, str]) -> str:
     where = f"{found['where']}: " if found["where"] else ""
     shapes = f" ({found['shapes']})" if found["shapes"] else ""
-    return f"{where}{found['operation']} {_FOUND[found['kind']]}{shapes}"
+    return f"{where}{found['operation']} {_FINDINGS[found['kind']]}{shapes}"
 
 
 def _verdict(answer: Mapping[str, Any]) -> str | None:
@@ -118,22 +136,22 @@ def _verdict(answer: Mapping[str, Any]) -> str | None:
 
 
 def _largest(answer: Mapping[str, Any]) -> str | None:
-    found = answer.get("largestBatch")
-    if found is None:
+    largest = answer.get("largestBatch")
+    if largest is None:
         return None
-    if not found["fits"]:
+    if not largest["fits"]:
         return "not even one example per replica fits"
-    refused = "no larger one was refused" if found["refused"] is None else f"{found['refused']} does not fit"
-    whole = found["fits"] * answer["replicas"] * answer["batch"].get("accumulation", 1)
-    return f"largest batch per replica that fits: {found['fits']} ({refused}); {whole} per slice and step"
+    refused = "no larger one was refused" if largest["refused"] is None else f"{largest['refused']} does not fit"
+    total = largest["fits"] * answer["replicas"] * answer["batch"].get("accumulation", 1)
+    return f"largest batch per replica that fits: {largest['fits']} ({refused}); {total} per slice and step"
 
 
-def _rows(checked: "Checked", bound: Bound) -> Iterator[tuple[str, str, str]]:
+def _rows(checked: SliceCheck, bound: Bound) -> Iterator[tuple[str, str, str]]:
     memory, step = checked.answer["memory"], checked.answer["step"]
-    kept = memory["inPlace"]
-    yield "arguments", gib(memory["arguments"]), f"{gib(kept)} of them updated in place: weights, optimizer state"
+    in_place = memory["inPlace"]
+    yield "arguments", gib(memory["arguments"]), f"{gib(in_place)} of them updated in place: weights, optimizer state"
     yield "temporaries", gib(memory["temporaries"]), "activations, gradients"
-    yield "results", gib(memory["results"] - kept), "besides what is updated in place"
+    yield "results", gib(memory["results"] - in_place), "besides what is updated in place"
     yield "program", gib(memory["code"]), ""
     yield "batches ahead", gib(memory["batchesAhead"]), "prepared while the device works"
     model = f"{step['modelFlops'] / 1e12:.4g} by the shapes of the model's products"
@@ -155,20 +173,21 @@ def _rows(checked: "Checked", bound: Bound) -> Iterator[tuple[str, str, str]]:
         yield "training at best", f"{cost.hours:.3g} hours", steps
 
 
-def _collectives(found: Sequence[Mapping[str, Any]]) -> str:
-    said = [f"{one['kind']} of {_mb(one['bytes'])} after {one['after']:.0%}" for one in found[:_MOST_COLLECTIVES]]
-    more = len(found) - len(said)
+def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
+    texts = [f"{c['kind']} of {_mb(c['bytes'])} after {c['after']:.0%}" for c in collectives[:_MOST_COLLECTIVES]]
+    more = len(collectives) - len(texts)
     tail = f" and {more} more" if more else ""
-    return f"{', '.join(said)}{tail}; % of the matrix products before it" if said else ""
+    return f"{', '.join(texts)}{tail}; % of the matrix products before it" if texts else ""
 
 
 def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
     padding = answer.get("padding", {})
-    for one in padding.get("products", []):
-        computed = f"{one['name']} {one['shape']} is multiplied as {one['computed']}"
-        yield f"{computed}: {one['waste']:.0%} of it is padding; make features multiples of 128"
-    for one in padding.get("tensors", []):
-        yield f"{one['name']} {one['shape']} takes {_mb(one['padded'])} instead of {_mb(one['bytes'])}, by its tiles"
+    for product in padding.get("products", []):
+        computed = f"{product['name']} {product['shape']} is multiplied as {product['computed']}"
+        yield f"{computed}: {product['waste']:.0%} of it is padding; make features multiples of 128"
+    for tensor in padding.get("tensors", []):
+        sizes = f"{_mb(tensor['padded'])} instead of {_mb(tensor['bytes'])}"
+        yield f"{tensor['name']} {tensor['shape']} takes {sizes}, because of its tiles"
     step = answer.get("step")
     if step is not None and step["wideFlops"] > step["modelFlops"] * _LEAST_WIDE:
         share = step["wideFlops"] / step["modelFlops"]
@@ -180,3 +199,23 @@ def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
 
 def _mb(size: float) -> str:
     return f"{size / 1e6:.3g} MB"
+
+
+def as_json(checked: SliceCheck) -> dict[str, Any]:
+    document = {"slice": str(checked.resolution.layout), **checked.answer}
+    if checked.bound is not None and checked.cost is not None:
+        bound = checked.bound
+        document["atBest"] = {
+            "stepSeconds": bound.seconds,
+            "boundBy": bound.by,
+            "arithmeticSeconds": bound.arithmetic,
+            "memorySeconds": bound.memory,
+            "exchangeSeconds": bound.network,
+            "flopsPerByte": bound.intensity,
+            "balanceFlopsPerByte": bound.balance,
+            "modelFlopsUtilisation": bound.utilisation,
+            **checked.cost.as_json(),
+        }
+    if checked.others:
+        document["alternatives"] = [as_json(other) for other in checked.others]
+    return document

@@ -1,17 +1,17 @@
-"""A job in words: one list of sections. `tpujob status` prints all of it, `tpujob watch` the brief part."""
+"""Describes a job in sections: `tpujob status` prints the full lines, `tpujob watch` the brief ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.constants import MULTIKUEUE
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, ReportPhase, State
+from tpu_training_operator.api.status import Activity, Failure, Goodput, Move, Placement, Progress, ReportPhase, State
 from tpu_training_operator.api.words import count, duration
-from tpu_training_operator.cli.common.words import ago, several
+from tpu_training_operator.cli.common.terminal import ago, several
 from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.watch.job_view import JobView
-from tpu_training_operator.cli.watch.moves import moved
 from tpu_training_operator.domain.cluster_state.hosts import Group, Hosts, group_words
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
@@ -22,7 +22,7 @@ _MOST_GROUPS = 4
 _MOST_NAMES = 4
 _MOST_NODES = 8
 _BAR = 30
-# A worker reports every ten seconds, also while a step takes long.
+# A worker reports every ten seconds, even during a long step.
 _STALE_SECONDS = 60
 
 
@@ -37,15 +37,15 @@ class Section:
 
 
 def sections(view: JobView, command: str) -> list[Section]:
-    """What the job does and why, what failed, where the time went, what to do. `command`: how `tpujob` was called."""
-    found = [
-        _managed(view),
+    """Returns the sections that have any lines. `command`: how `tpujob` was called."""
+    every_section = [
+        _manager_section(view),
         _why(view),
         _next(view),
         *_spec(view),
-        _only_full("ladder", rung_lines(view.status.rungs)),
-        _only_full("moves", moved(view.status.placement, view.now)),
-        _compiled(view),
+        _full_only("ladder", rung_lines(view.status.rungs)),
+        _full_only("moves", move_lines(view.status.placement, view.now)),
+        _compiled_section(view),
         _hosts(view),
         *_progress(view),
         *_failures(view),
@@ -53,9 +53,9 @@ def sections(view: JobView, command: str) -> list[Section]:
         *_nodes(view),
         _time(view),
         *_chips(view),
-        _only_full("to do", advice(view, command), "bold"),
+        _full_only("to do", advice(view, command), "bold"),
     ]
-    return [section for section in found if section.full or section.brief]
+    return [section for section in every_section if section.full or section.brief]
 
 
 def headline(view: JobView) -> str:
@@ -78,9 +78,9 @@ def state_style(view: JobView) -> str:
 
 
 def plain_lines(view: JobView) -> list[str]:
-    """All that changes except clocks: printing the lines that differ from the last ones gives a log of the job."""
+    """Returns the lines that change with the job, without clocks: printing each new line gives a log of the job."""
     parts = [headline(view)]
-    if hosts := _hosts_shown(view):
+    if hosts := _visible_hosts(view):
         parts += [f"{hosts.ready + hosts.finished}/{hosts.total} hosts", *map(_group, hosts.others[:1])]
     if progress := view.status.progress:
         parts += [f"step {progress.step}/{progress.total_steps}", *_numbers(progress)]
@@ -91,7 +91,7 @@ def plain_lines(view: JobView) -> list[str]:
         "metrics": [", ".join(_metrics(progress))] if progress and progress.metrics else [],
         "best": [best] if progress and (best := best_checkpoint(progress)) else [],
         "why": _why(view).brief,
-        "failure": [f"{_failed(failure)}: {gist(failure)}"] if failure else [],
+        "failure": [f"{_failure_line(failure)}: {gist(failure)}"] if failure else [],
         "warning": progress.warnings if progress else [],
     }
     return [", ".join(parts), *(f"  {label}: {text}" for label, texts in details.items() for text in texts)]
@@ -102,32 +102,50 @@ def _always(label: str, lines: Iterable[str], style: str = "") -> Section:
     return Section(label, lines, lines, style)
 
 
-def _only_full(label: str, lines: Iterable[str], style: str = "") -> Section:
+def _full_only(label: str, lines: Iterable[str], style: str = "") -> Section:
     return Section(label, tuple(lines), (), style)
 
 
 def _why(view: JobView) -> Section:
-    """The operator's message. Live, the states of a healthy job need none."""
+    """Shows the operator's message. The live display omits it for a healthy job."""
     lines = tuple(view.message.splitlines())
     needs_none = view.state in (State.RUNNING, State.SUCCEEDED)
     return Section("why", lines, () if needs_none else lines[:1], state_style(view))
 
 
-def _compiled(view: JobView) -> Section:
-    """What the entry check's pod has found out about the step."""
+def _compiled_section(view: JobView) -> Section:
+    """Shows what the entry check has found about the compiled step."""
     found = find(view.status.conditions, ConditionType.STEP_FITS)
-    return _only_full("compiled", [] if found is None else [found.message])
+    return _full_only("compiled", [] if found is None else [found.message])
 
 
-def _managed(view: JobView) -> Section:
-    """Who else runs the job. The pods, if there are any, are in another cluster."""
+def _manager_section(view: JobView) -> Section:
+    """Names another controller that runs the job. Its pods, if any, are in another cluster."""
     if not view.manager:
-        return _only_full("managed by", ())
+        return _full_only("managed by", ())
     if view.manager == MULTIKUEUE:
-        return _only_full(
+        return _full_only(
             "managed by", [f"{view.manager}: Kueue runs the job in another cluster and copies its status here"]
         )
-    return _only_full("managed by", [f"{view.manager}; this cluster's operator ignores the job"])
+    return _full_only("managed by", [f"{view.manager}; this cluster's operator ignores the job"])
+
+
+def move_lines(placement: Placement | None, now: datetime) -> Iterator[str]:
+    """Yields a line for each move in the status, the newest last, then the chip-hours on each slice."""
+    if placement is None or not placement.moves:
+        return
+    for move in placement.moves:
+        yield f"{ago(parse_time(move.at), now)}: {move_words(move)}"
+    by_slice = [f"{name} {hours(seconds)}" for name, seconds in placement.chip_seconds.items()]
+    if by_slice:
+        yield f"chip-hours: {', '.join(by_slice)}"
+
+
+def move_words(move: Move) -> str:
+    """Returns for example: v6e-16 to v5p-32 at step 120: 4 placeholders hold the nodes of v5p-32; ..."""
+    before, after = move.from_slice or f"slice {move.from_}", move.to_slice or f"slice {move.to}"
+    step = f" at step {move.step}" if move.step else ""
+    return f"{before} to {after}{step}: {move.why}"
 
 
 def _next(view: JobView) -> Section:
@@ -143,20 +161,20 @@ def _spec(view: JobView) -> list[Section]:
     rehearsal = ", rehearsed on CPU" if view.is_rehearsal else ""
     batch = f"global batch {resolved.global_batch_size}, {resolved.per_replica_batch_size} per replica"
     return [
-        _only_full("slice", [f"{view.slice} ({resolved.topology}): {', '.join(sizes)}{rehearsal}"]),
-        _only_full("code", [f"sha256 {resolved.code_sha256}"] if resolved.code_sha256 else []),
-        _only_full("recipe", [f"{batch}; {resolved.train_steps} steps; learning rate {resolved.learning_rate}"]),
+        _full_only("slice", [f"{view.slice} ({resolved.topology}): {', '.join(sizes)}{rehearsal}"]),
+        _full_only("code", [f"sha256 {resolved.code_sha256}"] if resolved.code_sha256 else []),
+        _full_only("recipe", [f"{batch}; {resolved.train_steps} steps; learning rate {resolved.learning_rate}"]),
     ]
 
 
-def _hosts_shown(view: JobView) -> Hosts | None:
+def _visible_hosts(view: JobView) -> Hosts | None:
     without = (State.QUEUED, State.SUSPENDED, State.SUCCEEDED, State.FAILED, State.INVALID)
-    # The entry check, which comes before the first attempt, has no hosts; another cluster's pods cannot be seen here.
+    # The entry check, before the first attempt, has no hosts, and pods in another cluster are not visible here.
     return None if view.state in without or not view.status.attempt or view.manager else view.hosts
 
 
 def _hosts(view: JobView) -> Section:
-    hosts = _hosts_shown(view)
+    hosts = _visible_hosts(view)
     if hosts is None:
         return _always("hosts", [])
     finished = f", {hosts.finished} finished" if hosts.finished else ""
@@ -169,13 +187,13 @@ def _hosts(view: JobView) -> Section:
 
 
 def _group(group: Group) -> str:
-    """Names the nodes only if there are few: then they may be the cause."""
+    """Describes hosts in one state. Names their nodes only if they are few, because then a node may be the cause."""
     nodes = f" on {', '.join(group.nodes)}" if 0 < len(group.nodes) <= _MOST_NAMES else ""
     return f"{group_words(group)} ({several(group.places, _MOST_NAMES)}{nodes})"
 
 
 def _progress(view: JobView) -> list[Section]:
-    """What was reported last. Speed and silence matter only while the job runs."""
+    """Shows the last report. Its age matters only while the job runs."""
     progress = view.status.progress
     if progress is None:
         waits = "nothing reported yet" if view.has_own_loop else "nothing reported yet: the hosts import torch and meet"
@@ -191,7 +209,7 @@ def _progress(view: JobView) -> list[Section]:
     return [
         _always("step", [step]),
         *(_always(label, [", ".join(words)]) for label, words in facts.items() if words),
-        *([_reported(view, progress)] if view.is_running else []),
+        *([_report_age(view, progress)] if view.is_running else []),
         *(_always("warning", [warning], "yellow") for warning in progress.warnings),
     ]
 
@@ -201,13 +219,13 @@ def _phase(phase: ReportPhase) -> str:
 
 
 def best_checkpoint(progress: Progress) -> str:
-    """For example: val_loss 0.12 at step 240, step-00000240-5f0c1234-1. Empty without checkpoint.keepBest."""
+    """Returns for example: val_loss 0.12 at step 240, step-00000240-5f0c1234-1; "" without checkpoint.keepBest."""
     best = progress.best_checkpoint
     return f"{best.metric} {best.value} at step {best.step}, {best.name}" if best else ""
 
 
 def _metrics(progress: Progress) -> list[str]:
-    """Of the last evaluation, and what the task logs."""
+    """Returns the metrics of the last evaluation and the values that the task logs."""
     return [f"{name} {value}" for name, value in progress.metrics.items()]
 
 
@@ -217,7 +235,7 @@ def _numbers(progress: Progress) -> list[str]:
     return [text for text in (*numbers, f"about {duration(left)} left" if left is not None else "") if text]
 
 
-def _reported(view: JobView, progress: Progress) -> Section:
+def _report_age(view: JobView, progress: Progress) -> Section:
     if progress.last_report_time is None:
         return _always("reported", [])
     reported = parse_time(progress.last_report_time)
@@ -230,16 +248,16 @@ def _reported(view: JobView, progress: Progress) -> Section:
 
 def _failures(view: JobView) -> list[Section]:
     first, last = view.status.first_failure, view.status.last_failure
-    found = []
+    failures = []
     if last is not None:
-        brief = (f"{_failed(last)}, {ago(parse_time(last.time), view.now)}", gist(last))
-        found.append(Section("failure", _failure_in_full(last, view), brief))
+        brief = (f"{_failure_line(last)}, {ago(parse_time(last.time), view.now)}", gist(last))
+        failures.append(Section("failure", _failure_in_full(last, view), brief))
     if first is not None and first != last:
-        found.append(_only_full("first one", _failure_in_full(first, view)))
-    return found
+        failures.append(_full_only("first one", _failure_in_full(first, view)))
+    return failures
 
 
-def _failed(failure: Failure) -> str:
+def _failure_line(failure: Failure) -> str:
     return f"{failed_why(failure)}: {failed_where(failure)}{failed_when(failure)}"
 
 
@@ -270,17 +288,17 @@ def _nodes(view: JobView) -> list[Section]:
     faults = [f"{fault.node} ({ago(parse_time(fault.time), view.now)})" for fault in view.status.device_faults]
     avoided = view.status.avoided_nodes
     return [
-        _only_full("faults", [f"of chips on {several(faults, _MOST_NODES)}"] if faults else []),
-        _only_full("avoided", [several(avoided, _MOST_NODES)] if avoided else []),
+        _full_only("faults", [f"of chips on {several(faults, _MOST_NODES)}"] if faults else []),
+        _full_only("avoided", [several(avoided, _MOST_NODES)] if avoided else []),
     ]
 
 
 def _time(view: JobView) -> Section:
-    """The parts add up to the job's life."""
+    """Shows where the time went; the parts add up to the job's life."""
     goodput = view.goodput
     if goodput is None:
         return _always("time", [])
-    parts = _spent(goodput)
+    parts = _time_parts(goodput)
     ratio = goodput.ratio if goodput.productive_seconds else None
     brief = ", ".join(f"{name} {duration(seconds)}" for name, (_, seconds) in parts.items() if seconds) or "0s"
     full = [
@@ -294,8 +312,8 @@ def _time(view: JobView) -> Section:
     return Section("time", tuple(full), (brief + (f"; goodput {ratio}" if ratio is not None else ""),))
 
 
-def _spent(goodput: Goodput) -> dict[str, tuple[Activity | None, int]]:
-    """Where the time went, in seconds, in the order in which a job spends it."""
+def _time_parts(goodput: Goodput) -> dict[str, tuple[Activity | None, int]]:
+    """Returns the seconds of each activity, in the order in which a job spends them."""
     return {
         "queue": (Activity.QUEUE, goodput.queue_seconds),
         "start": (Activity.START, goodput.start_seconds),
@@ -308,7 +326,7 @@ def _spent(goodput: Goodput) -> dict[str, tuple[Activity | None, int]]:
 
 
 def _chips(view: JobView) -> list[Section]:
-    """Chip-hours: used, allowed, expected; what the chips did; what that costs."""
+    """Shows the chip-hours used, allowed and expected, what the chips did, and the cost."""
     spent, usage = view.goodput.chip_seconds if view.goodput else None, view.status.usage
     if spent is None:
         return []
@@ -332,7 +350,7 @@ def _cost(view: JobView, used: str, forecast: str | None) -> list[str]:
         return []
     so_far, in_the_end = (view.prices.cost(chip_hours, view.status) for chip_hours in (used, forecast))
     if so_far is None:
-        missing = ", ".join(view.prices.without_price(view.status)) or "a job that has not been resolved"
+        missing = ", ".join(view.prices.unpriced_slices(view.status)) or "a job that has not been resolved"
         return [f"cost unknown: the table has no price for {missing}"]
     return [f"cost {so_far} so far" + (f", about {in_the_end} when it ends" if in_the_end else "")]
 
@@ -345,7 +363,7 @@ _AFTER_THE_END = {
     FailureClass.USER_ERROR: "correct the code or the job, then delete the job and create it again.",
     FailureClass.INFRASTRUCTURE: "see whether it is the same node every time (kubectl describe node) and have it"
     " repaired. Then create the job again; with spec.checkpoint it continues where it was.",
-    FailureClass.PREEMPTION: "you set its limit; -1 in spec.runPolicy.restart.limits.Preemption is unlimited.",
+    FailureClass.PREEMPTION: "you set its limit; max -1 for Preemption in spec.runPolicy.restart.limits is unlimited.",
     FailureClass.OUT_OF_MEMORY: "give the workers more memory (spec.trainer.resources), or use less: a smaller batch,"
     " fewer data loader processes.",
     FailureClass.HANG: "the worker's log has the stack of every thread. The usual cause is a collective that not every"
@@ -363,7 +381,7 @@ _AFTER_A_RESTART = {
 
 
 def advice(view: JobView, command: str) -> list[str]:
-    """What the user should do next, in sentences; docs/failures.md has the long form."""
+    """Returns what the user should do next, in sentences; docs/failures.md has the details."""
     job = f"{view.name} -n {view.namespace}"
     match view.state:
         case None if view.manager and not view.state_word:
@@ -407,12 +425,12 @@ def _after_the_end(view: JobView, log: str) -> list[str]:
     if _is_over_budget(view, ConditionType.FAILED):
         return [
             "Its chip-hours were used up. A new job of the same name and checkpoint.uri continues from the newest"
-            " checkpoint, with a budget of its own."
+            " checkpoint, with its own budget."
         ]
     failed, failure = find(view.status.conditions, ConditionType.FAILED), view.status.last_failure
     if failed is not None and failed.reason == Reason.DEADLINE_EXCEEDED:
         return [
-            "Its time was over. A new job with a longer spec.runPolicy.activeDeadlineSeconds continues from the newest"
+            "It ran out of time. A new job with a longer spec.runPolicy.activeDeadlineSeconds continues from the newest"
             " checkpoint."
         ]
     if failed is not None and failed.reason == Reason.GATE_FAILED:
@@ -431,7 +449,7 @@ def _about(failure: Failure | None, words: dict[FailureClass, str]) -> list[str]
 
 
 def _without_node(view: JobView) -> Sequence[str]:
-    """For a gang that waits for nodes: the scheduler knows why."""
+    """Returns how to ask the scheduler why a gang still waits for nodes."""
     waits = view.goodput is not None and view.goodput.activity is Activity.QUEUE
     without = [group.workers[0] for group in view.hosts.others if group.is_unscheduled] if view.hosts and waits else []
     if not without:

@@ -387,7 +387,7 @@ class Queue:
 
 
 @dataclass(frozen=True)
-class Placement:
+class PodSettings:
     """What Kueue adds to the workers' pods, each value with its origin. `conflicts`: two origins that ask for different
     values; nothing is overwritten."""
 
@@ -398,11 +398,11 @@ class Placement:
     conflicts: tuple[str, ...] = ()
 
 
-def placement_of(queue: Queue) -> Placement:
+def placement_of(queue: Queue) -> PodSettings:
     """From the flavors, then from the admission checks."""
     workload = queue.workload
     if workload is None:
-        return Placement()
+        return PodSettings()
     labels, annotations, selector = _Values("labels"), _Values("annotations"), _Values("nodeSelector")
     tolerations: list[Object] = []
     for flavor in queue.flavors:
@@ -416,7 +416,7 @@ def placement_of(queue: Queue) -> Placement:
         selector.add(update.get("nodeSelector"), origin)
         _add(tolerations, update.get("tolerations"))
     conflicts = (*labels.conflicts, *annotations.conflicts, *selector.conflicts)
-    return Placement(labels.found, annotations.found, selector.found, tuple(tolerations), conflicts)
+    return PodSettings(labels.found, annotations.found, selector.found, tuple(tolerations), conflicts)
 
 
 class _Values:

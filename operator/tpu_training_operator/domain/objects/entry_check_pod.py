@@ -14,7 +14,7 @@ from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.trainer import Backend, Resources
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.naming import WorkerId
-from tpu_training_operator.domain.job.options import Option, other_programs
+from tpu_training_operator.domain.job.options import SliceOption, other_programs
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.shared import config_map, metadata
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
@@ -38,7 +38,7 @@ _OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/")
 _WHERE = "topology.kubernetes.io/"
 
 
-def entry_check_config_map(option: Option, options: Iterable[Option]) -> Object:
+def entry_check_config_map(option: SliceOption, options: Iterable[SliceOption]) -> Object:
     """Without the names of hosts, since none exists, but with the run spec of each slice for which the pod compiles.
     `options`: where else the job may run."""
     body = config_map(option.job, option.resolution, REPLICA_ZERO.attempt)
@@ -47,12 +47,12 @@ def entry_check_config_map(option: Option, options: Iterable[Option]) -> Object:
     return {**body, "data": {constants.RUN_SPEC_FILE: _run_spec(option), **data}}
 
 
-def _run_spec(option: Option) -> str:
+def _run_spec(option: SliceOption) -> str:
     text: str = config_map(option.job, option.resolution, REPLICA_ZERO.attempt)["data"][constants.RUN_SPEC_FILE]
     return text
 
 
-def compiled_elsewhere(option: Option, options: Iterable[Option]) -> list[Option]:
+def compiled_elsewhere(option: SliceOption, options: Iterable[SliceOption]) -> list[SliceOption]:
     """Where else the pod compiles the step: on those of `options` where it is another program than on `option`."""
     return [] if compile_seconds(option.job) is None else other_programs(option, options)
 

@@ -11,7 +11,7 @@ from typing import Any, overload
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.naming import WorkerId
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import Action, Create
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_nodes import pool_labels
@@ -30,7 +30,7 @@ class PlaceholderCreations(Sequence[Action]):
     """The stage that asks for the nodes of a better slice. Each pod is built only when it is asked for, as those of a
     gang are. Nobody needs a part of a slice, so the first refusal ends the stage."""
 
-    option: Option
+    option: SliceOption
     workers: tuple[WorkerId, ...]
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class PlaceholderCreations(Sequence[Action]):
         return Create(_placeholder(self.option, self.workers[index]), optional=True, for_growth=True)
 
 
-def missing_placeholders(option: Option, first: int, there: Sequence[str]) -> PlaceholderCreations:
+def missing_placeholders(option: SliceOption, first: int, there: Sequence[str]) -> PlaceholderCreations:
     """Those that are not `there`, by name, for the slices from `first` on: those before it run already."""
     known, name = set(there), option.job.name
     wanted = (worker for worker in naming.workers(option.layout, 0) if worker.slice >= first)
@@ -56,7 +56,7 @@ def missing_placeholders(option: Option, first: int, there: Sequence[str]) -> Pl
     return PlaceholderCreations(option, tuple(missing))
 
 
-def _placeholder(option: Option, worker: WorkerId) -> Object:
+def _placeholder(option: SliceOption, worker: WorkerId) -> Object:
     job = option.job
     like = worker_pod(job, option.resolution, worker)
     spec = {name: like["spec"][name] for name in _KEPT if name in like["spec"]}

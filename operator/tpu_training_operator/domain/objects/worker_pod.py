@@ -10,7 +10,7 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.trainer import SHARED_MEMORY, SecurityContext, Trainer, mounts_shared_memory
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
-from tpu_training_operator.domain.cluster_state.workload import Placement
+from tpu_training_operator.domain.cluster_state.workload import PodSettings
 from tpu_training_operator.domain.job.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.actions import Action, Create
@@ -42,7 +42,7 @@ class WorkerCreations(Sequence[Action]):
     workers: tuple[WorkerId, ...]
     reporting: Reporting | None
     avoid: tuple[str, ...]
-    placement: Placement | None = None
+    placement: PodSettings | None = None
 
     def __len__(self) -> int:
         return len(self.workers)

@@ -13,7 +13,7 @@ from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.domain.cluster_state.workload import (
     POD_SET,
-    Placement,
+    PodSettings,
     Priority,
     Queue,
     conflict,
@@ -120,7 +120,7 @@ def _priority(priority: Priority, version: str) -> Object:
     }
 
 
-def placed(pod: Object, placement: Placement) -> Object:
+def placed(pod: Object, placement: PodSettings) -> Object:
     """The worker's pod with what Kueue adds. Where it has a value of its own, that one stays: see `conflicts`."""
     meta, spec = dict(pod["metadata"]), dict(pod["spec"])
     for name, values in (("labels", placement.labels), ("annotations", placement.annotations)):
@@ -133,7 +133,7 @@ def placed(pod: Object, placement: Placement) -> Object:
     return {**pod, "metadata": meta, "spec": spec}
 
 
-def conflicts(pod: Object, placement: Placement) -> list[str]:
+def conflicts(pod: Object, placement: PodSettings) -> list[str]:
     """Values that Kueue and the job ask for and that differ, each with who asks for it."""
     own = {
         "labels": (pod["metadata"].get("labels") or {}, placement.labels),
