@@ -425,12 +425,12 @@ def _after_the_end(view: JobView, log: str) -> list[str]:
     if _is_over_budget(view, ConditionType.FAILED):
         return [
             "Its chip-hours were used up. A new job of the same name and checkpoint.uri continues from the newest"
-            " checkpoint, with a budget of its own."
+            " checkpoint, with its own budget."
         ]
     failed, failure = find(view.status.conditions, ConditionType.FAILED), view.status.last_failure
     if failed is not None and failed.reason == Reason.DEADLINE_EXCEEDED:
         return [
-            "Its time was over. A new job with a longer spec.runPolicy.activeDeadlineSeconds continues from the newest"
+            "It ran out of time. A new job with a longer spec.runPolicy.activeDeadlineSeconds continues from the newest"
             " checkpoint."
         ]
     if failed is not None and failed.reason == Reason.GATE_FAILED:
