@@ -21,10 +21,10 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.cluster_state.workload import (
-    Placement,
+    PodSettings,
     Queue,
     Workload,
-    placement_of,
+    pod_settings,
     workload_name,
 )
 from tpu_training_operator.domain.job.naming import WorkerId
@@ -39,10 +39,10 @@ from tpu_training_operator.domain.objects.actions import (
 )
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import (
+    adopt,
     conflicts,
     is_for_others,
     misfit,
-    taken_over,
     with_priority,
     workload,
 )
@@ -69,7 +69,7 @@ def wait_for_admission(ctx: Context) -> Plan | None:
         return None
     if queue.is_unowned and queue.workload is not None:
         # Then it is deleted with the job, and the watch tells at once what Kueue does to it.
-        taken = UpdateWorkload(taken_over(ctx.job, dict(queue.workload.raw)))
+        taken = UpdateWorkload(adopt(ctx.job, dict(queue.workload.raw)))
         return Plan((Batch((taken,)),), again=AT_ONCE)
     is_admitted = queue.workload is not None and queue.workload.is_admitted
     if ctx.may_have_workers:
@@ -317,7 +317,7 @@ def look_at_queue(ctx: Context) -> timedelta | None:
 # Where the workers go.
 
 
-def read_placement(ctx: Context, option: Option | None = None) -> Placement | Obstacle | None:
+def read_placement(ctx: Context, option: Option | None = None) -> PodSettings | Obstacle | None:
     """Returns what Kueue adds to the workers' pods on that slice, by default the present one; None for a job without a
     queue. An Obstacle if it contradicts what the job asks for: nothing is overwritten."""
     option = option or ctx.option
@@ -326,7 +326,7 @@ def read_placement(ctx: Context, option: Option | None = None) -> Placement | Ob
         return None
     if queue.problem:
         return Obstacle(Reason.QUEUE_UNUSABLE, queue.problem)
-    wanted = placement_of(queue)
+    wanted = pod_settings(queue)
     if contradictions := conflicts(worker_pod(option.job, option.resolution, WorkerId(1, 0, 0)), wanted):
         message = f"the workers cannot be placed as Kueue has decided: {'; '.join(contradictions)}"
         return Obstacle(Reason.PLACEMENT_CONFLICT, message)
