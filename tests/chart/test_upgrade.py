@@ -35,7 +35,12 @@ SPEC: Object = {
         "trainSteps": 1200,
         "optimizer": {"name": "sgd", "learningRate": 0.05},
     },
-    "runPolicy": {"restart": {"limits": {"Infrastructure": 3}, "backoff": {"initialSeconds": 1, "maxSeconds": 1}}},
+    "runPolicy": {
+        "restart": {
+            "limits": [{"class": "Infrastructure", "max": 3}],
+            "backoff": {"initialSeconds": 1, "maxSeconds": 1},
+        }
+    },
 }
 JOBS = STEADY, UNLUCKY, PAUSED = ("steady", "unlucky", "paused")
 
@@ -158,7 +163,7 @@ def test_gangs_of_the_last_release_run_on_through_an_upgrade_and_a_rollback(
 
     space.finish(f"{UNLUCKY}-2-0-1", exit_code=137)
     space.wait_for_state("Running", UNLUCKY, attempt=3)
-    assert space.status(UNLUCKY)["restarts"]["byClass"] == {"Infrastructure": 2}
+    assert space.status(UNLUCKY)["restarts"]["byClass"] == [{"class": "Infrastructure", "count": 2}]
     old.stop()
 
 

@@ -18,7 +18,7 @@ _SPEC: Object = {
     "recipe": {
         "globalBatchSize": 128,
         "trainSteps": 300,
-        "optimizer": {"name": "sgd", "learningRate": "0.4"},
+        "optimizer": {"name": "sgd", "learningRate": 0.4},
     },
 }
 

@@ -12,7 +12,7 @@ from tests.contract.pods import ended_pod
 from tpu_trainer.contract.findings import Check, Finding
 from tpu_trainer.contract.outcome import Best, Outcome, termination_message, write_last_words
 from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.doctor.doctor import OF_PROGRAMS, OF_XLA
+from tpu_trainer.doctor.doctor import PROGRAM_CHECKS, XLA_CHECKS
 from tpu_trainer.reporting.history import Sample
 from tpu_trainer.reporting.rung import RungNumbers
 from tpu_training_operator.api.ladder import Finding as FindingKind
@@ -108,5 +108,5 @@ def test_the_gates_read_what_a_rung_measured() -> None:
 
 def test_the_gates_know_all_findings_of_the_doctor() -> None:
     assert {str(kind) for kind in FindingKind} == {str(check) for check in Check}
-    assert set(map(str, warnings.OF_XLA)) == set(map(str, OF_XLA))
-    assert set(map(str, warnings.OF_PROGRAMS)) == set(map(str, OF_PROGRAMS))
+    assert set(map(str, warnings.OF_XLA)) == set(map(str, XLA_CHECKS))
+    assert set(map(str, warnings.OF_PROGRAMS)) == set(map(str, PROGRAM_CHECKS))

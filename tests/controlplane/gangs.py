@@ -7,7 +7,7 @@ from tests.controlplane.jobs import Namespace, Object, digits
 
 HOSTS = 4
 # The minimum, so that no test waits.
-_RESTART = {"limits": {"Infrastructure": -1}, "backoff": {"initialSeconds": 1, "maxSeconds": 1}}
+_RESTART = {"limits": [{"class": "Infrastructure", "max": -1}], "backoff": {"initialSeconds": 1, "maxSeconds": 1}}
 
 
 class Gang:
@@ -36,7 +36,7 @@ class Gang:
         found = self._job()["status"]
         failed = [found["lastFailure"]["pod"]] if times else []
         assert found["attempt"] == times + 1
-        assert found["restarts"]["byClass"] == ({"Infrastructure": times} if times else {})
+        assert found["restarts"]["byClass"] == ([{"class": "Infrastructure", "count": times}] if times else [])
         # A pod that another operator created late, for an attempt that is over, may still be terminating.
         self._space.wait(
             lambda: self._pods() == sorted(failed + self._workers(times + 1)), f"only attempt {times + 1} is left"

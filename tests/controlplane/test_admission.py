@@ -86,7 +86,7 @@ def full(control_plane: ControlPlane, job_definition: None) -> Iterator[Namespac
             digits(
                 data={"uri": "gs://bucket/digits"},
                 checkpoint={"uri": "gs://bucket/digits"},
-                runPolicy={"restart": {"limits": {"Unknown": 1}}},
+                runPolicy={"restart": {"limits": [{"class": "Unknown", "max": 1}]}},
                 **managed,
             )
         )
@@ -234,7 +234,7 @@ def test_a_field_that_cannot_change_cannot_be_added_later(bare: Namespace, field
     assert f"{field}: " in patched(bare, change)
 
 
-@pytest.mark.parametrize("before", [{}, {"runPolicy": {"restart": {"limits": {"Unknown": 1}}}}])
+@pytest.mark.parametrize("before", [{}, {"runPolicy": {"restart": {"limits": [{"class": "Unknown", "max": 1}]}}}])
 @pytest.mark.parametrize("policy", [{"suspend": True}, {"suspend": False}, {"startDeadlineSeconds": 60}])
 def test_suspension_and_deadlines_can_change(space: Namespace, policy: Object, before: Object) -> None:
     space.apply(digits(**before))

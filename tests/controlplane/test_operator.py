@@ -171,7 +171,7 @@ def test_a_lost_worker_restarts_the_whole_gang_once(space: Namespace, operator: 
     # The failed pod stays for its log.
     left = ["digits-1-0-2", *(f"digits-2-0-{host}" for host in range(4))]
     assert [pod["metadata"]["name"] for pod in space.pods()] == left
-    assert status["restarts"]["byClass"] == {"Infrastructure": 1}
+    assert status["restarts"]["byClass"] == [{"class": "Infrastructure", "count": 1}]
     failure = status["lastFailure"]
     assert (failure["pod"], failure["exitCode"], failure["class"]) == ("digits-1-0-2", 137, "Infrastructure")
     finish_all(space, attempt=2)

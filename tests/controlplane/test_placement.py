@@ -136,7 +136,7 @@ def a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_
     moves, free = space.status("moving")["placement"]["moves"], space.status("earlier")["completionTime"]
     created = space.job("moving")["metadata"]["creationTimestamp"]
     assert [move["reason"] for move in moves] == ["NoCapacity", "Better", "Lost"]
-    assert space.status("moving")["restarts"]["byClass"] == {"Infrastructure": 1}
+    assert space.status("moving")["restarts"]["byClass"] == [{"class": "Infrastructure", "count": 1}]
     waits = (
         f"ran on v6e {between(created, ran[0]):.0f} s after its creation",
         f"left it {between(free, moves[1]['at']):.0f} s after the v5p pool was free",
@@ -291,7 +291,7 @@ def placeholders_of_a_negative_priority_yield_to_another_gang(place: Place) -> N
     place.cordon(wanted, 0, cordoned=False)
     space.wait_for_state("Running", name="other")
 
-    assert space.status("moving")["placement"]["alternative"] == 1
+    assert space.status("moving")["placement"]["optionIndex"] == 1
     assert not held(space)
 
 
@@ -313,9 +313,9 @@ def a_job_on_cpus_does_not_keep_a_gang_from_its_pool(place: Place) -> None:
 
 def preemptions(space: Namespace, name: str) -> int:
     """How often the job has restarted, which must be for this reason alone."""
-    by_class = space.status(name).get("restarts", {}).get("byClass", {})
-    assert by_class.keys() <= {"Preemption"}
-    return sum(by_class.values())
+    by_class = space.status(name).get("restarts", {}).get("byClass", [])
+    assert {restarts["class"] for restarts in by_class} <= {"Preemption"}
+    return sum(restarts["count"] for restarts in by_class)
 
 
 def refused(space: Namespace, name: str) -> list[str]:
@@ -359,7 +359,7 @@ def wait_until_it_runs_on(space: Namespace, alternative: int) -> str:
 
     def runs() -> bool:
         status = space.status("moving")
-        where = status.get("placement", {}).get("alternative", 0)
+        where = status.get("placement", {}).get("optionIndex", 0)
         return status.get("state") == "Running" and where == alternative
 
     space.wait(runs, f"the job runs on alternative {alternative}", timeout=180)

@@ -19,7 +19,7 @@ from tests.controlplane.jobs import Namespace, Object, digits
 from tests.controlplane.test_cli_cluster import PROGRAM
 from tests.stories import Group, Stories, selected, told_together
 from tpu_training_operator.api.constants import LARGEST_SECRET
-from tpu_training_operator.cli.code.packing import Packed
+from tpu_training_operator.cli.code.packing import PackedCode
 from tpu_training_operator.cli.code.place import secret
 
 KEY = "code.tar.gz"
@@ -144,7 +144,7 @@ def a_secret_holds_a_mebibyte_counted_before_base64(desk: Desk) -> None:
     space, folder = desk.space, desk.folder
     assert desk.submit().returncode == 0
     for name, size, refusal in (("fits", LARGEST_SECRET, ""), ("large", LARGEST_SECRET + 1, "Too long")):
-        body = yaml.safe_dump(secret(name, Packed(bytes(size), {}), space.job()))
+        body = yaml.safe_dump(secret(name, PackedCode(bytes(size), {}), space.job()))
         done = space.cluster.kubectl("-n", space.name, "create", "-f", "-", input=body, check=False)
         assert (refusal in done.stderr, bool(done.returncode)) == (True, bool(refusal)), done.stderr
     space.kubectl("delete", "tpujob", "digits")

@@ -144,7 +144,7 @@ def when_the_one_that_works_is_killed_the_other_takes_over(space: Namespace, pai
     status = space.wait_for_state("Running", attempt=2)
     gang = uids(space)
     assert sorted(name for name in gang if name.startswith("digits-2-")) == [f"digits-2-0-{host}" for host in range(4)]
-    assert status["restarts"]["byClass"] == {"Infrastructure": 1}
+    assert status["restarts"]["byClass"] == [{"class": "Infrastructure", "count": 1}]
     assert reaches_the_service(space, pair.ports[1 - first])
 
     # The one that was killed is back, and waits. Then the other ends as in a rollout.
@@ -176,7 +176,9 @@ def behind_an_api_server_that_takes_seconds_one_works_on(space: Namespace, pair:
     space.wait_for_state("Running")
     with proxy.misbehaving(Fault("slow", lambda call: call.verb != "watch", Hold(SLOW_SECONDS / 2))):
         space.finish("digits-1-0-1", exit_code=137)
-        assert space.wait_for_state("Running", attempt=2)["restarts"]["byClass"] == {"Infrastructure": 1}
+        assert space.wait_for_state("Running", attempt=2)["restarts"]["byClass"] == [
+            {"class": "Infrastructure", "count": 1}
+        ]
     assert pair.operators[first].exit_code is None
     assert pair.transitions() == 1
 

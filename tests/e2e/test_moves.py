@@ -109,7 +109,7 @@ def test_a_training_whose_node_stops_goes_on_with_half_its_hosts_and_comes_back(
     assert (lost["status"], still_running) == ("Unknown", [True] * 4)
     failure = status["firstFailure"]
     assert (failure["class"], failure["node"], failure["pod"]) == ("Infrastructure", large, f"{NAME}-1-0-0")
-    assert status["restarts"]["byClass"] == {"Infrastructure": 1}
+    assert status["restarts"]["byClass"] == [{"class": "Infrastructure", "count": 1}]
     assert [(move["fromSlice"], move["toSlice"], move["reason"]) for move in placement["moves"]] == [
         (WISHED, SMALLER, "Lost"),
         (SMALLER, WISHED, "Better"),

@@ -71,7 +71,7 @@ def test_an_operator_that_is_killed_again_and_again_restarts_each_gang_once(
     assert took_over >= LEADER_KILLS
     assert training.chronicle.attempts() == list(attempts)
     assert training.chronicle.created() == [f"{NAME}-{n}-0-{host}" for n in attempts for host in range(HOSTS)]
-    assert status["restarts"]["byClass"] == {"Infrastructure": WORKER_KILLS}
+    assert status["restarts"]["byClass"] == [{"class": "Infrastructure", "count": WORKER_KILLS}]
     assert status["state"] == "Succeeded"
 
 

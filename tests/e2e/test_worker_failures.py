@@ -264,7 +264,7 @@ def test_the_gang_is_restarted_once(stories: Stories, name: str, recoveries: Rec
     recoveries[f"worker {name}"] = recovery(story.chronicle, 2)
     assert story.chronicle.attempts() == [1, 2]
     assert story.chronicle.created() == [f"{NAME}-{attempt}-0-{host}" for attempt in (1, 2) for host in range(HOSTS)]
-    assert story.status["restarts"]["byClass"] == {FAULTS[name].failure_class: 1}
+    assert story.status["restarts"]["byClass"] == [{"class": FAULTS[name].failure_class, "count": 1}]
 
 
 @pytest.mark.parametrize("name", HEALED)

@@ -57,7 +57,7 @@ def test_a_drained_node_costs_no_work_and_nothing_of_the_budget_for_crashes(
 
     failure = status["firstFailure"]
     assert (failure["class"], failure["reason"], failure["node"]) == ("Preemption", "EvictionByEvictionAPI", victim)
-    assert status["restarts"]["byClass"] == {"Preemption": 1}
+    assert status["restarts"]["byClass"] == [{"class": "Preemption", "count": 1}]
     assert training.chronicle.attempts() == [1, 2]
     # Each worker was told to stop, saved its progress, and said so.
     assert f"continues from checkpoint step-{saved:08d}" in log

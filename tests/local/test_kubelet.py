@@ -18,7 +18,7 @@ from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.kube.cluster import PODS, Object
 from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.kubelet import Kubelet
-from tpu_training_operator.local.store import Store
+from tpu_training_operator.local.store import LocalStore
 from tpu_training_operator.local.worker_process import WorkerProcess
 
 NAME = "digits-1-0-0"
@@ -42,13 +42,13 @@ class SlowStart:
 
 
 @pytest.fixture
-def store() -> Store:
+def store() -> LocalStore:
     # Without the job its pods would be garbage, but the kubelet does not check their owner.
-    return Store()
+    return LocalStore()
 
 
 @pytest.fixture
-async def kubelet(store: Store, tmp_path: Path) -> AsyncIterator[Kubelet]:
+async def kubelet(store: LocalStore, tmp_path: Path) -> AsyncIterator[Kubelet]:
     kubelet = Kubelet(store, tmp_path / "pods", [], tmp_path)
     yield kubelet
     kubelet.kill_all()
@@ -72,13 +72,13 @@ def worker(program: str, grace_seconds: int = 3600) -> Object:
     return pod
 
 
-async def exit_code(store: Store) -> int:
+async def exit_code(store: LocalStore) -> int:
     status = (await store.get(PODS, "default", NAME))["status"]
     return int(status["containerStatuses"][0]["state"]["terminated"]["exitCode"])
 
 
 async def test_a_kill_reaches_processes_that_are_just_starting(
-    store: Store, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = SlowStart(monkeypatch)
     await store.create(worker(STUBBORN))
@@ -90,7 +90,7 @@ async def test_a_kill_reaches_processes_that_are_just_starting(
 
 
 async def test_a_deletion_reaches_processes_that_are_just_starting(
-    store: Store, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = SlowStart(monkeypatch)
     created = await store.create(worker(OBEDIENT))
@@ -102,14 +102,14 @@ async def test_a_deletion_reaches_processes_that_are_just_starting(
         await store.get(PODS, "default", NAME)
 
 
-async def test_a_pod_that_is_deleted_before_it_has_a_node_is_never_started(store: Store, kubelet: Kubelet) -> None:
+async def test_a_pod_that_is_deleted_before_it_has_a_node_is_never_started(store: LocalStore, kubelet: Kubelet) -> None:
     created = await store.create(worker(OBEDIENT))
     await delete(store, created)
     await drained(kubelet)
     assert not kubelet.pod_directory(NAME).path.exists()
 
 
-async def test_waiting_for_the_end_can_be_cancelled(store: Store, kubelet: Kubelet) -> None:
+async def test_waiting_for_the_end_can_be_cancelled(store: LocalStore, kubelet: Kubelet) -> None:
     await store.create(worker(STUBBORN))
     waiting = asyncio.create_task(kubelet.drain())
     await asyncio.sleep(0)
@@ -121,14 +121,14 @@ async def test_waiting_for_the_end_can_be_cancelled(store: Store, kubelet: Kubel
     assert await exit_code(store) == 128 + 9
 
 
-async def last_words(store: Store) -> list[str]:
+async def last_words(store: LocalStore) -> list[str]:
     status = (await store.get(PODS, "default", NAME))["status"]
     words: str = status["containerStatuses"][0]["state"]["terminated"]["message"]
     return words.splitlines()
 
 
 async def test_a_full_disk_is_told_instead_of_what_fitted_into_the_log(
-    store: Store, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = shutil.disk_usage("/")._replace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
@@ -139,7 +139,7 @@ async def test_a_full_disk_is_told_instead_of_what_fitted_into_the_log(
     assert words.endswith(str(kubelet.pod_directory(NAME).path))
 
 
-async def test_the_termination_message_is_the_end_of_a_long_log(store: Store, kubelet: Kubelet) -> None:
+async def test_the_termination_message_is_the_end_of_a_long_log(store: LocalStore, kubelet: Kubelet) -> None:
     await store.create(worker("import sys\nfor line in range(1000): print('line', line)\nsys.exit('the cause')"))
     await drained(kubelet)
     message = await last_words(store)

@@ -197,7 +197,7 @@ if ATTEMPT == 1:
 
 
 def test_a_run_fails_when_its_restart_budget_is_spent(runs: Runs) -> None:
-    limits = {"runPolicy.restart.limits": {"Preemption": 1}}
+    limits = {"runPolicy.restart.limits": [{"class": "Preemption", "max": 1}]}
     run = runs.start("sys.exit(75)", QUICK_RESTARTS | limits)
     assert run.wait() == 1
     result = run.result()
@@ -205,7 +205,7 @@ def test_a_run_fails_when_its_restart_budget_is_spent(runs: Runs) -> None:
 
 
 def test_a_worker_that_cannot_be_started_fails_the_run(runs: Runs) -> None:
-    changes = {"trainer.command": ["python", "a\0b"], "runPolicy.restart.limits": {"Unknown": 0}}
+    changes = {"trainer.command": ["python", "a\0b"], "runPolicy.restart.limits": [{"class": "Unknown", "max": 0}]}
     run = runs.start("", changes)
     assert run.wait() == 1
     assert run.result()["failure"]["message"] == "embedded null byte"

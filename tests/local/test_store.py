@@ -6,12 +6,12 @@ from tests.contract.cluster_contract import ClusterContract
 from tests.contract.objects import config_map, delete, pod
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, PODS, Object
 from tpu_training_operator.kube.errors import NotFound
-from tpu_training_operator.local.store import Store
+from tpu_training_operator.local.store import LocalStore
 
 
 @pytest.fixture
-def cluster() -> Store:
-    return Store()
+def cluster() -> LocalStore:
+    return LocalStore()
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ class TestClusterContract(ClusterContract):
     """The tests that an API server passes, too."""
 
 
-async def test_changing_an_object_that_was_read_does_not_change_the_store(cluster: Store) -> None:
+async def test_changing_an_object_that_was_read_does_not_change_the_store(cluster: LocalStore) -> None:
     given = config_map("test", "data")
     created = await cluster.create(given)
     read = await cluster.get(CONFIG_MAPS, "test", "data")
@@ -33,7 +33,7 @@ async def test_changing_an_object_that_was_read_does_not_change_the_store(cluste
     assert (await cluster.get(CONFIG_MAPS, "test", "data"))["data"] == {"hosts": "a,b"}
 
 
-async def test_subscribers_receive_every_change_in_order(cluster: Store) -> None:
+async def test_subscribers_receive_every_change_in_order(cluster: LocalStore) -> None:
     heard: list[tuple[str, str | None, bool]] = []
 
     def listen(body: Object) -> None:
@@ -55,7 +55,7 @@ async def test_subscribers_receive_every_change_in_order(cluster: Store) -> None
     ]
 
 
-async def test_a_pod_that_has_ended_is_deleted_without_its_kubelet(cluster: Store) -> None:
+async def test_a_pod_that_has_ended_is_deleted_without_its_kubelet(cluster: LocalStore) -> None:
     created = await cluster.create(pod("test", "worker"))
     uid = created["metadata"]["uid"]
     cluster.bind("test", "worker", uid, "node")
@@ -65,7 +65,7 @@ async def test_a_pod_that_has_ended_is_deleted_without_its_kubelet(cluster: Stor
         await cluster.get(PODS, "test", "worker")
 
 
-async def test_a_kubelets_report_about_an_earlier_pod_of_the_name_is_ignored(cluster: Store) -> None:
+async def test_a_kubelets_report_about_an_earlier_pod_of_the_name_is_ignored(cluster: LocalStore) -> None:
     first = await cluster.create(pod("test", "worker"))
     await delete(cluster, first)
     second = await cluster.create(pod("test", "worker"))

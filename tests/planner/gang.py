@@ -26,6 +26,7 @@ from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import Crash, Operator, Pass, Trouble, decided
 from tests.planner.story import ready_message
 from tests.planner.surroundings import Surroundings
+from tests.unit.jobs import restart_limits
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.crd import structural
 from tpu_training_operator.api.status import State, Status
@@ -108,7 +109,7 @@ class Gang(Surroundings):
             "spec.runPolicy": {
                 "startDeadlineSeconds": 60,
                 "progressDeadlineSeconds": 120,
-                "restart": {"limits": limits, "windowSeconds": window},
+                "restart": {"limits": restart_limits(limits), "windowSeconds": window},
                 **features["policy"],
             },
         }

@@ -173,17 +173,19 @@ class MovingGang(Gang):
         stages = [str(stage.verdict) for stage in after.rungs]
         if stages != [str(stage.verdict) for stage in before.rungs] and stages:
             fired(f"a rung {stages[0]}")
-        known = self.slices.setdefault(after.attempt, (after.placement.alternative, after.placement.slice))
-        assert known == (after.placement.alternative, after.placement.slice), "two slices for one attempt"
+        known = self.slices.setdefault(after.attempt, (after.placement.option_index, after.placement.slice))
+        assert known == (after.placement.option_index, after.placement.slice), "two slices for one attempt"
         assert after.resolved is not None
-        assert after.placement.alternative > 100 or after.resolved.global_batch_size == self.batch, "another batch"
+        assert after.placement.option_index > 100 or after.resolved.global_batch_size == self.batch, "another batch"
         times, _, words = after.placement.slice.rpartition(" x ")
         found = after.resolved.accelerator_type, after.resolved.slices
         assert found == (words, int(times or 1)), "the numbers of another slice"
-        assert (after.placement.alternative > 100) == (str(after.ladder) == "1/2"), "a job on the slice of a lower rung"
+        assert (after.placement.option_index > 100) == (str(after.ladder) == "1/2"), (
+            "a job on the slice of a lower rung"
+        )
         if after.attempt > before.attempt and after.placement.moves:
             fired(f"a move: {after.placement.moves[-1].reason}")
-            fired("fewer slices" if 0 < after.placement.alternative < self.first else "other slices")
+            fired("fewer slices" if 0 < after.placement.option_index < self.first else "other slices")
 
     @property
     def budget(self) -> int:
@@ -201,7 +203,7 @@ class MovingGang(Gang):
         workers = [pod for pod in self.own_pods_of(self.cluster.status.attempt) if not self.is_late(pod)]
         found = {alternative_of(pod) for pod in workers}
         assert len(found) <= 1
-        assert self.is_edited or placement is None or found <= {placement.alternative}
+        assert self.is_edited or placement is None or found <= {placement.option_index}
 
     def is_late(self, pod: Object) -> bool:
         return pod["metadata"]["uid"] in self.late

@@ -119,7 +119,7 @@ class QueuedGang(MovingGang):
         if not is_queued:
             return done
         if named(done, "create Pod/") != [] and not is_only_check(named(done, "create Pod/")):
-            slice_ = known.alternative if known and self.moves else 0
+            slice_ = known.option_index if known and self.moves else 0
             is_known = known is not None or not self.moves
             assert slice_ in before or not is_known, "workers on a slice that Kueue has not admitted"
         if len(held) > 1:
@@ -136,7 +136,7 @@ class QueuedGang(MovingGang):
 
     def kueue_knows_whether_the_workers_are_ready(self) -> None:
         status = self.cluster.status
-        number = status.placement.alternative if status.placement and self.moves else 0
+        number = status.placement.option_index if status.placement and self.moves else 0
         found = kueue.workload(self.cluster, number)
         is_over = self.cluster.job_is_gone or status.completion_time is not None or self.is_edited or self.is_unreadable
         if is_over or found is None or not Workload(found).is_admitted or not status.attempt:

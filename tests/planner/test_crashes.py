@@ -156,7 +156,9 @@ STORIES = {
     "failed gate": Story(no_loss_falls, 0, "GateFailed", job=LADDER),
     "nothing happens": Story(nothing, 1, "AllWorkersSucceeded"),
     "restart": Story(a_worker_is_killed, 2, "AllWorkersSucceeded"),
-    "spent budget": Story(a_worker_is_killed, 2, "NotRetryable", {"restart": {"limits": {"Infrastructure": 0}}}),
+    "spent budget": Story(
+        a_worker_is_killed, 2, "NotRetryable", {"restart": {"limits": [{"class": "Infrastructure", "max": 0}]}}
+    ),
     "suspension": Story(it_is_suspended_and_resumed, 2, "AllWorkersSucceeded"),
     "lost node": Story(a_node_is_lost_and_known_to_be, 2, "AllWorkersSucceeded"),
     "silent node": Story(a_node_falls_silent, 2, "AllWorkersSucceeded"),

@@ -20,7 +20,7 @@ from tpu_training_operator.domain.cluster_state.worker_reports import WorkerRepo
 from tpu_training_operator.domain.plan.common.progress import apply_report, carry_over
 from tpu_training_operator.domain.plan.plan import Plan
 
-TWICE = {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}}}}
+TWICE = {"spec.runPolicy": {"restart": {"limits": [{"class": "Infrastructure", "max": 1}]}}}
 
 
 def given_a_gang_that_reported(step: int, checkpoint: int | None = None, changes: Any = None) -> ModelCluster:
@@ -211,7 +211,7 @@ def test_an_old_checkpoint_refills_nothing(checkpoint: int | None) -> None:
 
 def test_a_failure_before_the_window_does_not_count() -> None:
     cluster = given_a_running_gang(
-        {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}, "windowSeconds": 3600}}}
+        {"spec.runPolicy": {"restart": {"limits": [{"class": "Infrastructure", "max": 1}], "windowSeconds": 3600}}}
     )
     for _ in range(3):
         restart(cluster)

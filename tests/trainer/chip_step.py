@@ -23,8 +23,8 @@ def print_step(rank: int) -> None:
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     loss = tasks.loss(model, chip.to_device(tasks.examples()[:8]))
     loss.backward()
-    wishes = GangRequests(stop=chip.flag(False), save=chip.flag(False))
-    sums = exchange(parameters, Loss(loss), wishes, chip)
+    requests = GangRequests(stop=chip.flag(False), save=chip.flag(False))
+    sums = exchange(parameters, Loss(loss), requests, chip)
     optimizer.step()
     if rank == 0:
         print(torch_xla._XLAC._get_xla_tensors_hlo([*parameters, sums.signals]), flush=True)

@@ -111,7 +111,7 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
         here.load, here.progress, here.backend = load, Noted, backend
         where = WorkerEnvironment(Path("run.json"), backend.rank, replicas, "", 0, progress_file)
         outcome = replica.run_replica(parsed, where, stop or Never(), _never_dies)
-        if not outcome.well:
+        if not outcome.ended_well:
             # A replica that waits for this one must not wait forever.
             raise Ended(outcome)
         return outcome

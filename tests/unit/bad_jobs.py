@@ -308,9 +308,6 @@ _TRAINER: list[Row] = [
     ({"volumeMounts": [{"name": "a", "mountPath": "/a", "readOnly": "no"}]}, "volumeMounts[0].readOnly"),
     ({"terminationGracePeriodSeconds": 3601}, "terminationGracePeriodSeconds"),
     ({"imagePullPolicy": "always"}, "imagePullPolicy"),
-    ({"sharedMemory": 16}, "sharedMemory"),
-    ({"sharedMemory": "16"}, "sharedMemory"),
-    ({"sharedMemory": "0Gi"}, "sharedMemory"),
     ({"sharedMemory": "16GB"}, "sharedMemory"),
     ({"sharedMemory": "1Gi", "volumeMounts": [{"name": "a", "mountPath": "/dev/shm//"}]}, "sharedMemory"),
     ({"hostNetwork": "yes"}, "hostNetwork"),
@@ -414,8 +411,10 @@ _RUN_POLICY: list[Row] = [
     ({"startDeadlineSeconds": 0}, "startDeadlineSeconds"),
     ({"startDeadlineSeconds": "60"}, "startDeadlineSeconds"),
     ({"suspended": True}, "suspended"),
-    ({"restart": {"limits": {"Unknown": -2}}}, "restart.limits.Unknown"),
-    ({"restart": {"limits": {"Stuck": 3}}}, "restart.limits.Stuck"),
+    ({"restart": {"limits": [{"class": "Hang", "max": 1}] * 2}}, "restart.limits"),
+    ({"restart": {"limits": {"Hang": 1}}}, "restart.limits"),
+    ({"restart": {"limits": [{"class": "Unknown", "max": -2}]}}, "restart.limits[0].max"),
+    ({"restart": {"limits": [{"class": "Stuck", "max": 3}]}}, "restart.limits[0].class"),
     ({"restart": {"backoff": {"maxSeconds": 0}}}, "restart.backoff.maxSeconds"),
 ]
 

@@ -142,7 +142,19 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.recipe.optimizer": {"name": "adamw", "learningRate": 3e-4, "beta1": 0.9, "weightDecay": 0}},
     *({"spec.recipe.optimizer.learningRate": rate} for rate in (1, 10**18, 1e-10, 0.30000000000000004, 5e-324)),
     {"spec.data": {"uri": "gs://bucket/path"}},
-    {"spec.runPolicy": {"suspend": True, "restart": {"limits": {"Preemption": -1, "Hang": 0, "UserError": 2}}}},
+    *({"spec.trainer.sharedMemory": size} for size in ("500M", "1.5Gi", 2**30)),
+    {
+        "spec.runPolicy": {
+            "suspend": True,
+            "restart": {
+                "limits": [
+                    {"class": "Preemption", "max": -1},
+                    {"class": "Hang", "max": 0},
+                    {"class": "UserError", "max": 2},
+                ]
+            },
+        }
+    },
     {"spec.managedBy": "kueue.x-k8s.io/multikueue"},
     {"spec.managedBy": "example.com/A/b~c"},
     {"metadata.name": "a"},

@@ -1,11 +1,16 @@
 """A valid job as plain data, and copies of it with single fields changed."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from tpu_training_operator.api.job import Spec, TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
+
+
+def restart_limits(limits: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"class": name, "max": limit} for name, limit in limits.items()]
 
 
 class _Absent:

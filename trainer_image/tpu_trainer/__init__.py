@@ -1,8 +1,8 @@
 """The worker image's trainer: data-parallel PyTorch from one run spec, on TPU chips or on CPU hosts.
 
 Users import what an entrypoint needs from here (`__all__`); the operator and the local runner start
-`python -m tpu_trainer`. The names are loaded on first use because importing torch takes seconds, and a process that
-only has to say "bad run spec" should not pay for it.
+`python -m tpu_trainer`. The names are loaded on first use, because importing torch takes seconds and a process
+that only reports a bad run spec should not wait for it.
 """
 
 from importlib import import_module

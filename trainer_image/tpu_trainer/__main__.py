@@ -1,14 +1,14 @@
 """`python -m tpu_trainer`: what a worker pod and a local host run.
 
-With an argument it does something else: `compile-check` compiles the step only, `entry-check` tries the task before the
-job asks for its slice, and `run-command COMMAND...` fetches the job's code and becomes the user's own loop.
+Its first argument selects another command: `compile-check` compiles the step only, `entry-check` tries the task before
+the job asks for its slice, and `run-command COMMAND...` fetches the job's code and executes the user's own loop.
 """
 
 import sys
 
 COMPILE_CHECK, ENTRY_CHECK, RUN_COMMAND = "compile-check", "entry-check", "run-command"
 
-# Guarded, because the processes per chip import this module again.
+# Guarded, because each chip's process imports this module again.
 if __name__ == "__main__":
     command = sys.argv[1] if sys.argv[1:] else None
     if command == COMPILE_CHECK:

@@ -106,7 +106,8 @@ def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     if "anyOf" in schema:
         # The only union left is a quantity, such as 4 or "4Gi". A pattern says nothing about numbers.
         (pattern,) = (branch["pattern"] for branch in schema["anyOf"] if "pattern" in branch)
-        return {"x-kubernetes-int-or-string": True, "pattern": pattern}
+        described = {key: schema[key] for key in ("description",) if key in schema}
+        return {"x-kubernetes-int-or-string": True, "pattern": pattern, **described}
     converted: Schema = {}
     for key, value in schema.items():
         match key:

@@ -101,7 +101,6 @@ _CODE = rf"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+/[^/]+|/.+|{CODE_SCHEME}[a-z0-9
 # As a Kubernetes Job has it: a DNS subdomain, a slash, a path.
 _CONTROLLER = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9/\-._~%!$&'()*+,;=:]+$"
 _SHA256 = r"^[0-9a-f]{64}$"
-_BINARY_SIZE = r"^[1-9][0-9]{0,5}(Mi|Gi)$"
 # All that Kubernetes reads, but nothing below zero, which no pod may ask for.
 _QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
@@ -115,7 +114,6 @@ PATTERN_MEANINGS = {
     _CODE: "gs://bucket/folder/FILE, an absolute path such as /mnt/code/code.tar.gz, or secret://NAME",
     _CONTROLLER: "a controller's name after its domain, such as kueue.x-k8s.io/multikueue",
     _SHA256: "a SHA-256: 64 digits of 0-9 and a-f",
-    _BINARY_SIZE: "a size such as 512Mi or 16Gi",
     ENTRYPOINT_PATTERN: "of the form module:callable, such as examples.digits:task",
 }
 
@@ -128,7 +126,6 @@ LargeCount = Annotated[int, Field(strict=True, ge=1, le=2**53)]
 
 ControllerName = Annotated[str, Field(max_length=63, pattern=_CONTROLLER)]
 DnsLabel = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]
-SharedMemory = Annotated[str, Field(max_length=8, pattern=_BINARY_SIZE)]
 Quantity = Annotated[
     Annotated[int, Field(strict=True)] | Annotated[str, Field(pattern=_QUANTITY)], Field(union_mode="left_to_right")
 ]

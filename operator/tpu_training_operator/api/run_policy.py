@@ -2,21 +2,19 @@
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from tpu_training_operator.api.model import ApiModel, Boolean, Count
+from tpu_training_operator.api.model import ApiModel, Boolean, Count, Rule
 
 MOST_COUNTED_RESTARTS = 100
 """The status keeps the time of every restart that counts, so a larger limit has to be unlimited."""
 UNLIMITED = -1
 
-_RestartLimit = Annotated[int, Field(strict=True, ge=UNLIMITED, le=MOST_COUNTED_RESTARTS)]
-
 
 class FailureClass(StrEnum):
-    """Why an attempt failed. The keys of `restart.limits` and of `status.restarts.byClass`."""
+    """Why an attempt failed. The keys of `restart.limits` and `status.restarts`."""
 
     USER_ERROR = "UserError"
     INFRASTRUCTURE = "Infrastructure"
@@ -27,31 +25,28 @@ class FailureClass(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class RestartLimits(ApiModel):
-    user_error: _RestartLimit = Field(
-        0, alias="UserError", description="Restarts after errors in your code or job, which would fail again."
-    )
-    infrastructure: _RestartLimit = Field(
-        20, alias="Infrastructure", description="Restarts after faults of nodes, network or storage."
-    )
-    preemption: _RestartLimit = Field(
-        -1, alias="Preemption", description="Restarts after nodes were taken away or drained for maintenance."
-    )
-    out_of_memory: _RestartLimit = Field(
-        1, alias="OutOfMemory", description="Restarts after a worker exceeded its memory limit on the host."
-    )
-    hang: _RestartLimit = Field(3, alias="Hang", description="Restarts after the training made no progress.")
-    not_finite: _RestartLimit = Field(
-        0,
-        alias="NotFinite",
-        description="Restarts after the loss became NaN or infinite, which the same training would repeat.",
-    )
-    unknown: _RestartLimit = Field(3, alias="Unknown", description="Restarts after failures of unknown cause.")
+_DEFAULT_LIMITS = {
+    FailureClass.USER_ERROR: 0,
+    FailureClass.INFRASTRUCTURE: 20,
+    FailureClass.PREEMPTION: UNLIMITED,
+    FailureClass.OUT_OF_MEMORY: 1,
+    FailureClass.HANG: 3,
+    FailureClass.NOT_FINITE: 0,
+    FailureClass.UNKNOWN: 3,
+}
 
-    def of(self, failure_class: FailureClass) -> int | None:
-        """The limit of a class; None if unlimited."""
-        limit: int = getattr(self, failure_class.name.lower())
-        return None if limit == UNLIMITED else limit
+
+class RestartLimit(ApiModel):
+    failure_class: FailureClass = Field(
+        alias="class",
+        description="Failures that the limit is for. UserError: errors in your code or job, which would fail again."
+        " Infrastructure: faults of nodes, network or storage. Preemption: nodes that were taken away or drained."
+        " OutOfMemory: a worker exceeded its memory limit on the host. Hang: the training made no progress. NotFinite:"
+        " the loss became NaN or infinite. Unknown: all others.",
+    )
+    max: Annotated[int, Field(strict=True, ge=UNLIMITED, le=MOST_COUNTED_RESTARTS)] = Field(
+        description="Restarts allowed within windowSeconds; -1 is unlimited, 0 means none."
+    )
 
 
 class Backoff(ApiModel):
@@ -60,10 +55,25 @@ class Backoff(ApiModel):
 
 
 class Restart(ApiModel):
-    limits: RestartLimits = Field(
-        default_factory=RestartLimits,
-        description="Restarts allowed for each failure class within restart.windowSeconds; -1 is unlimited, 0 means"
-        " none.",
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.limits) || self.limits.all(one, self.limits.exists_one(other, other.class == one.class))",
+            message="give one limit for each class",
+            holds=lambda restart: len({limit.failure_class for limit in restart.limits}) == len(restart.limits),
+            field="limits",
+        ),
+    )
+
+    limits: Annotated[
+        list[RestartLimit],
+        Field(
+            max_length=len(FailureClass),
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["class"]},
+        ),
+    ] = Field(
+        default_factory=list,
+        description="Restarts allowed for a class of failures. A class that is left out has its default: UserError 0,"
+        " Infrastructure 20, Preemption -1, OutOfMemory 1, Hang 3, NotFinite 0, Unknown 3.",
     )
     window_seconds: Count = Field(
         86400,
@@ -75,6 +85,12 @@ class Restart(ApiModel):
         description="Delay before a restart. The first restart after progress is immediate; then initialSeconds,"
         " doubling up to maxSeconds. Each delay is shortened by up to 50 %, differently for each job and attempt.",
     )
+
+    def limit_of(self, failure_class: FailureClass) -> int | None:
+        """The limit of a class; None if unlimited."""
+        given = {limit.failure_class: limit.max for limit in self.limits}
+        limit = given.get(failure_class, _DEFAULT_LIMITS[failure_class])
+        return None if limit == UNLIMITED else limit
 
     @property
     def window(self) -> timedelta:

@@ -1,10 +1,13 @@
 """`status` as the operator writes it. Fields and values of a newer operator are dropped, not refused."""
 
+from collections.abc import Callable
+from dataclasses import dataclass as plain_dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import CoreSchema, core_schema
 
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.decimals import ResolvedDecimal
@@ -20,6 +23,7 @@ LONGEST_TEXT = 1024
 MOST_MOVES = 20
 _MOST_SLICES = 48
 _MOST_CONDITIONS = 16
+_MOST_CLASSES = 16
 
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -115,14 +119,60 @@ class Failure(StatusModel):
         return value if value in list(FailureClass) else FailureClass.UNKNOWN
 
 
+_TIMES = {"type": "array", "items": {"type": "string", "format": "date-time"}, "maxItems": MOST_COUNTED_RESTARTS}
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _times(value: object) -> list[str] | None:
+    if not isinstance(value, list):
+        return None
+    return [time for time in value if isinstance(time, str)][-MOST_COUNTED_RESTARTS:]
+
+
+@plain_dataclass(frozen=True)
+class _ListByClass:
+    """A dict by failure class, which is a list with the key `class` in the object. What cannot be read is left out."""
+
+    field: str
+    schema: dict[str, Any]
+    read: Callable[[object], object]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        writer = core_schema.plain_serializer_function_ser_schema(self._written, when_used="json")
+        return core_schema.no_info_plain_validator_function(self._read, serialization=writer)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        properties = {
+            "class": {"type": "string", "description": "The class of the failures."},
+            self.field: {**self.schema, "description": f"The {self.field} of that class."},
+        }
+        items = {"type": "object", "required": ["class"], "properties": properties}
+        keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["class"]}
+        return {"type": "array", "items": items, "maxItems": _MOST_CLASSES, **keys}
+
+    def _read(self, value: object) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        items = value if isinstance(value, list) else []
+        named = {item["class"]: item.get(self.field) for item in items if isinstance(item, dict) and "class" in item}
+        known = {name: self.read(part) for name, part in named.items() if isinstance(name, str)}
+        return {name: part for name, part in known.items() if part is not None}
+
+    def _written(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"class": name, self.field: part} for name, part in value.items()]
+
+
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Restarts(StatusModel):
     """`by_class` counts all restarts of the job, `charged` those that count against the restart limits."""
 
-    by_class: dict[str, int] = Field(
+    by_class: Annotated[dict[str, int], _ListByClass("count", {"type": "integer"}, _count)] = Field(
         default_factory=dict, description="Restarts over the job's life, by failure class."
     )
-    charged: dict[str, Annotated[list[_Time], Field(max_length=MOST_COUNTED_RESTARTS)]] = Field(
+    charged: Annotated[dict[str, list[str]], _ListByClass("times", _TIMES, _times)] = Field(
         default_factory=dict,
         description="Times of the restarts that still count against the limits, by failure class: those within"
         " runPolicy.restart.windowSeconds and since the last new checkpoint.",
@@ -245,8 +295,8 @@ class ChipSeconds(StatusModel):
 class Usage(StatusModel):
     """What the job has used and will use, when the status was last written."""
 
-    chip_hours: str = Field(description="Chip-hours that all attempts have used.")
-    forecast_chip_hours: str | None = Field(
+    chip_hours: ResolvedDecimal = Field(description="Chip-hours that all attempts have used.")
+    forecast_chip_hours: ResolvedDecimal | None = Field(
         default=None,
         description="Chip-hours that the job will have used when it ends, at the speed that its workers last reported.",
     )
@@ -378,9 +428,9 @@ class Move(StatusModel):
     from_: int = Field(
         validation_alias="from",
         serialization_alias="from",
-        description="The place in the order of preference before; 0 is spec.slice.",
+        description="The optionIndex before; 0 is spec.slice.",
     )
-    to: int = Field(description="The place in the order of preference after.")
+    to: int = Field(description="The optionIndex after.")
     from_slice: _Text | None = Field(default=None, description="The slice before, in words.")
     to_slice: _Text | None = Field(default=None, description="The slice after, in words.")
     step: int | None = Field(default=None, description="Last step reported before the move.")
@@ -394,7 +444,7 @@ class Move(StatusModel):
 class Placement(StatusModel):
     """The choice of a slice. Written with the attempt that runs on it, before anything is done."""
 
-    alternative: int = Field(
+    option_index: int = Field(
         default=0,
         ge=0,
         description="Which slice the attempt runs on, by its place in the order of preference: 0 is spec.slice; fewer"
@@ -406,8 +456,8 @@ class Placement(StatusModel):
     has_run: bool = Field(
         default=False, description="Whether all workers have been ready on this slice since the job came to it."
     )
-    searches: int = Field(
-        default=0, ge=0, description="Moves for lack of capacity since all workers were ready last, on whichever slice."
+    moves_for_capacity: int = Field(
+        default=0, ge=0, description="Consecutive moves for lack of capacity since all workers were last ready."
     )
     moves: Annotated[list[Move], Field(max_length=MOST_MOVES)] = Field(
         default_factory=list,

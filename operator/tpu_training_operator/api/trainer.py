@@ -24,7 +24,6 @@ from tpu_training_operator.api.model import (
     Quantity,
     Rule,
     Sha256,
-    SharedMemory,
     ShortText,
     StorageUri,
     map_by,
@@ -379,7 +378,7 @@ class Trainer(ApiModel):
     resources: Resources | None = Field(
         None, description="Compute resources of the worker container. The operator adds google.com/tpu."
     )
-    shared_memory: SharedMemory | None = Field(
+    shared_memory: Quantity | None = Field(
         None,
         description=f"Size limit of {SHARED_MEMORY}, for example 512Mi or 16Gi; its content counts as the container's"
         " memory. Left out, it may grow to the container's memory limit, or to the node's memory.",

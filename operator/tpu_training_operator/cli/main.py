@@ -65,14 +65,14 @@ class _Commands(click.Group):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Usage lines show what the user typed."""
+        """Makes usage lines show what the user typed."""
         return super().make_context(program_name(), args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            # Also while a command is being imported.
+            # The interrupt may also come while a command is being imported.
             sys.exit(_INTERRUPTED)
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -83,10 +83,10 @@ class _Commands(click.Group):
 
 
 def _give_up(error: OSError) -> None:
-    """Report a full disk or a directory without write permission in one line."""
+    """Reports a full disk or a directory without write permission in one line."""
     what = (error.strerror or str(error)).lower()
     click.echo(f"{program_name()}: {f'{error.filename}: ' if error.filename else ''}{what}", err=True)
-    # What is buffered for stdout would fail again.
+    # Flushing the rest of stdout at exit would fail again.
     if sys.stdout is not None and error.errno == errno.ENOSPC:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(_BAD_INPUT)

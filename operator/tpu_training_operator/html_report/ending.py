@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from xml.etree.ElementTree import Element
 
-from tpu_training_operator.html_report.blocks import lines_of, section
 from tpu_training_operator.html_report.history import History
 from tpu_training_operator.html_report.ladder import RungRow
-from tpu_training_operator.html_report.markup import tag
+from tpu_training_operator.html_report.markup import lines_of, section, tag
 
 ENDINGS = {
     "Succeeded": ("well", "Succeeded"),
@@ -33,7 +32,7 @@ ENDINGS = {
 
 
 @dataclass(frozen=True)
-class Log:
+class LogTail:
     """The end of a worker's log: up to its last words, which are the failure's message."""
 
     name: str
@@ -59,7 +58,7 @@ class JobEnd:
     where: str = ""
     gist: str = ""
     message: str = ""
-    log: Log | None = None
+    log: LogTail | None = None
     rungs: Sequence[RungRow] = ()
 
     @property
@@ -68,19 +67,19 @@ class JobEnd:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Badge:
     """`kind`: the class that colours it."""
 
     kind: str
     words: str
 
 
-def verdict(history: History, end: JobEnd | None) -> Verdict:
+def badge(history: History, end: JobEnd | None) -> Badge:
     """A success without a finite loss is none: its weights are of no use."""
     outcome, finite = history.outcome, history.recorded.ends_finite
     if end is not None and end.failed:
         kind, words = ENDINGS.get(end.cause, ("bad", "Failed"))
-        return Verdict("bad", words if kind == "bad" else "Failed")
+        return Badge("bad", words if kind == "bad" else "Failed")
     if outcome is not None:
         kind, words = ENDINGS.get(outcome.code, ("bad", outcome.code))
     elif end is not None:
@@ -89,19 +88,19 @@ def verdict(history: History, end: JobEnd | None) -> Verdict:
     else:
         kind, words = "running", "Running"
     if kind != "bad" and not finite:
-        return Verdict("bad", f"{words}, loss not finite")
-    return Verdict(kind, words)
+        return Badge("bad", f"{words}, loss not finite")
+    return Badge(kind, words)
 
 
-def failed(history: History, end: JobEnd | None) -> bool:
+def has_failed(history: History, end: JobEnd | None) -> bool:
     if end is not None:
         return end.failed
     return history.outcome is not None and ENDINGS.get(history.outcome.code, ("bad", ""))[0] == "bad"
 
 
-def said(history: History, end: JobEnd | None) -> Element | None:
+def closing_words(history: History, end: JobEnd | None) -> Element | None:
     """What the run says of its end, below its name."""
-    if not failed(history, end):
+    if not has_failed(history, end):
         text = _without_metrics(history)
         return tag("p", text, class_="said sentence") if text else None
     where = tag("p", end.where, class_="where") if end is not None and end.where else None
@@ -111,7 +110,7 @@ def said(history: History, end: JobEnd | None) -> Element | None:
 
 def what_went_wrong(history: History, end: JobEnd | None) -> Element | None:
     """The whole error and the log before it, as far as they say more than the line below the run's name."""
-    if not failed(history, end):
+    if not has_failed(history, end):
         return None
     message, log = _message(history, end), None if end is None else end.log
     told = lines_of(message, "Error message", "bad") if "\n" in message else None
@@ -147,6 +146,6 @@ def _without_metrics(history: History) -> str:
     return text
 
 
-def _log(log: Log) -> list[Element]:
+def _log(log: LogTail) -> list[Element]:
     title = tag("p", "The log before it: ", tag("span", log.name, class_="where"), class_="caption")
     return [title, lines_of("\n".join(log.lines), f"End of {log.name}")]

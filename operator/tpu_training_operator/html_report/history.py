@@ -23,7 +23,7 @@ class _Recorded(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Losses(_Recorded):
+class LossSpan(_Recorded):
     """The losses of `count` steps up to and including `step`; `broken` of them were not finite.
 
     mean, low and high are over the finite ones, None if there are none.
@@ -37,11 +37,11 @@ class Losses(_Recorded):
     broken: int
 
 
-class Logged(_Recorded):
+class LoggedSeries(_Recorded):
     """What the task has logged under a name: its points are as those of the losses."""
 
     name: str
-    points: Sequence[Losses] = ()
+    points: Sequence[LossSpan] = ()
 
 
 class Stretch(_Recorded):
@@ -70,7 +70,7 @@ class Rate(_Recorded):
     rate: float
 
 
-class Rates(_Recorded):
+class LearningRates(_Recorded):
     """From the first step on, more or less closely; the last rate is that of the last stretch."""
 
     points: Sequence[Rate] = ()
@@ -81,7 +81,7 @@ class Evaluation(_Recorded):
     metrics: Mapping[str, float]
 
 
-class Warned(_Recorded):
+class DoctorWarning(_Recorded):
     """What one check of the doctor found: `times` findings at steps first..last, and the last message."""
 
     check: str
@@ -111,16 +111,16 @@ class Attempt(_Recorded):
     first_loss: FirstLoss | None = None
 
 
-class Measured(_Recorded):
+class Measurements(_Recorded):
     """All attempts together. The last attempt is the one that wrote the file; sequences are in the order of steps."""
 
     attempts: Sequence[Attempt] = Field(min_length=1)
-    losses: Sequence[Losses] = ()
-    logged: Sequence[Logged] = ()
+    losses: Sequence[LossSpan] = ()
+    logged: Sequence[LoggedSeries] = ()
     stretches: Sequence[Stretch] = ()
     evaluations: Sequence[Evaluation] = ()
-    rates: Rates = Rates()
-    warnings: Sequence[Warned] = ()
+    rates: LearningRates = LearningRates()
+    warnings: Sequence[DoctorWarning] = ()
     examples_per_second: float | None = None
     mfu: float | None = None
     noise_scale: float | None = None
@@ -137,12 +137,12 @@ class _RunSpecPart(BaseModel):
     model_config = ConfigDict(frozen=True, alias_generator=AliasGenerator(validation_alias=to_camel))
 
 
-class Job(_RunSpecPart):
+class RecordedJob(_RunSpecPart):
     namespace: str
     name: str
 
 
-class Slice(_RunSpecPart):
+class RecordedSlice(_RunSpecPart):
     generation: str
     topology: str
     slices: int
@@ -150,7 +150,7 @@ class Slice(_RunSpecPart):
     replicas: int = Field(ge=1)
 
 
-class Batch(_RunSpecPart):
+class RecordedBatch(_RunSpecPart):
     """Examples per step of the job, and what a replica takes at once."""
 
     total: int = Field(validation_alias="global", ge=1)
@@ -158,7 +158,7 @@ class Batch(_RunSpecPart):
     accumulation: int = 1
 
 
-class Schedule(_RunSpecPart):
+class RecordedSchedule(_RunSpecPart):
     name: str = "Constant"
     milestones: Sequence[int] = ()
     factor: float | None = None
@@ -166,7 +166,7 @@ class Schedule(_RunSpecPart):
     patience: int | None = None
 
 
-class Optimizer(_RunSpecPart):
+class RecordedOptimizer(_RunSpecPart):
     name: str
     learning_rate: float
     momentum: float | None = None
@@ -176,11 +176,11 @@ class Optimizer(_RunSpecPart):
     epsilon: float | None = None
 
 
-class InitFrom(_RunSpecPart):
+class RecordedInitFrom(_RunSpecPart):
     uri: str
 
 
-class Watched(_RunSpecPart):
+class WatchedMetric(_RunSpecPart):
     """A metric of the evaluations that decides something, and which of its values are the better ones."""
 
     metric: str
@@ -191,21 +191,21 @@ class Watched(_RunSpecPart):
         return self.mode == "Max"
 
 
-class StopEarly(Watched):
+class RecordedStopEarly(WatchedMetric):
     patience: int
     min_delta: float | None = None
 
 
-class Checkpoint(_RunSpecPart):
+class RecordedCheckpoint(_RunSpecPart):
     uri: str
     keep: int
-    keep_best: Watched | None = None
-    init_from: InitFrom | None = None
+    keep_best: WatchedMetric | None = None
+    init_from: RecordedInitFrom | None = None
     every_steps: int | None = None
     every_seconds: int | None = None
 
 
-class Scaled(_RunSpecPart):
+class ScaledNumber(_RunSpecPart):
     """One number of the recipe: where it was tuned, where it ran, and the rule between the two."""
 
     name: str
@@ -214,22 +214,22 @@ class Scaled(_RunSpecPart):
     rule: str
 
 
-class RunSpec(_RunSpecPart):
+class RecordedRunSpec(_RunSpecPart):
     """`entrypoint`: None for a loop of the user's own."""
 
-    job: Job
+    job: RecordedJob
     entrypoint: str | None = None
     backend: str
     hardware: str
-    slice: Slice
-    batch: Batch
+    slice: RecordedSlice
+    batch: RecordedBatch
     train_steps: int = Field(ge=1)
     warmup_steps: int
     seed: int
-    optimizer: Optimizer
-    schedule: Schedule = Schedule()
+    optimizer: RecordedOptimizer
+    schedule: RecordedSchedule = RecordedSchedule()
     evaluate_every_steps: int | None = None
-    stop_early: StopEarly | None = None
+    stop_early: RecordedStopEarly | None = None
     on_not_finite: str = "Stop"
     ema_decay: float | None = None
     gradient_clip_norm: float | None = None
@@ -237,17 +237,17 @@ class RunSpec(_RunSpecPart):
     sharding: str | None = None
     parameters: Mapping[str, str] = {}
     data_uri: str | None = None
-    checkpoint: Checkpoint | None = None
-    scaling: Sequence[Scaled] = ()
+    checkpoint: RecordedCheckpoint | None = None
+    scaling: Sequence[ScaledNumber] = ()
 
     @property
-    def watched(self) -> Sequence[Watched]:
+    def watched(self) -> Sequence[WatchedMetric]:
         """What the run follows, the checkpoint to keep first."""
         best = None if self.checkpoint is None else self.checkpoint.keep_best
         return [each for each in (best, self.stop_early) if each is not None]
 
 
-class Outcome(_Recorded):
+class AttemptOutcome(_Recorded):
     """How the newest attempt ended: the exit code's name, and its message."""
 
     code: str
@@ -257,10 +257,10 @@ class Outcome(_Recorded):
 class History(_RunSpecPart):
     """`outcome` is None during the run. `environment`: names to versions. `written`: when the file was written."""
 
-    run_spec: RunSpec
-    recorded: Measured
+    run_spec: RecordedRunSpec
+    recorded: Measurements
     written: datetime
-    outcome: Outcome | None = None
+    outcome: AttemptOutcome | None = None
     environment: Mapping[str, str] = {}
 
 

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from tpu_training_operator.html_report.blocks import aside, key, section, table
 from tpu_training_operator.html_report.formatting import count, number
-from tpu_training_operator.html_report.markup import tag
+from tpu_training_operator.html_report.markup import aside, key, section, table, tag
 from tpu_training_operator.html_report.plot import Axis, Curve, Plot, Point, axis_of, draw
 
 

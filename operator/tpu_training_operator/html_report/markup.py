@@ -1,6 +1,6 @@
 """Builds HTML from elements and text. Text is escaped when the tree is written, so nothing in a history is markup."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element, tostring
 
 Content = Element | str | None
@@ -22,3 +22,48 @@ def tag(name: str, /, *content: Content | Iterable[Content], **attributes: str) 
 
 def html(element: Element) -> str:
     return tostring(element, encoding="unicode", method="html")
+
+
+def section(name: str, title: str, *content: Content) -> Element:
+    return tag("section", tag("h2", title), content, id=name)
+
+
+def key(kind: str, text: str) -> Element:
+    """One entry of a legend."""
+    return tag("span", text, class_=f"key {kind}")
+
+
+def pair(name: str, *value: Content) -> Element:
+    return tag("tr", tag("th", name, scope="row"), tag("td", value))
+
+
+def aside(text: str) -> Element | None:
+    """Words that stand back behind those before them."""
+    return tag("span", text, class_="where") if text else None
+
+
+def figure(caption: str, drawing: Element, *more: Content) -> Element:
+    return tag("figure", tag("figcaption", caption), more, drawing)
+
+
+def lines_of(text: str, label: str, kind: str = "") -> Element:
+    """Lines as they were printed. The keyboard can reach and scroll them; `label` says what they are."""
+    return tag("pre", text, class_=f"lines {kind}".rstrip(), tabindex="0", role="region", aria_label=label)
+
+
+def table(
+    heads: Sequence[str],
+    rows: Sequence[Element],
+    right: Sequence[int] = (),
+    apart: Sequence[int] = (),
+    wide: Sequence[int] = (),
+    class_: str = "",
+) -> Element:
+    """`right`, `apart`, `wide`: the columns with these classes."""
+    columns = {"right": right, "apart": apart, "wide": wide}
+    classes = [" ".join(name for name, those in columns.items() if at in those) for at in range(len(heads))]
+    cells = (
+        tag("th", head, scope="col", **({"class": kind} if kind else {})) if head else tag("td")
+        for head, kind in zip(heads, classes, strict=True)
+    )
+    return tag("table", tag("thead", tag("tr", cells)), tag("tbody", rows), **({"class": class_} if class_ else {}))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from tpu_training_operator.html_report import charts
-from tpu_training_operator.html_report.evaluations import best_of
 from tpu_training_operator.html_report.formatting import count, duration, number, plural, share
-from tpu_training_operator.html_report.history import Evaluation, Measured, RunSpec
+from tpu_training_operator.html_report.history import Evaluation, Measurements, RecordedRunSpec
 from tpu_training_operator.html_report.markup import tag
+from tpu_training_operator.html_report.metrics import best_of
 
 HEADLINES = 2
 """Metrics of the last evaluation among the key numbers: those that the run watches, then the first ones of the task."""
@@ -25,7 +25,7 @@ class Tile:
     kind: str = ""
 
 
-def key_numbers(measured: Measured, spec: RunSpec, seconds: float) -> Element:
+def key_numbers(measured: Measurements, spec: RecordedRunSpec, seconds: float) -> Element:
     """A number that the run does not have has no tile. `seconds`: of all attempts together."""
     attempts = measured.attempts
     tiles = [
@@ -40,18 +40,18 @@ def key_numbers(measured: Measured, spec: RunSpec, seconds: float) -> Element:
     columns = max(4, -(-len(tiles) // -(-len(tiles) // 5)))
     return tag(
         "section",
-        tag("dl", (_shown(tile) for tile in tiles), class_="tiles", style=f"--columns: {columns}"),
+        tag("dl", (_tile_element(tile) for tile in tiles), class_="tiles", style=f"--columns: {columns}"),
         id="numbers",
         aria_label="Key numbers",
     )
 
 
-def _shown(tile: Tile) -> Element:
+def _tile_element(tile: Tile) -> Element:
     value = tag("dd", tile.value, tag("small", tile.note), **({"class": tile.kind} if tile.kind else {}))
     return tag("div", tag("dt", tile.name), value)
 
 
-def _loss_tiles(measured: Measured) -> Iterator[Tile]:
+def _loss_tiles(measured: Measurements) -> Iterator[Tile]:
     losses = [(point.step, point.mean) for point in measured.losses if point.mean is not None]
     if not measured.ends_finite:
         note = f"{number(losses[-1][1])} at step {count(losses[-1][0])}" if losses else "in any step"
@@ -62,23 +62,23 @@ def _loss_tiles(measured: Measured) -> Iterator[Tile]:
         yield Tile("Training loss", number(last), note)
 
 
-def _metric_tiles(measured: Measured, spec: RunSpec) -> Iterator[Tile]:
+def _metric_tiles(measured: Measurements, spec: RecordedRunSpec) -> Iterator[Tile]:
     best = {watched.metric: best_of(measured, watched) for watched in spec.watched}
     for last in measured.evaluations[-1:]:
         names = [name for name in dict.fromkeys([*best, *last.metrics]) if name in last.metrics]
         for name in names[:HEADLINES]:
             value = last.metrics[name]
             kind = "" if charts.drawable(value) else "bad"
-            yield Tile(name, number(value), _compared(last, name, best.get(name)), kind)
+            yield Tile(name, number(value), _comparison_note(last, name, best.get(name)), kind)
 
 
-def _compared(last: Evaluation, name: str, best: Evaluation | None) -> str:
+def _comparison_note(last: Evaluation, name: str, best: Evaluation | None) -> str:
     if best is None or best.metrics[name] == last.metrics[name]:
         return f"at step {count(last.step)}"
     return f"best {number(best.metrics[name])} at step {count(best.step)}"
 
 
-def _speed_tiles(measured: Measured, spec: RunSpec) -> Iterator[Tile]:
+def _speed_tiles(measured: Measurements, spec: RecordedRunSpec) -> Iterator[Tile]:
     rate = measured.examples_per_second
     if rate is not None:
         yield Tile("Examples per second", number(rate), f"{number(rate / spec.slice.replicas)} per replica")

@@ -6,14 +6,12 @@ from importlib.resources import files
 from xml.etree.ElementTree import Element
 
 from tpu_training_operator.html_report import charts
-from tpu_training_operator.html_report.blocks import aside, figure, key, pair, section, table
-from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, failed, said, verdict, what_went_wrong
-from tpu_training_operator.html_report.evaluations import evaluations
+from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, badge, closing_words, has_failed, what_went_wrong
 from tpu_training_operator.html_report.formatting import count, duration, number, plural, share
-from tpu_training_operator.html_report.history import FirstLoss, History, Measured, RunSpec
+from tpu_training_operator.html_report.history import FirstLoss, History, Measurements, RecordedRunSpec
 from tpu_training_operator.html_report.ladder import RungRow, ladder
-from tpu_training_operator.html_report.logged import logged_values
-from tpu_training_operator.html_report.markup import Content, html, tag
+from tpu_training_operator.html_report.markup import Content, aside, figure, html, key, pair, section, table, tag
+from tpu_training_operator.html_report.metrics import evaluations, logged_values
 from tpu_training_operator.html_report.numbers import key_numbers
 from tpu_training_operator.html_report.recipe import recipe_rows
 
@@ -55,7 +53,7 @@ def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungRow]
         evaluations(measured, spec),
         _throughput(measured, spec),
         _time(split, measured, OWN_LOOP if spec.entrypoint is None else PHASES),
-        _warnings(measured, failed(history, end)),
+        _warnings(measured, has_failed(history, end)),
         _recipe(measured, spec),
         _attempts(history),
         _environment(history),
@@ -68,14 +66,14 @@ def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungRow]
         tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         tag("meta", name="referrer", content="no-referrer"),
         tag("link", rel="icon", href="data:,"),
-        tag("title", f"{spec.job.name}: {verdict(history, end).words} · training report"),
+        tag("title", f"{spec.job.name}: {badge(history, end).words} · training report"),
         tag("style", _style()),
     )
     return "<!doctype html>\n" + html(tag("html", head, tag("body", tag("main", sections)), lang="en")) + "\n"
 
 
 def _header(history: History, end: JobEnd | None) -> Element:
-    spec, shown = history.run_spec, verdict(history, end)
+    spec, shown = history.run_spec, badge(history, end)
     job, where = spec.job, spec.slice
     written = tag("time", f"{history.written:%Y-%m-%d %H:%M %Z}", datetime=history.written.isoformat())
     facts: tuple[Content | list[Content], ...] = (
@@ -93,11 +91,11 @@ def _header(history: History, end: JobEnd | None) -> Element:
         tag("p", "Training report", class_="eyebrow"),
         tag("div", tag("h1", namespace, job.name), tag("p", shown.words, class_=f"badge {shown.kind}"), class_="title"),
         tag("p", (tag("span", fact) for fact in facts if fact is not None), class_="facts"),
-        said(history, end),
+        closing_words(history, end),
     )
 
 
-def _loss(measured: Measured) -> Element | None:
+def _loss(measured: Measurements) -> Element | None:
     if not measured.losses:
         return None
     columns, extent = charts.loss_columns(measured), charts.extent(measured.losses)
@@ -120,7 +118,7 @@ def _loss(measured: Measured) -> Element | None:
     return section("loss", "Loss", keys, charts.loss_chart(measured), tag("p", f"{extent}.{lost}", class_="note"))
 
 
-def _throughput(measured: Measured, spec: RunSpec) -> Element | None:
+def _throughput(measured: Measurements, spec: RecordedRunSpec) -> Element | None:
     drawing = charts.throughput_chart(measured, spec.batch.total)
     if drawing is None:
         return None
@@ -135,7 +133,7 @@ def _throughput(measured: Measured, spec: RunSpec) -> Element | None:
     return section("throughput", "Throughput", keys, drawing)
 
 
-def _time(split: Mapping[str, float], measured: Measured, words: Mapping[str, tuple[str, str]]) -> Element | None:
+def _time(split: Mapping[str, float], measured: Measurements, words: Mapping[str, tuple[str, str]]) -> Element | None:
     split = {phase: seconds for phase, seconds in split.items() if phase in words and seconds >= SHORTEST}
     whole, attempts = sum(split.values()), len(measured.attempts)
     if not whole:
@@ -161,7 +159,7 @@ def _time(split: Mapping[str, float], measured: Measured, words: Mapping[str, tu
     )
 
 
-def _warnings(measured: Measured, has_failed: bool) -> Element | None:
+def _warnings(measured: Measurements, has_failed: bool) -> Element | None:
     """That there are none is said of a run that has trained and has not failed."""
     items = []
     for warned in measured.warnings:
@@ -176,7 +174,7 @@ def _warnings(measured: Measured, has_failed: bool) -> Element | None:
     return section("warnings", "Warnings", tag("p", "The doctor found no problems.", class_="none"))
 
 
-def _recipe(measured: Measured, spec: RunSpec) -> Element:
+def _recipe(measured: Measurements, spec: RecordedRunSpec) -> Element:
     scaled = [
         tag(
             "tr",
@@ -206,7 +204,7 @@ def _recipe(measured: Measured, spec: RunSpec) -> Element:
     )
 
 
-def _noise_sentence(measured: Measured, spec: RunSpec) -> str | None:
+def _noise_sentence(measured: Measurements, spec: RecordedRunSpec) -> str | None:
     """What twice the slice would buy: steps to a given loss go as 1 + noise scale / batch (McCandlish et al. 2018)."""
     scale, batch = measured.noise_scale, spec.batch.total
     if scale is None:

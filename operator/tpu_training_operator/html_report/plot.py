@@ -138,7 +138,7 @@ def draw(plot: Plot) -> Element:
         (_path("grid", f"M0 {_y(plot, tick)}H{WIDTH}") for tick in plot.y.ticks),
         None if plot.level is None else _path("level", f"M0 {_y(plot, plot.level)}H{WIDTH}"),
         (_path("mark", f"M{_x(plot, x)} 0V{HEIGHT}") for x in plot.marks),
-        (path for span in plot.broken for path in _broken(plot, *span)),
+        (path for span in plot.broken for path in _broken_marks(plot, *span)),
         (path for curve in plot.curves for path in _curve(plot, curve)),
         None if plot.best is None else _path("best", f"M{_x(plot, plot.best.x)} {_y(plot, plot.best.y)}h0"),
         _tooltips(plot),
@@ -201,7 +201,7 @@ def _band(plot: Plot, part: Sequence[Point]) -> str:
     return "M" + "L".join(there + back) + "Z"
 
 
-def _broken(plot: Plot, first: float, last: float) -> Iterator[Element]:
+def _broken_marks(plot: Plot, first: float, last: float) -> Iterator[Element]:
     left, right = _x(plot, first), _x(plot, last)
     if left != right:
         yield _path("lost", f"M{left} 0H{right}V{HEIGHT}H{left}Z")

@@ -1,4 +1,4 @@
-"""What this process knows of the objects of one kind: from lists, from watches, and from answers to its own requests.
+"""A replica of the objects of one kind, from lists, watches, and answers to this process's own requests.
 
 Versions decide. A cluster counts the changes of a kind with one counter, and the version of an object is the count at
 its last change. So of two versions of an object the higher one is newer, and a version that is not newer than what the

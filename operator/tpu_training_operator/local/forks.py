@@ -34,8 +34,8 @@ class Forks:
     """The server of one run, started with the first worker that it can fork."""
 
     def __init__(self) -> None:
-        self._server: _Server | None = None
-        self._given_up: list[_Server] = []
+        self._server: _ForkServer | None = None
+        self._given_up: list[_ForkServer] = []
         self._environment: dict[str, str] | None = None
         self._turn = asyncio.Lock()
 
@@ -43,7 +43,7 @@ class Forks:
         """A process like one that `command` starts, with its output in `log`; None if it has to be started."""
         if not gains(command, env):
             return None
-        read = _read_by_imports(env)
+        read = _import_variables(env)
         self._environment = self._environment or read
         if read != self._environment:
             return None
@@ -51,7 +51,7 @@ class Forks:
         async with self._turn:
             with contextlib.suppress(OSError):
                 if self._server is None:
-                    self._server = await _Server.start(_imports(env), env)
+                    self._server = await _ForkServer.start(_imports(env), env)
                 with log.open("wb") as output:
                     process = await self._server.fork(command[-1], env, output.fileno())
                 return WorkerProcess(process) if process is not None else None
@@ -82,18 +82,18 @@ def _imports(env: Mapping[str, str]) -> Sequence[str]:
     return _TORCH if run_spec["backend"] == "torch" else _XLA
 
 
-def _read_by_imports(env: Mapping[str, str]) -> dict[str, str]:
+def _import_variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if not name.startswith(_DIFFER)}
 
 
-class _Server:
+class _ForkServer:
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
         self._process = process
         self._control = control
         self.has_forked = False
 
     @classmethod
-    async def start(cls, packages: Sequence[str], env: Mapping[str, str]) -> "_Server":
+    async def start(cls, packages: Sequence[str], env: Mapping[str, str]) -> "_ForkServer":
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A file, because what the imports print belongs in every log.
         with theirs, tempfile.TemporaryFile() as output:

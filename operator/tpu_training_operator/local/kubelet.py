@@ -24,7 +24,7 @@ from tpu_training_operator.kube.cluster import CONFIG_MAPS, PODS, Object
 from tpu_training_operator.local.container_env import container_env, expand
 from tpu_training_operator.local.forks import Forks, gains
 from tpu_training_operator.local.outages import Outage, Outages
-from tpu_training_operator.local.store import Store
+from tpu_training_operator.local.store import LocalStore
 from tpu_training_operator.local.worker_process import WorkerProcess
 
 _NODE = "this-machine"
@@ -63,7 +63,7 @@ class Kubelet:
 
     def __init__(
         self,
-        store: Store,
+        store: LocalStore,
         directory: Path,
         python_path: Sequence[Path],
         report_directory: Path,
@@ -131,7 +131,7 @@ class Kubelet:
 
     async def _run(self, pod: Object) -> None:
         metadata, identity = pod["metadata"], _identity(pod)
-        await self._find_nodes(pod)
+        await self._wait_for_nodes(pod)
         if _is_placeholder(pod):
             # It does nothing, so it needs no process.
             self._store.bind(*identity, _NODE)
@@ -145,7 +145,7 @@ class Kubelet:
             self._store.remove_pod(*identity)
         del self._tasks[metadata["uid"]]
 
-    async def _find_nodes(self, pod: Object) -> None:
+    async def _wait_for_nodes(self, pod: Object) -> None:
         while True:
             if self._outages.has_nodes_for(pod) or not self._store.has_pod(*_identity(pod)):
                 return
@@ -168,7 +168,7 @@ class Kubelet:
             process = await self._start(pod, files)
         except (OSError, ValueError) as error:
             # ValueError: an argument or a variable that no process can have (a NUL character).
-            return _ended(_CANNOT_START, "StartError", str(error), started)
+            return _final_status(_CANNOT_START, "StartError", str(error), started)
         self._processes[uid] = process
         if self._kill_at_once:
             process.kill()
@@ -178,7 +178,7 @@ class Kubelet:
             running = _status("Running", {"running": {"startedAt": started}}, ready=True)
             self._store.set_pod_status(metadata["namespace"], metadata["name"], uid, running)
         code = await process.wait()
-        return _ended(code, "Completed" if code == 0 else "Error", _last_words(files, code), started)
+        return _final_status(code, "Completed" if code == 0 else "Error", _last_words(files, code), started)
 
     async def _start(self, pod: Object, files: PodDirectory) -> WorkerProcess:
         container = pod["spec"]["containers"][0]
@@ -196,7 +196,7 @@ class Kubelet:
         env["PYTHONUNBUFFERED"] = "1"
         command = [expand(part, env) for part in (*container["command"], *container.get("args", ()))]
         if gains(command, env):
-            self._tell_of_imports(pod)
+            self._report_imports(pod)
         if (forked := await self._forks.fork(command, env, files.log)) is not None:
             return forked
         for place in (0, len(CODE_COMMAND) if command[: len(CODE_COMMAND)] == CODE_COMMAND else 0):
@@ -204,7 +204,7 @@ class Kubelet:
                 command[place] = sys.executable
         return await WorkerProcess.start(command, env, files.log)
 
-    def _tell_of_imports(self, pod: Object) -> None:
+    def _report_imports(self, pod: Object) -> None:
         metadata = pod["metadata"]
         waiting = {"waiting": {"reason": "Importing", "message": _IMPORTS}}
         status = _status("Pending", waiting, ready=False)
@@ -268,7 +268,7 @@ def _items(source: Object, config_maps: dict[str, dict[str, str]]) -> dict[str, 
     return {item["path"]: data[item["key"]] for item in items if item["key"] in data}
 
 
-def _ended(code: int, reason: str, message: str, started: str) -> Object:
+def _final_status(code: int, reason: str, message: str, started: str) -> Object:
     terminated = {
         "exitCode": code,
         "reason": reason,

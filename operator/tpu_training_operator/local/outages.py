@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tpu_training_operator.api.constants import LABEL_ALTERNATIVE, LABEL_SLICE_INDEX
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.kube.cluster import Object
 
 _FORM = re.compile(r"(?P<slice>[^:]+):(?P<begins>[0-9]{1,6})-(?P<ends>[0-9]{1,6})?")
@@ -46,7 +46,7 @@ class Outages:
         return [(self._started + outage.begins - self._clock(), outage) for outage in self._given]
 
 
-def parsed(text: str, options: Sequence[Option]) -> Outage:
+def parse_outage(text: str, options: Sequence[SliceOption]) -> Outage:
     """From SLICE:FROM-TO, as in v5litepod-16:20-45 or 2 x v5litepod-16:20-; without TO, the slice stays away. Raises
     ValueError."""
     found = _FORM.fullmatch(text)
@@ -55,10 +55,10 @@ def parsed(text: str, options: Sequence[Option]) -> Outage:
     begins, ends = float(found["begins"]), float(found["ends"] or "inf")
     if ends <= begins:
         raise ValueError(f"{text!r} ends before it begins")
-    return Outage(*_lost(found["slice"], options), begins, ends)
+    return Outage(*_lost_slices(found["slice"], options), begins, ends)
 
 
-def _lost(name: str, options: Sequence[Option]) -> tuple[frozenset[int], int]:
+def _lost_slices(name: str, options: Sequence[SliceOption]) -> tuple[frozenset[int], int]:
     """`numbers` and `left`. A job on several slices can lose some of them."""
     several = _SEVERAL.fullmatch(name)
     one, lost = (several["slice"], int(several["times"])) if several else (name, 1)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +26,7 @@ from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.curves import Curves, read_curves
 from tpu_training_operator.local.kubelet import Kubelet
 from tpu_training_operator.local.outages import Outage, Outages
-from tpu_training_operator.local.store import Store
+from tpu_training_operator.local.store import LocalStore
 from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
@@ -44,13 +44,14 @@ _HOST, _ADDRESS = "localhost", "127.0.0.1"
 _TICK_SECONDS = 1.0
 # Changes that come together are shown together.
 _SETTLE_SECONDS = 0.1
+_LONGEST_LINE = 4096
 
 # Receives the job and its pods.
 OnChange = Callable[[Object, list[Object]], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How the job ended. `warnings` of all attempts, each once; `cancelled`: by an interrupt. The pods' logs are below
     `pods_directory`."""
 
@@ -74,7 +75,30 @@ def pods_below(directory: Path) -> Path:
     return directory / "pods"
 
 
-def _ours(job: dict[str, Any]) -> dict[str, Any]:
+class WorkerLogs:
+    """The logs below a run's directory of pods."""
+
+    def __init__(self, pods_directory: Path) -> None:
+        self._directory = pods_directory
+        self._read: dict[Path, int] = {}
+
+    def new_lines(self, *, whole: bool = False) -> Iterator[tuple[str, str]]:
+        """Pod and line, for all lines since the last call. The last line is left out until it has ended; with `whole`
+        it comes, too."""
+        for path in sorted(self._directory.glob("*/log.txt")):
+            start = self._read.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(start)
+                new = file.read()
+            until = len(new) if whole else new.rfind(b"\n") + 1
+            # A line without an end would be read again and again.
+            until = until or (len(new) if len(new) > _LONGEST_LINE else 0)
+            self._read[path] = start + until
+            for line in new[:until].decode(errors="replace").splitlines():
+                yield path.parent.name, line
+
+
+def _unmanaged(job: dict[str, Any]) -> dict[str, Any]:
     """The job, to be run here, whatever manages it in a cluster."""
     return {**job, "spec": {name: value for name, value in job["spec"].items() if name != "managedBy"}}
 
@@ -86,21 +110,21 @@ async def run_job(
     on_change: OnChange,
     interrupts: "asyncio.Queue[None]",
     outages: Sequence[Outage] = (),
-) -> Outcome:
+) -> RunOutcome:
     """Run `job` (a valid TPUTrainingJob) with its files below `directory`; `on_change` hears of every change.
 
     The first item in `interrupts` stops the gang as a deletion would, with SIGTERM and the grace period; the second
     kills it. `outages`: slices that cannot be had for a while.
     """
     started = time.monotonic()
-    store, inboxes = Store(), Inboxes(_now)
+    store, inboxes = LocalStore(), Inboxes(_now)
     key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
     pods_directory = pods_below(directory)
     _clear(pods_directory, key.name)
     for name in _LEFT_BY_AN_EARLIER_RUN:
         (directory / name).unlink(missing_ok=True)
     kubelet = Kubelet(store, pods_directory, python_path, report_directory=directory, outages=Outages(outages))
-    watch = _Watch(store, on_change)
+    watch = _JobWatch(store, on_change)
 
     def enqueue(reporter: JobKey, seconds: float) -> None:
         controller.enqueue_within(reporter, seconds)
@@ -110,10 +134,10 @@ async def run_job(
         list_jobs = partial(jobs_to_reconcile, store, (key.namespace,), _now)
         controller = Controller(reconciler, list_jobs, settle_seconds=0.01, workers=1)
         store.subscribe(lambda _: controller.enqueue(key))
-        created = await store.create(_ours(job))
+        created = await store.create(_unmanaged(job))
         control = asyncio.create_task(controller.run())
         try:
-            cancelled = await _first_of(_until_finished(watch, kubelet), interrupts.get())
+            cancelled = await _was_interrupted(_wait_until_finished(watch, kubelet), interrupts.get())
             if cancelled:
                 await _stop(store, created, kubelet, interrupts)
             await watch.catch_up()
@@ -129,7 +153,7 @@ async def run_job(
     attempts = range(max(passed, default=0) + 1, watch.status.attempt + 1)
     leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in attempts)
     recorded = read_curves(kubelet.pod_directory(leader).progress for leader in leaders)
-    return Outcome(
+    return RunOutcome(
         status=watch.status,
         # A loop of the user's own may report without recording.
         curves=recorded if recorded.losses else replace(recorded, losses=dict(sorted(watch.losses.items()))),
@@ -142,7 +166,7 @@ async def run_job(
 
 @contextlib.asynccontextmanager
 async def _progress_service(
-    store: Store, inboxes: Inboxes, enqueue: Callable[[JobKey, float], None]
+    store: LocalStore, inboxes: Inboxes, enqueue: Callable[[JobKey, float], None]
 ) -> AsyncIterator[Reporting]:
     """The authority lasts no longer than the run, and the port is open to this machine alone."""
     authority = new_authority(_HOST, _now())
@@ -162,16 +186,16 @@ def _clear(pods_directory: Path, job_name: str) -> None:
         shutil.rmtree(leftover)
 
 
-async def _stop(store: Store, job: Object, kubelet: Kubelet, interrupts: "asyncio.Queue[None]") -> None:
+async def _stop(store: LocalStore, job: Object, kubelet: Kubelet, interrupts: "asyncio.Queue[None]") -> None:
     metadata = job["metadata"]
     with contextlib.suppress(NotFound):
         await store.delete(resource_of(job), metadata["namespace"], metadata["name"], metadata["uid"])
-    if await _first_of(kubelet.drain(), interrupts.get()):
+    if await _was_interrupted(kubelet.drain(), interrupts.get()):
         kubelet.kill_all()
         await kubelet.drain()
 
 
-async def _first_of(work: Awaitable[None], interrupt: Awaitable[None]) -> bool:
+async def _was_interrupted(work: Awaitable[None], interrupt: Awaitable[None]) -> bool:
     """Wait for the work or the interrupt, whichever comes first; True if it was the interrupt."""
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(interrupt)]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -184,7 +208,7 @@ async def _first_of(work: Awaitable[None], interrupt: Awaitable[None]) -> bool:
     return interrupted
 
 
-async def _until_finished(watch: "_Watch", kubelet: Kubelet) -> None:
+async def _wait_until_finished(watch: "_JobWatch", kubelet: Kubelet) -> None:
     await watch.until_finished()
     if is_true(watch.status.conditions, ConditionType.FAILED):
         # The other workers are being stopped; their last words are worth the wait.
@@ -199,10 +223,10 @@ def is_over(status: Status) -> bool:
     return any(is_true(status.conditions, end) for end in _ENDS)
 
 
-class _Watch:
+class _JobWatch:
     """Hands on the store's only job and its pods, and remembers what a later status no longer shows."""
 
-    def __init__(self, store: Store, on_change: OnChange) -> None:
+    def __init__(self, store: LocalStore, on_change: OnChange) -> None:
         self._store = store
         self._on_change = on_change
         self._job: Object = {}

@@ -22,7 +22,7 @@ _GRACE_SECONDS = 30
 _USER_OF_POD = "authentication.kubernetes.io/pod-"
 
 
-class Store:
+class LocalStore:
     """Objects by kind, namespace and name. Subscribers get every object that is written or removed."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ _PARSED_AT_ONCE = 200
 
 
 class Served:
-    """What is known of one served namespace, or of all of them. `is_current`: whether the API server has confirmed it
+    """The memory of one served namespace, or of all. `is_current`: whether the API server has confirmed it
     lately. `listed`: returns when the jobs are complete; raises ApiError if they cannot be listed."""
 
     def __init__(self, jobs: KnownJobs, is_current: Callable[[], bool], listed: Callable[[], Awaitable[None]]) -> None:

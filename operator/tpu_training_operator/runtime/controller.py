@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Haste(Enum):
-    """How soon a job should have its pass."""
+    """The urgency of a pass."""
 
     FIRST = auto()
     """Before new jobs: hosts stand idle, or the job was changed."""

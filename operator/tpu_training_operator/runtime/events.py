@@ -44,7 +44,7 @@ async def send_events(cluster: Cluster, events: Sequence[Event], job: Object, no
 
 
 class EventSender:
-    """Sends events in tasks of its own, so that passes do not wait for them."""
+    """Sends events in separate tasks, so that passes do not wait for them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

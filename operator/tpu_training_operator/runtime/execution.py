@@ -1,8 +1,8 @@
 """Carries out a plan: creates and deletes objects, batch after batch, the actions of a batch as a stream.
 
-Some actions are side by side, and the next one begins when one has ended. Every now and then the job is read again, in
-case it no longer wants the rest: a batch of a large gang takes a while. A batch also ends early when an action is
-refused, or when several requests in a row fail: the rest would fare no better.
+Some actions run side by side, and the next one begins when one has ended. The job is read again from time to time, in
+case it no longer wants the rest: a batch of a large gang takes a while. A batch also ends early if an action is
+refused, or if several requests in a row fail, because the rest would fail, too.
 """
 
 import asyncio
@@ -64,19 +64,19 @@ from tpu_training_operator.runtime.inbox import Inboxes
 
 log = logging.getLogger(__name__)
 
-# Half of the requests that may be under way at all, so that one job never has all of them.
+# Half of all requests that may be under way, so that one job never has all of them.
 _SIDE_BY_SIDE = 32
-# The job is read before each action with such a number, and when it was read last so long ago: a slow API server makes
-# a few actions take as long as many.
+# The job is read again after so many actions, or after so much time, because a few actions of a slow API server take as
+# long as many.
 _LOOK_EVERY = 32
 _LOOK_AFTER = timedelta(seconds=5)
 _CHANGES = ("uid", "generation", "deletionTimestamp")
 _FAILURES_IN_A_ROW = 3
 # The next attempt deletes them.
 _OF_ONE_ATTEMPT = (CONFIG_MAPS, ENDPOINT_SLICES)
-# Longer than it takes to replace an API server, or for a role to reach all of them.
+# Longer than an API server takes to be replaced, or a role to reach all API servers.
 _DOUBT = timedelta(seconds=10)
-# Pods that come and go are news of their job. If they were created in every pass, each pass would cause the next one.
+# A pod that is created and deleted is a hint. If every pass created one, each pass would cause the next one.
 _CHANGED_PAUSE = timedelta(seconds=30)
 
 
@@ -92,7 +92,7 @@ class Refused(Exception):
 
 
 class Unconfirmed(Exception):
-    """An action was refused, and it is not yet sure that the refusal lasts. Try again after `wait`."""
+    """An action was refused, perhaps only for a moment. It is to be tried again after `wait`."""
 
     def __init__(self, wait: timedelta) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ class Unconfirmed(Exception):
 
 @dataclass
 class Memory:
-    """What one operator process remembers about a job between passes. Nothing relies on it: without it, a write, an
-    event or a list is repeated once."""
+    """The memory of one operator process about a job between passes. Without it, a write, an event or a list is
+    repeated once."""
 
     notes: Notes = field(default_factory=Notes)
     version: str = ""
@@ -113,29 +113,30 @@ class Memory:
     is_restarting: bool = False
     """By the status of the last pass."""
     failed_passes: int = 0
-    """In a row."""
+    """The number of passes that failed in a row."""
     sent_retrying: bool = False
     sent_missing: set[str] = field(default_factory=set)
-    """By their kind, events about optional objects that are missing."""
+    """The kinds of missing optional objects about which an event was sent."""
     refused_since: dict[str, datetime] = field(default_factory=dict)
-    """By the kind of object, while the refusal may pass."""
+    """By the kind of object, while the refusal may be temporary."""
     changed: tuple[datetime, Obstacle] | None = None
-    """When the cluster last made another pod of one than was asked for, and what it did."""
+    """When the cluster last changed a pod at its creation, and how."""
     made: dict[tuple[str, str], str] = field(default_factory=dict)
-    """uids of what was created for the attempt, by kind and name: it need not be read before it is deleted."""
+    """uids of objects that were created for the attempt, by kind and name, which need not be read before their
+    deletion."""
     not_found: set[str] = field(default_factory=set)
     """uids that the last pass wanted to delete and the API server did not find."""
 
     def changed_just_now(self, now: datetime) -> Obstacle | None:
-        """Returns what the cluster would do to the next pod as well; None if that is worth a try."""
+        """Returns the change that the cluster would also make to the next pod; None if another try is due."""
         return self.changed[1] if self.changed and timedelta(0) <= now - self.changed[0] < _CHANGED_PAUSE else None
 
     def confirm(self, refused: Refused, now: datetime) -> None:
-        """Raises Unconfirmed while the refusal may pass."""
+        """Raises Unconfirmed while the refusal may be temporary."""
         if refused.sure:
             return
         wait = self.refused_since.setdefault(refused.kind, now) + _DOUBT - now
-        # A longer wait comes from a clock that was set back since.
+        # A longer wait shows that the clock was set back.
         if timedelta(0) < wait <= _DOUBT:
             raise Unconfirmed(wait) from refused
 
@@ -153,11 +154,11 @@ class PlanExecution:
     fixed_node_pools: bool = False
     _not_found_before: set[str] = field(default_factory=set, init=False)
     _was_there: Counter[str] = field(default_factory=Counter, init=False)
-    """Counts, by verb, what the present batch wanted to create and found as it should be."""
+    """Counts, by verb, the objects of the present batch that existed already as they should be."""
 
     async def carry_out(self, plan: Plan) -> bool:
-        """False if the job has changed meanwhile, so that the rest of the plan no longer applies. Raises Refused,
-        Unconfirmed and ApiError; a refusal first, because it cannot heal by itself."""
+        """Returns False if the job has changed in the meantime, so that the rest of the plan no longer applies. Raises
+        Refused, Unconfirmed and ApiError; preferably a refusal, because a retry does not help."""
         self._not_found_before, self.memory.not_found = self.memory.not_found, set()
         try:
             for batch in plan.batches:
@@ -178,7 +179,7 @@ class PlanExecution:
                     for _ in range(min(_SIDE_BY_SIDE, len(actions))):
                         tasks.create_task(stream.work())
             finally:
-                # A job that is blocked would tell of the same again and again.
+                # Without those that existed, or a blocked job would log the same in every pass.
                 if done := stream.done - self._was_there:
                     what = ", ".join(f"{verb} x {count}" for verb, count in done.items())
                     log.info("carried out %s", what, extra={"job": str(self.key), "uid": self.job["metadata"]["uid"]})
@@ -191,7 +192,7 @@ class PlanExecution:
             now = (await self.cluster.get(JOBS, self.key.namespace, self.key.name))["metadata"]
         except NotFound:
             return False
-        # A job that is being deleted already still wants its workers stopped.
+        # A job that is being deleted still wants its workers to be stopped.
         return all(now.get(name) == self.job["metadata"].get(name) for name in _CHANGES)
 
     async def act(self, action: Action) -> bool:
@@ -234,12 +235,12 @@ class PlanExecution:
     async def _create(
         self, body: Object, *, optional: bool = False, again: bool = False, replaces: bool = False
     ) -> None:
-        """`again`: it is looked up first, which costs the API server less than a creation that it refuses. `replaces`:
-        the job's own object of that name is made to say the same."""
+        """Creates an object. `again`: it is read first, which costs the API server less than refusing its creation.
+        `replaces`: an existing object of the job gets the same content."""
         resource, name = resource_of(body), body["metadata"]["name"]
         existing = None
         if again:
-            # An operator without the right to read it may still create it; if not, the creation says so.
+            # An operator without the right to read it may still be allowed to create it.
             with suppress(Forbidden):
                 existing = await self._existing(resource, name)
         if existing is None:
@@ -256,7 +257,7 @@ class PlanExecution:
                 return
             existing = await self.cluster.get(resource, self.key.namespace, name)
         if resource is ENDPOINTS and not is_ours(existing, self.job) and await self._service_has_selector():
-            # From an earlier version of this operator. The controller manager keeps its Endpoints.
+            # An earlier version of this operator created the Service, and the controller manager keeps its Endpoints.
             return
         if obstacle := name_taken(body["kind"], existing, self.job):
             raise Refused(obstacle, body["kind"])
@@ -276,8 +277,8 @@ class PlanExecution:
         return bool(service["spec"].get("selector"))
 
     async def _create_optional(self, wanted: Create) -> bool:
-        """Whether it exists now. The gang starts without it only if its refusal lasts: an attempt may take weeks, and
-        the object gets no other chance."""
+        """Returns whether the object exists now. The gang starts without it only if its refusal is permanent: an
+        attempt may take weeks, and the object is not created later."""
         body, kind = wanted.body, wanted.body["kind"]
         try:
             await self._create(body, optional=True, again=wanted.again)
@@ -321,14 +322,14 @@ class PlanExecution:
             log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(self.key)})
 
     async def _look_at_events(self, pods: Sequence[tuple[str, str]]) -> None:
-        """Note the events of the pods, by name and uid. If they cannot be read, the job continues without them."""
+        """Notes the events of the pods, given by name and uid. If they cannot be read, the job continues without."""
         lines, without_pool = {}, set()
         try:
             for name, uid in pods:
-                found = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
-                if line := explain_wait(found):
+                events = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
+                if line := explain_wait(events):
                     lines[name] = line
-                if self.fixed_node_pools and autoscaler_has_none(found):
+                if self.fixed_node_pools and autoscaler_has_none(events):
                     without_pool.add(name)
         except ApiError as error:
             level = logging.WARNING if self.memory.notes.events is None else logging.DEBUG
@@ -372,14 +373,14 @@ class _Stream:
 
     def _is_time_to_look(self, number: int) -> bool:
         now = self._execution.clock()
-        # A clock that was set back is no reason to wait for it.
+        # A clock that was set back must not delay the look.
         is_time = number > 0 and (number % _LOOK_EVERY == 0 or not timedelta(0) <= now - self._looked_at < _LOOK_AFTER)
         if is_time:
             self._looked_at = now
         return is_time
 
     def _note(self, error: Exception) -> None:
-        # Thousands can fail, though never many in a row; one is raised, and a refusal rather than another.
+        # Thousands can fail, though never many in a row. One error is raised, preferably a refusal.
         if not self.errors or isinstance(error, Refused):
             self.errors.append(error)
         self._failures += 1
@@ -387,7 +388,8 @@ class _Stream:
             self._end()
 
     def _end(self) -> None:
-        """What has been sent is awaited, because only its answer says what has become of it; the rest is not sent."""
+        """Ends the batch. Requests under way are awaited, because only their answers show their outcome; the rest is
+        not sent."""
         self._is_over = True
         current = asyncio.current_task()
         for task in self._requests.waiting:

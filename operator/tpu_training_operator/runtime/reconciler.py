@@ -1,8 +1,8 @@
-"""One pass over one job: read, plan, act, write the status once.
+"""Makes one pass over one job: reads, plans, acts, and writes the status once.
 
-The order matters. Actions come before the status, so that a status never claims what was not done. An attempt number is
-raised in a pass without actions, so that nothing is done that the status does not know. What a pass reads may be a bit
-old; if it decides what weighs, it reads afresh and decides again.
+The order matters. Actions come before the status, so that a status never claims what was not done. The attempt is
+raised in a pass without actions, so that nothing is done that the status does not show. A pass may read from memory; if
+its plan needs fresh reads, it reads again and decides again.
 """
 
 import logging
@@ -38,9 +38,9 @@ from tpu_training_operator.runtime.queues import Queues
 
 log = logging.getLogger(__name__)
 
-_FAILURES_BEFORE_TOLD = 3
-# Three seconds of retries. A job or a pod that merely changed since it was read is read again long before.
-_CONFLICTS_BEFORE_TOLD = 6
+_FAILURES_BEFORE_REPORT = 3
+# Three seconds of retries. A job or a pod that has only changed since it was read is read again much earlier.
+_CONFLICTS_BEFORE_REPORT = 6
 # While a gang starts or stops, between its first and its last pod.
 _LEAST_SETTLE_SECONDS = 0.25
 _MOST_SETTLE_SECONDS = 5.0
@@ -49,7 +49,8 @@ _SETTLE_SECONDS_PER_POD = 0.004
 
 @dataclass(frozen=True)
 class _Look:
-    """`stored`: the status as it was read; `before`: as it was before passes failed. `pods`: as they were read."""
+    """What a pass has read, and its plan. `stored`: the status as it was read; `before`: without the failures of
+    passes. `pods`: as they were read."""
 
     job: Object
     observed: Observed
@@ -61,11 +62,11 @@ class _Look:
 
 
 class Reconciler:
-    """`inboxes` and `reporting`: what workers report, and where to; both or neither. `network_policy`:
-    keeps other pods from a job's workers. Jobs with more than `max_hosts` hosts are never started. `fixed_node_pools`:
-    nothing creates node pools in this cluster. `fresh` reads what
-    `cluster` may know only from memory; None if `cluster` has none. `events` sends events beside the passes; None: a
-    pass waits for its own. `queues`: what Kueue says; None: labels that name a queue mean nothing."""
+    """`fresh` reads from the API server what `cluster` may read from memory; None if `cluster` has no memory. `events`
+    sends events outside of passes; None: each pass sends its own. `inboxes`, `reporting`: what workers report, and
+    where; both or neither. `network_policy` keeps other pods from a job's workers. Jobs with more than `max_hosts`
+    hosts are never started. `fixed_node_pools`: nothing creates node pools in this cluster. `queues` reads what Kueue
+    has decided; None: labels that name a queue are ignored."""
 
     def __init__(
         self,
@@ -97,51 +98,51 @@ class Reconciler:
         self._cache = ParseCache()
 
     def wrote(self, key: JobKey, version: str) -> bool:
-        """Whether this resourceVersion of the job comes from the status that was written here last."""
+        """Returns whether this resourceVersion of the job comes from the last status that was written here."""
         return key in self._memories and self._memories[key].version == version
 
     def is_restarting(self, key: JobKey) -> bool:
-        """Whether its gang failed and does not run again yet: hosts stand idle until it does."""
+        """Returns whether the job's gang has failed and does not run again yet, so that hosts stand idle."""
         return key in self._memories and self._memories[key].is_restarting
 
     def settle_seconds(self, key: JobKey) -> float:
-        """How long to wait for more events about the job: every pass reads all of its pods, and the pods of a large
-        gang start one by one."""
+        """Returns how long to wait for more events about the job: every pass reads all of its pods, and the pods of a
+        large gang start one by one."""
         pods = self._memories[key].pods if key in self._memories else 0
         return min(max(_LEAST_SETTLE_SECONDS, pods * _SETTLE_SECONDS_PER_POD), _MOST_SETTLE_SECONDS)
 
     async def reconcile(self, key: JobKey) -> timedelta | None:
-        """Bring the job one step closer to its spec.
+        """Brings the job one step closer to its spec.
 
-        Returns the time after which to requeue the job even if nothing is heard; None: never. Raises ApiError if the
-        pass should be retried: Conflict when something changed since it was read, Unavailable when the cluster could
-        not answer. When passes keep failing, the job's status says so, or an event if the status cannot be written.
+        Returns the time after which to requeue the job even without a hint; None: never. Raises ApiError if the pass
+        should be retried: Conflict if something has changed since it was read, Unavailable if the cluster could not
+        answer. If passes keep failing, the job's status says so, or an event if the status cannot be written.
         """
         memory = self._memories.setdefault(key, Memory())
         try:
             again = await self._pass(key, memory)
         except Exception as error:
             memory.failed_passes += 1
-            # A change since the job was read is not a failure unless it never ends: admission webhooks also answer 409.
-            enough = _CONFLICTS_BEFORE_TOLD if isinstance(error, Conflict) else _FAILURES_BEFORE_TOLD
+            # A conflict is no failure unless it repeats: admission webhooks also answer 409.
+            enough = _CONFLICTS_BEFORE_REPORT if isinstance(error, Conflict) else _FAILURES_BEFORE_REPORT
             if memory.failed_passes >= enough:
-                await self._tell_failure(key, memory, error)
+                await self._report_failure(key, memory, error)
             raise
         memory.failed_passes = 0
         memory.sent_retrying = False
         return again
 
     async def _pass(self, key: JobKey, memory: Memory) -> timedelta | None:
-        # 1. Read and decide; afresh, if the decision weighs.
+        # 1. Read and decide, again with fresh reads if the plan needs them.
         try:
-            seen = await self._look(key, memory, self._cluster, self._cluster)
+            look = await self._look(key, memory, self._cluster, self._cluster)
             if self._fresh is not None:
-                seen = await self._fresh_enough(seen, key, memory, self._fresh)
+                look = await self._refresh(look, key, memory, self._fresh)
         except NotFound:
             self._forget(key)
             return None
-        seen = await self._explained(seen, key)
-        job, observed, stored, before, decided = seen.job, seen.observed, seen.stored, seen.before, seen.decided
+        look = await self._look_into_failure(look, key)
+        job, observed, stored, before, decided = look.job, look.observed, look.stored, look.before, look.decided
 
         # 2. Act. If the cluster refuses an action for good, the job is blocked.
         execution = PlanExecution(self._cluster, self._clock, self._inboxes, key, job, memory, self._fixed_node_pools)
@@ -154,7 +155,7 @@ class Reconciler:
         except Refused as refused:
             decided = show_obstacle(observed, refused.obstacle, self._clock())
             if refused.obstacle.reason == Reason.NOT_PERMITTED and await self._is_namespace_going(key):
-                decided = self._planned(replace(observed, is_namespace_going=True))
+                decided = self._decide(replace(observed, is_namespace_going=True))
 
         # 3. Write the status, if it changed, and send the events of the decision.
         after = decided.status or before
@@ -162,8 +163,8 @@ class Reconciler:
             await self._write(after, stored, job, key, memory)
             memory.began = memory.version if (before.attempt, after.attempt, memory.pods) == (0, 1, 0) else ""
             if after != before:
-                await self._tell(decided.events, job)
-            # A new report alone is not worth a line.
+                await self._send_events(decided.events, job)
+            # A new report alone needs no line in the log.
             level = logging.DEBUG if after.conditions == stored.conditions else logging.INFO
             context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
             log.log(level, "job is %s", _summary(stored, after), extra=context)
@@ -180,13 +181,12 @@ class Reconciler:
     async def _look(
         self, key: JobKey, memory: Memory, jobs: ClusterReader, pods_of: ClusterReader, earlier: "_Look | None" = None
     ) -> "_Look":
-        """Read and decide. Raises NotFound if there is no such job.
+        """Reads and decides. Raises NotFound if there is no such job.
 
-        `earlier`: a look at older reads. Its plan stands if nothing has changed since, and what it has read of the
-        queue stands in any case.
+        `earlier`: a look at older reads. Its plan is kept if nothing has changed since, and its queue in any case.
         """
-        # The job first: pods read before the job could lack the workers of its latest attempt. And before the pods its
-        # Workload: its quota must not be given back while there are workers.
+        # First the job: pods that were read before it could lack the workers of its latest attempt. Then its Workload,
+        # before the pods: its quota must not be given back while there are workers.
         job = await jobs.get(JOBS, key.namespace, key.name)
         queue = earlier.queue if earlier is not None else None
         if queue is None and self._queues is not None:
@@ -196,15 +196,15 @@ class Reconciler:
         if earlier is not None and _version(job) == _version(earlier.job) and _by_uid(pods) == _by_uid(earlier.pods):
             return earlier
 
-        # As if no earlier pass had failed.
+        # The planner ignores that earlier passes have failed.
         stored = self._cache.status(job.get("status"))
-        # The status of a job that others run is theirs.
+        # The status of a job that another controller runs is not ours.
         before = stored if manager_of(job) else undo_retry(stored)
-        seen = job if before is stored else {**job, "status": before.as_json()}
-        observed = replace(self._with_inbox(Observed.of(seen, pods), key), notes=memory.notes, queue=queue)
-        return _Look(job, observed, stored, before, self._planned(observed), queue, pods)
+        body = job if before is stored else {**job, "status": before.as_json()}
+        observed = replace(self._with_inbox(Observed.of(body, pods), key), notes=memory.notes, queue=queue)
+        return _Look(job, observed, stored, before, self._decide(observed), queue, pods)
 
-    def _planned(self, observed: Observed) -> Plan:
+    def _decide(self, observed: Observed) -> Plan:
         return plan(
             observed,
             self._clock(),
@@ -214,62 +214,63 @@ class Reconciler:
             cache=self._cache,
         )
 
-    async def _fresh_enough(self, seen: "_Look", key: JobKey, memory: Memory, fresh: ClusterReader) -> "_Look":
-        """A look that is as fresh as its plan needs. Raises NotFound if there is no such job."""
-        if seen.decided.freshness is Freshness.FRESH_PODS:
-            # With the present pods, the plan may be another one, which may need more.
-            seen = await self._look(key, memory, self._cluster, fresh, seen)
-        if seen.decided.freshness is not Freshness.FRESH_ALL:
-            return seen
-        if memory.began == seen.job["metadata"]["resourceVersion"] and memory.pods == 0:
+    async def _refresh(self, look: "_Look", key: JobKey, memory: Memory, fresh: ClusterReader) -> "_Look":
+        """Returns a look that is as fresh as its plan needs. Raises NotFound if there is no such job."""
+        if look.decided.freshness is Freshness.FRESH_PODS:
+            # With fresh pods, the plan may be another one, which may need more.
+            look = await self._look(key, memory, self._cluster, fresh, look)
+        if look.decided.freshness is not Freshness.FRESH_ALL:
+            return look
+        if memory.began == look.job["metadata"]["resourceVersion"] and memory.pods == 0:
             now = await fresh.get(JOBS, key.namespace, key.name)
             if now["metadata"]["resourceVersion"] == memory.began:
-                # Nothing has touched the job since its first attempt began here, when it had no pods. Workers can only
-                # come of that attempt, with the names of those that are about to be created.
-                return seen
-        return await self._look(key, memory, fresh, fresh, seen)
+                # The job has not changed since its first attempt began here, when it had no pods. Only workers of that
+                # attempt can exist, with the names of those that are about to be created.
+                return look
+        return await self._look(key, memory, fresh, fresh, look)
 
-    async def _explained(self, seen: "_Look", key: JobKey) -> "_Look":
-        """The look; decided again with more, if it has found a new failure. A worker that is not listed may be there
-        all the time, or has told before it went why. And nothing fails in a namespace that is being deleted."""
-        failure = seen.decided.status.last_failure if seen.decided.status else None
-        is_news = failure is not None and failure != seen.before.last_failure
+    async def _look_into_failure(self, look: "_Look", key: JobKey) -> "_Look":
+        """Returns the look; if it has a new failure, a plan with more information. A worker that was not listed may
+        exist after all, or its last version may show why it failed. And nothing fails in a namespace that is being
+        deleted."""
+        failure = look.decided.status.last_failure if look.decided.status else None
+        is_news = failure is not None and failure != look.before.last_failure
         is_gone = is_news and failure is not None and failure.reason == FailureReason.POD_DELETED
-        ready = find(seen.before.conditions, ConditionType.READY)
+        ready = find(look.before.conditions, ConditionType.READY)
         was_going = ready is not None and ready.reason == Reason.BEING_DELETED
-        # A namespace's deletion begins with its pods': a worker that fails while none of them goes needs no look.
-        if not was_going and not is_gone and not (is_news and any(pod.is_terminating for pod in seen.observed.pods)):
-            return seen
-        trace = await self._trace(key, seen.job, failure.pod) if is_gone and failure else None
-        observed = replace(seen.observed, trace=trace, is_namespace_going=await self._is_namespace_going(key))
-        return replace(seen, observed=observed, decided=self._planned(observed))
+        # The deletion of a namespace begins with its pods: if none of them is being deleted, neither is the namespace.
+        if not was_going and not is_gone and not (is_news and any(pod.is_terminating for pod in look.observed.pods)):
+            return look
+        trace = await self._find_worker(key, look.job, failure.pod) if is_gone and failure else None
+        observed = replace(look.observed, trace=trace, is_namespace_going=await self._is_namespace_going(key))
+        return replace(look, observed=observed, decided=self._decide(observed))
 
-    async def _trace(self, key: JobKey, job: Object, name: str) -> WorkerPod | None:
-        """The worker as it is, or as it was at its end. Only one that was the job's own."""
+    async def _find_worker(self, key: JobKey, job: Object, name: str) -> WorkerPod | None:
+        """Returns the job's worker as it is, or as it was at its end; None if it is not the job's own."""
         try:
-            found = await (self._fresh or self._cluster).get(PODS, key.namespace, name)
-            # Without its label or its owner, it is still known by its name.
-            return WorkerPod(found) if is_ours(found, job) or not controller(found) else None
+            body = await (self._fresh or self._cluster).get(PODS, key.namespace, name)
+            # It may have lost its label or its owner.
+            return WorkerPod(body) if is_ours(body, job) or not controller(body) else None
         except NotFound:
             end = self._fresh.end_of(key.namespace, name) if isinstance(self._fresh, Fresh) else None
             return WorkerPod(end) if end is not None and is_ours(end, job) else None
 
     async def _is_namespace_going(self, key: JobKey) -> bool:
-        """Whether the namespace is being deleted; False if that cannot be read."""
+        """Returns whether the namespace is being deleted; False if it cannot be read."""
         try:
-            found = await self._cluster.get(NAMESPACES, "", key.namespace)
+            body = await self._cluster.get(NAMESPACES, "", key.namespace)
         except ApiError:
             return False
-        return "deletionTimestamp" in found["metadata"]
+        return "deletionTimestamp" in body["metadata"]
 
-    async def _tell(self, events: Sequence[Event], job: Object) -> None:
+    async def _send_events(self, events: Sequence[Event], job: Object) -> None:
         if self._events is None:
             await send_events(self._cluster, events, job, self._clock())
         else:
             self._events.send(events, job, self._clock())
 
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
-        """With the reports of the job's own workers. Those of a deleted job of the same name are dropped."""
+        """Adds the reports of the job's own workers. Those of a deleted job of the same name are dropped."""
         if self._inboxes is None:
             return observed
         observed = replace(observed, inbox=self._inboxes.of(key))
@@ -284,7 +285,7 @@ class Reconciler:
         return max(0.0, (now - since).total_seconds())
 
     def _forget(self, key: JobKey) -> None:
-        """The job is gone."""
+        """Forgets a job that is gone."""
         self._memories.pop(key, None)
         self._forget_reports(key)
         if self._metrics:
@@ -301,24 +302,26 @@ class Reconciler:
         if self._metrics:
             self._metrics.status_written(before, after)
 
-    async def _tell_failure(self, key: JobKey, memory: Memory, error: Exception) -> None:
-        """Say in the job's status why its passes fail, and once in an event."""
+    async def _report_failure(self, key: JobKey, memory: Memory, error: Exception) -> None:
+        """Writes into the job's status why its passes fail, and sends one event about it."""
         try:
             job = await self._cluster.get(JOBS, key.namespace, key.name)
         except ApiError as failure:
-            log.warning("the job's owner cannot be told why passes fail: %s", failure, extra={"job": str(key)})
+            log.warning("the job's status cannot be read to show why passes fail: %s", failure, extra={"job": str(key)})
             return
-        is_news, message = not memory.sent_retrying, _explanation(error)
+        is_news, message = not memory.sent_retrying, _explain(error)
         try:
             before = Status.read(job.get("status"))
             is_news = is_news and undo_retry(before) is before
-            # The status of a finished job says how it ended.
+            # The status of a finished job shows how it ended.
             if before.completion_time is None and not manager_of(job):
                 after = show_retry(Observed.of(job, []), message, self._clock())
                 if after != before:
                     await self._write(after, before, job, key, memory)
         except ApiError as failure:
-            log.warning("the status cannot say why passes fail: %s", failure, extra={"job": str(key)})
+            log.warning(
+                "the job's status cannot be written to show why passes fail: %s", failure, extra={"job": str(key)}
+            )
         event = Event(EventReason.RETRYING, message, warning=True)
         if is_news and await send_events(self._cluster, (event,), job, self._clock()):
             memory.sent_retrying = True
@@ -345,8 +348,8 @@ def _summary(before: Status, after: Status) -> str:
     return f"{text}: {failure.pod} failed with {failure.failure_class} ({failure.reason}{code})"
 
 
-def _explanation(error: Exception) -> str:
-    """For the job's owner, who can only pass it on to an administrator."""
+def _explain(error: Exception) -> str:
+    """Explains the error to the job's owner, who can only forward it to an administrator."""
     match error:
         case ApiError(status=0):
             return f"the API server cannot be reached: {error}; retrying"

@@ -2,7 +2,7 @@
 
 Python objects would take several times as much. Memory is bounded, although users decide how many jobs there are and
 how large they are: of a job that is large or has finished, and of any job when the budget is used up, only the fields
-that the resync reads are record. A pass over such a job reads it from the API server.
+that the resync reads are kept. A pass over such a job reads it from the API server.
 """
 
 from collections import Counter, OrderedDict
@@ -45,7 +45,7 @@ class JobRecord:
 
 
 class PodStage(IntEnum):
-    """How far a worker's pod has come."""
+    """The stages of a worker's pod, in their order."""
 
     NEW = auto()
     ADDRESSED = auto()
@@ -81,7 +81,7 @@ class PodRecord:
 
 def keep_job(job: Object) -> JobRecord:
     slim = slim_job(job)
-    # Two versions of a job must differ, also if only this is record.
+    # Two versions of a job must differ, even if nothing else of them is kept.
     slim["metadata"]["resourceVersion"] = job["metadata"]["resourceVersion"]
     if slim["status"].get("completionTime") is not None:
         return JobRecord(encode(slim), None, is_at_rest=not owes_an_end(job))

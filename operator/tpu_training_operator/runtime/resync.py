@@ -16,7 +16,7 @@ from tpu_training_operator.runtime.metrics import Metrics
 log = logging.getLogger(__name__)
 
 RESYNC_SECONDS = 300.0
-"""Between two resyncs. They only make up for lost hints, so this is a constant and not an option."""
+"""The time between two resyncs. They only make up for lost hints, so this is a constant and not an option."""
 
 _METADATA = ("namespace", "name", "generation", "deletionTimestamp")
 _POLICY = ("ttlSecondsAfterFinished", "suspend")

@@ -47,7 +47,7 @@ def where(cluster: ModelCluster) -> tuple[int, str, int]:
     placement, resolved = cluster.status.placement, cluster.status.resolved
     assert placement is not None
     assert resolved is not None
-    return placement.alternative, placement.slice, resolved.accumulation_steps
+    return placement.option_index, placement.slice, resolved.accumulation_steps
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def waits(cluster: ModelCluster, minutes: float) -> None:
 def where(cluster: ModelCluster) -> tuple[int, int, str]:
     status = cluster.status
     assert status.placement is not None
-    return status.attempt, status.placement.alternative, status.placement.slice
+    return status.attempt, status.placement.option_index, status.placement.slice
 
 
 def test_the_choice_is_written_with_the_attempt_and_the_status_shows_its_numbers() -> None:
@@ -224,7 +224,7 @@ def test_a_job_with_a_long_history_does_not_go_round_faster_than_a_new_one() -> 
 def test_the_longest_wait_and_a_search_without_end_stay_within_the_calendar() -> None:
     for_ever = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 2**31 - 1}
     cluster = given_a_created_gang({"spec.placement.alternatives": [for_ever]})
-    cluster.job["status"]["placement"]["searches"] = 10**9
+    cluster.job["status"]["placement"]["movesForCapacity"] = 10**9
     waits(cluster, 10)
     assert where(cluster) == (1, 0, "v5litepod-16")
 
@@ -292,9 +292,9 @@ def test_a_job_without_alternatives_waits_for_as_long_as_it_takes() -> None:
     "edit",
     [
         lambda status: status.pop("placement"),
-        lambda status: status["placement"].update(alternative=7),
-        lambda status: status["placement"].update(alternative=0),
-        lambda status: status["placement"].update(slice="v9-1", alternative=1),
+        lambda status: status["placement"].update(optionIndex=7),
+        lambda status: status["placement"].update(optionIndex=0),
+        lambda status: status["placement"].update(slice="v9-1", optionIndex=1),
         lambda status: status.clear(),
     ],
     ids=["lost", "out of range", "another number", "another slice", "the whole status lost"],
@@ -313,7 +313,7 @@ def test_a_gang_whose_placement_was_lost_or_edited_goes_on_where_it_is(edit: Any
 
 def test_a_placement_edited_to_another_slice_begins_an_attempt_there() -> None:
     cluster = given_a_gang_on_the_smaller_slice(TWO)
-    cluster.job["status"]["placement"].update(alternative=0, slice="v5litepod-16")
+    cluster.job["status"]["placement"].update(optionIndex=0, slice="v5litepod-16")
     one_pass(cluster)
     assert where(cluster) == (3, 0, "v5litepod-16")
     assert cluster.status.restarts.total == 0

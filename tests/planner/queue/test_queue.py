@@ -201,7 +201,7 @@ def test_a_gang_that_starts_is_known_to_wait() -> None:
 
 @pytest.mark.parametrize(("code", "said"), [(0, "Succeeded"), (1, "Failed")])
 def test_the_workload_has_finished_when_no_worker_is_active(code: int, said: str) -> None:
-    cluster = given_a_running_job({"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 0}}}})
+    cluster = given_a_running_job({"spec.runPolicy": {"restart": {"limits": [{"class": "Infrastructure", "max": 0}]}}})
     if code:
         kubelet.end(cluster, cluster.pods["digits-1-0-0"], 137)
     else:

@@ -60,7 +60,7 @@ def waits(cluster: ModelCluster, minutes: float) -> None:
 
 def where(cluster: ModelCluster) -> int:
     placement = cluster.status.placement
-    return placement.alternative if placement else 0
+    return placement.option_index if placement else 0
 
 
 def asked(cluster: ModelCluster) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ from tests.planner.story import (
     reason,
     until_running,
 )
+from tests.unit.jobs import restart_limits
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.status import State
@@ -101,7 +102,7 @@ def test_an_error_of_the_user_fails_the_job_at_once(snapshot: SnapshotAssertion)
 
 
 def test_a_spent_budget_fails_the_job(snapshot: SnapshotAssertion) -> None:
-    limits = {"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 1}}}}
+    limits = {"spec.runPolicy": {"restart": {"limits": [{"class": "Infrastructure", "max": 1}]}}}
     cluster = given_a_running_gang(limits)
     fails(cluster, WORKERS[1])
     one_pass(cluster)
@@ -120,7 +121,7 @@ def test_a_spent_budget_fails_the_job(snapshot: SnapshotAssertion) -> None:
 
 def ended_twice(code: int, *messages: str, limits: dict[str, int] | None = None) -> ModelCluster:
     """Worker 2 ends its first attempts with the code, each time with the next message."""
-    cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"limits": limits or {}}}})
+    cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"limits": restart_limits(limits or {})}}})
     for attempt, message in enumerate(messages, 1):
         assert cluster.status.attempt == attempt
         if attempt > 1:

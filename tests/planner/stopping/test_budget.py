@@ -27,6 +27,7 @@ from tests.planner.story import (
     reason,
     until_running,
 )
+from tests.unit.jobs import restart_limits
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, find, is_true
 from tpu_training_operator.api.status import ChipSeconds, State
@@ -107,7 +108,7 @@ def test_a_chip_counts_from_when_its_worker_gets_a_node_until_it_has_stopped() -
 
 
 def test_the_wait_between_two_attempts_costs_nothing_and_the_restart_counts_as_recovery() -> None:
-    cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"limits": {"Infrastructure": 9}}}})
+    cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"limits": [{"class": "Infrastructure", "max": 9}]}}})
     for wait in (0, 100):
         passes(cluster, 50)
         fails(cluster, f"digits-{cluster.status.attempt}-0-1")
@@ -226,8 +227,8 @@ def test_the_status_says_what_is_used_expected_and_left() -> None:
     kubelet.report(cluster, 20, total_steps=300, estimated_remaining_seconds=2 * HOUR)
     one_pass(cluster)
     assert cluster.job["status"]["usage"] == {
-        "chipHours": "1.00",
-        "forecastChipHours": "3.00",
+        "chipHours": 1,
+        "forecastChipHours": 3,
         "budgetChipHours": 10,
         "budgetLeftSeconds": 9 * HOUR,
     }
@@ -383,7 +384,7 @@ class World:
 
     def __init__(self, then: str, late: int) -> None:
         limits = {"Infrastructure": 100, "Unknown": 100}
-        policy = {"budget": {"chipHours": 1, "onExceeded": then}, "restart": {"limits": limits}}
+        policy = {"budget": {"chipHours": 1, "onExceeded": then}, "restart": {"limits": restart_limits(limits)}}
         self.cluster = given_a_job({"spec.runPolicy": policy, "spec.checkpoint": {"uri": "gs://bucket/digits"}})
         self.late, self.metered = late, 0
 
@@ -454,5 +455,5 @@ def test_a_job_that_has_ended_still_says_what_its_budget_was_and_on_which_slice_
     usage, placement = cluster.status.usage, cluster.status.placement
     assert usage is not None
     assert placement is not None
-    assert (usage.chip_hours, usage.budget_chip_hours) == ("2.80", 20)
+    assert (usage.chip_hours, usage.budget_chip_hours) == ("2.8", 20)
     assert placement.chip_seconds == {"v5litepod-16": spent(cluster).total}

@@ -118,7 +118,7 @@ def test_data_that_has_grown_between_two_attempts_is_a_warning(tmp_path: Path, s
     [
         (None, 64, 32, None),
         (64, 64, 32, None),
-        (64, 80, 0, "from epoch 1 on, all of them are trained on"),
+        (64, 80, 0, "from epoch 1 on, all of them are used"),
         (64, 60, 32, "the rest of epoch 1 follows another order"),
     ],
 )

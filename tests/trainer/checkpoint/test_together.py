@@ -375,7 +375,7 @@ def test_the_hosts_of_a_run_write_its_checkpoint_in_parts(
     monkeypatch.setattr(sharding, "SMALLEST", 16)
     monkeypatch.setattr(ThreadBackend, "reads_together", reads_together)
     ran = run(linear, 4, trainSteps=2, checkpoint={"uri": str(tmp_path), "keep": 1}, **changes)
-    assert ran.outcome.well, ran.outcome.message
+    assert ran.outcome.ended_well, ran.outcome.message
     assert ran.warnings == ()
     (folder,) = {path.parent for path in tmp_path.rglob(COMMIT)}
     kept: dict[str, dict[str, Tensor]] = defaultdict(dict)

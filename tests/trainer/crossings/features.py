@@ -67,7 +67,7 @@ RULES = (
     Rule(
         {"optimizer": "adafactor", "sharding": "sharded"},
         "Adafactor takes means over whole parameters",
-        "Adafactor does not: the halves of a parameter, each on its own, get other values than the whole",
+        "Adafactor does not: the halves of a parameter, updated separately, get other values than the full parameter",
     ),
     Rule(
         {"schedule": "Plateau", "evaluation": "unevaluated"},

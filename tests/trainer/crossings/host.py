@@ -69,7 +69,7 @@ def _all(folders: list[Path], place: int, ports: list[int] | None = None) -> int
         )
         print(f"--- {folder}", flush=True)
         outcome = _one(spec, where, folder / f"outcome-{place}.json")
-        if not outcome.well:
+        if not outcome.ended_well:
             return outcome.code
         if place == 0:
             _set_aside(folder)

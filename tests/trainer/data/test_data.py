@@ -93,7 +93,7 @@ def test_a_change_of_the_global_batch_trains_nothing_of_an_epoch_twice(
 
 def test_random_numbers_drawn_for_a_batch_depend_only_on_the_batch_and_the_process() -> None:
     def drawn(rank: int, batch: int) -> tuple[float, float, float]:
-        with Order(4, 9, Share(rank, 2)).drawing(batch):
+        with Order(4, 9, Share(rank, 2)).seeded(batch):
             return random.random(), float(np.random.random()), float(torch.rand(1))
 
     first = drawn(0, 7)

@@ -170,7 +170,7 @@ def test_a_loader_that_makes_its_batches_itself_is_refused(
     assert outcome.code is ExitCode.UserError
     assert not outcome.step
     name = "val_dataloader" if validates == "true" else "train_dataloader"
-    assert outcome.message.startswith(f"{name}: {loader} has an ")
+    assert outcome.message.startswith(f"{name}: {loader} has its own ")
 
 
 @pytest.mark.parametrize("own", ["true", "false"])

@@ -20,7 +20,7 @@ from tests.trainer.whole_runs import run
 from tpu_trainer import Task
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.data.fingerprint import WIDTH, alike, fingerprint
+from tpu_trainer.data.fingerprint import WIDTH, compare_kinds, fingerprint
 from tpu_trainer.data.same_data import COMPARED, check_order, compare
 
 WORLD = 4
@@ -133,7 +133,7 @@ def test_what_changes_at_every_reading_is_a_warning(examples: Callable[[int], Se
 
 def test_names_of_files_may_differ() -> None:
     seen = compared(lambda rank: [(f"/tmp/{rank}/{i}.jpg", i) for i in range(COMPARED)])
-    assert str(seen.warned).startswith("the texts in the examples")
+    assert str(seen.warned).startswith("only the texts in the examples")
     assert "host 0" in str(seen.warned)
     assert "host 1" in str(seen.warned)
     assert "host 2" in str(seen.warned)
@@ -144,7 +144,7 @@ def test_a_fingerprint_is_a_row_of_numbers_that_float32_holds() -> None:
         numbers = fingerprint(example)
         assert len(numbers) == WIDTH
         assert torch.isfinite(torch.tensor(numbers)).all()
-        assert alike(numbers, torch.tensor(numbers).tolist()) == [True] * 4
+        assert compare_kinds(numbers, torch.tensor(numbers).tolist()) == [True] * 4
 
 
 def data(**options: Any) -> Task:
@@ -326,7 +326,7 @@ def test_an_order_must_be_the_same_in_every_process_and_whenever_it_is_asked() -
 
 def test_an_order_is_for_data_with_indices() -> None:
     ran = run(lambda hp, rank: data(train=Stream(), order=lambda epoch, seed, size: range(size)))
-    assert ran.outcome.message.endswith("has an order of its own")
+    assert ran.outcome.message.endswith("has its own order")
 
 
 def test_an_order_with_replacement_trains_the_same_on_any_number_of_processes() -> None:

@@ -57,7 +57,7 @@ def test_recompilations_are_reported_with_step_and_cause(ill: Gang) -> None:
     found = warnings(ill)["RecompilationAfterWarmUp"]
     (of_shapes,) = [message for message in found if message.startswith(shapes)]
     (of_program,) = [message for message in found if message.startswith(program)]
-    assert "batch is [16, 15] float32, in" in of_shapes
+    assert "batch is [16, 15] float32; in" in of_shapes
     assert "the shapes of the first step" in of_program
 
 
@@ -140,7 +140,7 @@ def test_a_process_that_hangs_in_native_code_leaves_its_stacks_when_told_to_stop
     (host,) = launcher.start(spec, module="tests.trainer.impatient_watchdog").hosts
     host.wait_for("blocks now")
     host.process.send_signal(signal.SIGTERM)
-    host.wait_for("told to stop, and still in phase host; the stacks of all threads:")
+    host.wait_for("asked to stop, and still in phase host; the stacks of all threads:")
     host.wait_for('tests/trainer/doctor_tasks.py", line')
     assert host.process.poll() is None
 

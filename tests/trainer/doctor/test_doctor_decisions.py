@@ -99,7 +99,7 @@ def test_a_cause_is_told_again_only_when_it_is_ten_times_worse() -> None:
     told: list[Finding] = []
     voice = FindingReporter(told.append)
     for step, severity in enumerate([1.0, 2.0, 9.9, 10.0, 50.0, 100.0]):
-        voice.say(Check.INPUT_BOUND, step, "slow", severity=severity)
+        voice.report(Check.INPUT_BOUND, step, "slow", severity=severity)
     assert [finding.step for finding in told] == [0, 3, 5]
 
 
@@ -108,7 +108,7 @@ def test_every_check_and_every_cause_is_told_separately() -> None:
     voice = FindingReporter(told.append)
     one, other = Check.PADDING, Check.CPU_FALLBACK
     for check, cause in [(one, None), (one, 1), (one, 2), (other, 1), (one, 1)]:
-        voice.say(check, 0, "text", cause=cause)
+        voice.report(check, 0, "text", cause=cause)
     assert len(told) == 4
 
 

@@ -82,7 +82,7 @@ def test_a_run_that_makes_progress_is_left_alone_however_long_it_takes(stacks: T
             clock.enter(Phase.HOST)
             if next(counted) == 20:
                 asked.set()
-            return clock.present()
+            return clock.current()
 
     counted = itertools.count()
     for step in range(WARM_UP_STEPS):
@@ -144,8 +144,8 @@ def test_threads_in_library_code_show_no_place_of_the_users() -> None:
 
 def test_a_process_that_is_told_to_stop_and_hangs_shows_it_once_in_time() -> None:
     told = iter([False, True])
-    reluctance = hang.IgnoredStop(lambda: next(told))
-    shown = [now for now in range(0, 60, 5) if reluctance.shows(Phase.DEVICE, 100.0 + now, float(now))]
+    ignored_stop = hang.IgnoredStop(lambda: next(told))
+    shown = [now for now in range(0, 60, 5) if ignored_stop.detect(Phase.DEVICE, 100.0 + now, float(now))]
     # Told between 0 and 5, of a grace period of 30 seconds.
     assert shown == [20]
 
@@ -154,5 +154,5 @@ def test_a_process_that_is_told_to_stop_and_hangs_shows_it_once_in_time() -> Non
 def test_a_process_that_makes_progress_or_writes_its_last_checkpoint_is_not_reluctant(
     phase: Phase, lasted: float
 ) -> None:
-    reluctance = hang.IgnoredStop(lambda: True)
-    assert not any(reluctance.shows(phase, lasted, float(now)) for now in range(0, 60, 5))
+    ignored_stop = hang.IgnoredStop(lambda: True)
+    assert not any(ignored_stop.detect(phase, lasted, float(now)) for now in range(0, 60, 5))

@@ -114,12 +114,12 @@ def test_waiting_for_the_others_is_not_the_hosts_own_work(server: TCPStore) -> N
         add=store.add,
         get=store.get,
         delete_key=store.delete_key,
-        wait=lambda *args: (phases.append(clock.present()[0]), store.wait(*args)),
+        wait=lambda *args: (phases.append(clock.current()[0]), store.wait(*args)),
     )
     gang[0]._backend.store = watched
     assert compare(gang, 1) == [None, None]
     assert phases == [Phase.DEVICE]
-    assert clock.present()[0] is Phase.HOST
+    assert clock.current()[0] is Phase.HOST
 
 
 def test_comparisons_leave_no_hashes_in_the_store(server: TCPStore) -> None:

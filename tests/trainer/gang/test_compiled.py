@@ -106,7 +106,7 @@ def test_what_hooks_freeze_and_unfreeze_is_trained_as_without_the_compiler(
 
 def test_an_optimizer_whose_groups_ask_for_foreach_has_a_program_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tpu_trainer.gang.compiled._compiled", lambda function, _: torch.compile(function, backend="eager")
+        "tpu_trainer.gang.compiled._compile", lambda function, _: torch.compile(function, backend="eager")
     )
 
     def trained(*, with_program: bool) -> Tensor:

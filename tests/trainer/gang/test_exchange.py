@@ -25,8 +25,8 @@ def parameters(*gradients: list[float] | None) -> list[torch.nn.Parameter]:
 
 def test_the_exchange_takes_the_gradients_off_the_parameters() -> None:
     own = parameters([1.0, 2.0], [3.0, 4.0])
-    wishes = GangRequests(stop=torch.tensor([1.0]), save=torch.tensor([0.0, 1.0]))
-    gradients, signals = take_gradients(own, Loss(torch.tensor(0.5)), wishes)
+    requests = GangRequests(stop=torch.tensor([1.0]), save=torch.tensor([0.0, 1.0]))
+    gradients, signals = take_gradients(own, Loss(torch.tensor(0.5)), requests)
     assert [gradient.tolist() for gradient in gradients] == [[1.0, 2.0], [3.0, 4.0]]
     assert signals.tolist() == [0.5, 1.0, 1.0, 1.0]
     assert [parameter.grad for parameter in own] == [None, None]
@@ -34,7 +34,7 @@ def test_the_exchange_takes_the_gradients_off_the_parameters() -> None:
 
 def test_no_two_flags_are_one_tensor_which_would_be_one_input_of_the_program() -> None:
     flags = Flags(in_threads(1, lambda backend: backend)[0])
-    asked = [flags.wishes(stop=stop, save=save) for stop in (False, True) for save in (False, True)]
+    asked = [flags.requests(stop=stop, save=save) for stop in (False, True) for save in (False, True)]
     assert [(each.stop.tolist(), each.save.tolist()) for each in asked] == [
         ([0.0], [0.0]),
         ([0.0], [1.0]),
@@ -86,7 +86,7 @@ def test_a_step_that_is_skipped_on_the_device_is_one_that_is_told_as_not_finite(
     sums = summed(loss, weight, norm=norm)
     made = Signals(Device(reads_free=True), step=0)
     made.add(sums)
-    assert (bool(sums.finite(ON_CPU)), made.read(0, whole=True).finite) == (finite, (finite,))
+    assert (bool(sums.finite(ON_CPU)), made.read(0, all_steps=True).finite) == (finite, (finite,))
 
 
 @pytest.mark.parametrize(
@@ -152,23 +152,23 @@ def with_square(own: float, whole: float, **more: Any) -> Sums:
 
 
 def test_a_loss_is_the_mean_over_the_replicas() -> None:
-    assert signals([6.0, 0.0], [4.0, 0.0], reads_free=True).read(0, whole=False).losses == (3.0, 2.0)
+    assert signals([6.0, 0.0], [4.0, 0.0], reads_free=True).read(0, all_steps=False).losses == (3.0, 2.0)
 
 
 def test_one_replicas_wish_to_stop_stops_all() -> None:
-    assert signals([6.0, 0.0], [4.0, 1.0], reads_free=True).read(0, whole=False).stopping
-    assert not signals([6.0, 0.0], reads_free=True).read(0, whole=False).stopping
+    assert signals([6.0, 0.0], [4.0, 1.0], reads_free=True).read(0, all_steps=False).stopping
+    assert not signals([6.0, 0.0], reads_free=True).read(0, all_steps=False).stopping
 
 
 def test_on_a_device_that_works_ahead_the_newest_step_waits_for_the_next_reading() -> None:
     made = signals([2.0, 0.0], [4.0, 0.0], reads_free=False)
-    assert (made.read(0, whole=False).losses, made.read_through) == ((1.0,), 1)
-    assert made.read(0, whole=False) is None
-    assert (made.read(0, whole=True).losses, made.read_through) == ((2.0,), 2)
+    assert (made.read(0, all_steps=False).losses, made.read_through) == ((1.0,), 1)
+    assert made.read(0, all_steps=False) is None
+    assert (made.read(0, all_steps=True).losses, made.read_through) == ((2.0,), 2)
 
 
 def test_a_reading_that_stops_the_run_covers_all_steps() -> None:
-    reading = signals([2.0, 1.0], [4.0, 1.0], reads_free=False).read(0, whole=False)
+    reading = signals([2.0, 1.0], [4.0, 1.0], reads_free=False).read(0, all_steps=False)
     assert (reading.losses, reading.stopping) == ((1.0, 2.0), True)
 
 
@@ -176,7 +176,7 @@ def test_a_reading_that_asks_for_a_checkpoint_covers_all_steps() -> None:
     made = signals(reads_free=False)
     made.add(summed(2.0, save=1.0))
     made.add(summed(4.0))
-    reading = made.read(0, whole=False)
+    reading = made.read(0, all_steps=False)
     assert (reading.losses, reading.saving, reading.stopping) == ((1.0, 2.0), True, False)
 
 
@@ -195,7 +195,7 @@ def test_a_reading_that_asks_for_a_checkpoint_covers_all_steps() -> None:
 def test_a_step_is_finite_if_its_loss_and_its_gradient_are(step: Sums, loss: float, finite: bool) -> None:
     made = signals(reads_free=True)
     made.add(step)
-    reading = made.read(0, whole=True)
+    reading = made.read(0, all_steps=True)
     assert reading.losses == pytest.approx((loss,), nan_ok=True)
     assert (reading.finite, bool(step.finite(ON_CPU))) == ((finite,), finite)
 
@@ -208,20 +208,20 @@ def test_the_slowest_replica_decides_how_many_steps_are_read_at_once(seconds: fl
     for step in range(1, 2 * every + 1):
         made.add(summed(1.0))
         made.add(summed(1.0))
-        read += [step] if made.read(step, whole=False) else []
+        read += [step] if made.read(step, all_steps=False) else []
     assert read == [every, 2 * every]
 
 
 def test_a_reading_pairs_the_mean_square_of_replicas_gradients_with_the_global_one() -> None:
     made = Signals(Device(reads_free=True), step=0)
     made.add(with_square(8.0, 3.0))
-    assert made.read(0, whole=False).squares == ((4.0, 3.0),)
+    assert made.read(0, all_steps=False).squares == ((4.0, 3.0),)
 
 
 def test_a_reading_has_each_steps_gradient_norm_with_and_without_the_noise_scale() -> None:
     made = Signals(Device(reads_free=True), step=0)
     made.add(with_square(8.0, 9.0, norm=3.0))
-    reading = made.read(0, whole=False)
+    reading = made.read(0, all_steps=False)
     assert (reading.squares, reading.norms) == (((4.0, 9.0),), (3.0,))
     made.add(summed(2.0, norm=5.0))
-    assert made.read(0, whole=False).norms == (5.0,)
+    assert made.read(0, all_steps=False).norms == (5.0,)

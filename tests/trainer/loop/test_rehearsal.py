@@ -172,7 +172,7 @@ def test_a_resumed_run_has_no_trial_evaluation(tmp_path: Path) -> None:
         (
             720,
             ExitCode.UserError,
-            "recipe.datasetSize is 720, and the task's train dataset has 72 examples: the 24 steps",
+            "recipe.datasetSize is 720, but the task's train dataset has 72 examples: the 24 steps",
         ),
         (71, ExitCode.UserError, "are 5.333 epochs of it, not the 5.408"),
     ],

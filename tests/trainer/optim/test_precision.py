@@ -19,7 +19,7 @@ from tests.trainer.reference import reference_losses
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.optim.precision import in_precision
+from tpu_trainer.optim.precision import apply_precision
 
 BAND = 0.03
 """bfloat16 has eight significant bits. The losses of these 24 steps fall from 1.1 to about 0.9."""
@@ -108,7 +108,7 @@ def test_only_float32_becomes_bfloat16_and_shared_weights_stay_shared() -> None:
     model.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     model.exact = nn.Parameter(torch.ones(2, dtype=torch.float64))
     task = Task(model=model, train=TensorDataset(torch.zeros(4, 8)), loss=tasks.loss)
-    halved = in_precision(task, "BFloat16", torch.device("cpu")).model
+    halved = apply_precision(task, "BFloat16", torch.device("cpu")).model
     assert (halved.phase.dtype, halved.exact.dtype) == (torch.complex64, torch.float64)
     assert halved.head.weight.dtype == halved.mask.dtype == torch.bfloat16
     assert halved.first.weight is halved.second.weight

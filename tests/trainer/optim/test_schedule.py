@@ -152,7 +152,7 @@ def test_an_optimizer_without_a_rate_stays_without_one() -> None:
     rateless.param_groups[0]["lr"] = None
     rates = LearningRateSetter(rateless, groups.rates._hp)
     rates.set(0)
-    assert (rateless.param_groups[0]["lr"], rates.present) == (None, 0.0)
+    assert (rateless.param_groups[0]["lr"], rates.current) == (None, 0.0)
 
 
 def test_a_rate_in_a_tensor_that_is_filled_in_place_is_the_tasks() -> None:

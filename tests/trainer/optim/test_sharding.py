@@ -51,7 +51,7 @@ def made(hp: Hyperparameters, rank: int) -> Task:
 
 def trained(replicas: int, sharding: str, **changes: Any) -> Ran:
     ran = run(made, replicas, **{"recipe": ADAMW, "trainSteps": 24, "warmupSteps": 5, "sharding": sharding, **changes})
-    assert ran.outcome.well, ran.outcome
+    assert ran.outcome.ended_well, ran.outcome
     return ran
 
 
@@ -82,7 +82,7 @@ def test_replicas_may_hold_their_parameters_in_any_order() -> None:
         return replace(wide(hp), optimizer=build)
 
     ran = run(shuffled, 4, recipe=ADAMW, trainSteps=24, sharding="Optimizer")
-    assert ran.outcome.well
+    assert ran.outcome.ended_well
     ran.assert_replicas_equal()
     assert ran.losses == pytest.approx(trained(4, "Replicated", warmupSteps=0).losses, abs=CLOSE)
 
@@ -109,7 +109,7 @@ def test_each_replica_holds_its_share_of_the_state(replicas: int) -> None:
 
         return replace(wide(hp), optimizer=build)
 
-    assert run(noted, replicas, recipe=ADAMW, trainSteps=2, sharding="Optimizer").outcome.well
+    assert run(noted, replicas, recipe=ADAMW, trainSteps=2, sharding="Optimizer").outcome.ended_well
     for optimizer in held.values():
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for parameter in parameters:

@@ -69,7 +69,7 @@ def test_equal_numbers_of_different_operations_are_two_from_the_start() -> None:
 def test_what_is_no_fraction_is_left_alone(value: Any) -> None:
     numbers = ScalarsAsData()
     with numbers:
-        assert numbers._steady("mul", 1, value) is value
+        assert numbers._replace("mul", 1, value) is value
 
 
 def test_other_types_and_comparisons_are_left_alone() -> None:

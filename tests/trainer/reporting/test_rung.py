@@ -70,7 +70,7 @@ def test_a_rung_says_what_it_could_not_see_and_which_metrics_are_the_evaluations
 def test_programs_of_torch_compile_are_counted_so_a_rung_sees_those_that_come_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tpu_trainer.gang.compiled._compiled", lambda function, _: function)
+    monkeypatch.setattr("tpu_trainer.gang.compiled._compile", lambda function, _: function)
     unseen = told(endAfterSteps=12, torch={**ALONE, "execution": "Compile"})["rung"]["unseen"]
     assert {"RecompilationAfterWarmUp", "UnequalCompilations"}.isdisjoint(unseen)
     assert "RecompilationAfterWarmUp" in told(endAfterSteps=12, torch=ALONE)["rung"]["unseen"]

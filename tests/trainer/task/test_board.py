@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.trainer.reporting.test_telemetry_reporter import summaries
+from tests.trainer.reporting.test_reporter import summaries
 from tests.trainer.tasks import Network, examples, loss
 from tests.trainer.whole_runs import Ran, run
 from tpu_trainer import SummaryWriter, Task

@@ -163,7 +163,7 @@ def curves(
                 if book.read(step, [(row.names, total.tolist())]):
                     book.agree()
                 if step in ends:
-                    book.epoch_ended(step)
+                    book.end_epoch(step)
         book.finish(steps)
         return book.take()
 

@@ -140,7 +140,7 @@ def test_every_second_of_the_jobs_life_is_accounted_for(stage: str) -> None:
 def test_a_restart_counts_for_its_window_only() -> None:
     charged = {"Infrastructure": [time_at(-7000), time_at(-100)]}
     job = seen_job(
-        spec={"runPolicy": {"restart": {"windowSeconds": 3600, "limits": {"Infrastructure": 3}}}},
+        spec={"runPolicy": {"restart": {"windowSeconds": 3600, "limits": [{"class": "Infrastructure", "max": 3}]}}},
         restarts={"byClass": {"Infrastructure": 5}, "charged": charged},
     )
     budgets = {budget.failure_class: budget for budget in view_of(job).budgets}
@@ -194,7 +194,7 @@ def test_a_users_own_loop_is_told_how_to_report() -> None:
 
 def test_what_a_newer_operator_wrote_is_still_shown() -> None:
     job = seen_job("Levitating", progress={**progress(1), "phase": "Pondering"}, future=[1])
-    job["spec"]["runPolicy"] = {"restart": {"limits": {"CosmicRays": 3}}}
+    job["spec"]["runPolicy"] = {"restart": {"limits": [{"class": "CosmicRays", "max": 3}]}}
     view = view_of(job, *running_pods())
     assert "Levitating" in headline(view)
     assert advice(view, "tpujob") == []
@@ -238,7 +238,7 @@ def chips_of(view: JobView) -> list[str]:
 
 def test_chip_hours_are_shown_with_the_budget_the_forecast_and_what_they_were_for(snapshot: SnapshotAssertion) -> None:
     used, what_for = chips_of(with_chips(JOBS["hung"].view()))
-    assert re.findall(r"\d\S*", used) == ["12.34", "20", "28m43s", "16", "40.10"]
+    assert re.findall(r"\d\S*", used) == ["12.34", "20", "28m43s", "16", "40.1"]
     assert re.findall(r"\d\S*", what_for) == ["1.00,", "11.34"]
     assert [used, what_for] == snapshot
     without = with_chips(JOBS["hung"].view(), chip_hours=None, forecast=None)
@@ -278,7 +278,7 @@ def test_a_job_that_moved_pays_the_price_of_each_slice(
     view = with_chips(JOBS["hung"].view())
     spent = {"2 x v5p-8 (spot)": 18000, "v5litepod-16": 22824, "placeholders": 3600}
     placement = Placement(
-        alternative=1, slice="v5litepod-16", since="2026-03-01T12:00:00Z", reason="Lost", chip_seconds=spent
+        option_index=1, slice="v5litepod-16", since="2026-03-01T12:00:00Z", reason="Lost", chip_seconds=spent
     )
     view = replace(view, status=replace(view.status, placement=placement))
     prices = Prices("EUR", {name: Decimal(price) for name, price in table.items()})

@@ -14,7 +14,7 @@ from tests.unit.pods import pod, ready
 from tests.unit.seen_jobs import progress, seen_job
 from tpu_training_operator.cli.common.cluster import OPTIONS
 from tpu_training_operator.cli.watch import watch
-from tpu_training_operator.cli.watch.watch import Seen, watch_job
+from tpu_training_operator.cli.watch.watch import WatchedJob, watch_job
 from tpu_training_operator.kube import client, informer
 from tpu_training_operator.kube.client import connect
 from tpu_training_operator.kube.cluster import JobKey, Object
@@ -26,7 +26,7 @@ PATIENCE = 30
 # Longer than any test, so that only changes bring a new view.
 NO_TICK = 600.0
 
-Views = AsyncGenerator[Seen, None]
+Views = AsyncGenerator[WatchedJob, None]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ async def watching(cluster: OneJobCluster) -> AsyncIterator[Views]:
             yield views
 
 
-async def until(views: Views, condition: Any) -> Seen:
+async def until(views: Views, condition: Any) -> WatchedJob:
     """The first view that meets the condition."""
     async with asyncio.timeout(PATIENCE):
         async for seen in views:
@@ -60,7 +60,7 @@ async def until(views: Views, condition: Any) -> Seen:
 
 
 def step(number: int) -> Any:
-    def condition(seen: Seen) -> bool:
+    def condition(seen: WatchedJob) -> bool:
         return bool(seen.job) and seen.job["status"].get("progress", {}).get("step") == number
 
     return condition
@@ -70,7 +70,7 @@ def at_step(number: int) -> Object:
     return seen_job(progress=progress(number))
 
 
-async def watched_once(cluster: OneJobCluster, views: Views) -> Seen:
+async def watched_once(cluster: OneJobCluster, views: Views) -> WatchedJob:
     """A view after which both watches are open."""
     await until(views, lambda seen: len(seen.hosts) == 2)
     cluster.show(at_step(1), ready(pod(0)))

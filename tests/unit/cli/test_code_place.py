@@ -11,12 +11,12 @@ from tpu_training_operator.api.constants import LARGEST_SECRET
 from tpu_training_operator.api.trainer import Trainer
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.cli.code.entrypoint import find_problem
-from tpu_training_operator.cli.code.option import left_out
-from tpu_training_operator.cli.code.packing import Packed
+from tpu_training_operator.cli.code.option import code_warnings
+from tpu_training_operator.cli.code.packing import PackedCode
 from tpu_training_operator.cli.code.place import NoPlace, place_of, put
 from tpu_training_operator.cli.common.job_file import load
 
-SMALL = Packed(b"archive", {"train.py": 7})
+SMALL = PackedCode(b"archive", {"train.py": 7})
 FILE = f"code-{SMALL.sha256}.tar.gz"
 SECRET = f"secret://digits-code-{SMALL.sha256[:10]}"
 
@@ -41,7 +41,7 @@ def test_the_bucket_of_the_checkpoints_comes_before_a_secret(
 
 @pytest.mark.parametrize(("beyond", "fits"), [(0, True), (1, False)])
 def test_a_secret_has_a_limit_and_a_bucket_is_the_way_out(beyond: int, fits: bool, snapshot: SnapshotAssertion) -> None:
-    packed, job = Packed(bytes(LARGEST_SECRET + beyond), {"data.npy": 5_000_000}), parse_job(job_body())
+    packed, job = PackedCode(bytes(LARGEST_SECRET + beyond), {"data.npy": 5_000_000}), parse_job(job_body())
     if fits:
         assert place_of(packed, job, None).startswith("secret://")
     else:
@@ -99,5 +99,5 @@ def test_a_program_in_the_folder_is_found(tmp_path: Path) -> None:
 def test_a_file_that_hides_a_module_of_the_trainers_is_told(tmp_path: Path, name: str, said: str | None) -> None:
     body = job_body({"spec.trainer.entrypoint": "train:task"})
     (tmp_path / "job.yaml").write_text(json.dumps(body))
-    warnings = left_out(load(tmp_path / "job.yaml"), Packed(b"archive", {name: 1, "train.py": 7}))
+    warnings = code_warnings(load(tmp_path / "job.yaml"), PackedCode(b"archive", {name: 1, "train.py": 7}))
     assert [said is not None and warning.startswith(said) for warning in warnings] == [True] * (said is not None)

@@ -16,7 +16,7 @@ from tpu_training_operator.api.status import Failure
 from tpu_training_operator.cli.main import main
 from tpu_training_operator.cli.run.job_end import MOST_LINES, RESULT, job_end
 from tpu_training_operator.cli.run.run import what_ended
-from tpu_training_operator.html_report.ending import JobEnd, JobState, Log
+from tpu_training_operator.html_report.ending import JobEnd, JobState, LogTail
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"/app/train.py\", line 20, in loss\nKeyError: 'label'"
 FAILURE = {
@@ -53,7 +53,7 @@ def test_the_log_has_the_whole_traceback_and_the_lines_before_it(tmp_path: Path)
         where="slice 0 host 3, attempt 2, after step 4: UserError (exit code 1)",
         gist="KeyError: 'label'",
         message=TRACEBACK,
-        log=Log("pods/small-2-0-3/log.txt", [*lines[-MOST_LINES + 1 :], "red"]),
+        log=LogTail("pods/small-2-0-3/log.txt", [*lines[-MOST_LINES + 1 :], "red"]),
     )
 
 
@@ -61,7 +61,7 @@ def test_what_kubernetes_took_from_the_log_is_not_told_twice(tmp_path: Path) -> 
     message = "the worker was ended by SIGSEGV (exit code 139): step 1\nstep 2"
     end = ended(tmp_path, "step 1\nstep 2\n", failure=FAILURE | {"message": message, "reason": "Crashed"})
     assert end is not None
-    assert (end.message, end.log) == ("", Log("pods/small-2-0-3/log.txt", ["step 1", "step 2"]))
+    assert (end.message, end.log) == ("", LogTail("pods/small-2-0-3/log.txt", ["step 1", "step 2"]))
     assert end.gist.endswith("; its last line: step 2")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tpu_training_operator.cli.code import packing
-from tpu_training_operator.cli.code.packing import CannotPack, Packed, pack
+from tpu_training_operator.cli.code.packing import CannotPack, PackedCode, pack
 
 TREE = (
     *("a", "b.py", "c.txt", "d1", "#e", "!f", "g ", "[h]", "oi"),
@@ -66,7 +66,7 @@ def lay(folder: Path, *names: str, text: str = "x") -> None:
         (folder / name).write_text(text)
 
 
-def names(packed: Packed) -> list[str]:
+def names(packed: PackedCode) -> list[str]:
     return list(packed.sizes)
 
 

@@ -13,11 +13,10 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.histories import attempt, document, history, losses_of, page_of, run_of, typical, warned
 from tpu_training_operator.html_report import charts
-from tpu_training_operator.html_report.evaluations import panels
 from tpu_training_operator.html_report.formatting import THIN, duration, number, share
 from tpu_training_operator.html_report.history import UnreadableHistory, parse_history
-from tpu_training_operator.html_report.logged import MOST_CHARTS
 from tpu_training_operator.html_report.markup import html
+from tpu_training_operator.html_report.metrics import MOST_CHARTS, panels
 from tpu_training_operator.html_report.plot import axis_of, step_axis
 from tpu_training_operator.html_report.recipe import recipe_rows
 

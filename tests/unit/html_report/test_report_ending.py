@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.unit.histories import SUCCEEDED, attempt, history, page_of, run_of
-from tpu_training_operator.html_report.ending import JobEnd, JobState, Log, Verdict, verdict
+from tpu_training_operator.html_report.ending import Badge, JobEnd, JobState, LogTail, badge
 
 FINITE, BROKEN = run_of(20), run_of(20, broken=(19, 20))
 RECOVERED = run_of(20, broken=(7, 8))
@@ -40,11 +40,11 @@ TRACEBACK = "Traceback (most recent call last):\n  File \"train.py\", line 20, i
 def test_the_verdict_is_the_jobs_and_never_good_without_a_finite_loss(
     recorded: Any, outcome: Any, end: JobEnd | None, kind: str, words: str
 ) -> None:
-    assert verdict(history(recorded, outcome=outcome), end) == Verdict(kind, words)
+    assert badge(history(recorded, outcome=outcome), end) == Badge(kind, words)
 
 
 def test_a_failure_elsewhere_is_told_with_its_worker_its_traceback_and_its_log() -> None:
-    end = replace(FAILED, message=TRACEBACK, log=Log("pods/a-1-0-2/log.txt", ["b", "c"]))
+    end = replace(FAILED, message=TRACEBACK, log=LogTail("pods/a-1-0-2/log.txt", ["b", "c"]))
     page = page_of(FINITE, end, outcome=PEER_LOST)
     assert f"<b>{GIST}</b>" in page
     assert WHERE in page

@@ -5,7 +5,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import job
 from tpu_training_operator.domain.job.options import options_of
-from tpu_training_operator.local.outages import parsed
+from tpu_training_operator.local.outages import parse_outage
 
 OPTIONS = options_of(
     job(
@@ -33,7 +33,7 @@ OTHER = frozenset(option.number for option in OPTIONS if not option.is_own)
     ],
 )
 def test_slices_that_are_lost(text: str, numbers: frozenset[int], left: int, begins: float, ends: float) -> None:
-    outage = parsed(text, OPTIONS)
+    outage = parse_outage(text, OPTIONS)
     assert (outage.numbers, outage.left, outage.begins, outage.ends) == (numbers, left, begins, ends)
 
 
@@ -56,5 +56,5 @@ def test_slices_that_are_lost(text: str, numbers: frozenset[int], left: int, beg
 )
 def test_what_cannot_be_lost_is_refused(text: str, snapshot: SnapshotAssertion) -> None:
     with pytest.raises(ValueError) as caught:
-        parsed(text, OPTIONS)
+        parse_outage(text, OPTIONS)
     assert str(caught.value) == snapshot

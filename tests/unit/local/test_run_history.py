@@ -11,10 +11,10 @@ from tests.contract.jobs import job_body
 from tests.unit.histories import document
 from tpu_training_operator.api.status import Progress, Status
 from tpu_training_operator.cli.common.job_file import JobFile, load
-from tpu_training_operator.cli.run.run_history import run_history
+from tpu_training_operator.cli.run.report import run_history
 from tpu_training_operator.html_report.history import parse_history
 from tpu_training_operator.local.curves import Curves
-from tpu_training_operator.local.run import Outcome
+from tpu_training_operator.local.run import RunOutcome
 
 
 def job(directory: Path, **changes: Any) -> JobFile:
@@ -23,9 +23,9 @@ def job(directory: Path, **changes: Any) -> JobFile:
     return load(file)
 
 
-def outcome(losses: dict[int, float | None], step: int = 0, attempt: int = 2, seconds: float = 60.0) -> Outcome:
+def outcome(losses: dict[int, float | None], step: int = 0, attempt: int = 2, seconds: float = 60.0) -> RunOutcome:
     status = Status(attempt=attempt, progress=Progress(step=step, total_steps=80) if step else None)
-    return Outcome(status, Curves(losses), (), cancelled=False, seconds=seconds, pods_directory=Path("pods"))
+    return RunOutcome(status, Curves(losses), (), cancelled=False, seconds=seconds, pods_directory=Path("pods"))
 
 
 def test_a_worker_that_was_killed_leaves_what_was_heard_of_it(tmp_path: Path) -> None:

@@ -81,7 +81,11 @@ def test_a_message_of_any_length_can_be_shown_and_read_back() -> None:
 
 
 def test_fields_of_a_newer_operator_are_dropped() -> None:
-    body = {"attempt": 2, "checkpoint": {"step": 3}, "restarts": {"byClass": {"Unknown": 1}, "wasted": 5}}
+    body = {
+        "attempt": 2,
+        "checkpoint": {"step": 3},
+        "restarts": {"byClass": [{"class": "Unknown", "count": 1}], "wasted": 5},
+    }
     status = Status.read(body)
     assert (status.attempt, status.restarts.total) == (2, 1)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.jobs import job
+from tests.unit.jobs import job, restart_limits
 from tests.unit.pods import NOON
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass, Restart
 from tpu_training_operator.api.status import Restarts
@@ -15,7 +15,9 @@ from tpu_training_operator.domain.plan.common.restart_budget import backoff, cou
 
 
 def policy(seconds: int = 86400, **limits: int) -> Restart:
-    return job({"spec.runPolicy": {"restart": {"limits": limits, "windowSeconds": seconds}}}).spec.run_policy.restart
+    return job(
+        {"spec.runPolicy": {"restart": {"limits": restart_limits(limits), "windowSeconds": seconds}}}
+    ).spec.run_policy.restart
 
 
 def after(**counting: int) -> Restarts:

@@ -87,12 +87,15 @@ def test_no_field_is_updated_by_a_name_in_a_string() -> None:
 
 def test_contributing_answers_its_questions_with_names_that_exist() -> None:
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rows = guide.partition("### Fourteen questions")[2].partition("\n## ")[0]
-    answers = re.findall(r"`([a-z_/]+\.py)`(?:: `(\w+)`)?", rows)
-    assert len(answers) >= 14
-    for path, name in answers:
-        source = (ROOT / "operator" / "tpu_training_operator" / path).read_text(encoding="utf-8")
-        assert re.search(rf"^ *((async )?def |class )?{name}\b", source, re.MULTILINE), f"{path} has no {name}"
+    of_operator, _, of_trainer = (
+        guide.partition("### Questions")[2].partition("\n## ")[0].partition("In the trainer, paths are below")
+    )
+    for (root, package), rows in zip(PRODUCT.items(), (of_operator, of_trainer), strict=True):
+        answers = re.findall(r"`([a-z_/]+\.py)`(?:: `(\w+)`)?", rows)
+        assert len(answers) >= 13
+        for path, name in answers:
+            source = (ROOT / root / package / path).read_text(encoding="utf-8")
+            assert re.search(rf"^ *((async )?def |class )?{name}\b", source, re.MULTILINE), f"{path} has no {name}"
 
 
 def test_contributing_names_tests_that_exist() -> None:

@@ -15,14 +15,14 @@ from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
 from tpu_training_operator.kube.encoding import decode
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from tpu_training_operator.kube.replica import Version
-from tpu_training_operator.local.store import Store
+from tpu_training_operator.local.store import LocalStore
 from tpu_training_operator.runtime.cached_cluster import CachedCluster, Served
 from tpu_training_operator.runtime.records import KnownJobs, keep_job, keep_pod
 
 SELECTOR = gang_selector("digits")
 
 
-class Counting(Store):
+class Counting(LocalStore):
     """Counts requests, and fails the next one of a kind. `is_done`: it takes effect all the same."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ async def test_after_a_failed_write_the_job_is_read_once_from_the_api_server(
     with pytest.raises(type(error)):
         await cluster.update_status({**job, "status": {"state": "Starting", "attempt": 1}})
     for _ in range(2):
-        assert await cluster.get(JOBS, "default", "digits") == await Store.get(store, JOBS, "default", "digits")
+        assert await cluster.get(JOBS, "default", "digits") == await LocalStore.get(store, JOBS, "default", "digits")
     assert store.asked == {"get tputrainingjobs": 1}
 
 

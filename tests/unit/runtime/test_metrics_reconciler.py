@@ -10,7 +10,7 @@ from tests.unit.pods import NOON
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Conflict, Unavailable
-from tpu_training_operator.local.store import Store
+from tpu_training_operator.local.store import LocalStore
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.reconciler import Reconciler
 
@@ -39,7 +39,7 @@ class Told(Metrics):
         self.steps.append((before, after))
 
 
-class Refusing(Store):
+class Refusing(LocalStore):
     """Takes a status only where there is no `refusal`."""
 
     def __init__(self) -> None:

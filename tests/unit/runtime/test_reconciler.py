@@ -20,7 +20,7 @@ from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES, JobKey, Object, Resource
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, InvalidRequest, NotFound, Unavailable
-from tpu_training_operator.local.store import Store
+from tpu_training_operator.local.store import LocalStore
 from tpu_training_operator.runtime import execution
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.reconciler import Reconciler
@@ -28,7 +28,7 @@ from tpu_training_operator.runtime.reconciler import Reconciler
 KEY = JobKey("default", "digits")
 
 
-class Recorded(Store):
+class Recorded(LocalStore):
     """A store that records its requests, and fails those it is told to."""
 
     def __init__(self) -> None:

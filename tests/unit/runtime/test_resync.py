@@ -12,14 +12,14 @@ from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State
 from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden
-from tpu_training_operator.local.store import Store
+from tpu_training_operator.local.store import LocalStore
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.resync import jobs_to_reconcile, slim_job
 
 TTL = {"spec.runPolicy": {"ttlSecondsAfterFinished": 60}}
 
 
-class Listed(Store):
+class Listed(LocalStore):
     """Jobs by namespace; a namespace without any may not be listed."""
 
     def __init__(self, jobs: Mapping[str | None, list[Object]]) -> None:

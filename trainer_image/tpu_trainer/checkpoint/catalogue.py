@@ -221,15 +221,15 @@ def progress(candidate: Candidate) -> tuple[int, int, str]:
     return commit.examples, entry.folder.attempt, str(entry.folder)
 
 
-def _mark_of(job: str, attempt: int) -> str:
+def _reading_mark(job: str, attempt: int) -> str:
     return f"step-reading-{job}-{attempt}"
 
 
 @contextmanager
-def reading(target: CheckpointTarget) -> Iterator[None]:
+def mark_reading(target: CheckpointTarget) -> Iterator[None]:
     """Marks in the store that this run is choosing a checkpoint: an earlier attempt that still writes deletes nothing
     meanwhile."""
-    name = _mark_of(target.author.job, target.author.attempt)
+    name = _reading_mark(target.author.job, target.author.attempt)
     # Without the mark the choice still works: the search looks again whenever something disappears.
     with contextlib.suppress(StorageError):
         target.store.put(name, b"")
@@ -253,7 +253,7 @@ def prepare(target: CheckpointTarget) -> None:
     for job, attempt in checkpoints.readers:
         if job == target.author.job:
             # A run that was killed during its choice has left the mark.
-            target.store.delete(_mark_of(job, attempt))
+            target.store.delete(_reading_mark(job, attempt))
     probe_writing(target)
 
 
@@ -299,7 +299,7 @@ def write(
     marks: dict[str, Mark] = {}
     try:
         # A restarted process of the same attempt may reach the same step again: while the files are being replaced, the
-        # first COMMIT would vouch for a mixture.
+        # first COMMIT would cover a mixture.
         store.delete(f"{folder}/{COMMIT}")
         peer_parts.begin()
         put_files(store, folder, snapshot_files(snapshot), marks)

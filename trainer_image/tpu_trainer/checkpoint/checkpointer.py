@@ -197,7 +197,7 @@ class Checkpointer(Checkpoints):
             try:
                 note_evaluation(self._target, step, evaluation)
                 best = best_in(self._target)
-                self._tell_best(best)
+                self._note_best(best)
                 # The checkpoint that was the best until now may be superfluous.
                 if not self.closes:
                     make_room(self._target, step, best)
@@ -256,7 +256,7 @@ class Checkpointer(Checkpoints):
         target, keeps_all = self._target, self.closes
         # A daemon, so that storage that never answers does not keep the process from ending.
         self._writing = Thread(
-            target=lambda: self._results.append(_write(target, snapshot, evaluation, peer_parts, keeps_all)),
+            target=lambda: self._results.append(_write_checkpoint(target, snapshot, evaluation, peer_parts, keeps_all)),
             name="checkpoint",
             daemon=True,
         )
@@ -279,18 +279,18 @@ class Checkpointer(Checkpoints):
         if self.last_step != result.step:
             self._before, self.last_step = self.last_step, result.step
         self.cost = CheckpointCost(self.cost.blocked, self.cost.size + result.size, self.cost.commits + 1)
-        self._tell_best(result.best)
+        self._note_best(result.best)
         if result.complaint is not None:
             self._say(f"after the checkpoint of step {result.step} old ones were not deleted: {result.complaint}")
         return result
 
-    def _tell_best(self, best: Best | None) -> None:
+    def _note_best(self, best: Best | None) -> None:
         if best is not None and best != self.best:
             self.best = best
             self._found_best(best)
 
 
-def _write(
+def _write_checkpoint(
     target: CheckpointTarget, snapshot: Snapshot, evaluation: Evaluation | None, peer_parts: PeerParts, keeps_all: bool
 ) -> WriteResult:
     """Writes a checkpoint and deletes old ones, unless it `keeps_all`. Runs in a separate thread, and never raises."""

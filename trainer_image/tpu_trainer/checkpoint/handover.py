@@ -148,7 +148,7 @@ def _divide(checkpoint: LoadedCheckpoint, backend: Backend, sharding: OptimizerS
         # The reader has the values already.
         tensors_by_name = {next(names): with_memory(tensor) for tensor in group}
         _deliver(tensors_by_name.values(), checkpoint, backend)
-        parts_by_name = {name: sharding.own(name, tensor) for name, tensor in tensors_by_name.items()}
+        parts_by_name = {name: sharding.local_part(name, tensor) for name, tensor in tensors_by_name.items()}
         parts |= dict(zip(parts_by_name, backend.to_host(list(parts_by_name.values())), strict=True))
     return _with_tensors(checkpoint, "optimizer", parts)
 
@@ -238,7 +238,7 @@ def _send(store: Store, message: dict[str, Any]) -> None:
             store.set(f"{_PLACE}/{number}", piece)
         store.set(f"{_PLACE}/pieces", str(len(pieces)))
     except RuntimeError as error:
-        raise _lost(error) from error
+        raise _peer_lost(error) from error
 
 
 def _receive(store: Store, listeners: int) -> LoadedCheckpoint | None:
@@ -250,7 +250,7 @@ def _receive(store: Store, listeners: int) -> LoadedCheckpoint | None:
         if "error" in message and store.add(f"{_PLACE}/heard", 1) == listeners:
             store.set(f"{_PLACE}/all-heard", "")
     except RuntimeError as error:
-        raise _lost(error) from error
+        raise _peer_lost(error) from error
     if "error" not in message:
         return _from_json(message)
     raise _failure(message["error"], message["text"])
@@ -262,6 +262,6 @@ def _failure(kind: str, text: str) -> TrainerError:
     return PeerLostError(f"the process that reads the checkpoint failed: {text}") if known is None else known(text)
 
 
-def _lost(error: RuntimeError) -> PeerLostError:
+def _peer_lost(error: RuntimeError) -> PeerLostError:
     reason = str(error).partition("\n")[0]
     return PeerLostError(f"a peer went away while the checkpoint to begin with was chosen: {reason}")

@@ -56,7 +56,7 @@ class Fit:
             "they have, and the model lacks": self.unexpected,
             "differ": self.different,
         }
-        return "; ".join(f"{what}: {_listed(names)}" for what, names in parts.items() if names)
+        return "; ".join(f"{what}: {_join_names(names)}" for what, names in parts.items() if names)
 
 
 def load_initial_weights(spec: InitSpec, model: nn.Module) -> tuple[str, str | None]:
@@ -170,6 +170,6 @@ def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

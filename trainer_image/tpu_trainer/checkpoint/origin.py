@@ -64,17 +64,17 @@ def choose_own(
     result = search(
         store, criteria, lambda *checkpoint: _read_snapshot(store, *checkpoint), say, expected=author.attempt > 1
     )
-    by_this_job = [rejected for rejected in result.passed if _wrote(author, rejected)]
+    by_this_job = [rejected for rejected in result.passed if _is_by(author, rejected)]
     ahead = [rejected for rejected in result.passed if rejected.commit is not None or rejected in by_this_job]
-    if (taken := _loaded(result)) is not None:
+    if (taken := _as_loaded(result)) is not None:
         if ahead:
-            warn(_not_the_newest(taken, ahead))
+            warn(_describe_skipped(taken, ahead))
         return taken
     if by_this_job:
         is_damaged = by_this_job[0].commit is None or any(
             rejected.commit is not None and _unfit(rejected.commit, author) is None for rejected in by_this_job
         )
-        raise (CheckpointUnusableError if is_damaged else OtherModelError)(_unusable(store, by_this_job))
+        raise (CheckpointUnusableError if is_damaged else OtherModelError)(_describe_unusable(store, by_this_job))
     if source is None:
         usable = [pair for pair in result.others if pair[0].author.fingerprint == author.fingerprint]
         _refuse_other_recipe(store, author, usable)
@@ -87,7 +87,7 @@ def choose_own(
             f"begins at step 0: {store.uri} holds checkpoints, but none that this job continues unasked; the log says "
             f"why, and {_SETTING} can name one"
         )
-    elif source is None and any(_wrote(author, rejected) for rejected in result.unfinished):
+    elif source is None and any(_is_by(author, rejected) for rejected in result.unfinished):
         warn(f"begins at step 0: {store.uri} holds files of this job's, but no checkpoint that was ever complete")
     elif source is None and _are_above(store, author):
         warn(
@@ -107,9 +107,9 @@ def choose_named(source: CheckpointSource, author: Author, say: Say, warn: Say) 
     store = source.store
     criteria = SearchCriteria(unfit=lambda commit: _unfit(commit, author), folder=source.folder)
     result = search(store, criteria, lambda *checkpoint: _read_snapshot(store, *checkpoint), say)
-    if (taken := _loaded(result)) is not None:
+    if (taken := _as_loaded(result)) is not None:
         if result.passed:
-            warn(f"{_SETTING}: {_not_the_newest(taken, result.passed)}")
+            warn(f"{_SETTING}: {_describe_skipped(taken, result.passed)}")
         return taken
     if result.passed:
         raise UserCodeError(
@@ -130,30 +130,30 @@ def _read_snapshot(store: ObjectStore, folder: Folder, commit: Commit) -> Snapsh
     return parse_snapshot(commit.files, lambda file: read_checked(store, folder, commit, file))
 
 
-def _loaded(search: SearchResult[Snapshot]) -> LoadedCheckpoint | None:
+def _as_loaded(search: SearchResult[Snapshot]) -> LoadedCheckpoint | None:
     if search.taken is None or search.value is None:
         return None
     commit, entry = search.taken
     return LoadedCheckpoint(entry.folder, commit, search.value)
 
 
-def _wrote(author: Author, rejected: RejectedCheckpoint) -> bool:
+def _is_by(author: Author, rejected: RejectedCheckpoint) -> bool:
     return (
         rejected.entry.folder.job == author.job if rejected.commit is None else rejected.commit.author.uid == author.uid
     )
 
 
-def _not_the_newest(taken: LoadedCheckpoint, ahead: Sequence[RejectedCheckpoint]) -> str:
+def _describe_skipped(taken: LoadedCheckpoint, ahead: Sequence[RejectedCheckpoint]) -> str:
     more = f"; and {len(ahead) - 1} more, see the log" if ahead[1:] else ""
     return f"continues from checkpoint {taken.folder}, which is not the newest: {ahead[0]}{more}"
 
 
-def _unusable(store: ObjectStore, own: Sequence[RejectedCheckpoint]) -> str:
-    more = f"; and {len(own) - 1} more, see the log" if own[1:] else ""
+def _describe_unusable(store: ObjectStore, rejected: Sequence[RejectedCheckpoint]) -> str:
+    more = f"; and {len(rejected) - 1} more, see the log" if rejected[1:] else ""
     return (
         f"{store.uri}: this job has checkpoints and can continue none of them; it does not begin at step 0 by itself: "
-        f"{own[0]}{more}. Restore the files, or run the image and the code that wrote them; to begin at step 0, or "
-        f"where {_SETTING} says, delete the job and create it again"
+        f"{rejected[0]}{more}. Restore the files, or run the image and the code that wrote them; to begin at step 0, "
+        f"or where {_SETTING} says, delete the job and create it again"
     )
 
 
@@ -177,12 +177,12 @@ def _refuse_other_recipe(store: ObjectStore, author: Author, usable: Sequence[Ca
         if author.is_namesake(commit.author):
             raise UserCodeError(
                 f"checkpoint.uri: checkpoint {entry.folder} is of an earlier job {author.name} with another recipe "
-                f"({_differences(commit.author.recipe, author.recipe)}); to continue from it, set {_SETTING} to "
+                f"({_compare(commit.author.recipe, author.recipe)}); to continue from it, set {_SETTING} to "
                 f"{store.uri}; to begin at step 0, choose another checkpoint.uri or another name for the job"
             )
 
 
-def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> str:
+def _compare(there: Mapping[str, str], here: Mapping[str, str]) -> str:
     names = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
     shown = [f"{name} {there.get(name, 'not set')} there, {here.get(name, 'not set')} here" for name in names]
     more = len(shown) - _MOST_DIFFERENCES

@@ -141,7 +141,7 @@ def replicated_tensors(
     change them."""
     of_optimizer: Tensors = optimizer_tensors(optimizer)
     if sharding is not None:
-        of_optimizer = sharding.described(of_optimizer)
+        of_optimizer = sharding.describe(of_optimizer)
     weights = {name: value for name, value in _unique_tensors(model).items() if isinstance(value, nn.Parameter)}
     files: dict[str, Tensors] = {"model": weights, "optimizer": of_optimizer, "ema": average or {}}
     return {(file, name): tensor for file, tensors in files.items() for name, tensor in tensors.items()}
@@ -161,7 +161,7 @@ def _copy_wanted(
         file: {name: tensor for name, tensor in tensors.items() if wanted((file, name))}
         for file, tensors in live.items()
     }
-    gathered = {} if sharding is None else sharding.gathered(live["optimizer"], here["optimizer"])
+    gathered = {} if sharding is None else sharding.gather(live["optimizer"], here["optimizer"])
     return _read_all(live, here, gathered, sharding) if together else copy_to_host(here, gathered)
 
 

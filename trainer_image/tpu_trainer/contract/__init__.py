@@ -1,1 +1,1 @@
-"""What the trainer and the operator agree on: the run spec, exit codes, limits, outcome. It needs no torch."""
+"""What the trainer and the operator agree on: the run spec, exit codes, limits, outcome. No torch needed."""

@@ -1,7 +1,7 @@
 """Where the run's time goes: every moment belongs to one phase.
 
-The telemetry reads how the time was split, the doctor whether the input or a host is slow, and the hang watchdog, from
-its own thread, how long the present phase has lasted.
+Throughput is computed from it, the doctor finds slow input and slow hosts with it, and the hang watchdog reads from its
+own thread how long the current phase has lasted.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Phase(StrEnum):
 
 
 class Clock:
-    """`seconds`: monotonic time spent in each phase that has ended. One thread enters phases, any may read.
+    """Measures the monotonic time spent in each phase. One thread enters phases; any thread may read.
 
-    `before`: seconds that passed before there was a clock, which belong to the start: the imports.
+    `before`: seconds that passed before the clock existed, in imports; they count as start.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic, before: float = 0.0) -> None:
@@ -42,18 +42,18 @@ class Clock:
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._seconds[Phase.START] = before
         # One value, so that a reader in another thread never sees the phase of one entry with the time of another.
-        self._present = (Phase.START, now())
+        self._current = (Phase.START, now())
 
     def enter(self, phase: Phase) -> None:
-        before, since = self._present
+        before, since = self._current
         moment = self._now()
         self._seconds[before] += moment - since
-        self._present = (phase, moment)
+        self._current = (phase, moment)
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """The phase inside the block; then the one before it continues."""
-        before, _ = self._present
+        """Spends the block in `phase`, then returns to the phase before it."""
+        before, _ = self._current
         self.enter(phase)
         try:
             yield
@@ -61,20 +61,20 @@ class Clock:
             self.enter(before)
 
     def seconds(self) -> dict[Phase, float]:
-        """Seconds per phase up to now, the present one included."""
-        phase, since = self._present
+        """Returns the seconds spent in each phase up to now, including the current one."""
+        phase, since = self._current
         return {**self._seconds, phase: self._seconds[phase] + self._now() - since}
 
-    def present(self) -> tuple[Phase, float]:
-        """The present phase and how many seconds it has lasted."""
-        phase, since = self._present
+    def current(self) -> tuple[Phase, float]:
+        """Returns the current phase and how many seconds it has lasted."""
+        phase, since = self._current
         return phase, self._now() - since
 
 
 class StepPace:
-    """How fast steps are made. The loop's thread writes it, the watchdog's and the heartbeat's read it.
+    """How fast steps are made. The loop's thread writes it; the watchdog's and the heartbeat's threads read it.
 
-    `steps`: how many this process has made; `last`: the number of the last one in the run, None before it.
+    `steps`: how many this process has made; `last`: the run's number of the last one, None before it.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -93,13 +93,13 @@ class StepPace:
 
     @property
     def median_seconds(self) -> float:
-        """Of the newest steps, at most 64; 0 before the first."""
+        """The median duration of the newest steps, at most 64; 0 before the first."""
         count = min(self.steps, _KEPT_STEPS)
         return median(self._seconds[:count]) if count else 0.0
 
 
 def process_seconds() -> float | None:
-    """How long this process has existed, its imports included; None where /proc does not tell (proc_pid_stat(5))."""
+    """Returns the age of this process, which includes its imports; None without a readable /proc (proc_pid_stat(5))."""
     try:
         # The name may contain spaces and parentheses; starttime is the 20th field after it.
         _, _, fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")

@@ -13,8 +13,8 @@ from tpu_trainer.contract.spec import RunSpec
 
 @dataclass(frozen=True)
 class ProgressEndpoint:
-    """Who is told about the run's progress: the operator that started it, or Kubeflow Trainer (`kubeflow`), which takes
-    another payload. `token_file` is renewed during the run; `ca_file` holds the certificate to trust (PEM)."""
+    """Where progress is reported: to the operator that started the run, or to Kubeflow Trainer (`kubeflow`), which
+    takes another payload. `token_file` is renewed during the run; `ca_file` holds the certificate to trust (PEM)."""
 
     url: str
     token_file: Path
@@ -27,9 +27,10 @@ class WorkerEnvironment:
     """This host's place in the gang and where its reports go.
 
     `host_index` counts over the whole job, all slices together. The rendezvous address matters with several hosts only.
-    `report_directory`: for the report if the run spec names no place. `hang_seconds`: overrides the watchdog's own
-    limit. `progress_service`: None if nobody listens. `local_rank`: the process's place on its host, set by `host`.
-    `code_directory`: where trainer.code is unpacked; `code_archive`: the archive, if a Secret brings it.
+    `report_directory`: where the report goes if the run spec does not say. `hang_seconds`: overrides the watchdog's own
+    limit. `progress_service`: None if progress is not reported. `local_rank`: the process's index on its host, set by
+    `host`. `code_directory`: where trainer.code is unpacked; `code_archive`: the archive, if it is mounted from a
+    Secret.
     """
 
     run_spec: Path
@@ -47,7 +48,11 @@ class WorkerEnvironment:
 
 
 def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
-    """Raises BadSpecError, naming the variable, if one is missing or malformed."""
+    """Reads the worker's environment.
+
+    Raises:
+        BadSpecError: a variable is missing or malformed; the text names it.
+    """
     run_spec = environ.get(protocol.ENV_RUN_SPEC)
     if not run_spec:
         raise BadSpecError(f"{protocol.ENV_RUN_SPEC} is not set; it must be the path of the run spec")
@@ -85,13 +90,14 @@ def check_agreement(environment: WorkerEnvironment, spec: RunSpec) -> None:
 
 
 def _progress_service(environ: Mapping[str, str]) -> ProgressEndpoint | None:
-    """The operator first: its pods name both, since it takes Kubeflow Trainer's payload too."""
-    own = (protocol.ENV_PROGRESS_URL, protocol.ENV_PROGRESS_TOKEN_FILE, protocol.ENV_PROGRESS_CA_FILE)
-    kubeflows = (protocol.ENV_KUBEFLOW_URL, protocol.ENV_KUBEFLOW_TOKEN, protocol.ENV_KUBEFLOW_CA)
-    for names in (own, kubeflows):
+    """Returns the operator's service if it is set: its pods name both, since it accepts Kubeflow Trainer's payload,
+    too."""
+    operator = (protocol.ENV_PROGRESS_URL, protocol.ENV_PROGRESS_TOKEN_FILE, protocol.ENV_PROGRESS_CA_FILE)
+    kubeflow = (protocol.ENV_KUBEFLOW_URL, protocol.ENV_KUBEFLOW_TOKEN, protocol.ENV_KUBEFLOW_CA)
+    for names in (operator, kubeflow):
         url, token, ca = (environ.get(name) for name in names)
         if url and token and ca:
-            return ProgressEndpoint(url, Path(token), Path(ca), kubeflow=names is kubeflows)
+            return ProgressEndpoint(url, Path(token), Path(ca), kubeflow=names is kubeflow)
     return None
 
 

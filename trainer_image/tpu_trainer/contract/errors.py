@@ -1,6 +1,6 @@
-"""The failures that a worker can name, each with its exit code, and the border around the user's code.
+"""The failures that a worker can name, each with its exit code, and the boundary around the user's code.
 
-Only `replica` and `entry` turn them into an exit code.
+Only `replica` and `entry` turn a failure into an exit of the process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PeerLostError(TrainerError):
 
 
 class PreemptedError(TrainerError):
-    """Told to stop, and ended without an agreement of all replicas: before the first step, or by os._exit."""
+    """The worker was asked to stop and ended before all replicas agreed to: before the first step, or by os._exit."""
 
     code = ExitCode.Preempted
 
@@ -58,13 +58,14 @@ class StorageDeniedError(StorageError):
 
 
 class CheckpointUnusableError(TrainerError):
-    """The job has checkpoints of its own and can continue none of them; at step 0 it would lose what they hold."""
+    """The job has checkpoints but can continue from none of them, and a new start at step 0 would discard their
+    work."""
 
     code = ExitCode.CheckpointUnusable
 
 
 class OtherModelError(CheckpointUnusableError):
-    """They are whole, but of another task, model or seed."""
+    """The checkpoints are complete, but belong to another task, model or seed."""
 
 
 class DivergedError(TrainerError):
@@ -74,16 +75,16 @@ class DivergedError(TrainerError):
 
 
 class NotFiniteError(TrainerError):
-    """The loss or its gradients are not finite, and the recipe does not say to continue."""
+    """The loss or its gradients are not finite, and the recipe asks to stop then."""
 
     code = ExitCode.NotFinite
 
 
 class user_code:  # noqa: N801 - reads as a statement: `with user_code("the loss"):`
-    """Marks a block that runs the user's code: what it raises becomes a UserCodeError.
+    """Turns what the user's code raises in the block into a UserCodeError.
 
-    A class and not a generator, so that the traceback the user sees has no frames of the border itself. SystemExit
-    counts as an error too: a task that exits by itself would otherwise end the gang without a termination message.
+    A class and not a generator, so that it adds no frames to the traceback that the user sees. SystemExit counts as an
+    error, too: a task that exits would otherwise end the gang without a termination message.
     """
 
     def __init__(self, doing: str) -> None:

@@ -1,4 +1,4 @@
-"""What the doctor tells people, each thing once: a warning that repeats every minute is soon ignored."""
+"""What the trainer warns of, each cause once: a warning that repeats every minute is soon ignored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import groupby
 
 WORSE = 10.0
-"""A cause is told again when it has become this many times worse."""
+"""A cause is reported again when it has become this many times worse."""
 
 
 class Check(StrEnum):
@@ -27,8 +27,8 @@ class Check(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`check`: a Check, or the name of another part of the trainer that warns; `step`: steps done when it was found;
-    `message`: what was seen, in numbers, and what to do about it."""
+    """A warning. `check`: a Check, or the name of another part of the trainer; `step`: steps done when it was found;
+    `message`: the observation, in numbers, and what to do about it."""
 
     check: str
     step: int
@@ -37,10 +37,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class NumericalHealth:
-    """What a checkpoint says about losses, gradients and weights that were not finite.
+    """What a checkpoint records about losses, gradients and weights that were not finite.
 
-    clean: none of them went into its weights. skipped: steps that changed nothing because of them, over the life of the
-    job; in_a_row: how many of the last steps were skipped.
+    clean: none of them went into its weights. skipped: steps left out because of them, over the life of the job;
+    in_a_row: how many of the last steps were left out.
     """
 
     clean: bool = True
@@ -49,20 +49,22 @@ class NumericalHealth:
 
 
 class FindingReporter:
+    """Passes findings on to `tell`, each cause once until it becomes much worse."""
+
     def __init__(self, tell: Callable[[Finding], None]) -> None:
         self._tell = tell
-        self._told: dict[tuple[str, Hashable], float] = {}
+        self._severities: dict[tuple[str, Hashable], float] = {}
 
-    def say(self, check: Check, step: int, message: str, *, cause: Hashable = None, severity: float = 1.0) -> None:
-        """Tells the first finding of a check and cause, and later ones only if `severity` is WORSE times as high."""
-        told = self._told.get((check, cause))
-        if told is None or severity >= WORSE * told:
-            self._told[check, cause] = severity
+    def report(self, check: Check, step: int, message: str, *, cause: Hashable = None, severity: float = 1.0) -> None:
+        """Reports the first finding of a check and cause, and later ones only if `severity` is WORSE times as high."""
+        reported = self._severities.get((check, cause))
+        if reported is None or severity >= WORSE * reported:
+            self._severities[check, cause] = severity
             self._tell(Finding(check, step, message))
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """ "3", "0-2, 5": neighbours are joined, so that 256 of them fit on a line."""
+    """Formats numbers as "3" or "0-2, 5": neighbours are joined, so that 256 of them fit on a line."""
     runs: list[str] = []
     for _, pairs in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         run = [number for _, number in pairs]

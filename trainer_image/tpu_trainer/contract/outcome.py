@@ -38,9 +38,9 @@ class Best:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`step`, `metrics` and `examples_per_second` as far as the run got. `best`: the best checkpoint, as JSON; `rung`:
-    what a rung of a ladder has measured; `places`: where the job's buckets are; `compiled`: what the compiler says of
-    the step, for the job's slice and each alternative."""
+    """How a worker ended. `step`, `metrics`, `examples_per_second`: as far as the run got. `best`: the best checkpoint,
+    as JSON; `rung`: what a rung of a ladder measured; `places`: where the job's buckets are; `compiled`: the compile
+    check's results, for the job's slice and each alternative."""
 
     code: ExitCode
     message: str
@@ -53,13 +53,14 @@ class Outcome:
     compiled: Sequence[Mapping[str, Any]] = ()
 
     @property
-    def well(self) -> bool:
-        """Nothing failed: the run is done, or was stopped as asked."""
+    def ended_well(self) -> bool:
+        """Whether nothing failed: the run is done, or was stopped on request."""
         return self.code in (ExitCode.Succeeded, ExitCode.Preempted)
 
 
 def outcome_of(error: Exception, step: int | None = None) -> Outcome:
-    """The outcome of a failure; its message is one line, or a traceback if the user's code or the trainer raised."""
+    """Returns the outcome of a failure; its message is one line, or a traceback if user code or a trainer bug
+    raised."""
     if not isinstance(error, TrainerError):
         return Outcome(ExitCode.InternalError, _traceback(error), step)
     raised = error.__cause__ if error.code is ExitCode.UserError else None
@@ -67,9 +68,8 @@ def outcome_of(error: Exception, step: int | None = None) -> Outcome:
     return Outcome(error.code, _traceback(raised) if raised else str(error), step)
 
 
-# Of several failures on a host, the one that says most comes first: a lost peer is how the others see a failure
-# elsewhere.
-_TELLING = (
+# The most specific first: of several failures on a host it is reported. A lost peer only reflects a failure elsewhere.
+_MOST_SPECIFIC_FIRST = (
     ExitCode.UserError,
     ExitCode.BadSpec,
     ExitCode.NotFinite,
@@ -86,9 +86,9 @@ _TELLING = (
 
 
 def is_more_specific(name: str | None, code: ExitCode) -> bool:
-    """Whether a termination message with the outcome `name` says more than one with `code`. Of two equal failures the
-    earlier one does; `name` is None if there is no message."""
-    places = {one.name: place for place, one in enumerate(_TELLING)}
+    """Returns whether a termination message with the outcome `name` is worth more than one with `code`; `name` is None
+    without a message. Of two equal failures the earlier one is worth more."""
+    places = {member.name: place for place, member in enumerate(_MOST_SPECIFIC_FIRST)}
     if name not in places:
         return False
     ended_well = code in (ExitCode.Succeeded, ExitCode.Preempted)
@@ -96,18 +96,21 @@ def is_more_specific(name: str | None, code: ExitCode) -> bool:
 
 
 def host_outcome(outcomes: Sequence[Outcome], died: bool) -> Outcome:
-    """One outcome for the host's replicas; `died`: at least one process ended before its time."""
-    failures = [outcome for outcome in outcomes if not outcome.well]
+    """Returns one outcome for the host's replicas; `died`: at least one process ended without an outcome."""
+    failures = [outcome for outcome in outcomes if not outcome.ended_well]
     if failures or (outcomes and not died):
-        return min(failures or outcomes, key=lambda outcome: _TELLING.index(outcome.code))
-    return Outcome(ExitCode.InternalError, "a replica's process ended without a word: killed, or crashed natively")
+        return min(failures or outcomes, key=lambda outcome: _MOST_SPECIFIC_FIRST.index(outcome.code))
+    return Outcome(
+        ExitCode.InternalError,
+        "a replica's process ended without reporting why: it was killed, or crashed in native code",
+    )
 
 
 def write_last_words(outcome: Outcome, *, first: bool, path: str | None = None) -> None:
-    """Writes the host's termination message, unless another process of this host has left more outputs words.
+    """Writes the host's termination message, unless another process of this host has written a more specific one.
 
-    `first`: the host's first process, whose loss and metrics are the ones that are reported. `path`: the file, by
-    default the one that the environment names, if it does.
+    `first`: this is the host's first process, whose loss and metrics are reported. `path`: the file; by default the one
+    that the environment names, if any.
     """
     path = path or os.environ.get(ENV_TERMINATION_LOG)
     if not path:
@@ -123,8 +126,8 @@ def _write(path: Path, outcome: Outcome, first: bool) -> None:
     with path.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        said = _outcome_name(file.read())
-        if is_more_specific(said, outcome.code) or (said == outcome.code.name and not first):
+        written = _outcome_name(file.read())
+        if is_more_specific(written, outcome.code) or (written == outcome.code.name and not first):
             return
         file.truncate(0)
         file.write(termination_message(outcome))
@@ -139,21 +142,21 @@ def _outcome_name(message: bytes) -> str | None:
 
 
 def termination_message(outcome: Outcome) -> bytes:
-    """At most TERMINATION_MESSAGE_LIMIT bytes of valid JSON.
+    """Encodes the outcome as at most TERMINATION_MESSAGE_LIMIT bytes of valid JSON.
 
-    A message that is too long loses its beginning, because a traceback says what happened in its last lines.
-    Alternatives and metrics are dropped, last ones first, only if without words they would fill half of it; the message
-    says how many metrics.
+    A text that is too long loses its beginning, because the last lines of a traceback matter most. Alternatives and
+    metrics are dropped, last ones first, only if they alone would fill half of the message; the text then names the
+    dropped metrics.
     """
     # A lone surrogate (an undecodable file name in a traceback) has no UTF-8 form.
     message = outcome.message.encode("utf-8", "replace").decode()
     metrics = list(outcome.metrics)
-    while len(_encode(outcome, "")) > TERMINATION_MESSAGE_LIMIT // 2 and (less := _less(outcome)) is not None:
-        outcome = less
-    message += _without(metrics[len(outcome.metrics) :])
-    whole = _encode(outcome, message)
-    if len(whole) <= TERMINATION_MESSAGE_LIMIT:
-        return whole
+    while len(_encode(outcome, "")) > TERMINATION_MESSAGE_LIMIT // 2 and (shorter := _drop_last(outcome)) is not None:
+        outcome = shorter
+    message += _describe_dropped(metrics[len(outcome.metrics) :])
+    encoded = _encode(outcome, message)
+    if len(encoded) <= TERMINATION_MESSAGE_LIMIT:
+        return encoded
     # Bisection over characters, since escapes and UTF-8 make bytes per character uneven.
     fits, too_long = 0, len(message)
     while too_long - fits > 1:
@@ -166,27 +169,26 @@ def termination_message(outcome: Outcome) -> bytes:
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity: a diverged loss is written as null."""
+    """Returns the value, or None if it is not finite: JSON has no NaN and no infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 
-def _without(dropped: Sequence[str]) -> str:
-    """Returns what the message says of metrics that it has no room for."""
+def _describe_dropped(dropped: Sequence[str]) -> str:
     if not dropped:
         return ""
     names = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in dropped[:_SHOWN]]
     more = f" and {len(dropped) - _SHOWN} more" if dropped[_SHOWN:] else ""
     which = "metric has" if len(dropped) == 1 else "metrics have"
-    return f"; {len(dropped)} {which} no room here, with shorter names they would: {', '.join(names)}{more}"
+    return f"; {len(dropped)} {which} no room here, and would with shorter names: {', '.join(names)}{more}"
 
 
 def _tail(message: str, characters: int) -> str:
     return _CUT + message[len(message) - characters :]
 
 
-def _less(outcome: Outcome) -> Outcome | None:
-    """The outcome without the last of its alternatives, or else of its metrics; None if it has neither."""
-    # The job's own slice comes first.
+def _drop_last(outcome: Outcome) -> Outcome | None:
+    """Returns the outcome without its last alternative, or else its last metric; None if it has neither."""
+    # The first entry is the job's own slice.
     if len(outcome.compiled) > 1:
         return replace(outcome, compiled=outcome.compiled[:-1])
     if not outcome.metrics:

@@ -34,8 +34,8 @@ class ExitCode(IntEnum):
 
 
 class ReportPhase(StrEnum):
-    """What a report to the operator says the training is doing, which decides how long it may be silent. The first
-    steps count as starting, because their programs are compiled."""
+    """What the training is doing, as reported to the operator; it decides how long the training may be silent. The
+    first steps count as starting, because their programs are compiled."""
 
     STARTING = "Starting"
     TRAINING = "Training"
@@ -45,7 +45,7 @@ class ReportPhase(StrEnum):
 
 
 REPORT_LIMIT = 64 * 1024
-"""Most bytes of a report that the operator accepts."""
+"""The largest report that the operator accepts, in bytes."""
 
 MOST_METRICS = 64
 MOST_WARNINGS = 20
@@ -59,7 +59,7 @@ LARGEST_CODE = 256 * 1024**2
 """Limits of trainer.code: number of files, bytes of the archive, bytes of the files in it."""
 
 COMPILE_SPECS = "compile-*.json"
-"""Beside the run spec of an entry check: those of the alternatives, which are compiled only."""
+"""The run specs of the alternatives, beside that of an entry check; they are only compiled."""
 
 ENV_RUN_SPEC = "TPUJOB_RUN_SPEC"
 ENV_NUM_HOSTS = "TPUJOB_NUM_HOSTS"

@@ -1,8 +1,8 @@
 """The run spec: one training run, fully resolved. `entry` reads it once; it never changes.
 
 `runspec-v1.schema.json` is its written form, and a test keeps the two in agreement. Each field of the classes below
-carries the reader of its JSON value. A field's JSON name is its own in camel case, unless its metadata says otherwise.
-What a schema cannot say (replicas x perReplica x accumulation = global) is checked at the end.
+carries the reader of its JSON value. A field's JSON name is its name in camel case, unless its metadata gives another.
+What a schema cannot express (replicas x perReplica x accumulation = global) is checked at the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGEST_SEED = 2**32 - 1
 """The largest seed that every random generator accepts; numpy's global one sets the limit."""
 
 NO_ENTRYPOINT = "trainer:command"
-"""In place of the entrypoint of a loop of the user's own."""
+"""Stands for the entrypoint in a job with `trainer.command`."""
 
 _MOST_ROWS = 64
 _LONGEST_WORDS = 4096
@@ -90,7 +90,7 @@ def _integer(minimum: int, maximum: float = math.inf) -> Reader:
 
 
 def _decimal(value: object, path: str) -> float:
-    """A non-negative real number written as a string, as Kubernetes objects carry them."""
+    """Reads a non-negative real number from a string, as Kubernetes objects carry them."""
     if not isinstance(value, str) or not _DECIMAL.fullmatch(value) or math.isinf(float(value)):
         raise _wrong(path, 'a decimal string such as "0.1" or "1e-4"', value)
     return float(value)
@@ -105,15 +105,14 @@ def _positive(value: object, path: str) -> float:
 def _choice(kind: Callable[[str], Any], allowed: Sequence[str]) -> Reader:
     def read(value: object, path: str) -> Any:
         if not isinstance(value, str) or value not in allowed:
-            raise _wrong(path, " or ".join(f'"{one}"' for one in allowed), value)
+            raise _wrong(path, " or ".join(f'"{name}"' for name in allowed), value)
         return kind(value)
 
     return read
 
 
 def _steps(value: object, path: str) -> tuple[int, ...]:
-    whole = isinstance(value, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in value)
-    if not isinstance(value, list) or not whole or any(one < 1 for one in value):
+    if not isinstance(value, list) or not all(type(step) is int and step >= 1 for step in value):
         raise _wrong(path, "a list of integers of at least 1", value)
     return tuple(value)
 
@@ -128,9 +127,9 @@ def _strings(value: object, path: str) -> dict[str, str]:
 
 
 def _rows(value: object, path: str) -> tuple[ScalingRow, ...]:
-    if not isinstance(value, list) or len(value) > _MOST_ROWS or not all(isinstance(one, Mapping) for one in value):
+    if not isinstance(value, list) or len(value) > _MOST_ROWS or not all(isinstance(row, Mapping) for row in value):
         raise _wrong(path, f"a list of at most {_MOST_ROWS} objects", value)
-    return tuple(_object(ScalingRow, one, f"{path}[{place}]") for place, one in enumerate(value))
+    return tuple(_object(ScalingRow, row, f"{path}[{index}]") for index, row in enumerate(value))
 
 
 Text = Annotated[str, _text]
@@ -194,8 +193,8 @@ class ScheduleSpec:
     milestones: the steps after which "Step" multiplies the rate by `factor`.
     factor: as in the recipe; None if the recipe does not set it.
     metric: what "Plateau" follows; None with the others.
-    mode: of "Plateau": "Min" if lower values are better, "Max" if higher ones are; None with the others.
-    patience: of "Plateau", in evaluations; None with the others.
+    mode: for "Plateau", "Min" if lower values are better, "Max" if higher ones are; None with the others.
+    patience: for "Plateau", in evaluations; None with the others.
     """
 
     name: Annotated[str, _choice(str, SCHEDULES)]
@@ -219,7 +218,7 @@ class StopSpec:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """The optimizer's name and its values; None for those that the recipe does not set."""
+    """The optimizer's name and its values; None where the recipe does not set one."""
 
     name: Text
     learning_rate: Decimal
@@ -245,7 +244,7 @@ class TorchSpec:
 
 @dataclass(frozen=True)
 class BestSpec:
-    """By which metric of the evaluations a checkpoint is the best."""
+    """The metric of the evaluations by which a checkpoint is the best."""
 
     metric: Text
     mode: ModeField
@@ -253,8 +252,8 @@ class BestSpec:
 
 @dataclass(frozen=True)
 class InitSpec:
-    """Weights to begin with: a folder of checkpoints, one of them, or a .safetensors file. `strict`: all tensors there
-    and in the model must match."""
+    """Weights to begin with: a folder of checkpoints, a single checkpoint, or a .safetensors file. `strict`: all
+    tensors there and in the model must match."""
 
     uri: Text
     strict: Flag = True
@@ -264,10 +263,10 @@ class InitSpec:
 class CheckpointSpec:
     """Where checkpoints go and how often: after so many steps or seconds, whichever comes first.
 
-    With neither, there is a checkpoint only when the run is stopped or ends. `keep`: how many committed ones stay.
+    With neither, a checkpoint is written only when the run is stopped or ends. `keep`: how many committed ones stay.
     `uri`: a folder of this job alone; `resume_from`: where the job begins while that folder is empty; `init_from`: the
-    weights with which it then begins at step 0; `rungs`: a prefix: what the lower rungs of a ladder have left below it
-    is removed once the training has succeeded.
+    weights with which it then begins at step 0; `rungs`: a prefix, below which everything that the lower rungs of a
+    ladder left is removed once the training has succeeded.
     """
 
     uri: Text
@@ -282,16 +281,16 @@ class CheckpointSpec:
 
 @dataclass(frozen=True)
 class CodeSpec:
-    """The user's code as a .tar.gz: gs://..., an absolute path, or secret://NAME, which is mounted. `sha256`: of the
-    archive."""
+    """The user's code as a .tar.gz: gs://..., an absolute path, or secret://NAME, which is mounted. `sha256`: the
+    archive's checksum."""
 
     uri: Text
     sha256: Annotated[str, _sha256]
 
 
 class NotFinitePolicy(StrEnum):
-    """What to do with a step whose loss or gradients are not finite. Stop: end the run as failed. Skip: leave the step
-    out. Warn: make it."""
+    """What to do about a step whose loss or gradients are not finite. Stop: fail the run. Skip: leave the step out.
+    Warn: make the step."""
 
     STOP = "Stop"
     SKIP = "Skip"
@@ -300,7 +299,8 @@ class NotFinitePolicy(StrEnum):
 
 @dataclass(frozen=True)
 class ReportSpec:
-    """What is written besides the model; `uri` None means the directory that the environment names, or nowhere."""
+    """The report that is written besides the model; without `uri` it goes to the directory that the environment names,
+    if any."""
 
     uri: Text | None = None
     tensor_board: Flag = False
@@ -321,9 +321,9 @@ class ScalingRow:
 class RunSpec:
     """One training run, fully resolved: the trainer has nothing left to derive.
 
-    `recipe`: what the user wrote, by field path; only compared, to tell whether two jobs train the same.
+    `recipe`: what the user wrote, by field path; only compared, to see whether two jobs train the same.
     `dataset_size`: the examples that `train_steps` were derived from, None if steps were given.
-    `end_after_steps`: of a rung of a ladder, which makes only the first steps of its training; None elsewhere.
+    `end_after_steps`: for a rung of a ladder, which makes only the first steps of its training; None elsewhere.
     `document`: the JSON it was read from, which the history of the run records.
     """
 
@@ -366,7 +366,7 @@ class RunSpec:
     def process_per_device(self) -> bool:
         """Whether a host of this run may be more than one process: only PJRT knows how many chips there are.
 
-        TorchTPU wants a parent to decide its layout, even for a single process.
+        Always true with TorchTPU, whose processes take their layout from a parent, even a single one.
         """
         if self.backend == "torch":
             return self.torch.processes_per_host > 1 or self.torch.device == "tpu"
@@ -374,7 +374,7 @@ class RunSpec:
 
 
 def read_run_spec(path: Path, *, own_loop: bool = False) -> RunSpec:
-    """Reads and checks the run spec file. `own_loop`: of a job with `trainer.command`, which names no entrypoint.
+    """Reads and checks the run spec file. `own_loop`: the job has `trainer.command`, so it names no entrypoint.
 
     Raises:
         BadSpecError: the file is missing or not JSON, or a field is wrong; the text begins with the file's path.
@@ -393,43 +393,43 @@ def parse_run_spec(document: object, *, own_loop: bool = False) -> RunSpec:
     """Checks a parsed JSON document against the run spec's schema and its own arithmetic.
 
     Raises:
-        BadSpecError: the text is "<field path>: <what would be right>, got <what was found>".
+        BadSpecError: the text is "<field path>: <what would be right>, got <what is there>".
     """
     if not isinstance(document, Mapping):
         raise _wrong("the document", "an object", document)
-    # First, because in a document of another version every other complaint would mislead.
+    # First, because any other complaint about a document of another version would mislead.
     if document.get("schema") != RUN_SPEC_SCHEMA:
         raise BadSpecError(f'schema: this trainer reads "{RUN_SPEC_SCHEMA}", got {document.get("schema")!r}')
-    given = {name: value for name, value in document.items() if name != "schema"}
-    spec = _object(RunSpec, {"entrypoint": NO_ENTRYPOINT, **given} if own_loop else given, "")
+    values = {name: value for name, value in document.items() if name != "schema"}
+    spec = _object(RunSpec, {"entrypoint": NO_ENTRYPOINT, **values} if own_loop else values, "")
     spec = replace(spec, document=document)
     if "torch" in document and spec.backend != "torch":
         raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')
     _check_arithmetic(spec)
-    _check_followed(spec)
+    _check_combinations(spec)
     _check_backend(spec)
     return spec
 
 
 def _object(kind: type[T], value: object, path: str) -> T:
-    """Reads a JSON object as the dataclass `kind`. A field with a default, or one that may be None, may be missing."""
+    """Reads a JSON object as the dataclass `kind`. A field may be missing if it has a default or may be None."""
     if not isinstance(value, Mapping):
         raise _wrong(path or "the document", "an object", value)
     assert is_dataclass(kind)
     hints = get_type_hints(kind, include_extras=True)
-    known = {name: one for one in fields(kind) if (name := one.metadata.get("json", _camel_case(one.name)))}
+    known = {name: part for part in fields(kind) if (name := part.metadata.get("json", _camel_case(part.name)))}
     for name in value:
         if name not in known:
             raise BadSpecError(f"{_at(path, name)}: unknown field; known here: {', '.join(known)}")
     read: dict[str, Any] = {}
-    for name, one in known.items():
-        kinds = [hints[one.name]] if NoneType not in get_args(hints[one.name]) else [*get_args(hints[one.name])]
+    for name, part in known.items():
+        kinds = [hints[part.name]] if NoneType not in get_args(hints[part.name]) else [*get_args(hints[part.name])]
         if name in value:
-            read[one.name] = _value(kinds[0], value[name], _at(path, name))
-        elif one.default is MISSING and one.default_factory is MISSING:
+            read[part.name] = _value(kinds[0], value[name], _at(path, name))
+        elif part.default is MISSING and part.default_factory is MISSING:
             if NoneType not in kinds:
                 raise BadSpecError(f"{_at(path, name)}: missing")
-            read[one.name] = None
+            read[part.name] = None
     return kind(**read)
 
 
@@ -463,21 +463,21 @@ def _check_arithmetic(spec: RunSpec) -> None:
         )
 
 
-def _check_followed(spec: RunSpec) -> None:
-    """What the trainer could not do, though every field by itself is right."""
+def _check_combinations(spec: RunSpec) -> None:
+    """Raises BadSpecError for fields that contradict each other, though each is right alone."""
     schedule, checkpoint = spec.schedule, spec.checkpoint
-    given = (schedule.metric is not None, schedule.mode is not None, schedule.patience is not None)
-    if given != (schedule.name == "Plateau",) * 3:
+    present = (schedule.metric is not None, schedule.mode is not None, schedule.patience is not None)
+    if present != (schedule.name == "Plateau",) * 3:
         raise BadSpecError(
             f'schedule: "Plateau" alone takes metric, mode and patience, and needs all three, got "{schedule.name}" '
-            f"with {sum(given)} of them"
+            f"with {sum(present)} of them"
         )
     if checkpoint is not None and checkpoint.resume_from is not None and checkpoint.init_from is not None:
         raise BadSpecError("checkpoint: resumeFrom or initFrom, got both")
     if checkpoint is not None and checkpoint.rungs is not None:
-        beside = f"{checkpoint.uri}.rungs/"
-        if not checkpoint.rungs.startswith(beside) or checkpoint.rungs == beside:
-            raise BadSpecError(f"checkpoint.rungs: a place in {beside}, got {checkpoint.rungs!r}")
+        prefix = f"{checkpoint.uri}.rungs/"
+        if not checkpoint.rungs.startswith(prefix) or checkpoint.rungs == prefix:
+            raise BadSpecError(f"checkpoint.rungs: must be a place below {prefix}, got {checkpoint.rungs!r}")
 
 
 def _check_backend(spec: RunSpec) -> None:

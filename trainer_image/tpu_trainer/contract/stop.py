@@ -1,7 +1,7 @@
-"""How a worker learns that it should stop: SIGTERM (from the kubelet) or SIGINT (from a terminal).
+"""How a worker learns that it should stop: by SIGTERM (from the kubelet) or SIGINT (from a terminal).
 
 The signal only sets a flag, which travels to the other replicas with the gradients (`exchange`), so that all stop after
-the same step. With a process per device only the parent gets the signal, and a file carries it to the children.
+the same step. With a process per device only the parent gets the signal; it informs the children through a file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from types import FrameType
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 StopFlag = Callable[[], bool]
-"""Whether this host has been told to stop; asked in every step."""
+"""Returns whether this host was asked to stop; called in every step."""
 
 
 class StopSignal:
-    """The flag of this process. Install from the main thread, before anything slow."""
+    """The stop flag of this process. Install it from the main thread, before anything slow."""
 
     def __init__(self) -> None:
         self._requested = False
@@ -41,20 +41,21 @@ class StopSignal:
             signal.set_wakeup_fd(end, warn_on_full_buffer=False)
 
     def arrived(self) -> bool:
-        """Whether a signal has come, even if the main thread hangs and cannot run the handler. For one other thread."""
+        """Returns whether a signal has arrived, even if the main thread hangs and cannot run the handler. Only one
+        other thread may call it."""
         if self._arrivals is not None:
             with suppress(BlockingIOError):
                 self._arrived |= any(number in _NUMBERS for number in os.read(self._arrivals, 512))
         return self._arrived or self._requested
 
     def share(self, file: Path) -> None:
-        """Creates `file` on the signal, or at once if it has come already."""
+        """Creates `file` on the signal, or at once if it has already arrived."""
         self._file = file
         if self._requested:
             file.touch()
 
     def unshare(self) -> None:
-        """The file's directory is going away."""
+        """Stops sharing, because the file's directory is about to be removed."""
         self._file = None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -64,7 +65,7 @@ class StopSignal:
 
 
 class SharedStop:
-    """A child's view of the parent's flag: the file exists."""
+    """The parent's stop flag as a child sees it: whether the file exists."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

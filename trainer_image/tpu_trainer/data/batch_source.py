@@ -35,13 +35,13 @@ _WEBDATASET = (
 
 
 def check_data(task: Task, seed: int, backend: Backend, host: int, tell: Tell) -> None:
-    """Whether all processes see the same data, as far as it can be known before the training reads it. A collective;
+    """Checks that all processes see the same data, as far as possible before the training reads it. A collective;
     `host`: this process's host.
 
     Raises:
         UserCodeError: in every process, when they do not.
     """
-    # First: what follows may refuse one process's length and leave the others waiting for it.
+    # First, because the later checks may refuse one process's length and leave the others waiting for it.
     check_lengths(task, backend, host)
     if _is_webdataset(task.train) and backend.world > 1:
         raise UserCodeError(f"the task's train dataset: {_WEBDATASET}")
@@ -53,10 +53,10 @@ def check_data(task: Task, seed: int, backend: Backend, host: int, tell: Tell) -
 @dataclass(frozen=True)
 class BatchSource:
     """batches: the process's part of every step, pass by pass, on the CPU, each with the position after its step.
-    whole: makes the whole job's position of this process's, in a collective."""
+    merge: turns this process's position into the job's, in a collective."""
 
     batches: Iterator[tuple[Batch, Position]]
-    whole: Callable[[Position], Position] = lambda position: position
+    merge: Callable[[Position], Position] = lambda position: position
 
 
 def open_batches(
@@ -68,10 +68,10 @@ def open_batches(
     host: int,
     tell: Tell,
 ) -> BatchSource:
-    """The passes `passes`, counted over the run, from `order.start` on. A collective: the processes compare the first
-    batch of a stream.
+    """Reads the passes `passes`, counted over the run, from `order.start` on. A collective: the processes compare the
+    first batch of a stream.
 
-    epoch_size: what the recipe says.
+    epoch_size: as in the recipe.
 
     Raises:
         UserCodeError: the data cannot be read, or the processes read different streams.
@@ -81,11 +81,11 @@ def open_batches(
         return BatchSource(islice(train_batches(task, order, first), len(passes)))
     if is_sharded(task.train):
         plan = plan_lanes(task.train, order)
-        if (text := _read_by_several(plan, world)) is not None:
+        if (text := _describe_shared_lanes(plan, world)) is not None:
             tell(Finding("Data", 0, text))
         batches = islice(shard_batches(task, plan, first, epoch_size), len(passes))
         return BatchSource(batches, partial(merge_positions, backend=backend, plan=plan))
-    if (text := _read_by_all(task, world)) is not None:
+    if (text := _describe_shared_stream(task, world)) is not None:
         tell(Finding("Data", 0, text))
     if (text := describe_repeat(task.train, order.start)) is not None:
         tell(Finding("Data", first // order.passes, text))
@@ -93,13 +93,13 @@ def open_batches(
     batches = islice(stream_batches(task, order, first, examples), len(passes))
     if not passes or world == 1:
         return BatchSource(batches)
-    # Read here, by the training's own thread: comparing is a collective.
-    begun: list[tuple[Batch, Position]] = []
+    # Read here, in the training's thread, because comparing is a collective.
+    read: list[tuple[Batch, Position]] = []
     short: UserCodeError | None = None
     try:
-        begun.append(next(batches))
+        read.append(next(batches))
     except UserCodeError as error:
-        # A part of the stream may be too short for a batch, where the whole is not.
+        # A part of the stream may be too short for a batch although the stream is not.
         if not examples.known:
             raise
         short = error
@@ -107,10 +107,10 @@ def open_batches(
         tell(Finding("Data", 0, text))
     if short is not None:
         raise short
-    return BatchSource(chain(begun, batches))
+    return BatchSource(chain(read, batches))
 
 
-def _read_by_several(plan: LanePlan, world: int) -> str | None:
+def _describe_shared_lanes(plan: LanePlan, world: int) -> str | None:
     if plan.readers == 1:
         return None
     return (
@@ -120,17 +120,17 @@ def _read_by_several(plan: LanePlan, world: int) -> str | None:
     )
 
 
-def _read_by_all(task: Task, world: int) -> str | None:
-    said = []
+def _describe_shared_stream(task: Task, world: int) -> str | None:
+    remarks = []
     if world > 1:
-        said.append(f"each of the {world} processes reads all of it and uses 1/{world}: it is read {world} times")
+        remarks.append(f"each of the {world} processes reads all of it and uses 1/{world}: it is read {world} times")
     if task.workers:
-        said.append(f"the task's {task.workers} workers are not used for it: the process itself reads")
-    if not said:
+        remarks.append(f"the task's {task.workers} workers are not used for it: the process itself reads")
+    if not remarks:
         return None
     return (
-        f"the train dataset is one stream; {', and '.join(said)}. With num_shards and shard(index, count) each process "
-        "reads its own shards, with workers (docs/data.md)"
+        f"the train dataset is one stream; {', and '.join(remarks)}. With num_shards and shard(index, count) each "
+        "process reads its own shards, with workers (docs/data.md)"
     )
 
 

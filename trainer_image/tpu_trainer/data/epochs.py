@@ -1,7 +1,7 @@
 """Map-style data that changes with the epoch: a curriculum, growing images, a new draw of negatives.
 
-Examples are read ahead, by processes that have a copy of the dataset and never see what a hook does to it. So the epoch
-goes with the indices, and `set_epoch` is called where they are read.
+Examples are read ahead, by processes that have a copy of the dataset and never see a hook's changes to it. So the epoch
+travels with the indices, and `set_epoch` is called where the examples are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Indices(list[int]):
-    """Indices of a pass, which belong to one epoch."""
+    """The indices of a pass, which belong to one epoch."""
 
     def __init__(self, indices: Iterable[int], epoch: int) -> None:
         super().__init__(indices)
@@ -38,8 +38,8 @@ class EpochDataset(Dataset[Any]):
             self._epoch = indices.epoch
             enter_epoch(self._dataset, indices.epoch)
         if (read := getattr(self._dataset, "__getitems__", None)) is not None:
-            found: Sequence[Any] = read(list(indices))
-            return found
+            examples: Sequence[Any] = read(list(indices))
+            return examples
         return [self._dataset[index] for index in indices]
 
 
@@ -49,7 +49,7 @@ def enter_epoch(dataset: Any, epoch: int) -> None:
 
 
 def with_epochs(dataset: Any) -> Iterator[Any]:
-    """Finds the datasets with `set_epoch`: this one, or those in torch's own wrappers, which do not pass it on."""
+    """Finds the datasets with `set_epoch`: this one, or those inside torch's wrappers, which do not pass it on."""
     if callable(getattr(dataset, "set_epoch", None)):
         yield dataset
     else:
@@ -58,7 +58,7 @@ def with_epochs(dataset: Any) -> Iterator[Any]:
 
 
 def _wrapped(dataset: Any) -> Iterator[Any]:
-    """What torch's own wrapper holds."""
+    """Yields the datasets inside torch's wrappers."""
     if isinstance(dataset, Subset):
         yield dataset.dataset
     elif isinstance(dataset, ConcatDataset):
@@ -66,32 +66,33 @@ def _wrapped(dataset: Any) -> Iterator[Any]:
 
 
 def shares_epochs(train: Any, held_out: Any) -> bool:
-    """Whether `set_epoch` on the train data changes the held-out data, too, as with two Subsets of one dataset."""
-    return any(one is other for one in with_epochs(train) for other in with_epochs(held_out))
+    """Returns whether `set_epoch` on the train data changes the held-out data, too, as with two Subsets of one
+    dataset."""
+    return any(part is other for part in with_epochs(train) for other in with_epochs(held_out))
 
 
 @contextmanager
 def watch_attributes(dataset: Any, reads_here: bool, tell: Callable[[str], None]) -> Iterator[None]:
-    """Tells of an attribute of a map-style dataset that the hooks in the block have set. `reads_here`: this process
-    reads the examples, too, and may count them meanwhile."""
+    """Warns of an attribute of a map-style dataset that hooks in the block have set. `reads_here`: this process reads
+    the examples, too, and may count them meanwhile."""
     before = _attributes(dataset, reads_here)
     yield
     for place, value in _attributes(dataset, reads_here).items():
         if place in before and before[place] != value:
             tell(
-                f"a hook has set the train dataset's {place[1]} to {value!r}, and its examples are read ahead, by "
-                "workers with a copy of it if there are any: those of this epoch may be read as before. Give the "
-                "dataset set_epoch(epoch), which is called where they are read"
+                f"a hook has set the train dataset's {place[1]} to {value!r}, but examples are read ahead, possibly by "
+                "workers with a copy of the dataset: some of this epoch may be read as before. Give the dataset "
+                "set_epoch(epoch), which is called where they are read"
             )
             return
 
 
 def _attributes(dataset: Any, reads_here: bool) -> dict[tuple[int, str], Any]:
-    """By the dataset, which may be inside of torch's own wrappers, and the name."""
+    """Returns the dataset's plain attributes, by the dataset, which may be inside torch's wrappers, and the name."""
     if callable(getattr(dataset, "set_epoch", None)) or not hasattr(dataset, "__getitem__"):
         return {}
-    own = {name: value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) in _PLAIN}
-    found = {(id(dataset), name): value for name, value in own.items() if "epoch" in name or not reads_here}
+    plain = {name: value for name, value in getattr(dataset, "__dict__", {}).items() if type(value) in _PLAIN}
+    attributes = {(id(dataset), name): value for name, value in plain.items() if "epoch" in name or not reads_here}
     for part in _wrapped(dataset):
-        found |= _attributes(part, reads_here)
-    return found
+        attributes |= _attributes(part, reads_here)
+    return attributes

@@ -1,7 +1,7 @@
-"""What an example looks like, in a few numbers, so that processes can tell whether they read the same data.
+"""An example's fingerprint in a few numbers, by which processes find out whether they read the same data.
 
-Four kinds of content are kept apart, since they are comparable to different degrees: an augmentation with generators of
-its own changes the array and leaves the label, a temporary directory changes a path and nothing else.
+It separates four kinds of content, since they are comparable to different degrees: an augmentation with its own random
+generators changes the array and not the label, a temporary directory changes a path and nothing else.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ WIDTH = len(KINDS) + 1
 """Numbers per example: a checksum for each of the first three kinds, a weighted sum of the reals, and their norm."""
 
 _CHECKSUM = 2**24
-"""float32, which a gather carries, holds all whole numbers up to here."""
+"""Whole numbers below it are exact in float32, which a gather carries."""
 
 _TOLERANCE = 1e-3
-"""Reals are equal up to so much of their norm: hosts of different CPUs round differently."""
+"""Reals count as equal up to this part of their norm: hosts with different CPUs round differently."""
 
 _MOST_ELEMENTS = 2**16
 _DEEPEST = 8
@@ -42,30 +42,31 @@ class _Content:
 
 
 def fingerprint(example: Any) -> list[float]:
-    """`WIDTH` numbers that float32 holds, all finite. -1 instead of a checksum, or a norm of -1: no such content."""
+    """Returns `WIDTH` finite numbers, exact in float32. A checksum or norm of -1 means that there is no such
+    content."""
     content = _Content()
     _collect(example, content, 0)
     sums = [_checksum(part) for part in (content.numbers, content.arrays, content.texts)]
     if not content.reals:
         return [*sums, 0.0, -1.0]
     reals = np.concatenate(content.reals)
-    # Bounded, because squares follow; NaN is a value like any other here.
+    # Bounded, because squares follow; NaN is an ordinary value here.
     reals = np.clip(np.nan_to_num(reals, nan=-1.25, posinf=1e15, neginf=-1e15), -1e15, 1e15)
-    # Any weights will do that differ from each other.
+    # Any weights that differ from each other will do.
     weights = np.cos(1.7 * np.arange(len(reals)))
     return [*sums, float(weights @ reals), math.sqrt(float(reals @ reals))]
 
 
-def alike(one: Sequence[float], other: Sequence[float]) -> list[bool]:
-    """For each of KINDS, whether two fingerprints agree."""
-    bound = _TOLERANCE * max(one[-1], other[-1], 0.0)
-    same_reals = (one[-1] < 0) == (other[-1] < 0) and abs(one[-2] - other[-2]) <= bound
-    return [*(a == b for a, b in zip(one[:3], other[:3], strict=True)), same_reals]
+def compare_kinds(left: Sequence[float], right: Sequence[float]) -> list[bool]:
+    """Returns for each of KINDS whether two fingerprints agree."""
+    bound = _TOLERANCE * max(left[-1], right[-1], 0.0)
+    same_reals = (left[-1] < 0) == (right[-1] < 0) and abs(left[-2] - right[-2]) <= bound
+    return [*(a == b for a, b in zip(left[:3], right[:3], strict=True)), same_reals]
 
 
-def present(one: Sequence[float]) -> list[bool]:
-    """For each of KINDS, whether the example has such content."""
-    return [*(value >= 0 for value in one[:3]), one[-1] >= 0]
+def present_kinds(values: Sequence[float]) -> list[bool]:
+    """Returns for each of KINDS whether the example has such content."""
+    return [*(number >= 0 for number in values[:3]), values[-1] >= 0]
 
 
 def _checksum(parts: list[bytes]) -> float:
@@ -78,7 +79,7 @@ def _collect(value: Any, into: _Content, depth: int) -> None:
     elif isinstance(value, bool | int | float | complex | np.ndarray | np.generic):
         _add_array(np.asarray(value), into)
     elif hasattr(value, "__array_interface__"):
-        # An image of PIL's.
+        # For example a PIL image.
         _add_array(np.asarray(value), into)
     elif isinstance(value, str):
         into.texts.append(value.encode(errors="replace"))

@@ -1,11 +1,11 @@
 """Refuses data that the task has divided among the processes itself.
 
-The trainer takes each process's part of an order of the whole dataset. If a process sees only its own part of the data,
-that part is divided once more: some examples are never used and others twice, and nothing else shows it. So before the
+The trainer takes each process's part of an order of the whole dataset. If a process sees only a part of the data, that
+part is divided once more: some examples are never used and others twice, and nothing else reveals it. So before the
 first step the processes compare the lengths of their data and a few examples.
 
 Examples that differ are read again. If they then differ within a process, too, they depend on random numbers that the
-trainer does not seed, and the difference says nothing about the data: a warning, not an error.
+trainer does not seed, and the difference proves nothing about the data: a warning, not an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import ranges
-from tpu_trainer.data.fingerprint import KINDS, WIDTH, alike, fingerprint, present
+from tpu_trainer.data.fingerprint import KINDS, WIDTH, compare_kinds, fingerprint, present_kinds
 from tpu_trainer.data.loading import (
     GENERATORS,
     NO_WORKERS,
@@ -46,10 +46,10 @@ COMPARED = 4
 """Examples of each dataset that are compared."""
 
 _READ_AGAIN = 6
-"""How often they are read again where they differ. Several times: an augmentation may leave most examples alone."""
+"""How often they are read again if they differ. Several times, since an augmentation may leave most examples alone."""
 
 _HALF = 2**24
-"""float32, which a gather carries, holds all whole numbers up to here."""
+"""Whole numbers below it are exact in float32, which a gather carries."""
 
 _MOST_NAMED = 4
 
@@ -73,14 +73,14 @@ Prints = Sequence[Sequence[Sequence[float]]]
 
 
 def check_lengths(task: Task, backend: Backend, host: int) -> None:
-    """A collective; `host`: this process's host.
+    """Compares the lengths of the data; a collective. `host`: this process's host.
 
     Raises:
         UserCodeError: in every process, when the lengths of their training or evaluation data differ.
     """
     if backend.world == 1:
         return
-    # An iterable dataset is as long as its stream.
+    # The length of an iterable dataset is unknown.
     sizes = {"training": length_of(task.train, "train") if has_length(task.train) else 0}
     sizes |= {name_held_out(name): length_of(dataset, name_held_out(name)) for name, dataset in held_out(task).items()}
     rows = backend.gather([host, *(part for size in sizes.values() for part in divmod(size, _HALF))])
@@ -92,73 +92,73 @@ def check_lengths(task: Task, backend: Backend, host: int) -> None:
 
 
 def unequal_lengths(kind: str, rows: Sequence[tuple[int, int]]) -> str | None:
-    """What to say of the processes' lengths, None if all are equal. `rows`: each process's host and length."""
+    """Describes how the processes' lengths differ; None if all are equal. `rows`: each process's host and length."""
     hosts: dict[int, set[int]] = {}
     for host, length in rows:
         hosts.setdefault(length, set()).add(host)
     if len(hosts) == 1:
         return None
-    said: list[str] = []
+    parts: list[str] = []
     for length, group in list(hosts.items())[:_MOST_NAMED]:
         who = f"host{'s' if len(group) > 1 else ''} {ranges(sorted(group))}"
-        said.append(f"{who} {'have' if len(group) > 1 else 'has'} {length}{'' if said else f' {kind} examples'}")
+        parts.append(f"{who} {'have' if len(group) > 1 else 'has'} {length}{'' if parts else f' {kind} examples'}")
     more = "; and so on" if len(hosts) > _MOST_NAMED else ""
-    return f"{', '.join(said)}{more}: {WHOLE}"
+    return f"{', '.join(parts)}{more}: {WHOLE}"
 
 
 def check_order(task: Task, seed: int, backend: Backend, host: int) -> None:
-    """Whether the task's order is a function of what it is given: the same in every process, and whenever it is asked.
-    A collective.
+    """Checks that the task's order is a function of its arguments: the same in every process and at every call. A
+    collective.
 
     Raises:
-        UserCodeError: in every process, when it is not; or the order raised.
+        UserCodeError: in every process, if it is not; or the order raised.
     """
     if task.order is None:
         return
     if not has_length(task.train):
-        raise UserCodeError("the task's order is for map-style data (len() and [i]); a stream has an order of its own")
+        raise UserCodeError("the task's order is for map-style data (len() and [i]); a stream has its own order")
     size = length_of(task.train, "train")
-    asked = [zlib.crc32(epoch_order(size, seed, epoch, task.order).tobytes()) % _HALF for epoch in (0, 1, 0)]
-    rows = backend.gather([host, *(float(one) for one in asked)])
+    checksums = [zlib.crc32(epoch_order(size, seed, epoch, task.order).tobytes()) % _HALF for epoch in (0, 1, 0)]
+    rows = backend.gather([host, *map(float, checksums)])
     if any(row[1] != row[3] for row in rows):
         raise UserCodeError(
-            "the task's order of epoch 0 is another one whenever it is asked, so no resumed run could go on with it. "
-            "Draw from torch's, numpy's or Python's own generator, which are seeded for every epoch, or from one that "
-            "is made from epoch and seed"
+            "the task's order of epoch 0 changes with every call, so a resumed run could not continue with it. Draw "
+            "from torch's, numpy's or Python's own generator, which are seeded for every epoch, or from a generator "
+            "that is made from epoch and seed"
         )
     if len({tuple(row[1:]) for row in rows}) > 1:
         orders = [[row[1:]] for row in rows]
         who = _parties([int(row[0]) for row in rows], orders, [True] * len(KINDS))
         raise UserCodeError(
             f"{who} have different orders of the training data: the task's order must not depend on the rank or the "
-            "host. It is the whole job's, and the trainer takes each process's part"
+            "host. It is the order of the job, of which the trainer takes each process's part"
         )
 
 
 def check_examples(task: Task, seed: int, backend: Backend, host: int) -> list[str]:
-    """Compares a few examples of each dataset that can be read anywhere, and of a sharded stream's first shard; returns
-    what a user should know. A collective; not for other streams, whose first batch `check_stream` compares.
+    """Compares a few examples of each map-style dataset, and of a sharded stream's first shard; returns warnings. A
+    collective; not for other streams, whose first batch `check_stream` compares.
 
     Raises:
-        UserCodeError: in every process, when they differ; or the dataset raised.
+        UserCodeError: in every process, if they differ; or the dataset raised.
     """
     if backend.world == 1:
         return []
-    said, ahead = [], training_workers(task)
+    warnings, workers = [], training_workers(task)
     if has_length(task.train):
-        said.append(compare("training examples", _spread(task.train, seed), WHOLE, backend, host, ahead))
+        warnings.append(compare("training examples", _spread(task.train, seed), WHOLE, backend, host, workers))
     elif is_sharded(task.train):
-        read = _of_shard(task.train, seed)
-        said.append(compare("examples in training shard 0", read, SHARD, backend, host, ahead))
+        read = _first_of_shard(task.train, seed)
+        warnings.append(compare("examples in training shard 0", read, SHARD, backend, host, workers))
     for name, dataset in held_out(task).items():
-        ahead = evaluation_workers(task, dataset)
-        said.append(compare(f"{name_held_out(name)} examples", _spread(dataset, seed), WHOLE, backend, host, ahead))
-    return [text for text in said if text is not None]
+        kind, workers = f"{name_held_out(name)} examples", evaluation_workers(task, dataset)
+        warnings.append(compare(kind, _spread(dataset, seed), WHOLE, backend, host, workers))
+    return [text for text in warnings if text is not None]
 
 
 def check_stream(stream: FirstBatch, backend: Backend, host: int) -> str | None:
-    """`check_examples` for a stream without shards. Reads it once more if its examples differ; a stream with a state
-    is afterwards where it was."""
+    """Does what `check_examples` does for a stream without shards. Reads it once more if its examples differ, and then
+    restores its state if it has one."""
     if backend.world == 1:
         return None
     return compare("examples in the training stream", stream.read, STREAM, backend, host)
@@ -167,7 +167,7 @@ def check_stream(stream: FirstBatch, backend: Backend, host: int) -> str | None:
 class FirstBatch:
     """The first examples that a process has read of a stream, and how to read them again.
 
-    Made before the stream is read, and then given the first batch.
+    Create it before the stream is read, and call it with the first batch.
     """
 
     def __init__(self, dataset: Any, order: Order, first_batch: int) -> None:
@@ -175,7 +175,7 @@ class FirstBatch:
         self._resumes = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._before = order.start.dataset if order.start.offset else self._state()
         self._first: Sequence[Any] | None = None
-        self._given = False
+        self._returned = False
 
     @property
     def known(self) -> bool:
@@ -186,18 +186,18 @@ class FirstBatch:
             self._first = examples[:COMPARED]
 
     def read(self) -> Sequence[Any]:
-        if self._first is not None and not self._given:
-            self._given = True
+        if self._first is not None and not self._returned:
+            self._returned = True
             return self._first
         now = self._state()
         if self._resumes and self._before is not None:
             self._dataset.load_state_dict(self._before)
-        # As `stream_batches` reads them.
-        with self._order.drawing(self._number, alike=True):
+        # Reads them as `stream_batches` does.
+        with self._order.seeded(self._number, alike=True):
             if hasattr(self._dataset, "set_epoch"):
                 self._dataset.set_epoch(self._order.start.epoch)
             examples = iter(self._dataset)
-        with self._order.drawing(self._number, alike=True):
+        with self._order.seeded(self._number, alike=True):
             read = list(islice(examples, COMPARED))
         if self._resumes:
             self._dataset.load_state_dict(now)
@@ -209,18 +209,18 @@ class FirstBatch:
 
 
 def _spread(dataset: Any, seed: int) -> Read:
-    """Reads examples from all over a map-style dataset: the first ones of two shards may be equal."""
+    """Returns a reader of examples from all over a map-style dataset: the first ones of two shards may be equal."""
 
     def read() -> Sequence[Any]:
         size = len(dataset)
-        places = sorted({place * (size - 1) // (COMPARED - 1) for place in range(COMPARED)}) if size else []
+        indices = sorted({part * (size - 1) // (COMPARED - 1) for part in range(COMPARED)}) if size else []
         seed_generators(seed)
-        return [dataset[place] for place in places]
+        return [dataset[index] for index in indices]
 
     return read
 
 
-def _of_shard(stream: Any, seed: int) -> Read:
+def _first_of_shard(stream: Any, seed: int) -> Read:
     def read() -> Sequence[Any]:
         seed_generators(seed)
         return list(islice(open_shard(stream, 0, 0), COMPARED))
@@ -229,8 +229,9 @@ def _of_shard(stream: Any, seed: int) -> Read:
 
 
 def read_prints(read: Read, times: int, workers: Workers) -> Prints:
-    """The fingerprints of the examples, `times` times. With `workers` a worker reads: a file that a dataset opens at
-    its first reading must not be open in this process, or the training's workers would share the place in it."""
+    """Returns the fingerprints of the examples, read `times` times. With `workers`, a worker reads: a file that the
+    dataset opens at the first read must not be open in this process, or the training's workers would share its
+    offset."""
     if not workers.count:
         with GENERATORS, keep_generators():
             return [[fingerprint(example) for example in read()] for _ in range(times)]
@@ -242,12 +243,12 @@ def read_prints(read: Read, times: int, workers: Workers) -> Prints:
         worker_init_fn=workers.begin,
         generator=torch.Generator(),
     )
-    found: Prints = next(iter(loader))
-    return found
+    prints: Prints = next(iter(loader))
+    return prints
 
 
 class _Readings(IterableDataset[Any]):
-    """All readings, as its one example."""
+    """A dataset whose only example is all readings."""
 
     def __init__(self, read: Read, times: int) -> None:
         self._read, self._times = read, times
@@ -258,73 +259,76 @@ class _Readings(IterableDataset[Any]):
 
 
 def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, workers: Workers = NO_WORKERS) -> str | None:
-    """Whether `read` gives equal examples in all processes: None, or what to warn of. A collective.
+    """Compares the examples that `read` returns in all processes; returns a warning, or None. A collective.
 
-    kind: what the examples are. rule: what would be right. workers: that the task has for them.
+    kind: the name of the examples. rule: what would be right. workers: the task's workers for them.
 
     Raises:
-        UserCodeError: in every process, when they differ for another reason than random numbers; or `read` raised.
+        UserCodeError: in every process, if they differ for another reason than random numbers; or `read` raised.
     """
     with user_code(f"reading {kind}"):
-        (own,) = read_prints(read, 1, workers)
-    missing = [[-2.0] * WIDTH] * (COMPARED - len(own))
-    rows = backend.gather([host, *(number for one in [*own, *missing] for number in one)])
+        (local,) = read_prints(read, 1, workers)
+    missing = [[-2.0] * WIDTH] * (COMPARED - len(local))
+    rows = backend.gather([host, *(number for example in [*local, *missing] for number in example)])
     hosts = [int(row[0]) for row in rows]
     prints = [[row[at : at + WIDTH] for at in range(1, len(row), WIDTH)] for row in rows]
     if not any(_differing(prints)):
         return None
     with user_code(f"reading {kind} again"):
         again = read_prints(read, _READ_AGAIN, workers)
-    steady = [not differs for differs in _differing([own, *again])]
+    steady = [not differs for differs in _differing([local, *again])]
     steady = [all(votes) for votes in zip(*backend.gather([float(vote) for vote in steady]), strict=True)]
     return judge_prints(kind, rule, hosts, prints, steady)
 
 
 def judge_prints(kind: str, rule: str, hosts: Sequence[int], prints: Prints, steady: Sequence[bool]) -> str | None:
-    """What to warn of when fingerprints differ. hosts: of every process. steady: for each kind of content, whether
-    every process reads the same whenever it reads it.
+    """Judges fingerprints that differ; returns a warning, or None. hosts: the host of every process. steady: for each
+    kind of content, whether every process reads the same at every read.
 
     Raises:
         UserCodeError: the examples are not the same.
     """
     differ = _differing(prints)
-    differ_steadily = [one and other for one, other in zip(differ, steady, strict=True)]
-    # Content that is the same everywhere, although it changes from example to example, speaks for the same data.
-    changes, has = _differing([[one] for one in prints[0]]), present(prints[0][0])
-    equal = [all(about) for about in zip(steady, (not one for one in differ), changes, has, strict=True)]
+    differ_steadily = list(map(all, zip(differ, steady, strict=True)))
+    # Content that is the same everywhere, although it changes from example to example, indicates the same data.
+    changes, has = _differing([[example] for example in prints[0]]), present_kinds(prints[0][0])
+    equal = [
+        all(conditions) for conditions in zip(steady, (not differs for differs in differ), changes, has, strict=True)
+    ]
     only_texts = differ_steadily == [name == "texts" for name in KINDS]
     if any(differ_steadily) and not (only_texts and any(equal)):
         raise UserCodeError(f"{_parties(hosts, prints, differ_steadily)} have different {kind}: {rule}")
     if only_texts:
         return (
-            f"the texts in the {kind} differ between {_parties(hosts, prints, differ)}, and nothing else does. Names "
-            f"of files may; if these are other examples, {rule}"
+            f"only the texts in the {kind} differ between {_parties(hosts, prints, differ)}. Names of files may "
+            f"differ; if these are other examples, {rule}"
         )
     if any(equal):
         return None
     return (
-        f"the {kind} cannot be compared between the processes: they change whenever they are read, by random numbers "
-        "that the trainer does not seed (a generator of the dataset's own). If each process has other examples, and "
-        f"not only other random numbers, {rule}"
+        f"the {kind} cannot be compared between the processes: they change at every read, by random numbers that the "
+        "trainer does not seed (the dataset has its own generator). If each process has other examples, and not only "
+        f"other random numbers, {rule}"
     )
 
 
 def _differing(prints: Prints) -> list[bool]:
-    """For each of KINDS, whether any process differs from the first."""
+    """Returns for each of KINDS whether any process differs from the first."""
     result = [False] * len(KINDS)
     for others in prints[1:]:
-        for one, other in zip(prints[0], others, strict=True):
-            result = [known or not same for known, same in zip(result, alike(one, other), strict=True)]
+        for first, other in zip(prints[0], others, strict=True):
+            same = compare_kinds(first, other)
+            result = [known or not equal for known, equal in zip(result, same, strict=True)]
     return result
 
 
 def _parties(hosts: Sequence[int], prints: Prints, kinds: Sequence[bool]) -> str:
-    """ "hosts 0-1 and host 2": who has the same, by the content of `kinds`."""
+    """Names the parties with the same content of `kinds`: "hosts 0-1 and host 2"."""
     parties: list[list[int]] = []
-    for rank, own in enumerate(prints):
+    for rank, local in enumerate(prints):
         for party in parties:
-            differs = _differing([prints[party[0]], own])
-            if not any(one and other for one, other in zip(differs, kinds, strict=True)):
+            differs = _differing([prints[party[0]], local])
+            if not any(map(all, zip(differs, kinds, strict=True))):
                 party.append(rank)
                 break
         else:
@@ -333,12 +337,12 @@ def _parties(hosts: Sequence[int], prints: Prints, kinds: Sequence[bool]) -> str
     # Processes of one host may differ, too.
     split = sum(map(len, of_hosts)) > len(set(hosts))
     noun, groups = ("process", parties) if split else ("host", of_hosts)
-    named = [_named(noun, group) for group in groups[:_MOST_NAMED]]
+    names = [_format(noun, group) for group in groups[:_MOST_NAMED]]
     if len(groups) > _MOST_NAMED:
-        return f"{', '.join(named)} and so on"
-    return f"{', '.join(named[:-1])} and {named[-1]}"
+        return f"{', '.join(names)} and so on"
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _named(noun: str, numbers: Sequence[int]) -> str:
+def _format(noun: str, numbers: Sequence[int]) -> str:
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{noun if len(numbers) == 1 else plural} {ranges(numbers)}"

@@ -2,13 +2,13 @@
 
 The shards are read in lanes, whose number depends only on the number of shards. The shards of one pass over the data
 after another, each pass in an order of its own, form an endless list. Lane l of L reads entries l, l + L, l + 2L ... of
-it from end to end. Example k of the run is the next one of lane k mod L, and process r of w trains on examples r,
+it completely. Example k of the run is the next one of lane k mod L, and process r of w trains on examples r,
 r + w, r + 2w ... So the global batches are the same for any w, and if w divides L, a process reads whole lanes that no
 other process reads.
 
-No process has to know how long a shard is, or what the others have left: a lane that has read one goes on with its next
-one. So nothing is dropped, nobody waits for anybody, and all shards are read equally often, however long they are. An
-epoch is then a number of examples, where that number is known, and not an event in the data.
+No process has to know how long a shard is, or how far the others are: a lane that has read a shard continues with its
+next one. So nothing is dropped, no process waits for another, and all shards are read equally often, however long they
+are. An epoch is then a number of examples, where that number is known, and not an event in the data.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MOST_LANES = 256
-"""As many as the largest slices of v5e and v6e have chips, so that each has a lane of its own. Not more: a lane is an
-open shard, and a process alone has all lanes open."""
+"""The chips of the largest slices of v5e and v6e, so that each has its own lane. Not more, because a lane is an open
+shard, and a single process has all lanes open."""
 
 _HALF = 2**24
-"""float32, which a gather carries, holds all whole numbers up to here."""
+"""Whole numbers below it are exact in float32, which a gather carries."""
 
 
 class LanePosition(NamedTuple):
-    """Where a lane stands: it has taken `taken` examples of shard number `visit` of its own."""
+    """How far a lane has read: `taken` examples of its shard number `visit`."""
 
     visit: int = 0
     taken: int = 0
@@ -64,9 +64,9 @@ class LanePosition(NamedTuple):
 
 @dataclass(frozen=True)
 class LanePlan:
-    """What this process reads of a stream of `shards` shards, after the job has taken `start` examples of it.
+    """The part of a stream of `shards` shards that this process reads, after the job has taken `start` examples.
 
-    places: of the lanes, by lane; a lane that is not there is at its beginning.
+    places: the lanes' positions, by lane; a missing lane is at its beginning.
     """
 
     shards: int
@@ -76,18 +76,18 @@ class LanePlan:
 
     @property
     def lanes(self) -> int:
-        """A power of two, like most numbers of processes. Not more than there are shards: two lanes in the same shard
-        would give the same examples side by side."""
+        """The number of lanes: a power of two, like most numbers of processes. At most one per shard: two lanes in the
+        same shard would yield the same examples side by side."""
         return int(2 ** (min(self.shards, MOST_LANES).bit_length() - 1))
 
     @property
     def step(self) -> int:
-        """The process reads every `step`-th lane."""
+        """The distance between the lanes that this process reads."""
         return math.gcd(self.order.share.world, self.lanes)
 
     @property
     def readers(self) -> int:
-        """Processes that read each lane: 1, unless the number of processes does not divide the number of lanes."""
+        """The number of processes that read each lane: 1 if the number of processes divides the number of lanes."""
         return self.order.share.world // self.step
 
     @property
@@ -96,25 +96,26 @@ class LanePlan:
         return range(self.order.share.rank % self.step, self.lanes, self.step)
 
     def numbers(self) -> Iterator[int]:
-        """The examples that this process reads, by number; endless. Example k is the next one of lane k mod lanes."""
+        """Yields the numbers of the examples that this process reads; endless. Example k is the next of lane k mod
+        lanes."""
         return count(self.start + (self.order.share.rank - self.start) % self.step, self.step)
 
     def trains_on(self, number: int) -> bool:
-        """Whether an example that this process reads is its own, not only on the way to one."""
+        """Returns whether this process trains on an example that it reads, instead of skipping it."""
         return number % self.order.share.world == self.order.share.rank
 
     @property
     def reads_per_pass(self) -> int:
-        """Examples that the process reads for the rows of one pass."""
+        """The number of examples that the process reads for the rows of one pass."""
         order = self.order
         return order.global_batch // order.share.world // order.passes * self.readers
 
 
 def plan_lanes(stream: Any, order: Order) -> LanePlan:
-    """The plan from `order.start` on.
+    """Plans the reading from `order.start` on.
 
     Raises:
-        UserCodeError: the stream does not say how many shards it has, or not as many as when the checkpoint was made.
+        UserCodeError: the stream has no number of shards, or another one than when the checkpoint was written.
     """
     shards, start = shards_of(stream), order.start.dataset or {}
     if order.start == Position():
@@ -130,39 +131,39 @@ def plan_lanes(stream: Any, order: Order) -> LanePlan:
 
 
 def shards_of(stream: Any) -> int:
-    """Raises UserCodeError unless the stream says how many shards it has."""
-    given = getattr(stream, "num_shards", None)
-    if given is None:
+    """Returns the stream's number of shards; raises UserCodeError if it has none."""
+    count = getattr(stream, "num_shards", None)
+    if count is None:
         # Its name in older versions of Hugging Face's datasets.
-        given = getattr(stream, "n_shards", None)
-    if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < 1:
+        count = getattr(stream, "n_shards", None)
+    if isinstance(count, bool) or not isinstance(count, Integral) or int(count) < 1:
         raise UserCodeError(
             "the task's train dataset has shard(), so it must have num_shards too, the number of its shards (files): a "
-            f"whole number above 0, not {given!r}"
+            f"whole number above 0, not {count!r}"
         )
-    return int(given)
+    return int(count)
 
 
 def open_shard(stream: Any, index: int, epoch: int) -> Iterable[Any]:
-    """The examples of a shard. Raises what the user's code raises."""
+    """Returns the examples of a shard. Raises what the user's code raises."""
     if hasattr(stream, "set_epoch"):
         stream.set_epoch(epoch)
     shards = shards_of(stream)
-    # Hugging Face's datasets have this method with the arguments the other way round.
-    named = "num_shards" in inspect.signature(stream.shard).parameters
-    shard: Iterable[Any] = stream.shard(num_shards=shards, index=index) if named else stream.shard(index, shards)
+    # Hugging Face's datasets have this method with its arguments in the other order.
+    by_name = "num_shards" in inspect.signature(stream.shard).parameters
+    shard: Iterable[Any] = stream.shard(num_shards=shards, index=index) if by_name else stream.shard(index, shards)
     if hasattr(shard, "set_epoch"):
         shard.set_epoch(epoch)
     return shard
 
 
 Pass = tuple[list[Any], dict[int, LanePosition]]
-"""The examples of a pass, and the places of the lanes that it has moved."""
+"""The examples of a pass, and the positions of the lanes that it has advanced."""
 
 
 class Lane:
-    """Reads one lane. Random numbers that the shards draw depend only on the seed, the shard's place in the list and
-    the example's place in the shard, so they are the same for any number of processes, and after a resume."""
+    """Reads one lane. The shards' random numbers depend only on the seed, the shard's index in the list and the
+    example's index in the shard, so they are the same for any number of processes, and after a resume."""
 
     def __init__(self, stream: Any, plan: LanePlan, lane: int) -> None:
         self._stream, self._plan, self._lane = stream, plan, lane
@@ -170,7 +171,7 @@ class Lane:
         self._open: Iterator[Any] | None = None
 
     def next(self) -> Any:
-        """The next example.
+        """Returns the next example.
 
         Raises:
             UserCodeError: a shard is empty.
@@ -178,7 +179,7 @@ class Lane:
         """
         while True:
             if self._open is None:
-                self._open = self._opened()
+                self._open = self._open_shard()
             visit, taken = self.place
             self._seed(taken)
             try:
@@ -196,19 +197,19 @@ class Lane:
 
     @property
     def _entry(self) -> int:
-        """In the endless list of shards."""
+        """The lane's current entry in the endless list of shards."""
         return self._lane + self.place.visit * self._plan.lanes
 
     @property
     def _shard(self) -> tuple[int, int]:
-        """The pass over the data, and the shard."""
+        """The current pass over the data, and the shard."""
         shards = self._plan.shards
-        epoch, at = divmod(self._entry, shards)
-        return epoch, int(permutation(shards, self._plan.order.seed, epoch)[at])
+        epoch, index = divmod(self._entry, shards)
+        return epoch, int(permutation(shards, self._plan.order.seed, epoch)[index])
 
-    def _opened(self) -> Iterator[Any]:
-        """The shard's examples from where the lane stands. Not by a state that the shard may have of its own: Hugging
-        Face's, for one, loses what is in a shuffle buffer."""
+    def _open_shard(self) -> Iterator[Any]:
+        """Returns the shard's examples from the lane's position on. Does not use the shard's own state: Hugging Face's
+        datasets, for example, lose their shuffle buffer."""
         epoch, index = self._shard
         taken = self.place.taken
         self._seed(0)
@@ -228,11 +229,11 @@ class Lane:
 def shard_batches(
     task: Task, plan: LanePlan, first_batch: int, epoch_size: int | None = None
 ) -> Iterator[tuple[Batch, Position]]:
-    """`data.train_batches` for a stream in shards. `epoch_size`: examples of an epoch, if known; otherwise the whole
-    run is one.
+    """Does what `train_batches` does for a stream in shards. `epoch_size`: examples of an epoch, if known; otherwise
+    the run is one epoch.
 
-    Only with the last pass of a step is the position the one after the step; it has the places of this process's lanes,
-    and `whole_position` adds the others'.
+    Only the position of a step's last pass is the position after the step; it has the positions of this process's
+    lanes, and `merge_positions` adds the others'.
 
     Raises:
         UserCodeError: a shard is empty, or the dataset raised.
@@ -242,42 +243,47 @@ def shard_batches(
     passes = _read_ahead(training_workers(task), plan) if task.workers else _read(task.train, plan)
     for number, (examples, moved) in enumerate(passes):
         taken = plan.start + (number // order.passes + 1) * order.global_batch
-        with order.drawing(first_batch + number), user_code("collating a batch"):
+        with order.seeded(first_batch + number), user_code("collating a batch"):
             batch = collate(examples)
         places |= {str(lane): list(place) for lane, place in moved.items()}
         epoch = 0 if epoch_size is None else (taken - 1) // epoch_size
-        kept = {"shards": plan.shards, "taken": taken, "places": dict(places)}
-        yield batch, Position(epoch, taken - epoch * (epoch_size or 0), kept)
+        state = {"shards": plan.shards, "taken": taken, "places": dict(places)}
+        yield batch, Position(epoch, taken - epoch * (epoch_size or 0), state)
 
 
 def merge_positions(position: Position, backend: Backend, plan: LanePlan) -> Position:
-    """The position with the places of all lanes: each process knows those that it reads. A collective."""
+    """Returns the position with all lanes' positions, of which each process knows its own. A collective."""
     if position.dataset is None or plan.step == 1:
         return position
-    places, own = position.dataset["places"], plan.own_lanes
-    row = [number for lane in own for part in places.get(str(lane), LanePosition()) for number in divmod(part, _HALF)]
+    places = position.dataset["places"]
+    row = [
+        number
+        for lane in plan.own_lanes
+        for part in places.get(str(lane), LanePosition())
+        for number in divmod(part, _HALF)
+    ]
     rows = backend.gather([float(number) for number in row])
-    whole: dict[str, list[int]] = {}
+    merged: dict[str, list[int]] = {}
     for rank in range(plan.step):
         numbers = [int(number) for number in rows[rank]]
         parts = [high * _HALF + low for high, low in zip(numbers[::2], numbers[1::2], strict=True)]
         for nth, lane in enumerate(range(rank, plan.lanes, plan.step)):
-            whole[str(lane)] = parts[2 * nth : 2 * nth + 2]
-    return Position(position.epoch, position.offset, {**position.dataset, "places": whole})
+            merged[str(lane)] = parts[2 * nth : 2 * nth + 2]
+    return Position(position.epoch, position.offset, {**position.dataset, "places": merged})
 
 
 def _read(stream: Any, plan: LanePlan) -> Iterator[Pass]:
-    """Pass by pass, in this process."""
+    """Yields pass by pass, read in this process."""
     lanes = {lane: Lane(stream, plan, lane) for lane in plan.own_lanes}
     numbers = plan.numbers()
     while True:
         with GENERATORS, user_code("the next examples of the task's dataset"):
-            made = _one_pass(lanes, plan, numbers)
-        yield made
+            examples = _read_pass(lanes, plan, numbers)
+        yield examples
 
 
-def _one_pass(lanes: Mapping[int, Lane], plan: LanePlan, numbers: Iterator[int]) -> Pass:
-    """What `lanes`, all of the process's or those of one of its workers, have for the next pass."""
+def _read_pass(lanes: Mapping[int, Lane], plan: LanePlan, numbers: Iterator[int]) -> Pass:
+    """Reads the next pass from `lanes`: all lanes of the process, or those of one of its workers."""
     examples, moved = [], {}
     for number in islice(numbers, plan.reads_per_pass):
         if (lane := lanes.get(number % plan.lanes)) is None:
@@ -290,10 +296,10 @@ def _one_pass(lanes: Mapping[int, Lane], plan: LanePlan, numbers: Iterator[int])
 
 
 def _read_ahead(ahead: Workers, plan: LanePlan) -> Iterator[Pass]:
-    """The same passes as `_read`, by processes that deal out the lanes among themselves."""
+    """Yields the same passes as `_read`, read by worker processes that share the lanes."""
     workers = min(ahead.count, len(plan.own_lanes))
     with user_code("the task's dataset"):
-        # A generator of its own: the loader draws a number when it begins.
+        # A separate generator, because the loader draws a number when it begins.
         loader: DataLoader[Tensor] = DataLoader(
             _Reader(ahead.dataset, plan, workers),
             batch_size=None,
@@ -301,8 +307,8 @@ def _read_ahead(ahead: Workers, plan: LanePlan) -> Iterator[Pass]:
             worker_init_fn=ahead.begin,
             generator=torch.Generator(),
         )
-        # It takes turns among the workers.
-        given = iter(loader)
+        # The loader takes from its workers in turn.
+        passes = iter(loader)
     reader = {lane: nth % workers for nth, lane in enumerate(plan.own_lanes)}
     numbers = plan.numbers()
     while True:
@@ -310,22 +316,23 @@ def _read_ahead(ahead: Workers, plan: LanePlan) -> Iterator[Pass]:
         moved: dict[int, LanePosition] = {}
         for _ in range(workers):
             with user_code("the next examples of the task's dataset"):
-                made: Pass | str = _unpacked(next(given))
-            if isinstance(made, str):
-                raise UserCodeError(made)
-            parts.append(iter(made[0]))
-            moved |= made[1]
-        own = filter(plan.trains_on, islice(numbers, plan.reads_per_pass))
-        yield [next(parts[reader[number % plan.lanes]]) for number in own], moved
+                part: Pass | str = _unpack(next(passes))
+            if isinstance(part, str):
+                raise UserCodeError(part)
+            parts.append(iter(part[0]))
+            moved |= part[1]
+        used = filter(plan.trains_on, islice(numbers, plan.reads_per_pass))
+        yield [next(parts[reader[number % plan.lanes]]) for number in used], moved
 
 
 def forget_worker() -> None:
-    """Datasets that find themselves in a worker take a part of what they have, and a shard is such a part already."""
+    """Hides from datasets that they are in a worker: they would read only a part of a shard, which is a part
+    already."""
     torch_worker._worker_info = None
 
 
 class _Reader(IterableDataset[Tensor]):
-    """A worker's part of every pass, packed, or the text of an error that the user can mend."""
+    """Yields a worker's part of every pass, packed, or the text of an error in the user's code."""
 
     def __init__(self, stream: Any, plan: LanePlan, workers: int) -> None:
         self._stream, self._plan, self._workers = stream, plan, workers
@@ -339,39 +346,39 @@ class _Reader(IterableDataset[Tensor]):
         numbers = plan.numbers()
         while True:
             try:
-                made: Pass | str = _one_pass(lanes, plan, numbers)
+                part: Pass | str = _read_pass(lanes, plan, numbers)
             except UserCodeError as error:
-                made = str(error)
-            yield _packed(made)
+                part = str(error)
+            yield _pack(part)
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as their bytes: torch's own way writes a file for each."""
+    """Pickles tensors as bytes: torch's own way writes a file for each."""
 
     dispatch_table = copyreg.dispatch_table.copy()
 
 
-def _packed(made: Pass | str) -> Tensor:
-    """As one tensor, which goes through shared memory: a tensor for every example would take a file of it each."""
+def _pack(part: Pass | str) -> Tensor:
+    """Packs a part into one tensor for shared memory: a tensor for every example would take a file each."""
     buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(made)
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(part)
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
 
 
-def _unpacked(packed: Tensor) -> Any:
-    # Of this process's own workers.
+def _unpack(packed: Tensor) -> Any:
+    # Safe, since this process's own workers packed it.
     return pickle.loads(packed.numpy().data)  # noqa: S301
 
 
-def _reduced(tensor: Tensor) -> Any:
+def _reduce_tensor(tensor: Tensor) -> Any:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return _tensor, (flat.numpy(), tensor.dtype, tuple(tensor.shape))
+    return _rebuild_tensor, (flat.numpy(), tensor.dtype, tuple(tensor.shape))
 
 
-def _tensor(flat: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _rebuild_tensor(flat: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(flat).view(dtype).reshape(shape)
 
 
-_Pickler.dispatch_table[Tensor] = _reduced
+_Pickler.dispatch_table[Tensor] = _reduce_tensor

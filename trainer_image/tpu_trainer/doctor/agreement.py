@@ -2,8 +2,8 @@
 
 On TPU, replicas whose programs differ wait for each other's collectives forever, and XLA has no time limit. So the
 hashes of the traced graphs are compared before a program is sent to the device, through the gang's key-value store,
-which needs no device. Parameters are never sent between replicas: they stay equal because equal updates are made to
-equal values. A difference of one bit means that some update was not equal, and it only grows.
+which needs no device. Parameters are never sent between replicas: they stay equal because replicas with equal values
+make equal updates. A difference of one bit means that some update was not equal, and it only grows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tpu_trainer.contract.findings import ranges
 from tpu_trainer.gang.backends.base import Backend
 
 AGREE_SECONDS = 1200.0
-"""Until a replica that does not arrive counts as lost. Hosts compile at different speeds, some for many minutes."""
+"""How long to wait for a replica before it counts as lost. Hosts compile at different speeds, some for many minutes."""
 
 _VERDICT_READ_SECONDS = 10.0
 
@@ -33,7 +33,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def find_odd_ranks(values: Sequence[Hashable]) -> tuple[list[int], list[int]] | None:
-    """The ranks that differ, and the largest group that agrees; of equally large groups, the one with rank 0.
+    """Returns the ranks that differ, and the largest group that agrees; of equally large groups, the one with rank 0.
 
     None if all agree. `values` are in the order of ranks, never empty.
     """
@@ -48,15 +48,15 @@ def find_odd_ranks(values: Sequence[Hashable]) -> tuple[list[int], list[int]] | 
 
 
 def replicas(ranks: Sequence[int]) -> str:
-    """ "replica 3", "replicas 0-2, 5"."""
+    """Formats ranks as "replica 3" or "replicas 0-2, 5"."""
     return f"replica{'s' if len(ranks) != 1 else ''} {ranges(ranks)}"
 
 
 class Programs:
-    """Compares programs. Comparisons are numbered; every replica makes all of them, in order.
+    """Compares the replicas' programs. Comparisons are numbered; every replica makes all of them, in order.
 
     Each replica stores its hash and is counted; the last one reads them all and stores the verdict that the others
-    wait for. So messages grow with the number of replicas, not with its square.
+    wait for. So the number of messages grows with the number of replicas, not with its square.
     """
 
     def __init__(self, backend: Backend, clock: Clock, seconds: float = AGREE_SECONDS) -> None:
@@ -66,7 +66,8 @@ class Programs:
         self._next = 0
 
     def compare(self, step: int, tensors: Sequence[Tensor]) -> None:
-        """All replicas make this call at the same point of the same step, with what is pending for that step.
+        """Compares programs. All replicas make this call at the same point of the same step, with what is pending for
+        it.
 
         Raises:
             DivergedError: in every replica, if at least one runs another program.
@@ -76,7 +77,7 @@ class Programs:
             return
         at = f"program/{self._next}"
         self._next += 1
-        # Waiting for the others is not work of this host's.
+        # Waiting for the others is not this host's work.
         with self._clock.during(Phase.DEVICE):
             verdict, _, text = self._exchange(at, program, step).partition(":")
         if verdict == _DIVERGED:
@@ -86,7 +87,7 @@ class Programs:
             raise PeerLostError(f"step {step}: {text}")
 
     def leave(self) -> None:
-        """This replica fails: nobody needs to wait for it any longer. Never raises."""
+        """Announces that this replica fails, so that the others do not wait for it. Never raises."""
         if (store := self._backend.store) is not None:
             with suppress(RuntimeError):
                 text = f"{replicas([self._backend.rank])} failed before its program could be compared"
@@ -102,14 +103,14 @@ class Programs:
                 store.set(f"{at}/verdict", _verdict(programs, step))
             store.wait([f"{at}/verdict"], self._limit)
             verdict = store.get(f"{at}/verdict").decode()
-            # Nobody reads it after the verdict; a long run must not fill the store.
+            # It is not read after the verdict, and a long run must not fill the store.
             store.delete_key(f"{at}/{rank}")
         except RuntimeError as error:
-            raise PeerLostError(f"step {step}, comparing programs: {self._absent(at, error)}") from error
+            raise PeerLostError(f"step {step}, comparing programs: {self._explain_failure(at, error)}") from error
         return verdict
 
-    def _absent(self, at: str, error: RuntimeError) -> str:
-        """Why a comparison failed: who did not arrive, or that the store cannot be asked."""
+    def _explain_failure(self, at: str, error: RuntimeError) -> str:
+        """Returns why a comparison failed: which replicas did not arrive, or that the store cannot be reached."""
         store, world = self._backend.store, self._backend.world
         assert store is not None
         with suppress(RuntimeError):
@@ -120,7 +121,7 @@ class Programs:
         return str(error).partition("\n")[0]
 
     def _wait_for_readers(self, at: str) -> None:
-        """Until all have read the verdict: the store ends with the process that serves it."""
+        """Waits until all have read the verdict, since the store ends with the process that serves it."""
         store, world = self._backend.store, self._backend.world
         assert store is not None
         with suppress(RuntimeError):
@@ -130,7 +131,7 @@ class Programs:
 
 
 def _verdict(programs: Sequence[bytes], step: int) -> str:
-    """What the others read: "same", or "diverged:" and the message."""
+    """Returns what the others read: "same", or "diverged:" and the message."""
     if (parties := find_odd_ranks(programs)) is None:
         return _SAME
     odd, others = parties
@@ -143,8 +144,8 @@ def _verdict(programs: Sequence[bytes], step: int) -> str:
 
 
 def running_statistics(model: nn.Module) -> dict[str, Tensor]:
-    """The running statistics of the model's norms, by name. One example can make them infinite with a finite loss,
-    since a norm in training divides by what it sees, and they never recover."""
+    """Returns the running statistics of the model's norms, by name. One example can make them infinite although the
+    loss is finite, since a norm in training divides by what it sees, and they never recover."""
     return {
         f"{name}.{kind}": statistic
         for name, module in model.named_modules()
@@ -154,7 +155,7 @@ def running_statistics(model: nn.Module) -> dict[str, Tensor]:
 
 
 def checksums(tensors: Sequence[Tensor]) -> Tensor:
-    """int32, shape [len(tensors)]: per tensor the sum of its elements' bits modulo 2**32, on the tensors' device.
+    """Sums the bits of each tensor's elements modulo 2**32: int32, shape [len(tensors)], on the tensors' device.
 
     Integer sums do not depend on the order of the terms, so equal bits give equal sums on every machine; a change of
     one element always changes the sum.
@@ -164,35 +165,35 @@ def checksums(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def are_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """bool, shape [len(tensors)]: per tensor whether all of its elements are finite, on the tensors' device."""
+    """Tests whether all elements of each tensor are finite: bool, shape [len(tensors)], on the tensors' device."""
     with torch.no_grad():
         return torch.stack([torch.isfinite(_testable(tensor.detach())).all() for tensor in tensors])
 
 
 def digest(sums: Tensor) -> tuple[int, int]:
-    """A checksum of the tensors' checksums (in host memory), as two 16-bit halves: float32 holds those exactly."""
-    whole = zlib.crc32(sums.numpy().tobytes())
-    return whole >> 16, whole & 0xFFFF
+    """Returns a checksum of checksums in host memory, as two 16-bit halves, which float32 holds exactly."""
+    checksum = zlib.crc32(sums.numpy().tobytes())
+    return checksum >> 16, checksum & 0xFFFF
 
 
 def halves(sums: Tensor) -> list[int]:
-    """The checksums themselves in 16-bit halves, two per tensor."""
+    """Returns the checksums in 16-bit halves, two per tensor."""
     return [half for value in sums.tolist() for half in (value >> 16 & 0xFFFF, value & 0xFFFF)]
 
 
 def first_difference(rows: Sequence[Sequence[float]]) -> int:
-    """The index of the first tensor whose halves are not equal in all rows."""
+    """Returns the index of the first tensor whose halves differ between rows."""
     columns = list(zip(*rows, strict=True))
     return next(index for index, column in enumerate(columns) if len(set(column)) > 1) // 2
 
 
 def _testable(tensor: Tensor) -> Tensor:
-    # torch.isfinite does not take float8.
+    # torch.isfinite does not support float8.
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The elements' bits as integers, two per element of 64 bits, four per complex element of 128."""
+    """Returns the elements' bits as integers: two per element of 64 bits, four per complex element of 128."""
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     size = values.element_size()
     if size == 1 and not values.is_floating_point():
@@ -204,7 +205,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 @cache
 def _xla_bitcast(size: int) -> Callable[[Tensor], Tensor]:
-    """XLA's own bitcast. torch_xla runs `Tensor.view(dtype)` on the CPU, after a transfer of all parameters."""
+    """Returns XLA's own bitcast. torch_xla runs `Tensor.view(dtype)` on the CPU, after a transfer of all parameters."""
     from torch_xla.core import xla_builder, xla_op_registry
 
     types = xla_builder.Type

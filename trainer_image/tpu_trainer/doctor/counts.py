@@ -1,7 +1,7 @@
 """What the device's runtime counts, step by step: compilations, operations on the CPU, reads, executions.
 
-Every event has one cause: an operation on the CPU reads from the device and cuts the step in two, so its reads and
-executions are not reported as such.
+Every event is reported once: an operation on the CPU also reads from the device and cuts the step in two, so those
+reads and executions are not reported as well.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from tpu_trainer.contract.findings import Check, FindingReporter
 from tpu_trainer.gang.backends.base import Backend, Counters
 
 WINDOW_STEPS = 20
-"""Steps over which rates are taken; reading all counters is too expensive for every step."""
+"""Steps over which rates are measured; reading all counters is too expensive for every step."""
 
 MOST_PER_STEP = 0.1
-"""Events per step that are fine: a read every tenth step is how values should be read."""
+"""The highest rate of events per step without a warning: values should be read every tenth step at most."""
 
 Shapes = Mapping[str, str]
 """Where a tensor is in the batch ("batch[0]", "batch['tokens']") -> its shape and dtype ("[8, 64] int64")."""
 
 
 class StepCounts:
-    """`compilations`: in steps after the warm-up. `executions`: how many the trainer itself makes per step,
-    infinite if that is not known."""
+    """Counts events in steps. `compilations`: in steps after the warm-up. `executions`: how many the trainer itself
+    makes per step, infinite if unknown."""
 
-    def __init__(self, backend: Backend, voice: FindingReporter, executions: float) -> None:
+    def __init__(self, backend: Backend, findings: FindingReporter, executions: float) -> None:
         self.compilations = 0
         self.steps = 0
         self._backend = backend
-        self._voice = voice
+        self._findings = findings
         self._executions = executions
         self._first: Shapes = {}
         self._recompilations: Counter[str] = Counter()
@@ -59,20 +59,20 @@ class StepCounts:
             self._window = self._read()
             return
         if self._backend.compilations() != self._compiled:
-            self._recompiled(step, batch)
+            self._report_recompilation(step, batch)
         self._window_steps += 1
         if self._window_steps == WINDOW_STEPS:
             self._judge_window(step)
 
     def close_window(self, step: int) -> None:
-        """Judges the rates of the steps since the last window, however few they are."""
+        """Judges the rates of the steps since the last window, however few."""
         with self._backend.quiet():
             if self._window_steps:
                 self._judge_window(step)
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """Events while the block runs do not belong to a step."""
+        """Excludes events in the block from the steps' counts."""
         with self._backend.quiet():
             in_steps = minus(self._read(), self._window)
         yield
@@ -87,10 +87,10 @@ class StepCounts:
 
     def _judge_window(self, step: int) -> None:
         now = self._read()
-        self._rates(step, minus(now, self._window), self._window_steps)
+        self._judge_rates(step, minus(now, self._window), self._window_steps)
         self._window, self._window_steps, self._set_aside = now, 0, 0
 
-    def _recompiled(self, step: int, batch: Any) -> None:
+    def _report_recompilation(self, step: int, batch: Any) -> None:
         compiled, compile_seconds = self._compiled, self._compile_seconds
         now = self._read()
         self.compilations += now.compilations - compiled
@@ -102,28 +102,28 @@ class StepCounts:
         times = "" if number == 1 else f" (the {number}th time)"
         start = f"step {step} compiled a new program, {seconds:.1f} s, on every replica{times}: "
         message = start + (_SAME_SHAPES if change is None else _NEW_SHAPES.format(change=change))
-        self._voice.say(Check.RECOMPILATION, step, message, cause=cause, severity=number)
+        self._findings.report(Check.RECOMPILATION, step, message, cause=cause, severity=number)
 
-    def _rates(self, step: int, counted: Counters, steps: int) -> None:
-        # A single event in a short window is no rate. Neither is one for each block that was set aside, since the
+    def _judge_rates(self, step: int, counted: Counters, steps: int) -> None:
+        # A single event in a short window is no rate. Neither is one event for each block that was set aside, since the
         # runtime counts a little late.
         most = max(MOST_PER_STEP, (1 + self._set_aside) / steps)
         for name, count in counted.fallbacks.items():
             if (rate := count / steps) > most:
                 message = _FALLBACK.format(name=name, rate=rate)
-                self._voice.say(Check.CPU_FALLBACK, step, message, cause=name, severity=rate)
+                self._findings.report(Check.CPU_FALLBACK, step, message, cause=name, severity=rate)
         reads = (counted.host_reads - sum(counted.fallbacks.values())) / steps
         if reads > most:
-            self._voice.say(Check.HOST_SYNC, step, _HOST_SYNC.format(rate=reads), severity=reads)
-        # As whole numbers first: 2.1 - 2 is more than 0.1.
+            self._findings.report(Check.HOST_SYNC, step, _HOST_SYNC.format(rate=reads), severity=reads)
+        # Subtract whole numbers first: 2.1 - 2 is more than 0.1.
         cuts = (counted.executions - counted.host_reads - self._executions * steps) / steps
         if cuts > most:
             message = _MID_STEP.format(rate=cuts + self._executions, own=self._executions)
-            self._voice.say(Check.MID_STEP_EXECUTION, step, message, severity=cuts)
+            self._findings.report(Check.MID_STEP_EXECUTION, step, message, severity=cuts)
 
 
 def minus(later: Counters, earlier: Counters) -> Counters:
-    """What was counted between the two."""
+    """Returns the counts between the two."""
     return Counters(
         compilations=later.compilations - earlier.compilations,
         compile_seconds=later.compile_seconds - earlier.compile_seconds,
@@ -134,7 +134,7 @@ def minus(later: Counters, earlier: Counters) -> Counters:
 
 
 def shapes_of(batch: Any, at: str = "batch") -> Shapes:
-    """The shapes of all tensors in nested lists, tuples and mappings, which is how a batch looks to the compiler."""
+    """Returns the shapes of all tensors in nested lists, tuples and mappings, by which the compiler knows a batch."""
     if isinstance(batch, Tensor):
         return {at: f"{list(batch.shape)} {str(batch.dtype).removeprefix('torch.')}"}
     if isinstance(batch, Mapping):
@@ -147,9 +147,9 @@ def shapes_of(batch: Any, at: str = "batch") -> Shapes:
 
 
 def difference(first: Shapes, now: Shapes) -> str | None:
-    """Where `now` differs from `first`, in words; None if it does not."""
+    """Describes where `now` differs from `first`; None if it does not."""
     changes = [
-        f"{place} is {now.get(place, 'missing')}, in the first step it was {first.get(place, 'missing')}"
+        f"{place} is {now.get(place, 'missing')}; in the first step it was {first.get(place, 'missing')}"
         for place in dict.fromkeys([*first, *now])
         if first.get(place) != now.get(place)
     ]

@@ -1,11 +1,11 @@
-"""The doctor of one replica. It tells findings, and raises only where going on is wrong.
+"""The doctor of one replica. It reports findings, and raises only if the run must not continue.
 
 The loop calls it at fixed places. In each step:
     before_sync   before anything sends traced work to the device: the exchange, and the sync
     after_step    after the sync
-    set_aside     around work that is not a step: an evaluation, an exchange of the trainer's own
-Every hundred steps follows `checkup`; before a checkpoint and at the end `judge_parameters`. Both are collectives. The
-loop spends exchange and sync in Phase.DEVICE, so that a slow host can be told from hosts that wait for it.
+    set_aside     around work outside of steps: an evaluation, an exchange by the trainer itself
+Every hundred steps it calls `checkup`, before a checkpoint and at the end `judge_parameters`; both are collectives. The
+loop spends exchange and sync in Phase.DEVICE, so that a slow host can be distinguished from hosts that wait for it.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _NO_DIGEST = (0, 0)
-OF_XLA = (Check.CPU_FALLBACK, Check.HOST_SYNC, Check.MID_STEP_EXECUTION, Check.PADDING)
-"""What is read off torch_xla."""
-OF_PROGRAMS = (Check.RECOMPILATION, Check.UNEQUAL_COMPILATIONS)
-"""What is counted where torch_xla or torch.compile compiles."""
+XLA_CHECKS = (Check.CPU_FALLBACK, Check.HOST_SYNC, Check.MID_STEP_EXECUTION, Check.PADDING)
+"""The checks that need torch_xla's counters."""
+PROGRAM_CHECKS = (Check.RECOMPILATION, Check.UNEQUAL_COMPILATIONS)
+"""The checks that need torch_xla or torch.compile to count programs."""
 
 
 class Doctor:
-    """`model` is on its device; `host`: this host's index in the job; `pace` is what the watchdog reads; `health`: what
-    the checkpoint that the run continues from says of it; `average`: the averaged weights by name, kept up to date by
-    their owner; `known_steps`: the trainer makes the steps, and so knows how many programs one is.
+    """Runs all checks. `model` is on its device; `host`: this host's index in the job; `pace`: for the watchdog;
+    `health`: from the checkpoint that the run continues from; `average`: the averaged weights by name, kept up to date
+    by their owner; `known_steps`: the trainer makes the steps, and so knows how many programs a step has.
 
-    `seconds`: what each check has cost so far, with waiting for the other replicas.
+    `seconds`: the time that each check has taken so far, with waiting for the other replicas.
     """
 
     def __init__(
@@ -72,35 +72,34 @@ class Doctor:
         self.seconds = {"programs": 0.0, "counters": 0.0, "checkup": 0.0}
         self._spec, self._backend, self._clock = spec, backend, clock
         self._model, self._host, self._pace = model, host, pace
-        # A divided optimizer joins its parts in as many rounds as they fill. Where hosts meet in host memory, each of
-        # them is a program of its own.
+        # A divided optimizer joins its parts in several rounds. Where hosts exchange values in host memory, each round
+        # is a separate program.
         self._known_steps = known_steps and not (backend.reads_free and spec.sharding != "Replicated")
         self._average = {} if average is None else average
         # Parameters that are frozen from the start may hold infinities on purpose, such as a mask.
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        self._voice = FindingReporter(tell)
-        self.finiteness = Finiteness(spec.on_not_finite, self._voice, spec.train_steps, health)
+        self._findings = FindingReporter(tell)
+        self.finiteness = Finiteness(spec.on_not_finite, self._findings, spec.train_steps, health)
         self._programs = Programs(backend, clock)
-        # Every pass of a step is sent off by itself; and if the exchange is in host memory, the device is done with
-        # the gradients before the update is traced.
+        # Every pass of a step is one execution, and so is the update if the exchange is in host memory.
         executions = spec.batch.accumulation + (1 if backend.reads_free else 0) if self._known_steps else math.inf
-        self._counts = StepCounts(backend, self._voice, executions)
-        self._waiting = SlowHostDetector(self._voice)
+        self._counts = StepCounts(backend, self._findings, executions)
+        self._slow_hosts = SlowHostDetector(self._findings)
         self._since = clock.seconds()
         self._compare_once_more = False
         self._compilations = 0
 
     @property
     def recompilations(self) -> int:
-        """Programs that steps after the warm-up have compiled on this replica."""
+        """The number of programs that steps after the warm-up have compiled on this replica."""
         return self._counts.compilations
 
     @property
-    def unseen(self) -> list[Check]:
-        """What it cannot find in this run, whatever happens, because nothing is counted that would show it."""
+    def unavailable_checks(self) -> list[Check]:
+        """The checks that cannot find anything in this run, because their events are not counted."""
         if self._spec.backend == "torch":
-            # torch.compile counts its programs; what TorchTPU fuses, nobody counts.
-            return [*OF_XLA] if self._spec.torch.execution == "Compile" else [*OF_XLA, *OF_PROGRAMS]
+            # torch.compile counts its programs; TorchTPU does not count what it fuses.
+            return [*XLA_CHECKS] if self._spec.torch.execution == "Compile" else [*XLA_CHECKS, *PROGRAM_CHECKS]
         return [] if self._known_steps else [Check.MID_STEP_EXECUTION]
 
     def before_sync(self, step: int, tensors: Sequence[Tensor]) -> None:
@@ -115,23 +114,23 @@ class Doctor:
                 self._programs.compare(step, tensors)
 
     def after_step(self, step: int, batch: Any) -> None:
-        """`batch`: of the step's last pass."""
+        """Counts a step. `batch`: the batch of its last pass."""
         with self._timed("counters"):
             self._compare_once_more = False
             self._counts.after_step(step, batch)
             self._pace.step_done(step)
             if self._counts.steps == 1:
-                self._padding(step, batch)
+                self._check_padding(step, batch)
             elif self._counts.steps == WARM_UP_STEPS:
-                # Compilation is over: from now on, time shows how the run goes.
+                # Programs are compiled: from now on, times are typical.
                 self._since = self._clock.seconds()
 
     def set_aside(self) -> AbstractContextManager[None]:
-        """What the device's runtime counts while the block runs is not blamed on a step."""
+        """Excludes what the device's runtime counts in the block from the steps' counts."""
         return self._counts.set_aside()
 
     def checkup(self, step: int, *, last: bool = False) -> None:
-        """Exchanges with all replicas how they are doing; a collective. `last`: nothing is left for a later look.
+        """Compares times, compilations and parameters of all replicas; a collective. `last`: there is no later checkup.
 
         Raises:
             DivergedError: in every replica, if their parameters differ.
@@ -147,13 +146,13 @@ class Doctor:
 
         Raises:
             DivergedError: in every replica, if their parameters differ.
-            NotFiniteError: in every replica, if one of them is not finite and the recipe does not say to go on.
+            NotFiniteError: in every replica, if one of them is not finite, unless the recipe allows that.
         """
         with self._timed("checkup"), self._clock.during(Phase.DEVICE), self.set_aside():
             self._judge_parameters(step)
 
     def leave(self) -> None:
-        """This replica ends with a failure: tells the others that it makes no further comparison."""
+        """Announces that this replica fails and makes no further comparison."""
         self._programs.leave()
 
     @contextmanager
@@ -162,22 +161,22 @@ class Doctor:
         yield
         self.seconds[check] += perf_counter() - start
 
-    def _padding(self, step: int, batch: Any) -> None:
+    def _check_padding(self, step: int, batch: Any) -> None:
         per_replica = self._spec.batch.per_replica
         advice = padding_advice(products_of(self._model), rows_of(batch, per_replica), per_replica)
         if advice is not None and self._spec.backend != "torch":
-            self._voice.say(Check.PADDING, step, advice)
+            self._findings.report(Check.PADDING, step, advice)
 
     def _checkup(self, step: int, last: bool) -> None:
         sums = None
         if self._backend.world > 1:
             (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
-        own = self._vitals(_NO_DIGEST if sums is None else digest(sums))
-        vitals = [Vitals.of(row) for row in self._backend.gather(own.row())]
+        local = self._vitals(_NO_DIGEST if sums is None else digest(sums))
+        vitals = [Vitals.of(row) for row in self._backend.gather(local.row())]
         if sums is not None:
-            self._equal(step, [one.digest for one in vitals], sums)
-        self._same_compilations(step, vitals)
-        if self._waiting.judge(step, vitals, last=last):
+            self._check_equal(step, [replica.digest for replica in vitals], sums)
+        self._compare_compilations(step, vitals)
+        if self._slow_hosts.judge(step, vitals, last=last):
             self._since = self._clock.seconds()
 
     def _vitals(self, parameters: tuple[int, int]) -> Vitals:
@@ -193,27 +192,27 @@ class Doctor:
             for name, parameter in self._model.named_parameters()
             if parameter.requires_grad or name not in self._frozen
         }
-        tested = [
+        tensors = [
             *((WEIGHTS, name, tensor) for name, tensor in weights.items()),
             *((AVERAGE, name, tensor) for name, tensor in self._average.items()),
             *((STATISTICS, name, tensor) for name, tensor in running_statistics(self._model).items()),
         ]
-        values = [are_finite([tensor for _, _, tensor in tested])] if tested else []
+        values = [are_finite([tensor for _, _, tensor in tensors])] if tensors else []
         if several:
             values.append(checksums(list(self._model.parameters())))
         fetched = self._backend.to_host(values)
-        good = fetched[0].tolist() if tested else []
+        finite = fetched[0].tolist() if tensors else []
         # Counted from one, so that zero means none.
-        own = 0 if all(good) else good.index(False) + 1
-        rows = self._backend.gather([own, *(digest(fetched[-1]) if several else _NO_DIGEST)])
+        first_bad = 0 if all(finite) else finite.index(False) + 1
+        rows = self._backend.gather([first_bad, *(digest(fetched[-1]) if several else _NO_DIGEST)])
         if several:
-            self._equal(step, [(int(high), int(low)) for _, high, low in rows], fetched[-1])
+            self._check_equal(step, [(int(high), int(low)) for _, high, low in rows], fetched[-1])
         if (first := min((int(bad) for bad, *_ in rows if bad), default=0)) == 0:
             return
-        part, name, _ = tested[first - 1]
-        self.finiteness.weights(step, part, name)
+        part, name, _ = tensors[first - 1]
+        self.finiteness.judge_part(step, part, name)
 
-    def _equal(self, step: int, digests: Sequence[tuple[int, int]], sums: Tensor) -> None:
+    def _check_equal(self, step: int, digests: Sequence[tuple[int, int]], sums: Tensor) -> None:
         if (parties := find_odd_ranks(digests)) is None:
             return
         odd, others = parties
@@ -229,14 +228,14 @@ class Doctor:
             step,
         )
 
-    def _same_compilations(self, step: int, vitals: Sequence[Vitals]) -> None:
-        counts = [one.compilations for one in vitals]
+    def _compare_compilations(self, step: int, vitals: Sequence[Vitals]) -> None:
+        counts = [replica.compilations for replica in vitals]
         self._compilations = self._counts.compilations
         self._compare_once_more = any(counts)
         if (parties := find_odd_ranks(counts)) is None:
             return
         odd, others = parties
-        self._voice.say(
+        self._findings.report(
             Check.UNEQUAL_COMPILATIONS,
             step,
             f"since the last checkup {replicas(odd)} compiled {max(counts[rank] for rank in odd)} new programs, "

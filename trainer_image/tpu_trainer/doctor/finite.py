@@ -1,7 +1,7 @@
 """What happens to a run whose loss, gradients or weights are not finite, as recipe.onNotFinite says.
 
 Decided when the signals are read, and when the parameters are compared. All replicas do both after the same steps, so
-they all end alike.
+they all end together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tpu_trainer.contract.spec import NotFinitePolicy
 from tpu_trainer.gang.exchange import StepResults
 
 MOST_SKIPPED = 100
-"""Steps skipped in a row before the run ends: it no longer learns anything."""
+"""Steps skipped in a row before the run fails, since it no longer learns anything."""
 
 _ADVICE = (
     "lower the learning rate or lengthen the warm-up; clip the gradients; look for a division by zero, the logarithm "
@@ -26,73 +26,74 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class ModelPart:
-    """What of a model may turn out not to be finite although loss and gradients were; `advice`: why, and what helps."""
+    """A part of a model that may not be finite although loss and gradients were; `advice`: why, and what helps."""
 
     name: str
     advice: str
 
 
 _OVERFLOW = (
-    "the update made it so. What helps: parameters in float32 or bfloat16 instead of float16, in which the epsilon of "
-    "Adam is zero; a lower learning rate"
+    "the update is the cause. What helps: parameters in float32 or bfloat16 instead of float16, in which Adam's "
+    "epsilon is zero; a lower learning rate"
 )
 WEIGHTS = ModelPart("the weights", _OVERFLOW)
 AVERAGE = ModelPart("the averaged weights", _OVERFLOW)
 STATISTICS = ModelPart(
     "the running statistics",
-    "an evaluation would be of a broken model. What helps: look for examples with values that are far too large",
+    "an evaluation would use a broken model. What helps: look for examples with values that are far too large",
 )
 
 
 class Finiteness:
-    """`health` goes into every checkpoint, and a run that continues from one starts with it. Otherwise a run that is
-    restarted often enough would skip steps without end. `bad`: steps of this attempt that were not finite."""
+    """Applies recipe.onNotFinite. `health` goes into every checkpoint, and a run that continues from one starts with
+    it: otherwise a run that is restarted often could skip steps forever. `bad`: steps of this attempt that were not
+    finite."""
 
-    def __init__(self, policy: NotFinitePolicy, voice: FindingReporter, steps: int, health: NumericalHealth) -> None:
-        """`steps`: the steps of the whole run."""
-        self._policy, self._voice = policy, voice
+    def __init__(self, policy: NotFinitePolicy, findings: FindingReporter, steps: int, health: NumericalHealth) -> None:
+        """`steps`: the steps of the run."""
+        self._policy, self._findings = policy, findings
         self._most = min(MOST_SKIPPED, steps)
         self.health = health
         self.bad = 0
         self._first: int | None = None
         self._broken: str | None = None
 
-    def read(self, first: int, reading: StepResults, learning_rate: float) -> None:
-        """`first`: the step of the reading's first loss.
+    def judge_steps(self, first: int, results: StepResults, learning_rate: float) -> None:
+        """Judges the results of the steps from `first` on.
 
         Raises:
-            NotFiniteError: in all replicas alike, if the run must not go on.
+            NotFiniteError: in all replicas, if the run must not continue.
         """
-        for step, loss, finite in zip(count(first), reading.losses, reading.finite, strict=False):
+        for step, loss, finite in zip(count(first), results.losses, results.finite, strict=False):
             if finite:
                 self.health = replace(self.health, in_a_row=0)
                 continue
             self.bad += 1
             self._first = step if self._first is None else self._first
-            self._judge(step, _what(loss), learning_rate)
+            self._judge_step(step, _describe(loss), learning_rate)
 
-    def weights(self, step: int, part: ModelPart, first: str) -> None:
-        """A part of the model is not finite after `step`; `first`: the first such tensor. Skipping a step would not
-        repair it.
+    def judge_part(self, step: int, part: ModelPart, first: str) -> None:
+        """Handles a part of the model that is not finite after `step`; `first`: the first such tensor. Skipping a step
+        would not repair it.
 
         Raises:
-            NotFiniteError: unless the recipe says to go on.
+            NotFiniteError: unless the recipe only warns.
         """
-        found = f"{part.name} are not finite after step {step}, first in {first}"
-        text = f"{found}, although loss and gradients were: {part.advice}"
+        text = f"{part.name} are not finite after step {step}, first in {first}"
+        text = f"{text}, although loss and gradients were: {part.advice}"
         if self._policy is not NotFinitePolicy.WARN:
             raise NotFiniteError(f"{text}. No checkpoint holds that step", step)
         self._broken = self._broken or f"{part.name} were not finite after step {step}"
-        # Otherwise the reason has been told already.
+        # Otherwise the reason has been reported.
         if self.health.clean:
             self.health = replace(self.health, clean=False)
-            self._voice.say(
+            self._findings.report(
                 Check.NOT_FINITE, step, f"{text}. recipe.onNotFinite is Warn, so the run continues", cause="weights"
             )
 
     @property
     def summary(self) -> str:
-        """What the run's last line adds; nothing where all was finite."""
+        """The addition to the run's last line; empty if all was finite."""
         if self._policy is NotFinitePolicy.SKIP and self.health.skipped:
             return f"; {_steps(self.health.skipped)} skipped, because loss or gradients were not finite"
         if not self.bad:
@@ -101,12 +102,12 @@ class Finiteness:
         bad = _steps(self.bad)
         return f"; WARNING: loss or gradients were not finite in {bad}, first in step {self._first}{ending}"
 
-    def _judge(self, step: int, what: str, learning_rate: float) -> None:
+    def _judge_step(self, step: int, what: str, learning_rate: float) -> None:
         rate = f"learning rate {learning_rate:.6g}"
         if self._policy is NotFinitePolicy.STOP:
             raise NotFiniteError(
                 f"{what} since step {step} ({rate}); no checkpoint holds that step. What helps: {_ADVICE}. With "
-                "recipe.onNotFinite: Skip such steps change nothing, and training continues",
+                "recipe.onNotFinite: Skip such steps are left out, and training continues",
                 step,
             )
         if self._policy is NotFinitePolicy.SKIP:
@@ -119,12 +120,12 @@ class Finiteness:
                     step,
                 )
             times = "" if skipped == 1 else f"; steps skipped so far: {skipped}"
-            self._voice.say(
+            self._findings.report(
                 Check.NOT_FINITE, step, f"step {step} was skipped: {what} ({rate}){times}", severity=float(skipped)
             )
             return
         self.health = replace(self.health, clean=False)
-        self._voice.say(
+        self._findings.report(
             Check.NOT_FINITE,
             step,
             f"{what} in step {step} ({rate}), and recipe.onNotFinite is Warn: training continues, most likely with "
@@ -137,5 +138,5 @@ def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
 
-def _what(loss: float) -> str:
+def _describe(loss: float) -> str:
     return f"the gradients are not finite (loss {loss:.6g})" if math.isfinite(loss) else f"the loss is {loss}"

@@ -1,7 +1,7 @@
-"""Ends a process that makes no progress, with the reason, so that the job restarts instead of paying for idle chips.
+"""Ends a process that makes no progress and reports why, so that the job restarts instead of paying for idle chips.
 
-Neither a collective on TPU nor a dataset on dead storage has a time limit of its own. A thread watches how long the
-clock's present phase has lasted.
+Neither a collective on TPU nor a dataset on dead storage has a time limit. A thread watches how long the clock's
+current phase has lasted.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from tpu_trainer.contract.protocol import ENV_HANG_SECONDS, ExitCode
 LEAST_SECONDS = 300.0
 MEDIAN_STEPS = 10
 LONG_SECONDS = 1800.0
-"""While programs are compiled: before and in the first steps, and in an evaluation, which has programs of its own. And
-while a checkpoint is waited for, which may be large and its storage slow."""
+"""The limit while programs are compiled: before and in the first steps, and in an evaluation, which has other programs;
+and for a checkpoint, which may be large and its storage slow."""
 
 PEER_SECONDS = 60.0
-"""Longer for a replica that waits for the others, so that the one that is stuck reports first and is the one named."""
+"""The extra time for a replica that waits for the others, so that the stuck replica reports first."""
 
 STOP_SECONDS = 10.0
-"""In one phase after the process was told to stop; the rest of the grace period, 30 s by default, is for the log."""
+"""The limit of a phase after the process was asked to stop; the rest of the grace period (30 s by default) is for the
+log."""
 
 _LONGEST_POLL = 5.0
 
 
 def limit_seconds(phase: Phase, pace: StepPace, override: float | None = None) -> float:
-    """How long a phase may last. `override` replaces the limit of a run under way, and raises the others to it."""
+    """Returns how long a phase may last. `override` replaces the limit after the first steps, and raises the others to
+    it."""
     usual = max(MEDIAN_STEPS * pace.median_seconds, LEAST_SECONDS) if override is None else override
     long = phase in (Phase.START, Phase.EVALUATE, Phase.CHECKPOINT) or pace.steps < WARM_UP_STEPS
     limit = max(usual, LONG_SECONDS) if long else usual
@@ -50,16 +52,16 @@ def watchdog(
     clock: Clock,
     pace: StepPace,
     die: Callable[[Outcome], None],
-    told_to_stop: Callable[[], bool],
+    stop_requested: Callable[[], bool],
     seconds: float | None = None,
     dump: TextIO | None = None,
 ) -> Iterator[None]:
-    """While the block runs, a phase that lasts too long ends in `die`, after all threads' stacks went to `dump`.
+    """Calls `die` if a phase lasts too long while the block runs, after all threads' stacks were written to `dump`.
 
-    The watchdog's thread calls `die`, which must end the process without the help of the others. `seconds`: instead of
-    the usual limit. A process that is `told_to_stop` and hangs will soon be killed, so it leaves its stacks first.
-    Works while the block is in native code that has released the interpreter lock, as torch's waits do. A process that
-    was stopped as a whole (SIGSTOP, a suspended laptop) starts its limit again.
+    The watchdog's thread calls `die`, which must end the process without the other threads. `seconds`: replaces the
+    usual limit. A process that hangs after `stop_requested` will soon be killed, so it writes its stacks first. Works
+    while the block is in native code that has released the interpreter lock, as torch's waits do. After the whole
+    process was stopped (SIGSTOP, a suspended laptop), the limit starts again.
     """
     over = threading.Event()
     watched = threading.get_ident()
@@ -68,21 +70,21 @@ def watchdog(
 
     def watch() -> None:
         running_since = before = monotonic()
-        reluctance = IgnoredStop(told_to_stop)
+        ignored_stop = IgnoredStop(stop_requested)
         while not over.wait(poll):
             now = monotonic()
             if now - before > 2 * poll + 1.0:
                 running_since = now
             before = now
-            phase, lasted = clock.present()
+            phase, lasted = clock.current()
             limit = limit_seconds(phase, pace, seconds)
             if min(lasted, now - running_since) > limit:
                 message = _message(phase, lasted, limit, pace, sys._current_frames(), watched)
                 faulthandler.dump_traceback(out, all_threads=True)
                 die(Outcome(ExitCode.Hung, message, pace.last))
                 return
-            if reluctance.shows(phase, lasted, now):
-                print(f"told to stop, and still in phase {phase}; the stacks of all threads:", file=out, flush=True)
+            if ignored_stop.detect(phase, lasted, now):
+                print(f"asked to stop, and still in phase {phase}; the stacks of all threads:", file=out, flush=True)
                 faulthandler.dump_traceback(out, all_threads=True)
 
     thread = threading.Thread(target=watch, name="watchdog", daemon=True)
@@ -95,35 +97,35 @@ def watchdog(
 
 
 class IgnoredStop:
-    """Whether a process was told to stop and does not. Shows once."""
+    """Detects, once, that a process was asked to stop and does not."""
 
-    def __init__(self, told_to_stop: Callable[[], bool]) -> None:
-        self._told_to_stop = told_to_stop
-        self._told_at: float | None = None
-        self._shown = False
+    def __init__(self, stop_requested: Callable[[], bool]) -> None:
+        self._stop_requested = stop_requested
+        self._since: float | None = None
+        self._detected = False
 
-    def shows(self, phase: Phase, lasted: float, now: float) -> bool:
-        """`lasted`: seconds of the present phase so far."""
-        if self._told_at is None and self._told_to_stop():
-            self._told_at = now
-        # The last checkpoint may take long to write, and reports its own trouble.
-        if self._told_at is None or self._shown or phase is Phase.CHECKPOINT:
+    def detect(self, phase: Phase, lasted: float, now: float) -> bool:
+        """`lasted`: seconds of the current phase so far."""
+        if self._since is None and self._stop_requested():
+            self._since = now
+        # The last checkpoint may take long to write, and reports its own failures.
+        if self._since is None or self._detected or phase is Phase.CHECKPOINT:
             return False
-        self._shown = min(lasted, now - self._told_at) > STOP_SECONDS
-        return self._shown
+        self._detected = min(lasted, now - self._since) > STOP_SECONDS
+        return self._detected
 
 
 def user_frame(frames: Mapping[int, FrameType], first: int) -> str | None:
-    """Where the user's own code is, as "file:line in function: source"; thread `first` before all others.
+    """Returns where the user's own code is, as "file:line in function: source"; looks at thread `first` before others.
 
-    A batch is often read by a thread of its own, while the one that waits for it is in the trainer's code. None if no
-    thread is in code outside of Python, its packages and the trainer.
+    A separate thread often reads a batch, while the one that waits for it is in the trainer's code. None if no thread
+    is in code outside of Python, its packages and the trainer.
     """
     for thread in sorted(frames, key=lambda thread: thread != first):
         frame: FrameType | None = frames[thread]
         while frame is not None:
             file = frame.f_code.co_filename
-            if _is_users(file):
+            if _is_user_file(file):
                 source = linecache.getline(file, frame.f_lineno).strip()
                 return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}{f': {source}' if source else ''}"
             frame = frame.f_back
@@ -154,5 +156,5 @@ _TRAINER = str(Path(__file__).parents[1])
 _LIBRARIES = (_TRAINER, sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 
 
-def _is_users(file: str) -> bool:
+def _is_user_file(file: str) -> bool:
     return not file.startswith((*_LIBRARIES, "<")) and "site-packages" not in file and "dist-packages" not in file

@@ -1,13 +1,12 @@
-"""Proves that the weights which are evaluated, saved and handed on are the same: a checksum of all of them.
+"""A checksum of all weights, to prove that those evaluated, saved and passed on are the same.
 
-It is computed on the device, so that only a few numbers are read. Every element's bits are mixed with its place before
-they are added up: scaled, negated or exchanged values change the sum. Integer sums do not depend on the order of the
-terms, so equal weights have equal checksums on every machine and slice.
+It is computed on the device, so that only a few numbers are read. Every element's bits are mixed with its index before
+they are added up, so scaled, negated or exchanged values change the sum. Integer sums do not depend on the order of
+the terms, so equal weights have equal checksums on every machine and slice.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from tpu_trainer.contract.errors import user_code
-from tpu_trainer.doctor.agreement import bits
+from tpu_trainer.doctor.agreement import bits, digest
 from tpu_trainer.gang.backends.base import Backend
 
 _PIECE = 1 << 22
-"""Elements that are mixed at once where every operation makes a tensor of its own."""
+"""Elements that are mixed at once where every operation allocates a tensor."""
 
 
 @dataclass
 class Closing:
-    """What a checkpoint keeps of the end of its training. ended: the hooks of the end have changed its weights, and
+    """What a checkpoint keeps about the end of its training. ended: the hooks of the end have changed its weights, and
     must not do so again. weights: their checksum."""
 
     ended: bool = False
@@ -39,20 +38,19 @@ def checksum_of(model: nn.Module, average: Mapping[str, Tensor], backend: Backen
     """Returns the checksum of rank 0's weights, buffers and averaged weights, in every process; a collective."""
     with user_code("the model's state_dict()"):
         state: Mapping[str, Any] = model.state_dict(keep_vars=True)
-    # A run without checkpoints may have a state that none could keep.
-    kept = [each for named in (state, average) for each in named.values() if isinstance(each, Tensor)]
-    tensors = [each.detach() for each in kept if each.layout is torch.strided]
+    # A run without checkpoints may have a state that no checkpoint could hold.
+    values = [value for named in (state, average) for value in named.values() if isinstance(value, Tensor)]
+    tensors = [value.detach() for value in values if value.layout is torch.strided]
     if not tensors:
         return ""
     with torch.no_grad():
         # Lightning leaves a metric's state on the host.
-        own = torch.stack([tensor_checksum(tensor).to(backend.device) for tensor in tensors])
-    # What is pending belongs to no step: it must not be compiled into one.
+        checksums = torch.stack([tensor_checksum(tensor).to(backend.device) for tensor in tensors])
+    # Pending work belongs to no step and must not be compiled into one.
     backend.sync()
-    (sums,) = backend.to_host([own])
-    whole = zlib.crc32(sums.numpy().tobytes())
+    (sums,) = backend.to_host([checksums])
     # In halves, which float32 holds exactly.
-    (high, low), *_ = backend.gather([whole >> 16, whole & 0xFFFF])
+    (high, low), *_ = backend.gather(digest(sums))
     return f"{int(high) << 16 | int(low):08x}"
 
 
@@ -65,8 +63,7 @@ def tensor_checksum(tensor: Tensor) -> Tensor:
 
 
 def _sum(values: Tensor, start: int) -> Tensor:
-    """Adds up the values, which are elements `start` and so on, after a mixer that gives no two values the same result
-    (lowbias32, Wellons 2018)."""
+    """Adds up the values, the elements from `start` on, after an invertible mixer (lowbias32, Wellons 2018)."""
     places = torch.arange(start, start + values.numel(), dtype=torch.int32, device=values.device)
     mixed = values + places * -0x61C88647
     for shift, factor in ((16, 0x7FEB352D), (15, -0x7B935975), (16, 1)):

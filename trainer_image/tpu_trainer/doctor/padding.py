@@ -40,21 +40,21 @@ class Product:
 
 
 def products_of(model: nn.Module) -> list[Product]:
-    """The matrices of all modules except lookup tables; a shared one once.
+    """Returns the matrices of all modules except lookup tables; a shared one once.
 
     Convolutions are left out: XLA chooses their layout, with batch or features along the wide side.
     """
-    found: dict[int, Product] = {}
+    products: dict[int, Product] = {}
     for at, module in model.named_modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             for name, weight in module.named_parameters(at, recurse=False):
                 if weight.dim() == 2:
-                    found[id(weight)] = Product(name, *weight.shape)
-    return list(found.values())
+                    products[id(weight)] = Product(name, *weight.shape)
+    return list(products.values())
 
 
 def rows_of(batch: Any, per_replica: int) -> int:
-    """Rows that a replica multiplies at once: its examples, times the positions each of them has.
+    """Returns the rows that a replica multiplies at once: its examples times the positions of each.
 
     Taken from the largest tensor of the batch: [examples, features], or [examples, positions, ...] if it has more than
     two dimensions or holds integers.
@@ -67,7 +67,7 @@ def rows_of(batch: Any, per_replica: int) -> int:
 
 
 def padding_advice(products: Sequence[Product], rows: int, per_replica: int) -> str | None:
-    """What to make larger, in words; None if less than a tenth of the matrix products' work is padding.
+    """Advises which sizes to change; None if less than a tenth of the matrix products' work is padding.
 
     All products are taken to have the same rows, so each counts with the size of its weight.
     """
@@ -85,13 +85,13 @@ def padding_advice(products: Sequence[Product], rows: int, per_replica: int) -> 
             f"multiple of {ROWS} (best of {FEATURES})"
         )
     worst = sorted(products, key=lambda product: product.useful - product.padded)[:_MOST_NAMED]
-    named = [_described(product) for product in worst if product.padded > product.useful]
-    if named:
-        advice.append(f"{'; '.join(named)}: make features multiples of {FEATURES}")
+    descriptions = [_describe(product) for product in worst if product.padded > product.useful]
+    if descriptions:
+        advice.append(f"{'; '.join(descriptions)}: make features multiples of {FEATURES}")
     return f"on TPU about {waste:.0%} of the matrix products' work is padding. {'. '.join(advice)}"
 
 
-def _described(product: Product) -> str:
+def _describe(product: Product) -> str:
     computed = [_up(product.outputs, FEATURES), _up(product.inputs, FEATURES)]
     return f"{product.name} {[product.outputs, product.inputs]} is computed as {computed}"
 

@@ -1,7 +1,7 @@
-"""Who keeps the others waiting, decided from one row of numbers per process.
+"""Which host keeps the others waiting, decided from one row of numbers per process.
 
 A synchronous step lasts as long as its slowest host's work, and the others wait for the difference. So step times are
-alike on all replicas, and only their own work tells them apart.
+alike on all replicas, and only their own work distinguishes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SHORTEST_SECONDS = 2.0
 """A shorter interval says more about the operating system's scheduling than about the host."""
 
 SLOW_FACTOR, SLOW_SHARE = 1.5, 0.05
-"""A straggler's work takes this many times as long as the others', and costs at least this part of the time."""
+"""A slow host's work takes this many times as long as the others', and costs at least this part of the time."""
 
 INPUT_SHARE = 0.1
 """A run that waits longer than this part of its time for data is bound by its input."""
@@ -24,8 +24,8 @@ INPUT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Vitals:
-    """One process since the last checkup that was long enough. Seconds: `work` is the host's own, with waiting for
-    `input`; `total` is work and waiting for the device or the peers.
+    """One process since the last checkup that was long enough. Seconds: `work` is the host's own, including the wait
+    for `input`; `total` adds the wait for the device and the peers.
 
     compilations: in its steps, after the warm-up. digest: of its parameters, in two halves.
     """
@@ -38,7 +38,7 @@ class Vitals:
     digest: tuple[int, int] = (0, 0)
 
     def row(self) -> list[float]:
-        """For the gather; integers are below 2**24, so float32 holds them exactly."""
+        """Returns the row to gather; integers are below 2**24, so float32 holds them exactly."""
         *numbers, digest = astuple(self)
         return [*numbers, *digest]
 
@@ -50,7 +50,8 @@ class Vitals:
 
 @dataclass(frozen=True)
 class SlowHost:
-    """`factor`: its work over the median of the others'; `share`: the part of the time that the others lose."""
+    """A host that others wait for. `factor`: its work over the median of the others'; `share`: the part of the time
+    that the others lose."""
 
     host: int
     factor: float
@@ -59,44 +60,44 @@ class SlowHost:
 
 
 class SlowHostDetector:
-    """Remembers the slow host of the last interval: any host is slow once."""
+    """Reports a host that is slow in two intervals in a row: any host is slow once."""
 
-    def __init__(self, voice: FindingReporter) -> None:
-        self._voice = voice
+    def __init__(self, findings: FindingReporter) -> None:
+        self._findings = findings
         self._suspect: SlowHost | None = None
         self._judged = 0
 
     def judge(self, step: int, vitals: Sequence[Vitals], *, last: bool = False) -> bool:
-        """False if the interval was too short: it then continues until the next checkup. `last`: there is no next one.
-        If it is also the first, it counts however short it was, and one slow interval is enough to name a host."""
-        is_short = max(one.total for one in vitals) < SHORTEST_SECONDS
+        """Judges an interval; returns False if it was too short, and so continues until the next checkup. `last`: there
+        is no next one; if it is also the first, it counts even if short, and one slow interval is enough."""
+        is_short = max(process.total for process in vitals) < SHORTEST_SECONDS
         if is_short and not (last and self._judged == 0):
             if last and self._judged == 1 and self._suspect is not None:
-                self._tell(step, self._suspect)
+                self._report(step, self._suspect)
             return False
         self._judged += 1
         host, share = input_share(vitals)
         if share > INPUT_SHARE:
-            self._voice.say(Check.INPUT_BOUND, step, _INPUT_BOUND.format(share=share, host=host), severity=share)
+            self._findings.report(Check.INPUT_BOUND, step, _INPUT_BOUND.format(share=share, host=host), severity=share)
         slow = find_slow_host(vitals)
         again = slow is not None and self._suspect is not None and slow.host == self._suspect.host
         if slow is not None and (again or (last and self._judged == 1)):
-            self._tell(step, slow)
+            self._report(step, slow)
         self._suspect = slow
         return True
 
-    def _tell(self, step: int, slow: SlowHost) -> None:
+    def _report(self, step: int, slow: SlowHost) -> None:
         reason = _SLOW_INPUT if slow.input_bound else _SLOW_WORK
         message = _STRAGGLER.format(host=slow.host, factor=slow.factor, share=slow.share) + reason
-        self._voice.say(Check.STRAGGLER_HOST, step, message, cause=slow.host, severity=slow.factor)
+        self._findings.report(Check.STRAGGLER_HOST, step, message, cause=slow.host, severity=slow.factor)
 
 
 def find_slow_host(vitals: Sequence[Vitals]) -> SlowHost | None:
-    """The host of the slowest process, if it is slow enough to matter."""
-    if len({one.host for one in vitals}) < 2:
+    """Returns the host of the slowest process, if it is slow enough to matter."""
+    if len({process.host for process in vitals}) < 2:
         return None
-    slowest = max(vitals, key=lambda one: one.work)
-    others = median_low(one.work for one in vitals if one.host != slowest.host)
+    slowest = max(vitals, key=lambda process: process.work)
+    others = median_low(process.work for process in vitals if process.host != slowest.host)
     lost = slowest.work - others
     if slowest.work <= SLOW_FACTOR * others or lost <= SLOW_SHARE * slowest.total:
         return None
@@ -105,8 +106,8 @@ def find_slow_host(vitals: Sequence[Vitals]) -> SlowHost | None:
 
 
 def input_share(vitals: Sequence[Vitals]) -> tuple[int, float]:
-    """The host that waits longest for its input, and the part of its time: the others wait for that host."""
-    worst = max(vitals, key=lambda one: one.input / max(one.total, 1e-9))
+    """Returns the host that waits longest for its input, and for which part of its time; the others wait for it."""
+    worst = max(vitals, key=lambda process: process.input / max(process.total, 1e-9))
     return worst.host, worst.input / max(worst.total, 1e-9)
 
 

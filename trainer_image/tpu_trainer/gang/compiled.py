@@ -47,7 +47,7 @@ def check_compiler(device: str) -> None:
     """Raises BadSpecError if torch.compile cannot build programs for the device on this host."""
     if device not in _BUILT_WITH_CPP:
         return
-    # As inductor chooses it on Linux.
+    # Inductor's own choice on Linux.
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise BadSpecError(
@@ -57,42 +57,42 @@ def check_compiler(device: str) -> None:
 
 
 def compile_loss(loss: Callable[[Any, Any], Any], device: torch.device) -> Callable[[Any, Any], Any]:
-    """The task's loss as programs for the device; its gradients come from programs, too."""
+    """Returns the task's loss, compiled to programs for the device; its gradients come from programs, too."""
 
-    # A function of its own: the task's may be any object that can be called.
+    # A plain function, because the task's loss may be any callable object.
     def compiled_loss(model: Any, batch: Any) -> Any:
         return loss(model, batch)
 
-    return _compiled(compiled_loss, device)
+    return _compile(compiled_loss, device)
 
 
 def compile_update(optimizer: Optimizer, device: torch.device) -> bool:
-    """Makes the optimizer's step a program; returns whether it is one now. Only torch's own optimizers: others may read
-    numbers that change from step to step, each of which would be another program."""
+    """Makes the optimizer's step a program; returns whether it is one now. Only torch's own optimizers qualify: others
+    may read numbers that change from step to step, each of which would be another program."""
     if not type(optimizer).__module__.startswith("torch.optim."):
         return False
     plain = optimizer.step
     held: list[Tensor] = []
     stateless: set[Tensor] = set()
-    program = _compiled(lambda: plain(), device)
+    program = _compile(lambda: plain(), device)
 
     def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         if closure is not None:
             return plain(closure)
         groups = optimizer.param_groups
-        if joining := _joining(optimizer) - stateless:
-            # torch 2.9 does not look again at the empty state that it has seen, so the program of a step that gives a
+        if joining := _find_joining(optimizer) - stateless:
+            # torch 2.9 does not check a parameter's empty state again, so the program of a step that gives the
             # parameter its first momentum would do so in all further steps.
             stateless.update(joining)
             return plain()
         while len(held) < len(groups):
             held.append(torch.zeros((), device=device))
-        given: list[dict[str, Any]] = [
+        originals: list[dict[str, Any]] = [
             {name: group[name] for name in ("lr", "foreach") if name in group} for group in groups
         ]
         try:
             for group, number in zip(groups, held, strict=True):
-                # As data: a rate that changes in every step would be a program in every step.
+                # As data, because a rate that changes in every step would need a program in every step.
                 number.fill_(group["lr"])
                 group["lr"] = number
                 # Adam refuses such a rate with foreach, which only saves launches: a program has one anyway.
@@ -100,7 +100,7 @@ def compile_update(optimizer: Optimizer, device: torch.device) -> bool:
                     group["foreach"] = None
             return program()
         finally:
-            for group, options in zip(groups, given, strict=True):
+            for group, options in zip(groups, originals, strict=True):
                 group.update(options)
 
     # Bound, because torch's schedulers wrap it as a method.
@@ -108,21 +108,21 @@ def compile_update(optimizer: Optimizer, device: torch.device) -> bool:
     return True
 
 
-def _joining(optimizer: Optimizer) -> set[Tensor]:
+def _find_joining(optimizer: Optimizer) -> set[Tensor]:
     """Returns the parameters that have a gradient and no state yet, unless none has a state."""
     if not any(optimizer.state.values()):
         return set()
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return {each for each in parameters if each.grad is not None and not optimizer.state.get(each)}
+    return {parameter for parameter in parameters if parameter.grad is not None and not optimizer.state.get(parameter)}
 
 
-def _compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     from torch._dynamo import config
 
-    # torch 2.9 does not look at a parameter again once it has seen it, so one that a hook unfreezes would never be
-    # trained. Another torch may not have the setting.
+    # torch 2.9 does not check a parameter again that it has seen, so one that a hook unfreezes would never be trained.
+    # Other releases may not have the setting.
     if hasattr(config, "skip_tensor_guards_with_matching_dict_tags"):
         config.skip_tensor_guards_with_matching_dict_tags = False
     backend = "tpu" if device.type == "tpu" else "inductor"
-    compiled: Callable[..., Any] = torch.compile(function, backend=backend, dynamic=False)
-    return compiled
+    program: Callable[..., Any] = torch.compile(function, backend=backend, dynamic=False)
+    return program

@@ -1,6 +1,6 @@
-"""Everything that crosses between replicas in a training step, in one exchange.
+"""Everything that replicas exchange in a training step, at once.
 
-It holds the gradients in the model's order, then the signals, then, where replicas may differ in it, which
+An exchange holds the gradients in the model's order, then the signals, then, where replicas may differ in it, which
 parameters have a gradient. Reading the summed signals makes the host wait for the device, so `Signals` reads several
 steps at once. All replicas read the same sums after the same step, so they decide alike without another exchange.
 """
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from tpu_trainer.gang.backends.base import Backend
 
 LOSS, WEIGHT, STOP, SAVE, SQUARE = range(5)
-"""Places of the signals. LOSS, WEIGHT: see `Loss`. STOP, SAVE: above 0 if a replica asks to end the run or to save a
+"""Indices of the signals. LOSS, WEIGHT: see `Loss`. STOP, SAVE: above 0 if a replica asks to end the run or to save a
 checkpoint. SQUARE: the squared length of the replica's own gradient, sent only for the noise scale."""
 
 SIGNALS = 4
 """Number of signals without SQUARE."""
 
 MOST_STEPS = 10
-"""Most steps between two readings of the signals, and steps between two reports."""
+"""The most steps between two readings of the signals, and the steps between two reports."""
 
 STOP_SECONDS = 1.0
-"""A request to stop waits about this long at most to be read; a step that takes longer is read on its own."""
+"""A request to stop is read within about this time; a step that takes longer is read by itself."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +47,26 @@ class Loss:
 
     @staticmethod
     def of(returned: Any, passes: int, device: torch.device) -> Loss:
-        """From what the task's `loss` returned in one of a step's `passes`.
+        """Makes it of what the task's `loss` returned in one of a step's `passes`.
 
         Raises:
-            UserCodeError: it is neither a mean nor (sum, weight), not on the replica's device, or as in `check_weight`.
+            UserCodeError: it is neither a mean nor (sum, weight), is not on the replica's device, or has a weight that
+                `check_weight` refuses.
         """
         if isinstance(returned, tuple) and len(returned) == 2:
             total, weight = returned
             if _is_scalar(total) and _is_scalar(weight):
                 check_weight(weight, "the weight of the task's loss")
-                return _on(device, Loss(widen(total), widen(weight)))
-            found = f"({_described(total)}, {_described(weight)})"
+                return _check_device(device, Loss(widen(total), widen(weight)))
+            got = f"({_describe(total)}, {_describe(weight)})"
         elif _is_scalar(returned):
             mean = widen(returned)
-            return _on(device, Loss(mean / passes if passes > 1 else mean))
+            return _check_device(device, Loss(mean / passes if passes > 1 else mean))
         else:
-            found = _described(returned)
+            got = _describe(returned)
         raise UserCodeError(
             "the task's loss must return the mean over the batch as a tensor of shape [], or (sum, weight) as two of "
-            f"them; got {found}"
+            f"them; got {got}"
         )
 
     @property
@@ -77,7 +78,7 @@ class Loss:
         return self.total if self.weight is None else self.total / self.weight
 
     def plus(self, later: Loss) -> Loss:
-        """The sum of this loss and the loss of the step's next pass."""
+        """Adds the loss of the step's next pass."""
         if self.weight is None or later.weight is None:
             if self.weight is not later.weight:
                 raise UserCodeError("the task's loss must return a mean in every pass, or (sum, weight) in every pass")
@@ -90,8 +91,8 @@ class Loss:
 
 @dataclass(frozen=True)
 class LoggedRow:
-    """What a replica has logged, as it brings it to a step's exchange. values: on the device, shape [1 + 2k]: above 0
-    if it has new names, then sum and weight of each of `names`, then zeros up to the table's size."""
+    """What a replica contributes to a step's exchange of logged values. values: on the device, shape [1 + 2k]: above 0
+    if the replica has new names, then sum and weight of each of `names`, then zeros up to the table's size."""
 
     names: tuple[str, ...]
     values: Tensor
@@ -99,33 +100,33 @@ class LoggedRow:
 
 @dataclass(frozen=True)
 class GangRequests:
-    """What this replica asks of the gang, as data on the device (Backend.flag): to stop, to save a checkpoint."""
+    """What this replica asks of the gang: to stop, or to save a checkpoint. Flags on the device (`Backend.flag`)."""
 
     stop: Tensor
     save: Tensor
 
 
 class Flags:
-    """The flags of all wishes, made once, as data on the device.
+    """The flags of all requests, made once, as data on the device.
 
-    A flag built inside the step would be a constant of the compiled program, and one tensor for both wishes one input
-    of it. Either way the replica that asks for something would run a program of its own in that step, and on TPU all
-    replicas would wait for each other forever.
+    A flag built inside the step would be a constant of the compiled program, and one tensor for both requests would be
+    a single input of it. In both cases a replica that asks for something would run a different program in that step,
+    and on TPU all replicas would wait for each other forever.
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._stop, self._save = ({asked: backend.flag(asked) for asked in (False, True)} for _ in range(2))
+        self._stop, self._save = ({up: backend.flag(up) for up in (False, True)} for _ in range(2))
 
-    def wishes(self, *, stop: bool, save: bool) -> GangRequests:
+    def requests(self, *, stop: bool, save: bool) -> GangRequests:
         return GangRequests(self._stop[stop], self._save[save])
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What a step's exchange returns. signals: summed over all replicas: 4, or 5 with SQUARE, then `logged`.
+    """The results of a step's exchange. signals: summed over all replicas: 4, or 5 with SQUARE, then the logged values.
 
     norm: the length of the global gradient, before any clipping, shape []. square: its square; None unless asked for.
-    logged: the names of what the task has logged, as in `LoggedRow`.
+    logged: the names of the logged values, as in `LoggedRow`.
     """
 
     signals: Tensor
@@ -134,10 +135,10 @@ class Sums:
     logged: tuple[str, ...] = ()
 
     def finite(self, backend: Backend) -> Tensor:
-        """Whether the step's loss and gradients are finite: a boolean of shape [], as data on the backend's device.
+        """Computes whether the step's loss and gradients are finite: a boolean of shape [], on the backend's device.
 
-        What is not finite on one replica is not finite in the sum. Gradients above 1e19 count as not finite, because
-        their squares are infinite in float32. `StepResults.finite` says the same on the host.
+        A value that is not finite on one replica is not finite in the sum. Gradients above 1e19 count as not finite,
+        because their squares are infinite in float32. `StepResults.finite` is the same on the host.
         """
         loss, weight = self.signals[LOSS], self.signals[WEIGHT]
         # An infinite weight divides the gradient to zero, which is finite.
@@ -148,14 +149,14 @@ class Sums:
 def exchange(
     parameters: Sequence[nn.Parameter],
     loss: Loss,
-    wishes: GangRequests,
+    requests: GangRequests,
     backend: Backend,
     squares: bool = False,
     logged: LoggedRow | None = None,
     earlier: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> Sums:
     """Replaces every gradient by the gradient of the mean loss over all replicas. `earlier`: gradients of the step's
-    earlier passes that are not with their parameters (`EarlierPasses`).
+    earlier passes that are not stored with their parameters (`EarlierPasses`).
 
     A parameter without a gradient on any replica keeps none, as in plain PyTorch, where optimizers skip it. A parameter
     that only some replicas used gets the same gradient on all.
@@ -170,7 +171,7 @@ def exchange(
     earlier = earlier or {}
     used = [parameter.grad is not None or parameter in earlier for parameter in parameters]
     sent = [parameter for parameter, has in zip(parameters, used, strict=True) if has or not alone]
-    gradients, signals = take_gradients(sent, loss, wishes, squares, earlier)
+    gradients, signals = take_gradients(sent, loss, requests, squares, earlier)
     if logged is not None:
         signals = torch.cat([signals, logged.values.to(signals.dtype)])
     count = len(signals)
@@ -179,7 +180,7 @@ def exchange(
     sums, total = backend.reduce(gradients, signals)
     del gradients
     anywhere = [True] * len(sent)
-    # If this replica has every gradient, each exists somewhere: most models never wait for this reading.
+    # Not needed if this replica has every gradient: most models never wait for this reading.
     if not alone and not all(used):
         anywhere = [has > 0 for has in total[count:].tolist()]
     divisor: int | Tensor = backend.terms
@@ -200,14 +201,13 @@ def exchange(
 def take_gradients(
     parameters: Sequence[nn.Parameter],
     loss: Loss,
-    wishes: GangRequests,
+    requests: GangRequests,
     squares: bool = False,
     earlier: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
-    """Takes the gradients off the parameters (zeros where there is none) and adds those of `earlier` passes; returns
-    them and this replica's signals.
+    """Takes the gradients off the parameters (zeros where there is none) and adds those of `earlier` passes.
 
-    They travel as real numbers in float32, or in float64 if that is their type.
+    Returns the gradients and this replica's signals, as real numbers in float32, or in float64 if that is their type.
     """
     gradients = [_travelling(parameter, (earlier or {}).get(parameter)) for parameter in parameters]
     for parameter in parameters:
@@ -215,27 +215,27 @@ def take_gradients(
     kind = torch.float64 if loss.total.dtype == torch.float64 else torch.float32
     total = loss.total.detach().to(kind).reshape(1)
     weight = torch.ones_like(total) if loss.weight is None else loss.weight.detach().to(kind).reshape(1)
-    asked = [wish.sum().to(kind).reshape(1) for wish in (wishes.stop, wishes.save)]
-    signals = [total, weight, *asked]
+    flags = [request.sum().to(kind).reshape(1) for request in (requests.stop, requests.save)]
+    signals = [total, weight, *flags]
     if squares:
-        own = square(gradients, total).to(kind).reshape(1)
-        signals.append(own if loss.weight is None else own / weight.square())
+        squared = square(gradients, total).to(kind).reshape(1)
+        signals.append(squared if loss.weight is None else squared / weight.square())
     return gradients, torch.cat(signals)
 
 
-def square(gradients: Sequence[Tensor], beside: Tensor) -> Tensor:
-    """The squared length of all gradients together, in float32, shape []; on the device of `beside` if there are none.
+def square(gradients: Sequence[Tensor], default: Tensor) -> Tensor:
+    """Returns the squared length of all gradients together, in float32, shape []; without any, 0 on `default`'s device.
 
-    Written as products, because torch_xla makes vector_norm and square powers.
+    Written as products, because torch_xla turns vector_norm and square into powers.
     """
     if not gradients:
-        return beside.new_zeros((), dtype=torch.float32)
+        return default.new_zeros((), dtype=torch.float32)
     reals = [widen(as_real(gradient)) for gradient in gradients]
     return torch.stack([(real * real).sum().float() for real in reals]).sum()
 
 
 def widen(value: Tensor) -> Tensor:
-    """`value` in float32 or float64, so that passes add up: True + True is True, and float16 ends at 65504."""
+    """Returns `value` in float32 or float64, so that passes add up: True + True is True, and float16 ends at 65504."""
     return value if value.dtype == torch.float64 or value.is_complex() else value.float()
 
 
@@ -243,11 +243,10 @@ def widen(value: Tensor) -> Tensor:
 class StepResults:
     """The signals of one or more steps, on the host.
 
-    losses: the global loss of each step. finite: whether its loss and gradients are finite. stopping, saving: in one of
-    the steps a replica asked to end the run, or for a checkpoint.
-    squares: per step the mean over replicas of their own squared gradient, and the square of the global gradient; empty
-    unless the noise scale is asked for. logged: per step the names of what the task has logged, and its sums.
-    norms: the length of each step's global gradient, before any clipping.
+    losses: the global loss of each step. norms: the length of its global gradient, before any clipping. finite: whether
+    its loss and gradients are finite. stopping, saving: in one of the steps a replica asked to end the run, or for a
+    checkpoint. squares: per step, the mean over replicas of their own squared gradient, and the square of the global
+    gradient; empty unless the noise scale is asked for. logged: per step, the logged names and their sums.
     """
 
     losses: tuple[float, ...]
@@ -271,16 +270,16 @@ class StepResults:
 
 
 class Signals:
-    """The signals that have not been read yet. `read_through` is the last step that has been read.
+    """The signals that have not been read yet. `read_through` is the last step that was read.
 
-    Where the device works ahead of the host, a reading leaves out the newest step: the next one is traced while its
+    Where the device lags behind the host, a reading leaves out the newest step: the next one is traced while its
     results are being computed.
     """
 
     def __init__(self, backend: Backend, step: int) -> None:
         self._backend = backend
         self._unread: list[Sums] = []
-        # Until the pace is known: the first steps compile, and a request to stop may have waited for that already.
+        # Read every step until the pace is known: a request to stop may have waited for the first steps to compile.
         self._every = 1
         self.read_through = step
 
@@ -293,27 +292,27 @@ class Signals:
             slowest = max(seconds for (seconds,) in self._backend.gather([step_seconds]))
             self._every = max(1, min(MOST_STEPS, int(STOP_SECONDS / max(slowest, 1e-9))))
 
-    def read(self, step: int, *, whole: bool) -> StepResults | None:
-        """Waits for the results if they are due after `step`, or, with `whole`, for the results of all steps.
+    def read(self, step: int, *, all_steps: bool) -> StepResults | None:
+        """Waits for the results if they are due after `step`, or with `all_steps`, for the results of all steps.
 
-        None if there is nothing to read. A reading that stops the run or asks for a checkpoint covers all steps.
+        Returns None if there is nothing to read. Results that stop the run or ask for a checkpoint cover all steps.
         """
-        if not whole and step % self._every:
+        if not all_steps and step % self._every:
             return None
-        kept = 0 if whole or self._backend.reads_free else 1
-        count = len(self._unread) - kept
+        unfinished = 0 if all_steps or self._backend.reads_free else 1
+        count = len(self._unread) - unfinished
         if count < 1:
             return None
-        reading = self._take(count)
-        rest = self._take(kept) if (reading.stopping or reading.saving) and kept else None
-        return reading if rest is None else reading.then(rest)
+        results = self._take(count)
+        rest = self._take(unfinished) if (results.stopping or results.saving) and unfinished else None
+        return results if rest is None else results.then(rest)
 
     def _take(self, count: int) -> StepResults:
-        """Reads the `count` oldest."""
-        taken = self._unread[:count]
-        squares = [sums.square for sums in taken if sums.square is not None]
+        """Reads the `count` oldest steps."""
+        steps = self._unread[:count]
+        squares = [sums.square for sums in steps if sums.square is not None]
         rest = SIGNALS + bool(squares)
-        here = self._backend.to_host([*(sums.signals for sums in taken), *(sums.norm for sums in taken), *squares])
+        here = self._backend.to_host([*(sums.signals for sums in steps), *(sums.norm for sums in steps), *squares])
         del self._unread[:count]
         self.read_through += count
         rows = [tensor.tolist() for tensor in here[:count]]
@@ -328,15 +327,16 @@ class Signals:
             stopping=any(row[STOP] > 0 for row in rows),
             saving=any(row[SAVE] > 0 for row in rows),
             squares=tuple(
-                (row[SQUARE] / self._backend.terms, float(whole))
-                for row, whole in zip(rows, here[2 * count :], strict=False)
+                (row[SQUARE] / self._backend.terms, float(square))
+                for row, square in zip(rows, here[2 * count :], strict=False)
             ),
-            logged=tuple((sums.logged, tuple(row[rest:])) for sums, row in zip(taken, rows, strict=True) if row[rest:]),
+            logged=tuple((sums.logged, tuple(row[rest:])) for sums, row in zip(steps, rows, strict=True) if row[rest:]),
         )
 
 
 def _as_data(value: Tensor, backend: Backend) -> Tensor:
-    """On the device, also if the sums went through host memory: a number of the host would be compiled in."""
+    """Returns the value on the device, even if the sums went through host memory: a host number would be compiled
+    in."""
     return value if value.device.type == backend.device.type else backend.to_device(value)
 
 
@@ -349,20 +349,20 @@ def _travelling(parameter: nn.Parameter, earlier: Tensor | None) -> Tensor:
             f"the gradient of a parameter of shape {list(parameter.shape)} is sparse; replicas exchange dense "
             "gradients only: create its layer without sparse=True"
         )
-    # Detached only if it has to be: a sync leaves out an alias that nothing has used yet, and to read it then runs a
-    # program of its own.
+    # Detached only if necessary: a sync leaves out an alias that nothing has used yet, and reading it later runs a
+    # separate program.
     real = as_real(gradient.detach() if gradient.requires_grad else gradient)
     real = real if real.dtype == torch.float64 else real.float()
     return real if earlier is None else real + earlier
 
 
 def check_weight(weight: Tensor, what: str) -> None:
-    """Raises UserCodeError if the weight depends on the model. The gradient of a sum over a weight that does has a
-    second term, which needs the sums of all replicas before the backward pass."""
+    """Raises UserCodeError if the weight depends on the model. The gradient would then have a second term, which needs
+    the sums of all replicas before the backward pass."""
     if weight.requires_grad:
         raise UserCodeError(
-            f"{what} requires a gradient, and the trainer divides by the sum of all weights as by a constant: return "
-            "weight.detach() if it is one, or else the mean over the batch, sum / weight, alone"
+            f"{what} requires a gradient, but the trainer treats the sum of all weights as a constant: return "
+            "weight.detach() if it is one; otherwise return only the mean over the batch, sum / weight"
         )
 
 
@@ -370,16 +370,16 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 0
 
 
-def _on(device: torch.device, loss: Loss) -> Loss:
-    """Raises UserCodeError if it is elsewhere."""
+def _check_device(device: torch.device, loss: Loss) -> Loss:
+    """Returns the loss; raises UserCodeError if it is on another device."""
     for name, tensor in zip(("the task's loss", "the weight of the task's loss"), loss.tensors, strict=False):
         if tensor.device.type != device.type:
             raise UserCodeError(
-                f"{name} is on {tensor.device}, and the model and the batch are on {device}: make it of "
-                "what is there, such as losses.sum() and mask.sum(), without .cpu() and torch.tensor(number)"
+                f"{name} is on {tensor.device}, and the model and the batch are on {device}: compute it from "
+                "tensors on that device, such as losses.sum() and mask.sum(), without .cpu() and torch.tensor(number)"
             )
     return loss
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -82,9 +82,9 @@ class Gradients:
         set_aside = done if self._backend.one_program else []
         for parameter, _ in set_aside:
             parameter.grad = None
-        wishes = self._flags.wishes(stop=self._stop(), save=self._instruments.checkpoints.overdue())
+        requests = self._flags.requests(stop=self._stop(), save=self._instruments.checkpoints.overdue())
         with self._instruments.exchange(step, loss, parameters):
-            sums = exchange(parameters, loss, wishes, self._backend)
+            sums = exchange(parameters, loss, requests, self._backend)
         for parameter, gradient in set_aside:
             parameter.grad = gradient
         self._changed.clear()

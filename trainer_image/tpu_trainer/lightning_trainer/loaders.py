@@ -288,7 +288,7 @@ class Plan(Sampler[Any]):
         for number in range(skipped, steps * order.passes):
             step, part = divmod(number, order.passes)
             whole = units[step * order.global_batch : (step + 1) * order.global_batch]
-            own = list(order.in_passes(whole[order.own_rows]))[part]
+            own = list(order.split_passes(whole[order.own_rows]))[part]
             # What the dataset draws depends on the batch alone, as far as it is read in this process.
             with GENERATORS:
                 seed_generators(random_seed(order.seed, epoch * steps * order.passes + number, order.share.rank))

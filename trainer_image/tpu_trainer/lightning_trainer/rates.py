@@ -54,12 +54,12 @@ class Rates:
             rates.set(step)
 
     @property
-    def present(self) -> float:
-        return self._rates[0].present if self._rates else 0.0
+    def current(self) -> float:
+        return self._rates[0].current if self._rates else 0.0
 
-    def reached(self, steps: int) -> float:
+    def rate_after(self, steps: int) -> float:
         """Returns what `LearningRateSetter.reached` does of the first optimizer."""
-        return self._rates[0].reached(steps) if self._rates else 0.0
+        return self._rates[0].rate_after(steps) if self._rates else 0.0
 
     def state(self) -> list[Mapping[str, Any]]:
         return [rates.state() for rates in self._rates]

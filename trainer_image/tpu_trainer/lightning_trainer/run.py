@@ -38,7 +38,7 @@ from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snap
 from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
 from tpu_trainer.lightning_trainer.watch import First, GangTrainer, StoppedError, Watch, log_everywhere
 from tpu_trainer.loop.buffers import Buffers
-from tpu_trainer.loop.checkpoints import CheckpointStorage, nothing_left, report_origin, start_of
+from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left, report_origin, start_of
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.ending import (
     keep_last,
@@ -140,7 +140,7 @@ class OwnTrainer:
         rates = Rates(hp, start.ramp, outputs.add_finding)
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
-            own = document(start, step, position, rates.reached(step), hp, health)
+            own = document(start, step, position, rates.rate_after(step), hp, health)
             own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
             own |= {**instruments.closing.state(), "trainExamples": division.examples}
             return snapshot_of_state(
@@ -164,7 +164,7 @@ class OwnTrainer:
             hp,
             instruments,
             gradients,
-            lambda: rates.present,
+            lambda: rates.current,
             place,
             kept,
             keeps=self.context.spec.checkpoint is not None,
@@ -201,7 +201,7 @@ class OwnTrainer:
                 watch.ends_epoch = True
         log_everywhere(module, watch.logged, watch.own)
         self.context.begin(start.step)
-        done = nothing_left(start, found, hp)
+        done = describe_nothing_left(start, found, hp)
         try:
             trainer = partial(self._trainer, lightning, run, hp, strategy, watch)
             was_stopped = self._fit(trainer, run, HERE if found is not None else None, instruments, watch, done)

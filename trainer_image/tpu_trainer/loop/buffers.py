@@ -93,7 +93,7 @@ class Buffers:
         step, self._steps = self._steps, self._steps + 1
         if step < 2:
             with aside():
-                self._places = self._common()
+                self._places = self._find_common()
         read = [place for place in self._places if place.is_there and place.is_read]
         for place in self._sent.keys() - set(read):
             del self._sent[place]
@@ -102,18 +102,18 @@ class Buffers:
             with aside():
                 if looks:
                     self._look(read)
-                self._send([place for place, wanted in zip(self._places, self._wanted(), strict=True) if wanted])
+                self._send([place for place, wanted in zip(self._places, self._must_send(), strict=True) if wanted])
 
     def share(self) -> None:
         """Replaces all buffers by rank 0's, as they will be in a run that continues from a checkpoint of this step."""
-        if self._shared and (places := self._common()):
+        if self._shared and (places := self._find_common()):
             self._send(places)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Replaces all buffers by rank 0's while the block runs. Afterwards each replica has its own again, except for
         buffers that the block has changed."""
-        places = self._common() if self._shared else []
+        places = self._find_common() if self._shared else []
         values = [place.tensor.detach().clone() for place in places]
         self._backend.broadcast([place.tensor for place in places])
         lent = [place.state for place in places]
@@ -127,7 +127,7 @@ class Buffers:
                         tensor.copy_(value)
             self._backend.sync()
 
-    def _common(self) -> list[BufferPlace]:
+    def _find_common(self) -> list[BufferPlace]:
         """Finds the buffers that all replicas have. A forward pass may register buffers on one replica alone; these are
         never exchanged."""
         places = find_places(self._model)
@@ -143,7 +143,7 @@ class Buffers:
         (sent, then), (tensor, now) = self._sent[place], place.state
         return sent is not tensor or then != now
 
-    def _wanted(self) -> list[bool]:
+    def _must_send(self) -> list[bool]:
         """Returns for each place whether to send it: a replica has changed it, and all have it in one shape."""
         changed = [self._changed(place) for place in self._places]
         if self._sends_all or self._backend.one_program:

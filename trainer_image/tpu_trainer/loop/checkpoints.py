@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tpu_trainer.checkpoint.best import best_in
-from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, PeerParts, prepare, reading
+from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, PeerParts, mark_reading, prepare
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, NoCheckpoints, PartWriter
 from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.handover import read_once
@@ -66,7 +66,7 @@ class CheckpointStorage:
             world=backend.world,
             global_batch=spec.batch.total,
             name=f"{spec.job.namespace}/{spec.job.name}",
-            recipe=_written(spec),
+            recipe=_describe_recipe(spec),
             code="" if spec.code is None else spec.code.sha256,
         )
         named = spec.checkpoint.resume_from
@@ -83,7 +83,7 @@ class CheckpointStorage:
             UserCodeError: the checkpoints there may not be meant for this job, or there is none where one was named.
             StorageError: the storage refuses.
         """
-        return None if self.target is None else read_once(backend, outputs.is_reporter, lambda: self._chosen(outputs))
+        return None if self.target is None else read_once(backend, outputs.is_reporter, lambda: self._choose(outputs))
 
     def writers(self, backend: Backend, environment: WorkerEnvironment, outputs: RunOutputs) -> Writers | None:
         """Returns the hosts that write together; None if host 0 writes alone. A collective."""
@@ -92,7 +92,7 @@ class CheckpointStorage:
         host = environment.host_index if environment.local_rank == 0 else -1
         writers, unable = find_writers(self.target, backend, environment.num_hosts, host, outputs.is_reporter)
         if unable:
-            outputs.add_finding(Finding("Checkpoint", 0, _not_shared(self.target.store.uri, unable)))
+            outputs.add_finding(Finding("Checkpoint", 0, _describe_unshared(self.target.store.uri, unable)))
         return writers
 
     def policy_state(self, checkpoint: LoadedCheckpoint | None) -> Mapping[str, Any] | None:
@@ -124,12 +124,14 @@ class CheckpointStorage:
         began = work.start.step if resumed else None
         all_take_part = together or writers is not None or work.sharding is not None
         if spec.checkpoint is not None and self.target is not None and not outputs.is_reporter and all_take_part:
-            return PartWriter(_due(spec.checkpoint, spec), _part_taker(self.target, work, writers, together), began)
+            return PartWriter(
+                _schedule(spec.checkpoint, spec), _part_taker(self.target, work, writers, together), began
+            )
 
         size = length_of(work.task.train, "train") if has_length(work.task.train) else None
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
-            record = document(work.start, step, position, work.rates.reached(step), work.hp, health)
+            record = document(work.start, step, position, work.rates.rate_after(step), work.hp, health)
             record |= {"trainExamples": size, "rates": work.rates.state(), "growth": work.group_changes.state()}
             record |= {"steering": work.policy.state(), "logged": work.logbook.state(), **work.closing.state()}
             if work.begun_with is not None:
@@ -169,9 +171,9 @@ class CheckpointStorage:
         alone. `repeats`: as for `Checkpointer`."""
         if spec.checkpoint is None or self.target is None:
             return NoCheckpoints()
-        due = _due(spec.checkpoint, spec)
+        schedule = _schedule(spec.checkpoint, spec)
         if not outputs.is_reporter:
-            return NoCheckpoints(due)
+            return NoCheckpoints(schedule)
 
         def warn(text: str) -> None:
             outputs.add_finding(Finding("Checkpoint", checkpointer.last_step or 0, text))
@@ -185,7 +187,7 @@ class CheckpointStorage:
 
         checkpointer = Checkpointer(
             self.target,
-            due,
+            schedule,
             take,
             warn,
             resumed=resumed,
@@ -199,14 +201,14 @@ class CheckpointStorage:
             found_best(checkpointer.best)
         return checkpointer
 
-    def _chosen(self, outputs: RunOutputs) -> LoadedCheckpoint | None:
+    def _choose(self, outputs: RunOutputs) -> LoadedCheckpoint | None:
         assert self.target is not None
         author, say = self.target.author, outputs.progress.say
 
         def warn(text: str) -> None:
             outputs.add_finding(Finding("Checkpoint", 0, text))
 
-        with reading(self.target):
+        with mark_reading(self.target):
             checkpoint = choose_own(self.target.store, author, self.source, say, warn)
             if checkpoint is None and self.source is not None:
                 checkpoint = choose_named(self.source, author, say, warn)
@@ -214,11 +216,11 @@ class CheckpointStorage:
         return checkpoint
 
 
-def _due(checkpoint: CheckpointSpec, spec: RunSpec) -> CheckpointSchedule:
+def _schedule(checkpoint: CheckpointSpec, spec: RunSpec) -> CheckpointSchedule:
     return CheckpointSchedule(checkpoint.every_steps, checkpoint.every_seconds, spec.last_step)
 
 
-def _not_shared(uri: str, unable: Sequence[int]) -> str:
+def _describe_unshared(uri: str, unable: Sequence[int]) -> str:
     return (
         f"{'hosts' if unable[1:] else 'host'} {ranges(unable)} cannot read and write what host 0 keeps in {uri}, so "
         "host 0 writes whole checkpoints alone. If that is a directory of host 0 only, an attempt on another machine "
@@ -270,7 +272,7 @@ def _average(work: PreparedTask) -> Mapping[str, Tensor] | None:
     return None if work.average is None else work.average.tensors
 
 
-def _written(spec: RunSpec) -> dict[str, str]:
+def _describe_recipe(spec: RunSpec) -> dict[str, str]:
     """Returns what the user wrote, by field path. The run spec holds the parameters and the data outside the recipe."""
     parameters = {f"recipe.parameters.{name}": value for name, value in spec.parameters.items()}
     data = {} if spec.data_uri is None else {"data.uri": spec.data_uri}
@@ -290,7 +292,7 @@ def start_of(
     return continued_start(checkpoint.snapshot.document, hp, spec.slice.replicas, spec.job.attempt, reduction)
 
 
-def nothing_left(start: Start, checkpoint: LoadedCheckpoint | None, hp: Hyperparameters) -> str | None:
+def describe_nothing_left(start: Start, checkpoint: LoadedCheckpoint | None, hp: Hyperparameters) -> str | None:
     """Describes a run that has no steps left, or whose training had ended; None if it trains."""
     if checkpoint is None or (start.step < hp.last_step and not start.ended):
         return None
@@ -308,26 +310,26 @@ def report_origin(
     Raises:
         UserCodeError: checkpoint.resumeFrom names another job's checkpoint, and no steps are left to train.
     """
-    author, done = checkpoint.commit.author, nothing_left(start, checkpoint, hp)
+    author, done = checkpoint.commit.author, describe_nothing_left(start, checkpoint, hp)
     named = not me.may_continue(author)
     if done is not None and named:
         raise UserCodeError(f"checkpoint.resumeFrom: {done}; raise recipe.trainSteps to train on")
-    line = done or _resumed(start, checkpoint, hp)
+    line = done or _describe_resumption(start, checkpoint, hp)
     outputs.progress.resume(start.step, line)
     if author.code != me.code:
-        outputs.add_finding(Finding("Checkpoint", start.step, _other_code(checkpoint, me)))
+        outputs.add_finding(Finding("Checkpoint", start.step, _describe_other_code(checkpoint, me)))
     if done is not None or not (named or me.uid == author.uid):
         outputs.add_finding(Finding("Checkpoint", start.step, line))
 
 
-def _other_code(checkpoint: LoadedCheckpoint, me: Author) -> str:
+def _describe_other_code(checkpoint: LoadedCheckpoint, me: Author) -> str:
     there, here = (
         f"with sha256 {author.code}" if author.code else "of the image" for author in (checkpoint.commit.author, me)
     )
     return f"checkpoint {checkpoint.folder} was made by other code: the code {there}, this job runs the code {here}"
 
 
-def _resumed(start: Start, checkpoint: LoadedCheckpoint, hp: Hyperparameters) -> str:
+def _describe_resumption(start: Start, checkpoint: LoadedCheckpoint, hp: Hyperparameters) -> str:
     line = (
         f"continues from checkpoint {checkpoint.folder} of job {checkpoint.commit.author}, with step "
         f"{start.step + 1} of {hp.train_steps}"

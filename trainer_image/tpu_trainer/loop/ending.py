@@ -44,7 +44,7 @@ def save_result(step: int, position: Position, instruments: Instruments, *, agai
 
 
 def write_weights(context: RunContext, model: nn.Module, average: Mapping[str, Tensor] | None = None) -> None:
-    """Writes the weights of a run without checkpoints beside its report, on the user's machine."""
+    """Writes the weights of a run without checkpoints into the directory of its report, on the user's machine."""
     directory, writes = context.environment.report_directory, context.outputs.is_reporter
     if directory is None or context.spec.checkpoint is not None or not (writes or context.backend.reads_together):
         return
@@ -132,18 +132,18 @@ def _outcome(
     every = {**metrics, **progress.means, **metrics}
     best = None if progress.best is None else progress.best.as_json()
     message = f"{ending.before}{values}{ending.after}"
-    rung = _measured(instruments, evaluated) if ending.code is ExitCode.Succeeded else None
+    rung = _rung_numbers(instruments, evaluated) if ending.code is ExitCode.Succeeded else None
     return Outcome(ending.code, message, step, every, instruments.throughput.rate, best=best, rung=rung)
 
 
-def _measured(instruments: Instruments, evaluated: Mapping[str, float]) -> Mapping[str, Any] | None:
+def _rung_numbers(instruments: Instruments, evaluated: Mapping[str, float]) -> Mapping[str, Any] | None:
     """Returns what a rung of a ladder has measured; None of any other run."""
     numbers, doctor = instruments.outputs.rung, instruments.doctor
     if numbers is None:
         return None
     finiteness = doctor.finiteness
     not_finite = finiteness.bad or int(not finiteness.health.clean)
-    return numbers.as_json(doctor.recompilations, not_finite, doctor.unseen, list(evaluated))
+    return numbers.as_json(doctor.recompilations, not_finite, doctor.unavailable_checks, list(evaluated))
 
 
 def _describe_checkpoint(step: int, committed: int | None) -> str:

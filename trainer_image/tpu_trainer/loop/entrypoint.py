@@ -55,7 +55,7 @@ def load_task(entrypoint: str, hyperparameters: Hyperparameters, share: Share = 
             did not return a task.
         NeedsTrainerError: its LightningModule needs Lightning's own Trainer, or it asks for that.
     """
-    made = _made(entrypoint, hyperparameters)
+    made = _call(entrypoint, hyperparameters)
     if isinstance(made, Task):
         return with_hooks(made)
     if isinstance(made, LightningRun):
@@ -70,7 +70,7 @@ def load_lightning(entrypoint: str, hyperparameters: Hyperparameters) -> Lightni
     Raises:
         UserCodeError: as `load_task`.
     """
-    made = _made(entrypoint, hyperparameters)
+    made = _call(entrypoint, hyperparameters)
     if isinstance(made, Task):
         raise UserCodeError(f"entrypoint {entrypoint}: returned a LightningModule first, and then a Task")
     # It may return the same object each time.
@@ -83,7 +83,7 @@ class _Pair(NamedTuple):
     data: Any
 
 
-def _made(entrypoint: str, hyperparameters: Hyperparameters) -> Task | LightningRun | _Pair:
+def _call(entrypoint: str, hyperparameters: Hyperparameters) -> Task | LightningRun | _Pair:
     """Calls `entrypoint`; returns its Task, LightningRun, or LightningModule with its data."""
     factory = _find(entrypoint)
     positional, keywords = arguments(factory, hyperparameters, entrypoint)
@@ -161,7 +161,7 @@ def arguments(function: Callable[..., Any], hp: Hyperparameters, entrypoint: str
     hints = _hints(function)
     takes_rest = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    known = _known(hp)
+    known = _by_name(hp)
     takes_object = {p.name for p in named if _takes_object(p, hints)} or _only_parameter(named, hints, hp, known)
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
@@ -213,7 +213,7 @@ def _only_parameter(
     return set()
 
 
-def _known(hp: Hyperparameters) -> dict[str, Any]:
+def _by_name(hp: Hyperparameters) -> dict[str, Any]:
     """Returns the hyperparameters by name."""
     values = {field.name: getattr(hp, field.name) for field in fields(hp) if field.name not in ("parameters", "silent")}
     return values | {alias: values[name] for alias, name in ALIASES.items()}
@@ -226,7 +226,7 @@ def _value(
     name, has_default = parameter.name, parameter.default is not parameter.empty
     if name in hp.parameters:
         try:
-            return from_text(hp.parameters[name], _wanted(hint, parameter.default))
+            return from_text(hp.parameters[name], _target_type(hint, parameter.default))
         except ValueError as error:
             raise UserCodeError(f"entrypoint {entrypoint}: recipe.parameters.{name}: {error}") from None
     if name in known and not (has_default and name in hp.silent):
@@ -239,7 +239,7 @@ def _value(
     )
 
 
-def _wanted(hint: Any, default: Any) -> Any:
+def _target_type(hint: Any, default: Any) -> Any:
     """Returns the type to convert a text to: the annotation's, else the default's; None without either."""
     if hint is None:
         return None if default is inspect.Parameter.empty or default is None else type(default)

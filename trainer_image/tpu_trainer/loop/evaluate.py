@@ -173,8 +173,8 @@ def _by_example(task: Task, metrics: Metrics, read: _Read, backend: Backend) -> 
 
 
 def _by_evaluator(evaluator: Evaluator, read: _Read, most: int, share: Share, backend: Backend) -> dict[str, float]:
-    """Returns the evaluator's metrics of batches of unequal sizes; only its `ends` makes collectives. `most`: how many
-    batches the process with the most has."""
+    """Returns the evaluator's metrics, over batches of unequal sizes; only its `ends` calls collectives. `most`: how
+    many batches the process with the most has."""
     if backend.terms != share.world:
         raise UserCodeError(
             "the task's evaluator needs batches of this process alone, and on this backend a batch belongs to all "

@@ -100,7 +100,7 @@ class Instruments:
 
     def settle(self, step: int) -> None:
         """Runs what hooks left pending when an epoch ended with `step`: the next step would be another program."""
-        self.logbook.epoch_ended(step)
+        self.logbook.end_epoch(step)
         with self.doctor.set_aside():
             self.backend.sync()
 
@@ -142,7 +142,7 @@ class Instruments:
         """
         self._rates[step] = learning_rate
         with self.clock.during(Phase.DEVICE):
-            results = signals.read(step, whole=read_all)
+            results = signals.read(step, all_steps=read_all)
         if results is None:
             return None
         if not self._steps and (seconds := process_seconds()) is not None:
@@ -164,7 +164,7 @@ class Instruments:
             for replica_square, global_square in results.squares:
                 self.noise.add(replica_square, global_square)
         try:
-            self.doctor.finiteness.read(first, results, learning_rate)
+            self.doctor.finiteness.judge_steps(first, results, learning_rate)
         except NotFiniteError:
             # The steps that led to it are worth a report.
             self._report()

@@ -93,10 +93,10 @@ class TrainingLoop:
         loss, batch, position = self._accumulate(step)
         # Asked in every step: hooks may have frozen or unfrozen parameters, or added a group of them.
         parameters = self.trainable.now(settled=step == work.hp.last_step or work.task.hooks is None)
-        wishes = self.flags.wishes(stop=self.stop(), save=instruments.checkpoints.overdue())
+        requests = self.flags.requests(stop=self.stop(), save=instruments.checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
             row = instruments.logbook.row()
-            sums = exchange(parameters, loss, wishes, backend, work.noise_scale, row, self.earlier.take())
+            sums = exchange(parameters, loss, requests, backend, work.noise_scale, row, self.earlier.take())
         self.trainable.watch(parameters)
 
         work.rates.set(step - 1)
@@ -152,7 +152,7 @@ class TrainingLoop:
             # An exchange of buffers is a separate program, which moves the device's generator on; the first steps of
             # every run have one, also where a run continues.
             self.backend.seed(drawn)
-        with user_code("the task's loss"), self.outside.explained(work.task.loss):
+        with user_code("the task's loss"), self.outside.explain_errors(work.task.loss):
             loss = Loss.of(work.task.loss(work.task.model, batch), work.hp.accumulation_steps, self.backend.device)
         self.outside.look(loss.total, step)
         with user_code("the backward pass"):
@@ -170,7 +170,7 @@ class TrainingLoop:
         evaluates = work.on_lower_rung if last else every is not None and step % every == 0
         saves = instruments.checkpoints.due(step)
         # Raises if the loss is not finite, before a checkpoint is made of it.
-        if results := instruments.read(self.signals, step, work.rates.present, read_all=evaluates or saves or last):
+        if results := instruments.read(self.signals, step, work.rates.current, read_all=evaluates or saves or last):
             self.result = TrainingResult(step, results.losses[-1], position, results.stopping and not last)
             saves = saves or results.saving
         stopped = self.result.stopped

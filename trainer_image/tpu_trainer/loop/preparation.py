@@ -24,9 +24,9 @@ from tpu_trainer.loop.evaluation_policy import EvaluationPolicy
 from tpu_trainer.loop.modes import enter_training_mode
 from tpu_trainer.loop.trainable import ParameterGroupChanges, PreparedTask, refuse_lazy, refuse_synchronised_norm
 from tpu_trainer.optim.optimizers import build_optimizer, find_unused_settings, refuse_closure
-from tpu_trainer.optim.precision import in_precision
+from tpu_trainer.optim.precision import apply_precision
 from tpu_trainer.optim.schedule import LearningRateSetter
-from tpu_trainer.optim.sharding import OptimizerSharding, refuse_whole_parameters
+from tpu_trainer.optim.sharding import OptimizerSharding, refuse_indivisible
 from tpu_trainer.optim.update import Average, count_on_device
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.horizon import find_differences
@@ -48,7 +48,7 @@ def load(context: RunContext, hp: Hyperparameters) -> Loaded:
     with context.seeded(hp.seed):
         loaded = load_task(context.spec.entrypoint, hp, context.share)
     refuse_lazy(loaded.task.model)
-    task = in_precision(loaded.task, hp.precision, context.backend.device)
+    task = apply_precision(loaded.task, hp.precision, context.backend.device)
     if _compiles(context):
         task = replace(task, loss=compile_loss(task.loss, context.backend.device))
     return Loaded(task, loaded.hooks)
@@ -208,7 +208,7 @@ def _sharding(context: RunContext, optimizer: Optimizer, model: nn.Module) -> Op
             "backend XLA or Torch"
         )
     # Also with one replica, because recipes are tried on the smallest slice first.
-    refuse_whole_parameters(optimizer, context.backend)
+    refuse_indivisible(optimizer, context.backend)
     return OptimizerSharding(optimizer, model, context.backend) if context.backend.world > 1 else None
 
 

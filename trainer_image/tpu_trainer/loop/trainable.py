@@ -123,7 +123,7 @@ class Trainable:
         if late := {parameter for parameter, steps in self._silent.items() if steps == _PATIENCE}:
             names = [name for name, parameter in self._model.named_parameters() if parameter in late]
             self._warn(
-                f"{_listed(names)} {'was' if len(names) == 1 else 'were'} unfrozen during the training and got no "
+                f"{_join_names(names)} {'was' if len(names) == 1 else 'were'} unfrozen during the training and got no "
                 f"gradient in the {_PATIENCE} steps since: the loss does not use them, so they are not trained"
             )
 
@@ -145,7 +145,7 @@ class Trainable:
         others, named = {id(parameter) for parameter in self._others}, list(self._model.named_parameters())
         names = [name for name, parameter in named if parameter.grad is not None and id(parameter) in others]
         return (
-            f"{len(names)} of the model's {len(named)} parameters are not trained: {_listed(names)} get a gradient "
+            f"{len(names)} of the model's {len(named)} parameters are not trained: {_join_names(names)} get a gradient "
             "from the loss and are in no parameter group of the optimizer. Add them to one, or freeze them "
             "(requires_grad_(False)), which saves their gradients"
         )
@@ -169,7 +169,7 @@ class ParameterGroupChanges:
         groups = self._optimizer.param_groups
         return {
             "names": [self._names(group) for group in groups],
-            "added": [_options(group) for group in groups[self._built :]],
+            "added": [_json_options(group) for group in groups[self._built :]],
             "flipped": [
                 name for name, required in self._requires().items() if required != self._built_requires.get(name)
             ],
@@ -188,13 +188,13 @@ class ParameterGroupChanges:
         groups, added = self._optimizer.param_groups, kept["added"]
         built = kept["names"][: len(kept["names"]) - len(added)]
         if len(built) != len(groups):
-            raise _misfit(f"{len(built)} parameter groups", str(len(groups)))
+            raise _misfit_error(f"{len(built)} parameter groups", str(len(groups)))
         for place, (group, names) in enumerate(zip(groups, built, strict=True)):
             self._order(place, group, names)
         parameters = dict(self._model.named_parameters())
         for names, options in zip(kept["names"][len(built) :], added, strict=True):
             if unknown := [name for name in names if name not in parameters]:
-                raise _misfit(f"{unknown[0]} in a parameter group", "a model without it")
+                raise _misfit_error(f"{unknown[0]} in a parameter group", "a model without it")
             group = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
             group["params"] = [parameters[name] for name in names]
             with user_code("adding the checkpoint's parameter groups to the optimizer"):
@@ -236,7 +236,7 @@ class ParameterGroupChanges:
         if sorted(here) != sorted(names):
             there = next((name for name in names if name not in here), "nothing")
             now = next((name for name in here if name not in names), "nothing")
-            raise _misfit(f"{there} in parameter group {place}", now)
+            raise _misfit_error(f"{there} in parameter group {place}", now)
         by_name = dict(zip(here, group["params"], strict=True))
         group["params"] = [by_name[name] for name in names]
 
@@ -282,7 +282,7 @@ def refuse_synchronised_norm(model: nn.Module, backend: str, device: torch.devic
             )
 
 
-def _options(group: Group) -> Group:
+def _json_options(group: Group) -> Group:
     """Returns the group's options that fit into JSON: in torch's own optimizers, all of them."""
     plain = {
         key: float(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"
@@ -290,9 +290,9 @@ def _options(group: Group) -> Group:
     return {key: value for key, value in plain.items() if isinstance(value, int | float | str | list | tuple | None)}
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else "")
 
 
-def _misfit(there: str, here: str) -> UserCodeError:
+def _misfit_error(there: str, here: str) -> UserCodeError:
     return UserCodeError(f"the checkpoint does not fit the optimizer: {there} in the checkpoint, {here} in this run")

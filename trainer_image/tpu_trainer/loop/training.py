@@ -21,7 +21,7 @@ from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.gang.backends.base import move_model
 from tpu_trainer.lightning import NeedsTrainerError, is_lightning
 from tpu_trainer.loop.buffers import Buffers
-from tpu_trainer.loop.checkpoints import CheckpointStorage, nothing_left
+from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.ending import (
     keep_last,
@@ -39,7 +39,7 @@ from tpu_trainer.loop.preparation import load, prepare
 from tpu_trainer.loop.trainable import PreparedTask
 from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
 from tpu_trainer.task.hooks import Hooks
-from tpu_trainer.task.logbook import closed
+from tpu_trainer.task.logbook import pause_logging
 from tpu_trainer.task.task import Hyperparameters
 
 
@@ -66,7 +66,7 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
             raise NeedsTrainerError("the job's checkpoint was written under it")
         writers = storage.writers(backend, context.environment, outputs)
         work, resumed = prepare(context, task, hooks, hp, storage, checkpoint), checkpoint is not None
-        done = nothing_left(work.start, checkpoint, hp)
+        done = describe_nothing_left(work.start, checkpoint, hp)
         # As large as the model and its optimizer, and not needed any more.
         del checkpoint
         together = backend.reads_together
@@ -85,13 +85,13 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
     except NeedsTrainerError:
         raise
     except BaseException as error:
-        _tell_hooks(hooks, error)
+        _call_failure_hooks(hooks, error)
         raise
 
 
 def first_steps(context: RunContext, count: int) -> TrainingResult:
-    """Builds the task as a run does, evaluates one batch and makes at most `count` steps, as a run that is then told to
-    stop. Nothing is kept, and the task's `finish` is not called.
+    """Builds the task as a run does, evaluates one batch and makes at most `count` steps, as a run that is then asked
+    to stop. Nothing is kept, and the task's `finish` is not called.
 
     Raises NeedsTrainerError before the first step.
     """
@@ -188,7 +188,7 @@ class _Training:
                 work.policy.check(tried)
         reading = self._reading()
         if self.context.spec.checkpoint is not None:
-            instruments.merge_positions = reading.whole
+            instruments.merge_positions = reading.merge
         with backend.feed(reading.batches) as batches, instruments.logbook.open():
             try:
                 loop = TrainingLoop(work, backend, instruments, self.context.stop, self._evaluate_now)
@@ -250,7 +250,7 @@ class _Training:
         if evaluation_size(work.task):
             self.instruments.evaluated = step, self.instruments.weights()
         with (
-            closed(),
+            pause_logging(),
             self.instruments.buffers.lent(),
             nullcontext() if work.average is None else work.average.in_model(),
         ):
@@ -311,7 +311,7 @@ class _Training:
             raise UserCodeError("the task's finish failed on worker 0, whose log says why")
 
 
-def _tell_hooks(hooks: Hooks, error: BaseException) -> None:
+def _call_failure_hooks(hooks: Hooks, error: BaseException) -> None:
     """Calls the hooks for failures. Prints what they raise, which would otherwise replace `error`."""
     try:
         hooks.failed(error)

@@ -1,4 +1,4 @@
-"""Optimizers that torch lacks, or whose own version makes the host wait for the device in every step.
+"""Optimizers that torch lacks, or whose torch version makes the host wait for the device in every step.
 
 All their state is in tensors on the parameter's device, step counts included, so that a step is part of one compiled
 program, and one that is skipped (recipe.onNotFinite) can be undone. Their arithmetic is in float32 for 16-bit weights.
@@ -76,19 +76,19 @@ class Adafactor(_OnDevice):
     def _update(self, parameter: Tensor, gradient: Any, group: dict[str, Any], state: dict[str, Any]) -> None:
         gradient = gradient.to(_wide(parameter))
         if not state:
-            # Not called "step": torch would leave a restored one on the host.
+            # Not called "step": torch would leave a restored "step" on the host.
             state.update(self._fresh(gradient))
         state["count"] += 1
-        own_share = state["count"] ** self._AVERAGE_DECAY
+        weight = state["count"] ** self._AVERAGE_DECAY
         square = gradient.square()
         tiny = torch.finfo(parameter.dtype).eps
         if gradient.dim() > 1:
             rows, columns = state["row_var"], state["col_var"]
-            rows.lerp_(square.mean(dim=-1, keepdim=True), own_share)
-            columns.lerp_(square.mean(dim=-2, keepdim=True), own_share)
+            rows.lerp_(square.mean(dim=-1, keepdim=True), weight)
+            columns.lerp_(square.mean(dim=-2, keepdim=True), weight)
             estimate = rows @ columns / rows.mean(dim=-2, keepdim=True).clamp(min=tiny)
         else:
-            estimate = state["variance"].lerp_(square, own_share)
+            estimate = state["variance"].lerp_(square, weight)
         update = gradient * estimate.clamp(min=tiny * tiny).rsqrt()
         rate = (state["count"] ** self._RATE_DECAY).clamp(max=group["lr"])
         scale = _rms(parameter.to(gradient.dtype)).clamp(min=self._SMALLEST_SCALE)
@@ -116,7 +116,7 @@ def _trained(parameters: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _decay(parameter: Tensor, group: dict[str, Any]) -> None:
-    """Decoupled from the gradient, as in AdamW."""
+    """Decays the weights, decoupled from the gradient, as in AdamW."""
     if group["weight_decay"]:
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
 

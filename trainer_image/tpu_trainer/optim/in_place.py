@@ -1,8 +1,8 @@
-"""In-place arithmetic of torch's optimizers, traced in a quarter of the time, or less.
+"""In-place arithmetic of torch's optimizers, traced in at most a quarter of the time.
 
-Before torch_xla 2.9 traces an operation in place, torch works out its shapes a second time, in Python: 50 to 200
-microseconds of the host's time each, several times a parameter, in every step. The same operation out of place is
-traced in C++ alone. Its result copied into the tensor makes the same program, and refuses what would not fit.
+Before torch_xla 2.9 traces an in-place operation, torch infers its shapes a second time, in Python: 50 to 200
+microseconds of the host's time each, several times per parameter, in every step. The out-of-place operation is traced
+in C++ alone. Copying its result into the tensor gives the same program, and fails for the same wrong shapes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _OUT_OF_PLACE: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
 
 
 def call_in_place(function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """What `function` returns; the quicker way if it works in place on a tensor of an XLA device."""
+    """Returns what `function` returns, by the faster way if it works in place on a tensor of an XLA device."""
     compute = _OUT_OF_PLACE.get(function)
     if compute is not None and args[0].device.type == "xla":
         result = compute(*args, **named)
-        # A copy would convert a result of another type; whether that is wanted is torch's to say.
+        # A copy would convert a result of another type, which torch may refuse.
         if result.dtype == args[0].dtype:
             return args[0].copy_(result)
     return function(*args, **named)

@@ -1,4 +1,4 @@
-"""Optimizers by the recipe's name, for tasks without one of their own; and what a task's own one leaves unused."""
+"""Optimizers by the recipe's name, for tasks that bring none; and the settings that a task's own optimizer ignores."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ BUILDERS: Mapping[str, tuple[Callable[..., Optimizer], tuple[str, ...]]] = {
 
 
 def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
-    """The task's own optimizer, or the one that the recipe names. The model must be on its device already."""
+    """Returns the task's optimizer, or the one that the recipe names. The model must already be on its device."""
     parameters = [parameter for parameter in task.model.parameters() if parameter.requires_grad]
     if not parameters:
         raise UserCodeError("the task's model has no parameter to train")
     if task.optimizer is not None:
         with user_code("the task's optimizer"):
-            made = task.optimizer(parameters, hp)
+            optimizer = task.optimizer(parameters, hp)
         # By its methods, since libraries wrap optimizers.
-        if not callable(getattr(made, "step", None)) or not hasattr(made, "param_groups"):
+        if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "param_groups"):
             raise UserCodeError(
-                f"the task's optimizer must return a torch.optim.Optimizer, got a {type(made).__name__}"
+                f"the task's optimizer must return a torch.optim.Optimizer, got a {type(optimizer).__name__}"
             )
-        return made
+        return optimizer
     if hp.optimizer.lower() not in BUILDERS:
         raise UserCodeError(
             f'the recipe names the optimizer "{hp.optimizer}", the trainer knows {", ".join(sorted(BUILDERS))}; for '
@@ -55,15 +55,11 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
 
 
 def refuse_closure(optimizer: Optimizer) -> None:
-    """For a run that makes its steps without a closure.
-
-    Raises:
-        UserCodeError: the optimizer's step cannot be made without one.
-    """
+    """Raises UserCodeError if the optimizer's step needs a closure."""
     closure = _closure(optimizer)
     if closure is not None and closure.default is closure.empty:
         raise UserCodeError(
-            f"{repeated_closure_error(optimizer)} in the trainer's own loop. A LightningModule can have it, under "
+            f"{repeated_closure_error(optimizer)} in the trainer's own loop. A LightningModule can use it under "
             "Lightning's Trainer: return tpu_trainer.LightningRun(module, data)"
         )
 
@@ -97,17 +93,17 @@ _GROUP_KEYS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
     "beta2": ("beta2", lambda group: _beta(group, 1)),
     "epsilon": ("epsilon", lambda group: group.get("eps")),
 }
-"""For each hyperparameter the recipe's name, and where an optimizer keeps it in its parameter groups."""
+"""For each hyperparameter, its name in the recipe, and how to find it in an optimizer's parameter groups."""
 
 
 def find_unused_settings(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
-    """What this run does not use of the recipe because the task brings its own, one text each."""
+    """Yields one text for each setting of the recipe that this run ignores because the task brings its own."""
     if hp.evaluate_every_steps is not None and task.evaluation is None:
         yield f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the task has nothing to evaluate on"
     if hooks.clips and hp.gradient_clip_norm is not None:
         yield (
-            f"the module clips its gradients itself: recipe.gradientClipNorm {hp.gradient_clip_norm:g} is what its "
-            "configure_gradient_clipping gets as gradient_clip_val, and nothing else is clipped"
+            f"the module clips its gradients itself: recipe.gradientClipNorm {hp.gradient_clip_norm:g} is passed to "
+            "its configure_gradient_clipping as gradient_clip_val, and nothing else is clipped"
         )
     if task.optimizer is None:
         return
@@ -117,7 +113,7 @@ def find_unused_settings(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyp
 
 
 def find_unused_schedule(hp: Hyperparameters) -> Iterator[str]:
-    """What a task that schedules the rate itself does not use."""
+    """Yields what a task that schedules the rate itself does not use."""
     if hp.warmup_steps or hp.schedule.name != "Constant":
         yield (
             f"the task schedules the learning rate itself; the recipe's {hp.warmup_steps} steps of warm-up and its "
@@ -126,25 +122,25 @@ def find_unused_schedule(hp: Hyperparameters) -> Iterator[str]:
 
 
 def find_unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
-    """What an optimizer that the task built does not use.
+    """Yields what an optimizer that the task built does not use.
 
     A value counts as used once one parameter group has it: the other groups' are deliberate multiples of it.
     """
     yield from _unused_rate(optimizer, hp)
-    given = {name: getattr(hp, name) for name in _GROUP_KEYS if name not in hp.silent}
+    values = {name: getattr(hp, name) for name in _GROUP_KEYS if name not in hp.silent}
     groups = optimizer.param_groups
     missing = [
         name
-        for name, value in given.items()
-        if not any(_equal(found, value) for found in map(_GROUP_KEYS[name][1], groups))
+        for name, value in values.items()
+        if not any(_equal(actual, value) for actual in map(_GROUP_KEYS[name][1], groups))
     ]
     kind = type(optimizer).__name__
     if missing:
-        named = ", ".join(f"{_GROUP_KEYS[name][0]} {given[name]:g}" for name in missing)
+        settings = ", ".join(f"{_GROUP_KEYS[name][0]} {values[name]:g}" for name in missing)
         yield (
-            f"the recipe's {named} {'is' if len(missing) == 1 else 'are'} not used: no parameter group of the task's "
-            f"{kind} has it. Take {', '.join(f'`{name}`' for name in missing)} as parameters of the entrypoint, or "
-            "leave them out of the recipe"
+            f"the recipe's {settings} {'is' if len(missing) == 1 else 'are'} not used: no parameter group of the "
+            f"task's {kind} has it. Take {', '.join(f'`{name}`' for name in missing)} as parameters of the entrypoint, "
+            "or leave them out of the recipe"
         )
     if _is_another(optimizer, hp.optimizer.lower()):
         yield (
@@ -154,8 +150,8 @@ def find_unused_by(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
 
 
 def _is_another(optimizer: Optimizer, named: str) -> bool:
-    """Whether an optimizer is none of those that the recipe's name may mean, as FusedAdamW is an adamw. A name that the
-    trainer does not know has no rule of its own, so nothing was chosen for it."""
+    """Returns whether an optimizer is none of those that the recipe's name may mean, as FusedAdamW is an adamw. False
+    for a name that the trainer does not know: it has no scaling rule, so no rate was chosen by it."""
     if named not in BUILDERS:
         return False
     kinds = [owner.__name__.lower() for owner in type(optimizer).__mro__]
@@ -165,17 +161,17 @@ def _is_another(optimizer: Optimizer, named: str) -> bool:
 
 def _unused_rate(optimizer: Optimizer, hp: Hyperparameters) -> Iterator[str]:
     groups = optimizer.param_groups
-    # A scheduler with a maximum of its own ignores the optimizer's rate.
+    # A scheduler with its own maximum ignores the optimizer's rate.
     peaks = [group["max_lr"] for group in groups if "max_lr" in group]
     built = peaks or [group.get("initial_lr", group.get("lr")) for group in groups]
     if any(_equal(rate, hp.learning_rate) for rate in built):
         return
     rates = sorted({f"{float(rate):.6g}" for rate in built if rate is not None}, key=float)
-    found = f"learning rate {_listed(rates)}" if rates else "no learning rate of its own"
+    built_with = f"learning rate {_format(rates)}" if rates else "no learning rate"
     what = "the scheduler was built with the maximum" if peaks else "the optimizer was built with"
     yield (
-        f"{what} {found}; the recipe's scaled rate is {hp.learning_rate:.6g} and is not used: take `learning_rate` (or "
-        "`lr`), or the whole `hp`, as a parameter of the entrypoint and build with that"
+        f"{what} {built_with}; the recipe's scaled rate is {hp.learning_rate:.6g} and is not used: take "
+        "`learning_rate` (or `lr`), or all of `hp`, as a parameter of the entrypoint and build with that"
     )
 
 
@@ -184,12 +180,12 @@ def _beta(group: Mapping[str, Any], index: int) -> Any:
     return betas[index] if isinstance(betas, tuple | list) and len(betas) > index else None
 
 
-def _equal(found: Any, value: float) -> bool:
+def _equal(actual: Any, value: float) -> bool:
     try:
-        return math.isclose(float(found), value, rel_tol=1e-6)
+        return math.isclose(float(actual), value, rel_tol=1e-6)
     except (TypeError, ValueError):
         return False
 
 
-def _listed(rates: list[str]) -> str:
+def _format(rates: list[str]) -> str:
     return rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]} in {len(rates)} groups"

@@ -1,7 +1,6 @@
-"""recipe.precision: what the model computes in. Everything else of a step stays as it is.
+"""recipe.precision: the types that the model computes in. The rest of a step stays as it is.
 
-Gradients are exchanged in float32 whatever their type: a sum in bfloat16 over hundreds of replicas loses what the small
-ones add.
+Gradients of any type are exchanged in float32: a sum in bfloat16 over hundreds of replicas loses small contributions.
 """
 
 from __future__ import annotations
@@ -22,36 +21,36 @@ if TYPE_CHECKING:
     from tpu_trainer.gang.backends.base import Backend
 
 
-def in_precision(task: Task, precision: str, device: torch.device) -> Task:
-    """The task as it computes in `precision`, one of `spec.PRECISIONS`; its model is changed in place.
+def apply_precision(task: Task, precision: str, device: torch.device) -> Task:
+    """Returns the task, changed to compute in `precision`, one of `spec.PRECISIONS`; its model is changed in place.
 
     BFloat16Mixed: the loss, metrics and evaluations run under autocast; the backward pass follows the forward pass.
     BFloat16: float32 parameters and buffers become bfloat16, so the optimizer makes its state in bfloat16, too, and
     float32 tensors of a batch arrive in bfloat16. Other types stay what they are.
     """
     if precision == "BFloat16Mixed":
-        # No cache of cast weights: replicas that are threads share it, and each empties it after its own forward
-        # pass. Then a weight that is used twice is cast once or twice by chance, and replicas trace different programs.
+        # No cache of cast weights: replicas that are threads share it, and each empties it after its forward pass. A
+        # weight that is used twice would be cast once or twice by chance, and replicas would trace different programs.
         cast = partial(torch.autocast, device.type, dtype=torch.bfloat16, cache_enabled=False)
         return replace(
             task,
-            loss=_Under(cast, task.loss),
-            metrics=None if task.metrics is None else _Under(cast, task.metrics),
-            evaluator=None if task.evaluator is None else _EvaluatorUnder(cast, task.evaluator),
+            loss=_CastFunction(cast, task.loss),
+            metrics=None if task.metrics is None else _CastFunction(cast, task.metrics),
+            evaluator=None if task.evaluator is None else _CastEvaluator(cast, task.evaluator),
         )
     if precision == "BFloat16":
         _halve(task.model)
         return replace(
             task,
-            collate=_Halved(task.collate or default_collate),
-            evaluation_collate=_Halved(task.evaluation_collate or task.collate or default_collate),
+            collate=_HalvedCollate(task.collate or default_collate),
+            evaluation_collate=_HalvedCollate(task.evaluation_collate or task.collate or default_collate),
         )
     return task
 
 
 @dataclass(frozen=True)
-class _Under:
-    """`function` under the context that `cast` makes."""
+class _CastFunction:
+    """Calls `function` in a context made by `cast`."""
 
     cast: Callable[[], Any]
     function: Callable[[nn.Module, Batch], Any]
@@ -62,7 +61,7 @@ class _Under:
 
 
 @dataclass(frozen=True)
-class _EvaluatorUnder:
+class _CastEvaluator:
     cast: Callable[[], Any]
     evaluator: Evaluator
 
@@ -78,8 +77,8 @@ class _EvaluatorUnder:
 
 
 @dataclass(frozen=True)
-class _Halved:
-    """`collate`, with float32 tensors in bfloat16: half as much to send to the device.
+class _HalvedCollate:
+    """Calls `collate` and converts float32 tensors to bfloat16, which halves the transfer to the device.
 
     An object, because a loader's workers may get it pickled.
     """
@@ -96,5 +95,5 @@ def _half(tensor: Tensor) -> Tensor:
 
 def _halve(model: nn.Module) -> None:
     for tensor in [*model.parameters(), *model.buffers()]:
-        # In place, so that shared weights stay shared; not model.to(), which would turn complex weights into real ones.
+        # In place, so that shared weights stay shared; not model.to(), which would make complex weights real.
         tensor.data = _half(tensor.data)

@@ -23,13 +23,13 @@ DROP = 0.1
 _END_FACTOR = 0.0
 
 Rate = Any
-"""A group's rate as its optimizer has it: a float, a tensor of shape [], or None."""
+"""A group's rate in its optimizer: a float, a tensor of shape [], or None."""
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """After a change of the slice the rate rises linearly from `begin` times the schedule's to all of it, in `steps`
-    steps beginning with step `first`, counted from 0."""
+    """The rise after a change of the slice: in `steps` steps from step `first` (counted from 0), the rate rises
+    linearly from `begin` times the schedule's rate to all of it."""
 
     first: int
     steps: int
@@ -50,8 +50,8 @@ class RateOwner(StrEnum):
 
 @dataclass(frozen=True)
 class _Seen:
-    """A group's rate when it was last looked at. torch counts the writes to a tensor in its version, so one that was
-    filled in place shows without a read of the device."""
+    """A group's rate when it was last checked. torch counts the writes to a tensor in its version, so an in-place
+    change is noticed without a read from the device."""
 
     rate: Rate
     version: int
@@ -73,10 +73,10 @@ _TAKEN = "From here on the rate is the task's: the recipe's warm-up and schedule
 class LearningRateSetter:
     """Sets every parameter group's rate, based on the one the optimizer was built with, until the task sets one itself.
 
-    A rate that differs from the one set here last was set by the task's own code, in a hook or in its optimizer. It
-    stands, and from then on all rates are the task's, which `tell` is told once. `own`: they are from the start.
-    `ramp`: None without one, and if the rates are the task's. `reduction`: what schedule Plateau has multiplied the
-    recipe's rates by so far.
+    A rate that differs from the one last set here was set by the task's own code, in a hook or in its optimizer. It
+    stands, and from then on all rates are the task's, which is reported to `tell` once. `own`: they are the task's from
+    the start. `ramp`: None without one, and if the rates are the task's. `reduction`: the factor by which schedule
+    Plateau has multiplied the recipe's rates so far.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class LearningRateSetter:
         self._optimizer, self._hp, self._tell = optimizer, hp, tell
         self.ramp = None if own else ramp
         self.reduction = 1.0
-        self._whose = RateOwner.TASK if own else RateOwner.RECIPE
+        self._owner = RateOwner.TASK if own else RateOwner.RECIPE
         self._built: list[Rate] = []
         self._last: list[_Seen] = []
         self._factor = 1.0
@@ -104,25 +104,25 @@ class LearningRateSetter:
             self._take_in_new_groups()
 
     @property
-    def present(self) -> float:
+    def current(self) -> float:
         """The first group's rate; 0 for an optimizer that works without one."""
         rate = self._optimizer.param_groups[0].get("lr")
         return 0.0 if rate is None else float(rate)
 
-    def reached(self, steps: int) -> float:
-        """Returns the recipe's own rate in the last of `steps` steps, of which groups may have other shares; the first
-        group's if the rates are the task's."""
-        return self._hp.learning_rate * self._factor_of(steps - 1) if self._whose is RateOwner.RECIPE else self.present
+    def rate_after(self, steps: int) -> float:
+        """Returns the recipe's rate in the last of `steps` steps, of which each group has a multiple; the first group's
+        rate if the rates are the task's."""
+        return self._hp.learning_rate * self._factor_of(steps - 1) if self._owner is RateOwner.RECIPE else self.current
 
     def set(self, step: int) -> None:
         """Sets the rates for step `step`, counted from 0."""
         self._take_in_new_groups()
         groups = self._optimizer.param_groups
-        if self._whose is RateOwner.RECIPE and not all(
+        if self._owner is RateOwner.RECIPE and not all(
             last.is_still(group.get("lr")) for group, last in zip(groups, self._last, strict=True)
         ):
-            self._taken_over(step)
-        if self._whose is not RateOwner.RECIPE:
+            self._hand_over(step)
+        if self._owner is not RateOwner.RECIPE:
             return
         self._factor = self._factor_of(step)
         for group, rate in zip(groups, self._built, strict=True):
@@ -136,36 +136,38 @@ class LearningRateSetter:
         return factor if self.ramp is None else factor * self.ramp.factor(step)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON: whose the rates are, the groups' original rates and their present ones."""
+        """Returns what a checkpoint keeps, as JSON: the owner of the rates, the groups' original rates and current
+        rates."""
         present = [group.get("lr") for group in self._optimizer.param_groups]
-        return {"whose": self._whose, "built": _numbers(self._built), "present": _numbers(present)}
+        return {"whose": self._owner, "built": _numbers(self._built), "present": _numbers(present)}
 
-    def load(self, kept: Mapping[str, Any] | None) -> None:
+    def load(self, state: Mapping[str, Any] | None) -> None:
         """Restores rates that the task had set, in proportion if its optimizer is now built with others; the recipe's
-        own need no state. None: an older checkpoint, which does not keep this."""
-        if kept is None or kept["whose"] not in (RateOwner.HOOKS, self._whose):
+        rates need no state. None comes from an older checkpoint, which has no such state."""
+        if state is None or state["whose"] not in (RateOwner.HOOKS, self._owner):
             return
-        if kept["whose"] == RateOwner.RECIPE:
-            self._load_new_groups(kept["built"])
+        if state["whose"] == RateOwner.RECIPE:
+            self._load_new_groups(state["built"])
             return
-        if self._whose is RateOwner.RECIPE:
-            self._whose, self.ramp = RateOwner.HOOKS, None
+        if self._owner is RateOwner.RECIPE:
+            self._owner, self.ramp = RateOwner.HOOKS, None
             text = f"before the checkpoint the task's own code set the learning rate. {_TAKEN}"
             self._tell(Finding("LearningRate", 0, text))
         groups = self._optimizer.param_groups
-        for group, now, then, rate in zip(groups, _numbers(self._built), kept["built"], kept["present"], strict=False):
+        for group, now, then, rate in zip(
+            groups, _numbers(self._built), state["built"], state["present"], strict=False
+        ):
             if rate is not None:
                 group["lr"] = rate if now == then or not now or not then else rate * now / then
 
-    def rewind(self, kept: Mapping[str, Any]) -> None:
-        """Notes that the groups have the rates of a `state` of this run again: whoever set them then sets them from
-        here."""
-        self._whose = RateOwner(kept["whose"])
+    def rewind(self, state: Mapping[str, Any]) -> None:
+        """Continues with the owner of an earlier `state` of this run, whose rates the groups have again."""
+        self._owner = RateOwner(state["whose"])
         self._last = [_Seen.of(group) for group in self._optimizer.param_groups]
 
     def _load_new_groups(self, built: Sequence[float | None]) -> None:
-        """Groups that a hook had added come with the rate of their last step; here they get their original rate, in
-        proportion to the recipe's."""
+        """Gives groups that a hook had added their original rate, in proportion to the recipe's, instead of their
+        last."""
         count = len(self._built)
         now, then = _numbers(self._built[:1])[0], built[0]
         for group, rate in zip(self._optimizer.param_groups[count:], built[count:], strict=False):
@@ -178,8 +180,8 @@ class LearningRateSetter:
             self._built.append(rate.clone() if isinstance(rate, Tensor) else rate)
             self._last.append(_Seen.of(group))
 
-    def _taken_over(self, step: int) -> None:
-        self._whose = RateOwner.HOOKS
+    def _hand_over(self, step: int) -> None:
+        self._owner = RateOwner.HOOKS
         groups = self._optimizer.param_groups
         present, built = next(
             (group.get("lr"), built)
@@ -193,8 +195,8 @@ class LearningRateSetter:
 
 
 def _layer_scales(optimizer: Optimizer) -> list[float]:
-    """Each group's `lr_scale`, with which timm and others leave layer-wise decay to the scheduler; 1 without one, or if
-    the group's rate has been set apart already."""
+    """Returns each group's `lr_scale`, by which timm and others leave layer-wise decay to the scheduler; 1 without one,
+    or if the group already has its own rate."""
     default = getattr(optimizer, "defaults", {}).get("lr")
     return [
         float(group["lr_scale"]) if "lr_scale" in group and group.get("lr") == default else 1.0
@@ -215,7 +217,7 @@ def _short(rate: Rate) -> str:
 
 
 def rate_factor(step: int, steps: int, warmup: int, schedule: ScheduleSpec) -> float:
-    """The rate of step `step` (counted from 0) over the recipe's.
+    """Returns the rate of step `step` (counted from 0) over the recipe's.
 
     While step < warmup it is (step + 1) / warmup (gradual warm-up, Goyal et al. 2017, section 2.2). It is never 0: XLA
     would compile a step with a rate of exactly 0 separately, so Linear and Cosine end one step above `factor`.

@@ -1,4 +1,4 @@
-"""Schedulers that a task brings: stepped after steps or epochs, and repeated from the start in a resumed run."""
+"""Schedulers that a task brings: stepped after steps or epochs, and replayed from the start in a resumed run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 _COUNTED = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
-"""The state of a ReduceLROnPlateau; what else it keeps are its settings, which are the task's."""
+"""The state of a ReduceLROnPlateau, without its settings, which are the task's."""
 
 
 def check_scheduler(scheduler: Any, optimizer: Optimizer, where: str) -> None:
-    """`where`: who made it.
+    """Checks that a scheduler can be stepped. `where`: the code that made it.
 
     Raises:
         UserCodeError: it waits for a metric, it cannot be stepped, or it schedules another optimizer.
@@ -42,8 +42,8 @@ def check_scheduler(scheduler: Any, optimizer: Optimizer, where: str) -> None:
 
 
 class Schedules:
-    """The schedulers of a run. A rate depends on the steps and epochs done, or, with ReduceLROnPlateau, on the
-    evaluations, and on nothing else.
+    """The schedulers of a run. A rate depends only on the steps and epochs done, or with ReduceLROnPlateau, on the
+    evaluations.
 
     `advance` makes one scheduler's step, with its metric if it has one.
     """
@@ -59,50 +59,50 @@ class Schedules:
 
     def after(self, interval: str, count: int) -> None:
         """Advances the schedulers that are due after `count` steps or epochs."""
-        for each in self._schedulers:
-            if each.monitor is None and each.interval == interval and count % each.frequency == 0:
-                self._advance(each.scheduler, None)
+        for item in self._schedulers:
+            if item.monitor is None and item.interval == interval and count % item.frequency == 0:
+                self._advance(item.scheduler, None)
 
     @property
     def monitors(self) -> tuple[str, ...]:
-        return tuple(each.monitor for each in self._schedulers if each.monitor is not None)
+        return tuple(item.monitor for item in self._schedulers if item.monitor is not None)
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
-        """`metrics`: at least the monitored ones."""
-        for each in self._schedulers:
-            if each.monitor is not None:
-                self._advance(each.scheduler, metrics[each.monitor])
+        """Steps the schedulers that monitor a metric. `metrics`: at least those."""
+        for item in self._schedulers:
+            if item.monitor is not None:
+                self._advance(item.scheduler, metrics[item.monitor])
 
     def state(self) -> dict[str, Any] | None:
-        """What ReduceLROnPlateau has counted, as JSON; its rates are in the checkpoint as the task's own."""
-        for each in self._schedulers:
-            if each.monitor is not None:
-                counted = {name: getattr(each.scheduler, name) for name in _COUNTED}
+        """Returns the counts of ReduceLROnPlateau, as JSON; its rates are in the checkpoint as the task's own."""
+        for item in self._schedulers:
+            if item.monitor is not None:
+                counted = {name: getattr(item.scheduler, name) for name in _COUNTED}
                 return {name: value if math.isfinite(value) else None for name, value in counted.items()}
         return None
 
-    def load(self, kept: Mapping[str, Any] | None) -> None:
-        for each in self._schedulers:
-            if each.monitor is not None and kept is not None:
-                known = {name: value for name, value in kept.items() if value is not None}
-                each.scheduler.load_state_dict(each.scheduler.state_dict() | known)
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        for item in self._schedulers:
+            if item.monitor is not None and state is not None:
+                known = {name: value for name, value in state.items() if value is not None}
+                item.scheduler.load_state_dict(item.scheduler.state_dict() | known)
 
     def fast_forward(self, optimizer: Optimizer, steps: int, epochs: int) -> None:
         """Puts every scheduler where it is after that many steps and epochs.
 
-        Their steps are repeated from the start instead of loaded: on another slice a run has another number of steps,
+        Their steps are replayed from the start instead of loaded: on another slice a run has another number of steps,
         and the state of a scheduler made for the old number would be wrong. For the same reason the groups start with
-        the schedulers' initial rates, not the checkpoint's. Costs some 10 microseconds a step. The rates of
-        ReduceLROnPlateau, which follow from no number of steps, are the checkpoint's.
+        the schedulers' initial rates, not the checkpoint's. Takes some 10 microseconds a step. The rates of
+        ReduceLROnPlateau, which do not follow from a number of steps, are the checkpoint's.
         """
         if not self._schedulers or self.monitors or steps == 0:
             return
-        # Groups that a hook has added keep the checkpoint's rates: how they got them is unknown.
+        # Groups that a hook has added keep the checkpoint's rates: their origin is unknown.
         added = optimizer.param_groups[len(self._fresh) :]
         del optimizer.param_groups[len(self._fresh) :]
         for group, fresh in zip(optimizer.param_groups, self._fresh, strict=True):
             group.update(fresh)
-        # torch warns if a scheduler steps before its optimizer. This optimizer has stepped, in an earlier process.
+        # torch warns if a scheduler steps before its optimizer, which this one did in an earlier process.
         vars(optimizer)["_opt_called"] = True
         for count in range(1, steps + 1):
             self.after("step", count)
@@ -112,69 +112,69 @@ class Schedules:
 
 
 class SchedulingHooks(Hooks):
-    """The hooks of a Task with a scheduler: its own hooks, and the scheduler's steps between them."""
+    """The hooks of a Task with a scheduler: the task's hooks, and the scheduler's steps between them."""
 
     own_schedule = True
 
     def __init__(self, task: Task) -> None:
-        self._task, self._own = task, task.hooks or Hooks()
+        self._task, self._hooks = task, task.hooks or Hooks()
         self._schedules: Schedules | None = None
         self._epoch = 0
 
     @property
     def changes_gradients(self) -> bool:
-        return self._own.changes_gradients
+        return self._hooks.changes_gradients
 
     def configure(self, parameters: Iterable[nn.Parameter], hp: Hyperparameters) -> Optimizer:
-        """The Task's `optimizer`, with its scheduler."""
-        given = self._task.scheduler
-        build, interval = given if isinstance(given, tuple) else (given, "step")
+        """Builds the Task's `optimizer` and its scheduler."""
+        spec = self._task.scheduler
+        build, interval = spec if isinstance(spec, tuple) else (spec, "step")
         assert build is not None
         optimizer = build_optimizer(self._task, hp)
         with user_code("the task's scheduler"):
             scheduler = build(optimizer, hp)
         check_scheduler(scheduler, optimizer, "the task's scheduler")
         self.scheduled = (SteppedScheduler(scheduler, interval),)
-        self._schedules = Schedules(optimizer, self.scheduled, lambda each, _: each.step())
+        self._schedules = Schedules(optimizer, self.scheduled, lambda scheduler, _: scheduler.step())
         return optimizer
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
         if self._schedules is not None:
             self._schedules.fast_forward(optimizer, step, self._epoch)
-        self._own.fit_begins(optimizer, step)
+        self._hooks.fit_begins(optimizer, step)
 
     def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
         if self._schedules is not None:
             self._schedules.after("step", step)
-        self._own.after_step(batch, loss, step)
+        self._hooks.after_step(batch, loss, step)
 
     def epoch_begins(self, epoch: int) -> None:
         self._epoch = epoch
-        self._own.epoch_begins(epoch)
+        self._hooks.epoch_begins(epoch)
 
     def epoch_ends(self, epoch: int) -> None:
-        self._own.epoch_ends(epoch)
+        self._hooks.epoch_ends(epoch)
         if self._schedules is not None:
             self._schedules.after("epoch", epoch + 1)
 
     def state(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "hooks": self._own.state()}
+        return {"epoch": self._epoch, "hooks": self._hooks.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._epoch = int(state.get("epoch", 0))
-        self._own.load(state.get("hooks", {}))
+        self._hooks.load(state.get("hooks", {}))
 
     def train_begins(self) -> None:
-        self._own.train_begins()
+        self._hooks.train_begins()
 
     def step_begins(self, batch: Batch, step: int) -> None:
-        self._own.step_begins(batch, step)
+        self._hooks.step_begins(batch, step)
 
     def before_update(self, optimizer: Optimizer) -> None:
-        self._own.before_update(optimizer)
+        self._hooks.before_update(optimizer)
 
     def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._own.evaluation_ends(step, metrics)
+        self._hooks.evaluation_ends(step, metrics)
 
     def train_ends(self, *, stopped: bool) -> None:
-        self._own.train_ends(stopped=stopped)
+        self._hooks.train_ends(stopped=stopped)

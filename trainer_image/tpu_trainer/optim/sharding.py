@@ -1,12 +1,12 @@
 """recipe.sharding: Optimizer. Each replica keeps the optimizer's state for its own part of every parameter: stage 1 of
 ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1).
 
-Gradients are exchanged as without it, so that clipping, hooks and the gradient's norm find them whole. Then every
-replica updates its part of each parameter, and the parts are joined. Which part is its own is data on the device: all
-replicas run the same program.
+Gradients are exchanged as usual, so clipping, hooks and the gradient's norm see all of them. Then every replica updates
+its part of each parameter, and the parts are joined. The number of the part is data on the device, so that all replicas
+run the same program.
 
-Between the steps the optimizer looks as ever to schedulers, hooks and checkpoints: its groups hold the model's
-parameters, and its state is theirs; only the tensors in it are smaller.
+Between the steps schedulers, hooks and checkpoints see an ordinary optimizer: its groups hold the model's parameters,
+which are also the keys of its state; only the tensors in the state are smaller.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 Group = dict[str, Any]
 
 SMALLEST = 1024
-"""Elements of the smallest parameter that is divided: of a smaller one, a part saves less than its transfer costs."""
+"""Elements of the smallest parameter that is divided: a part of a smaller one saves less than its transfer costs."""
 
 
 def divides(parameter: Tensor) -> bool:
-    """Whether the parameter is divided; each replica updates the whole of any other."""
+    """Returns whether the parameter is divided; every replica updates all of any other."""
     return parameter.numel() >= SMALLEST and parameter.is_floating_point()
 
 
@@ -41,12 +41,12 @@ def divides(parameter: Tensor) -> bool:
 class _Part:
     """A parameter of the model, and what the optimizer updates in its place during a step."""
 
-    whole: nn.Parameter
-    own: nn.Parameter
+    full: nn.Parameter
+    local: nn.Parameter
 
 
 class OptimizerSharding:
-    """Divides the steps of `optimizer`, which `refuse_whole_parameters` has let pass, from its creation on."""
+    """Divides the steps of `optimizer`, which `refuse_indivisible` has accepted, from its creation on."""
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, backend: Backend) -> None:
         self._optimizer, self._backend = optimizer, backend
@@ -58,50 +58,52 @@ class OptimizerSharding:
         optimizer.register_step_post_hook(self._join)
 
     def parts(self, state: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-        """The tensors of the optimizer's state that are parts, by name ("/0/exp_avg"), each with its parameter; in the
-        same order in every replica."""
+        """Returns the tensors of the optimizer's state that are parts, by name ("/0/exp_avg"), each with its parameter;
+        in the same order in every replica."""
         parameters = self._divided()
-        found = {}
+        parts = {}
         for name, tensor in state.items():
             _, number, *_ = name.split("/")
             parameter = parameters.get(number)
             if parameter is not None and tensor.shape == (self._length(parameter),):
-                found[name] = parameter
-        return dict(sorted(found.items(), key=lambda item: (self._places[item[1]], item[0].split("/")[2:])))
+                parts[name] = parameter
+        return dict(sorted(parts.items(), key=lambda item: (self._places[item[1]], item[0].split("/")[2:])))
 
-    def described(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state with parts replaced by tensors without values, in the shape and type of the whole."""
+    def describe(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the state with parts replaced by tensors without values, in the shape and type of the full
+        tensors."""
         parts = self.parts(state)
         return {
             name: torch.empty(parts[name].shape, dtype=tensor.dtype, device="meta") if name in parts else tensor
             for name, tensor in state.items()
         }
 
-    def gathered(self, state: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
-        """The `wanted` ones of the state's parts, whole and in host memory. A collective, whatever is wanted.
+    def gather(self, state: Mapping[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
+        """Returns the full tensors of the `wanted` parts of the state, in host memory. A collective, whatever is
+        wanted.
 
         Takes device memory for one group of them at a time.
         """
-        parts, found = self.parts(state), {}
+        parts, gathered = self.parts(state), {}
         for names in _named_groups({name: state[name] for name in parts}, GROUP_BYTES // self._backend.world):
-            whole = self._backend.join([state[name].detach() for name in names])
-            # For all of them: replicas that want different ones must run the same program.
+            joined = self._backend.join([state[name].detach() for name in names])
+            # All of them, because replicas that want different ones must run the same program.
             self._backend.sync()
             every = self._backend.reads_together
-            read = [(name, tensor) for name, tensor in zip(names, whole, strict=True) if every or name in wanted]
+            read = [(name, tensor) for name, tensor in zip(names, joined, strict=True) if every or name in wanted]
             for (name, _), here in zip(read, self._backend.to_host([tensor for _, tensor in read]), strict=True):
                 if name in wanted:
-                    found[name] = _cut(here, parts[name]).clone()
-        return found
+                    gathered[name] = _cut(here, parts[name]).clone()
+        return gathered
 
-    def own(self, name: str, whole: Tensor) -> Tensor:
-        """This replica's part of a tensor of a checkpoint; all of it if it is not divided."""
+    def local_part(self, name: str, tensor: Tensor) -> Tensor:
+        """Returns this replica's part of a tensor of a checkpoint; all of it if it is not divided."""
         _, number, *_ = name.split("/")
         parameter = self._divided().get(number)
-        return whole if parameter is None or whole.shape != parameter.shape else self._backend.part(whole)
+        return tensor if parameter is None or tensor.shape != parameter.shape else self._backend.part(tensor)
 
     def _divided(self) -> dict[str, nn.Parameter]:
-        """The divided parameters, by the numbers that they have in the optimizer's state."""
+        """Returns the divided parameters, by their numbers in the optimizer's state."""
         parameters = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
         return {str(number): parameter for number, parameter in enumerate(parameters) if divides(parameter)}
 
@@ -110,41 +112,41 @@ class OptimizerSharding:
 
     @torch.no_grad()
     def _divide(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Before a step: the parts take the parameters' place in the groups and as keys of the state."""
+        """Puts the parts in the parameters' place, in the groups and as keys of the state; called before a step."""
         self._parts, self._groups = [], [group["params"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
-            group["params"] = [self._own_part(parameter) for parameter in group["params"]]
-        self._parts.sort(key=lambda part: self._places[part.whole])
+            group["params"] = [self._make_part(parameter) for parameter in group["params"]]
+        self._parts.sort(key=lambda part: self._places[part.full])
 
-    def _own_part(self, parameter: nn.Parameter) -> nn.Parameter:
+    def _make_part(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.grad is None or not divides(parameter):
             return parameter
-        own = nn.Parameter(self._backend.part(parameter.detach()))
-        own.grad = self._backend.part(parameter.grad)
+        local = nn.Parameter(self._backend.part(parameter.detach()))
+        local.grad = self._backend.part(parameter.grad)
         if parameter in self._optimizer.state:
-            self._optimizer.state[own] = self._optimizer.state.pop(parameter)
-        self._parts.append(_Part(parameter, own))
-        return own
+            self._optimizer.state[local] = self._optimizer.state.pop(parameter)
+        self._parts.append(_Part(parameter, local))
+        return local
 
     @torch.no_grad()
     def _join(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """After a step."""
+        """Joins the parts and restores groups and state; called after a step."""
         for group, parameters in zip(optimizer.param_groups, self._groups, strict=True):
             group["params"] = parameters
         for part in self._parts:
-            if part.own in optimizer.state:
-                optimizer.state[part.whole] = optimizer.state.pop(part.own)
+            if part.local in optimizer.state:
+                optimizer.state[part.full] = optimizer.state.pop(part.local)
                 _check_state(optimizer, part)
-        wholes = iter(self._parts)
-        for owns in in_groups([part.own.detach() for part in self._parts], GROUP_BYTES // self._backend.world):
-            for joined in self._backend.join(owns):
-                parameter = next(wholes).whole
+        parts = iter(self._parts)
+        for tensors in in_groups([part.local.detach() for part in self._parts], GROUP_BYTES // self._backend.world):
+            for joined in self._backend.join(tensors):
+                parameter = next(parts).full
                 parameter.copy_(_cut(joined, parameter))
         self._parts = []
 
 
 def _cut(joined: Tensor, like: Tensor) -> Tensor:
-    """Joined parts without the zeros at their end, in the shape of `like`."""
+    """Returns joined parts without the padding at their end, in the shape of `like`."""
     return joined[: like.numel()].reshape(like.shape)
 
 
@@ -155,14 +157,16 @@ def _named_groups(tensors: Mapping[str, Tensor], limit: int) -> Iterator[list[st
 
 
 def _check_state(optimizer: Optimizer, part: _Part) -> None:
-    for tensor in tensors_in(optimizer.state[part.whole]):
-        if tensor.numel() > 1 and tensor.shape != part.own.shape:
-            raise _unfit(optimizer, f"its state for {part.own.numel()} elements has the shape {list(tensor.shape)}")
+    for tensor in tensors_in(optimizer.state[part.full]):
+        if tensor.numel() > 1 and tensor.shape != part.local.shape:
+            raise _indivisible(
+                optimizer, f"its state for {part.local.numel()} elements has the shape {list(tensor.shape)}"
+            )
 
 
-def refuse_whole_parameters(optimizer: Optimizer, backend: Backend) -> None:
-    """Two steps with a small parameter, and with its two halves, must give the same. Norms over a parameter, as LAMB
-    and Adafactor take, differ: the halves have different scales.
+def refuse_indivisible(optimizer: Optimizer, backend: Backend) -> None:
+    """Checks that two steps give the same with a small parameter and with its two halves. Norms over a parameter, as in
+    LAMB and Adafactor, differ: the halves have different scales.
 
     Raises:
         UserCodeError: the optimizer's update of an element depends on other elements, so parts of a parameter cannot be
@@ -172,18 +176,22 @@ def refuse_whole_parameters(optimizer: Optimizer, backend: Backend) -> None:
     slopes = values.flip(0) / 10
     for group in _kinds_of_groups(optimizer):
         try:
-            whole = _stepped(optimizer, group, backend, [(values.reshape(2, 4), slopes.reshape(2, 4))])
-            halves = _stepped(optimizer, group, backend, [(values[:4], slopes[:4]), (values[4:], slopes[4:])])
+            full = _try_steps(optimizer, group, backend, [(values.reshape(2, 4), slopes.reshape(2, 4))])
+            halves = _try_steps(optimizer, group, backend, [(values[:4], slopes[:4]), (values[4:], slopes[4:])])
         except Exception as error:
-            # Not from the error: its traceback, through torch's own files, would take the place of these words.
-            raise _unfit(optimizer, f"two steps with eight numbers failed: {type(error).__name__}: {error}") from None
-        if not torch.allclose(whole, halves, rtol=1e-5, atol=1e-6):
-            raise _unfit(optimizer, "the halves of a parameter, each on its own, get other values than the whole")
+            # Without the cause, whose traceback through torch's files would replace this message.
+            raise _indivisible(
+                optimizer, f"two steps with eight numbers failed: {type(error).__name__}: {error}"
+            ) from None
+        if not torch.allclose(full, halves, rtol=1e-5, atol=1e-6):
+            raise _indivisible(
+                optimizer, "the halves of a parameter, updated separately, get other values than the full parameter"
+            )
 
 
 def _kinds_of_groups(optimizer: Optimizer) -> Iterator[Group]:
-    """One parameter group of each kind. Groups that differ only in numbers, such as rates, are of one kind; a switch
-    may choose another rule, for example for matrices."""
+    """Yields one parameter group of each kind. Groups that differ only in numbers, such as rates, are of one kind; a
+    switch may select another rule, for example for matrices."""
     seen = set()
     for group in optimizer.param_groups:
         switches = {name: value for name, value in group.items() if isinstance(value, bool | str | None)}
@@ -192,14 +200,14 @@ def _kinds_of_groups(optimizer: Optimizer) -> Iterator[Group]:
             yield group
 
 
-def _stepped(optimizer: Optimizer, group: Group, backend: Backend, given: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """All values after two steps of a copy of the optimizer that has one group, with the options of `group`. `given`:
-    parameters with their gradients."""
-    parameters = [nn.Parameter(backend.to_device(value.clone())) for value, _ in given]
+def _try_steps(optimizer: Optimizer, group: Group, backend: Backend, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Returns all values after two steps of a copy of the optimizer with a single group, which has the options of
+    `group`. `pairs`: parameters with their gradients."""
+    parameters = [nn.Parameter(backend.to_device(value.clone())) for value, _ in pairs]
     rate = torch.full_like(group["lr"], 0.1) if isinstance(group.get("lr"), Tensor) else 0.1
     twin = object.__new__(type(optimizer))
     twin.__dict__ = {
-        # A scheduler may have wrapped the step of the one instance.
+        # A scheduler may have wrapped the step of this instance.
         **{name: value for name, value in vars(optimizer).items() if name != "step"},
         "state": defaultdict(dict),
         "param_groups": [{**group, "lr": rate, "params": parameters}],
@@ -208,14 +216,14 @@ def _stepped(optimizer: Optimizer, group: Group, backend: Backend, given: list[t
     }
     step: Callable[[Optimizer], Any] = type(optimizer).step
     for _ in range(2):
-        for parameter, (_, slope) in zip(parameters, given, strict=True):
+        for parameter, (_, slope) in zip(parameters, pairs, strict=True):
             parameter.grad = backend.to_device(slope.clone())
         step(twin)
         backend.sync()
     return torch.cat([value.detach().reshape(-1) for value in backend.to_host(parameters)])
 
 
-def _unfit(optimizer: Optimizer, why: str) -> UserCodeError:
+def _indivisible(optimizer: Optimizer, why: str) -> UserCodeError:
     return UserCodeError(
         "recipe.sharding: Optimizer divides every parameter among the replicas, so it needs an optimizer that updates "
         f"each element by itself, such as AdamW or SGD; {type(optimizer).__name__} does not: {why}. Leave out "

@@ -51,12 +51,12 @@ class Average:
 
     @property
     def grows(self) -> bool:
-        """Whether the next update takes in a parameter."""
-        return any(each.requires_grad and name not in self._held for name, each in self._parameters.items())
+        """Whether the next update adds a parameter."""
+        return any(part.requires_grad and name not in self._held for name, part in self._parameters.items())
 
     @torch.no_grad()
     def update(self) -> None:
-        """After the optimizer's step."""
+        """Updates the averages; called after the optimizer's step."""
         for name, parameter in self._parameters.items():
             held = self._held.get(name)
             if held is not None:
@@ -64,30 +64,30 @@ class Average:
                 call_in_place(Tensor.lerp_, (held, now, 1 - self._decay), {})
             elif parameter.requires_grad:
                 # Not .to(copy=True): on XLA that shares the parameter's buffer, and the next step, which changes the
-                # average in place, would take it from a parameter that it does not change.
+                # average in place, would take the buffer from a parameter that it does not change.
                 self._held[name] = parameter.detach().to(_precise(parameter.dtype)).clone()
 
     @torch.no_grad()
-    def load(self, kept: Mapping[str, Tensor]) -> None:
-        """Restores `tensors` from a checkpoint's, which are on the host, or on the meta device if their
-        values come later."""
-        for name, value in kept.items():
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restores `tensors` from a checkpoint's, which are on the host, or on the meta device if their values come
+        later."""
+        for name, value in tensors.items():
             here = torch.empty_like(value, device="cpu") if value.is_meta else value
             self._held[name] = here.to(self._parameters[name].device, copy=True)
         self._backend.sync()
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """The model's weights are the averages inside the block, at the cost of a copy of the weights."""
-        # Other tensors in the parameters' place, and not other values in theirs: torch_xla would have the values share
-        # a buffer with what they were copied from, and a later program take it from both.
-        own = {name: self._parameters[name].data for name in self._held}
+        """Replaces the model's weights by the averages in the block; takes memory for a copy of the weights."""
+        # Replaces the tensors and not their values: torch_xla would let copied values share a buffer with their source,
+        # and a later program would take it from both.
+        weights = {name: self._parameters[name].data for name in self._held}
         try:
             # A copy: an evaluation may change weights, as embeddings with a `max_norm` do.
-            self._put({name: held.to(own[name].dtype).clone() for name, held in self._held.items()})
+            self._put({name: held.to(weights[name].dtype).clone() for name, held in self._held.items()})
             yield
         finally:
-            self._put(own)
+            self._put(weights)
 
     def _put(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
@@ -96,7 +96,7 @@ class Average:
 
 
 class Update:
-    """The update of every step: all of them count.
+    """Updates the parameters in every step.
 
     `clip_norm`: gradients are scaled down to this length; None: they are not clipped.
     """
@@ -110,13 +110,13 @@ class Update:
         self._numbers: AbstractContextManager[Any] = ScalarsAsData() if traced else nullcontext()
 
     def begins(self) -> None:
-        """Before the step's first forward pass."""
+        """Called before the step's first forward pass."""
 
     def passed(self) -> None:
-        """After each of the step's passes, before it is sent off."""
+        """Called after each of the step's passes, before it is sent to the device."""
 
     def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
-        """`parameters`: those that the step trains. `sums`: what the replicas have exchanged."""
+        """Makes the update. `parameters`: those that the step trains. `sums`: the results of the exchange."""
         self._step(parameters, sums)
 
     def _step(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
@@ -140,13 +140,13 @@ class Update:
 class SkippingUpdate(Update):
     """Undoes steps that are not finite. All replicas decide alike, because they have the same sums.
 
-    The host must not wait for the device in every step. So on a device that works ahead the step is always made, and
-    the device then chooses between old and new values. The host does wait where there are no old values, in a step that
-    creates state: the optimizer's for a parameter that is trained for the first time, or a new average. And it waits in
+    The host must not wait for the device in every step. So on a device that lags behind the host the step is always
+    made, and the device then selects old or new values. The host waits only where there are no old values, in a step
+    that creates state (the optimizer's for a parameter that is trained for the first time, or a new average), and in
     every step of an optimizer that counts on the host, as torch's Adagrad does.
 
-    What a skipped step leaves unchanged: parameters and their average, the optimizer's state, and the model's buffers,
-    which the forward pass has changed.
+    A skipped step leaves unchanged: parameters and their average, the optimizer's state, and the model's buffers, which
+    the forward pass has changed.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class SkippingUpdate(Update):
         model: nn.Module,
         aside: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`aside`: a context for work that belongs to no step."""
+        """`aside`: makes a context for work that belongs to no step."""
         super().__init__(optimizer, hooks, average, clip_norm, backend)
         self._model, self._aside = model, aside
         self._begun: dict[Place, Tensor] = {}
@@ -174,22 +174,22 @@ class SkippingUpdate(Update):
             self._begun = _copies(buffers)
             return
         with self._aside():
-            # What hooks have left pending must be computed before it can have a mark.
+            # Pending work of hooks must be computed before its result can have a mark.
             self._backend.sync()
             self._begun = _copies(buffers)
-            # A program of its own, for the reason that `_parts` gives. It begins once all before it is computed.
+            # A separate program, for the reason in `_parts`. It begins once all earlier work is done.
             self._backend.sync()
         self._marks = self._marks_of(buffers)
 
     def passed(self) -> None:
-        # Only what no pass has written to keeps its mark. Later a new value might have the mark of the first.
+        # Only a buffer that no pass has written to keeps its mark. Later a new value might get an old mark.
         now = self._marks_of({place: buffer for place, buffer in self._buffers().items() if place in self._marks})
         self._marks = {place: mark for place, mark in self._marks.items() if now.get(place) == mark}
 
     def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
         trained = [parameter for parameter in parameters if parameter.grad is not None]
         finite = sums.finite(self._backend)
-        if self._needs_answer(trained):
+        if self._must_wait(trained):
             if self._read(finite):
                 _, before = self._parts(trained)
                 self._step(parameters, sums)
@@ -211,21 +211,21 @@ class SkippingUpdate(Update):
         buffers, begun = self._written()
         now, before = buffers | changed, begun | copies
         if self._waits or _shapes(now) != _shapes(before):
-            # Rare, and most steps are finite.
+            # Waits here: this is rare, and most steps are finite.
             if not self._read(finite):
                 raise self._lasting()
             return
         self._put_back(now, {place: torch.where(finite, tensor, before[place]) for place, tensor in now.items()})
 
-    def _needs_answer(self, trained: Sequence[nn.Parameter]) -> bool:
-        """Whether the host must know if the step is finite before it makes it."""
+    def _must_wait(self, trained: Sequence[nn.Parameter]) -> bool:
+        """Returns whether the host must know that the step is finite before it makes it."""
         if self._backend.device.type == "cpu" or self._waits or not self._known.issuperset(trained):
             return True
         return self._average is not None and self._average.grows
 
     def _read(self, finite: Tensor) -> bool:
         with self._aside():
-            # Sync everything pending, not only this value, or the passes behind it would run a second time.
+            # Everything pending, not only this value, or the passes that it depends on would run a second time.
             self._backend.sync()
             (here,) = self._backend.to_host([finite])
         return bool(here)
@@ -244,11 +244,11 @@ class SkippingUpdate(Update):
         )
 
     def _buffers(self) -> dict[Place, Tensor]:
-        # By name: a forward pass may put another tensor in a buffer's place.
+        # By name, since a forward pass may replace a buffer's tensor.
         return {("buffer", name): buffer for name, buffer in self._model.named_buffers()}
 
     def _written(self) -> tuple[dict[Place, Tensor], dict[Place, Tensor]]:
-        """Returns the buffers that the step has written to, and what was in them when it began."""
+        """Returns the buffers that the step has written to, and their values when it began."""
         self.passed()
         now, begun = (
             {place: tensor for place, tensor in tensors.items() if place not in self._marks}
@@ -261,12 +261,13 @@ class SkippingUpdate(Update):
         return dict(zip(tensors, self._backend.marks(list(tensors.values())), strict=True))
 
     def _parts(self, trained: Sequence[nn.Parameter]) -> tuple[dict[Place, Tensor], dict[Place, Any]]:
-        """Returns what a step changes on the device, by place, and what the device cannot undo if a step changes it:
-        the optimizer's numbers on the host, in its state and its groups, and the state of parameters without a
-        gradient, by torch's count of the writes to it.
+        """Returns the tensors that a step changes on the device, by place, and the values that the device cannot undo
+        if a step changes them: the optimizer's numbers on the host, in its state and its groups, and the state of
+        parameters without a gradient, by torch's count of the writes to it.
 
-        To choose between old and new values also of what a step leaves alone would make programs that differ only in
-        which of two tensors of one shape they read where, and torch_xla 2.9 takes one such program for the other.
+        Tensors that a step leaves alone are not among them: selecting old or new values of those, too, would make
+        programs that differ only in which of two tensors of one shape they read where, and torch_xla 2.9 mistakes
+        one such program for the other.
         """
         groups = self._optimizer.param_groups
         resting = {id(parameter) for group in groups for parameter in group["params"]}
@@ -274,7 +275,7 @@ class SkippingUpdate(Update):
         changed: dict[Place, Tensor] = {("parameter", id(parameter)): parameter for parameter in trained}
         if self._average is not None:
             changed |= {("average", name): tensor for name, tensor in self._average.tensors.items()}
-        # The rate is the trainer's to set.
+        # Without the rate, which the trainer sets.
         options = [{key: value for key, value in group.items() if key not in ("params", "lr")} for group in groups]
         rest: dict[Place, Any] = {}
         for place, value in (*self._state(), *_leaves(options)):
@@ -289,14 +290,18 @@ class SkippingUpdate(Update):
         return changed, rest
 
     def _state(self) -> Iterator[tuple[Place, Any]]:
-        # By its owner and not by its order, which changes: a divided optimizer moves what it has updated to the end.
+        # By owner and not by order: a divided optimizer moves state that it has updated to the end.
         for owner, state in self._optimizer.state.items():
             yield from _leaves(state, (id(owner),))
 
 
 class EarlierPasses:
-    """Holds the sums: `keep` between two passes, `take` after the last one, whose own gradients stay with the
-    parameters."""
+    """Adds up the gradients of 16-bit parameters in float32 over the passes of a step, except the last one.
+
+    Autograd adds gradients in the parameter's type, and in bfloat16 a sum over 64 passes is off by a percent. Takes 4
+    bytes for each of their elements. Call `keep` between two passes, and `take` after the last one, whose gradients
+    stay with the parameters.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._narrow = [parameter for parameter in model.parameters() if parameter.dtype.itemsize < 4]
@@ -323,8 +328,8 @@ class EarlierPasses:
 def clip(parameters: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None:
     """Scales the exchanged gradients, whose length together is `norm`, so that they are no longer than `limit`.
 
-    As torch.nn.utils.clip_grad_norm_ does, but by a length that the exchange has measured already, as a rule, and
-    without a read of the device. A length that is not finite makes all gradients so.
+    Does what torch.nn.utils.clip_grad_norm_ does, but with a length that the exchange has usually measured, and without
+    a read from the device. A length that is not finite makes all gradients so.
     """
     factor = (limit / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
@@ -350,18 +355,18 @@ def _shapes(tensors: Mapping[Place, Tensor]) -> dict[Place, torch.Size]:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested mappings, lists and tuples."""
+    """Returns all tensors in nested mappings, lists and tuples."""
     return (leaf for _, leaf in _leaves(value) if isinstance(leaf, Tensor))
 
 
 def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yields all that nested mappings, lists and tuples hold, each with the keys that lead to it."""
+    """Yields all values in nested mappings, lists and tuples, each with the keys that lead to it."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _leaves(each, (*place, key))
+        for key, part in value.items():
+            yield from _leaves(part, (*place, key))
     elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            yield from _leaves(each, (*place, number))
+        for number, part in enumerate(value):
+            yield from _leaves(part, (*place, number))
     else:
         yield place, value
 

@@ -61,12 +61,12 @@ class Heartbeat:
 
         Returns when it is sent, or after LAST_SECONDS.
         """
-        if outcome.well:
+        if outcome.ended_well:
             last = self._present()
             done = outcome.code is ExitCode.Succeeded
             self._last = replace(last, phase=ReportPhase.DONE, remaining_seconds=0) if done else last
         self._over.set()
-        if outcome.well:
+        if outcome.ended_well:
             self._thread.join(LAST_SECONDS)
 
     def _run(self) -> None:

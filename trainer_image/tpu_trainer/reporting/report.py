@@ -42,7 +42,7 @@ class ProgressReport:
 
 def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: ProgressLog) -> ProgressReport:
     """Returns how the run is doing now. Call it from any thread."""
-    phase, _ = clock.present()
+    phase, _ = clock.current()
     last, step = progress.last, max(progress.step or 0, pace.last or 0)
     rate = last.examples_per_second if last else None
     return ProgressReport(

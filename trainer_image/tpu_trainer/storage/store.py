@@ -78,7 +78,7 @@ class DirectoryStore:
         self._root = root
 
     def list(self, prefix: str) -> dict[str, int]:
-        # Only the folders asked for: the directory may hold a data set beside the checkpoints.
+        # Only the folders asked for: the directory may also hold a data set.
         top, _, _ = prefix.partition("/")
         with self._errors("list the directory"):
             try:

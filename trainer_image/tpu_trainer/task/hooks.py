@@ -1,4 +1,4 @@
-"""What a task may do around the loop's own work: a Task's hooks, or those of a LightningModule."""
+"""Where a task joins in the loop's work: the hooks of a Task, or of a LightningModule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OFFERED = (
     *("train_begins", "epoch_begins", "step_begins", "before_update", "after_step"),
     *("evaluation_ends", "epoch_ends", "train_ends", "state", "load"),
 )
-"""The methods that a Task's hooks may override; the others serve LightningModules."""
+"""The methods that a Task's hooks may override; the others are for LightningModules."""
 
 
 class Hooks:
@@ -28,18 +28,19 @@ class Hooks:
     """
 
     own_schedule = False
-    """The task schedules its learning rate itself (`after_step`), instead of the recipe's warm-up and schedule."""
+    """Whether the task schedules its learning rate itself (`after_step`), instead of the recipe's warm-up and
+    schedule."""
 
     clips = False
-    """The task clips its gradients itself, in `before_update`."""
+    """Whether the task clips its gradients itself, in `before_update`."""
 
     @property
     def changes_gradients(self) -> bool:
-        """`before_update` may change gradients, so that their length must be measured again to clip them."""
+        """Whether `before_update` may change gradients, so that their length must be measured again to clip them."""
         return type(self).before_update is not Hooks.before_update
 
     gives_closure = False
-    """`update` passes a closure to the optimizer's step, which may call it once."""
+    """Whether `update` passes a closure to the optimizer's step, which may call it once."""
 
     monitors: tuple[str, ...] = ()
     """Metrics that `evaluated` needs; known once the optimizer is built."""
@@ -49,63 +50,64 @@ class Hooks:
 
     @property
     def remarks(self) -> Sequence[str]:
-        """What users should know of the evaluations so far."""
+        """Warnings about the evaluations so far."""
         return ()
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
-        """The model is on its device, `step` steps are done already (0, or the checkpoint's step)."""
+        """Called when the model is on its device and `step` steps are done (0, or the checkpoint's step)."""
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Around an evaluation of one batch before the first step, which must leave no trace."""
+        """Wraps an evaluation of one batch before the first step, which must leave no trace."""
         yield
 
     def train_begins(self) -> None:
-        """Before the first step of this process, which after a restart is not the first of the run."""
+        """Called before the first step of this process, which after a restart is not the first of the run."""
 
     def epoch_begins(self, epoch: int) -> None:
-        """Before the first step of `epoch`, counted from 0; after a restart, before what is left of it."""
+        """Called before the first step of `epoch`, counted from 0; after a restart, before the rest of it."""
 
     def step_begins(self, batch: Any, step: int) -> None:
-        """`step` is the step about to be done, counted from 1; once per batch where a step has several."""
+        """Called before `step`, counted from 1; once per batch where a step has several."""
 
     def before_backward(self, loss: Tensor) -> None: ...
 
     def after_backward(self) -> None: ...
 
     def before_update(self, optimizer: Optimizer) -> None:
-        """The parameters have the gradients of the whole global batch. The recipe's clipping comes afterwards."""
+        """Called when the parameters have the gradients of the global batch. The recipe's clipping comes afterwards."""
 
     def update(self, optimizer: Optimizer) -> None:
         optimizer.step()
 
     def after_step(self, batch: Any, loss: Tensor, step: int) -> None:
-        """After the update. The gradients are gone, and the device may still be working on the step."""
+        """Called after the update. The gradients are gone, and the device may still be working on the step."""
 
     def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
-        """After `step` steps; the metrics are over all replicas. The last evaluation comes after `train_ends`, and the
-        last checkpoint after this: weights that are changed here are saved, but not evaluated."""
+        """Called after each evaluation; the metrics are over all replicas. The last evaluation comes after `train_ends`
+        and before the last checkpoint: weights that are changed here are saved, but not evaluated."""
 
     def epoch_ends(self, epoch: int) -> None:
-        """After the last step of `epoch`, also if the training is over inside of it; not in a run that is told to stop,
-        because it continues there."""
+        """Called after the last step of `epoch`, even if the training ends inside it; not when a run is asked to stop,
+        because it continues there later."""
 
     def train_ends(self, *, stopped: bool) -> None:
-        """After the last step. `stopped`: early, on request or by an evaluation. What this does to the weights is
-        evaluated and saved, except in a run that is stopped on request, which continues where it was."""
+        """Called after the last step. `stopped`: the run ends early, on request or by an evaluation. Changes to the
+        weights are evaluated and saved, except in a run that is stopped on request, which continues later."""
 
     def ended_before(self) -> None:
-        """In place of all hooks from `train_begins` to `train_ends`, in a run that continues with a checkpoint whose
-        weights the hooks of the end have changed already."""
+        """Called instead of all hooks from `train_begins` to `train_ends`, in a run that continues from a checkpoint
+        whose weights the hooks of the end have already changed."""
 
     def fit_ends(self) -> None:
-        """Nothing more will be trained or evaluated."""
+        """Called when nothing more will be trained or evaluated."""
 
     def failed(self, error: BaseException) -> None:
-        """The run ends with `error`."""
+        """Called when the run fails with `error`."""
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint must keep besides model and optimizer: JSON values and tensors in dicts and lists."""
+        """Returns what a checkpoint must keep besides model and optimizer: JSON values and tensors in dicts and
+        lists."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:

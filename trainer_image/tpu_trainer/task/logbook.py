@@ -1,9 +1,9 @@
-"""What a task logs while it trains: means over all replicas, without a collective or a wait of their own.
+"""What a task logs while it trains: means over all replicas, without an extra collective or wait.
 
-The values of a step ride behind the signals of its one exchange, two numbers a name: the weighted sum and the sum of
-the weights. All buckets must have the same places, so the replicas agree on a table of names: in the first two steps,
-and once more whenever one of them brings a new name, which it asks for in the exchange itself. A name that is not
-logged in a step, or not on this replica, has a weight of 0 there. Each name has places of its own: so has a NaN.
+The values of a step follow the signals in its exchange, two numbers per name: the weighted sum and the sum of the
+weights. All replicas must send the same layout, so they agree on a table of names: in the first two steps, and again
+whenever one of them has a new name, which it signals in the exchange itself. A name that is not logged in a step, or
+not on this replica, has a weight of 0 there. Names do not share numbers, so a NaN affects only its own name.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from tpu_trainer.gang.backends.base import Backend
 
 MOST_NAMES = 64
-"""Names of a run; a task that makes up a new one in every step must not make the bucket grow without end."""
+"""The most names of a run: a task that logs a new name in every step must not make the exchange grow forever."""
 
 NAME_LENGTH = 128
-"""Characters of a name; more would not fit into a report to the operator."""
+"""The most characters of a name; more would not fit into a report to the operator."""
 
 AGREEMENT_SECONDS = 300.0
-"""How long a replica waits for the others to log what it logs, before it says that they do not."""
+"""How long a replica waits for the others to log the same names before it fails."""
 
 _ROOM = 8
 _CACHED = 16
@@ -42,8 +42,8 @@ _CACHED = 16
 
 @dataclass(frozen=True)
 class Style:
-    """How a name is reduced and shown. kind: over passes and replicas, and over an epoch's steps. step, epoch: whether
-    there is a value for every step, and for every epoch. shown: in the log's lines, too."""
+    """How a name is reduced and shown. kind: the reduction over passes, replicas and an epoch's steps. step, epoch:
+    whether there is a value for every step, and for every epoch. shown: whether the log's lines show it."""
 
     kind: Literal["mean", "sum"] = "mean"
     step: bool = True
@@ -61,7 +61,7 @@ class LoggedCurve:
 
 
 @dataclass
-class _Entry:
+class _StepSums:
     """The sums of a name since the last exchange: numbers of the host, and values that are still on the device."""
 
     style: Style
@@ -72,7 +72,7 @@ class _Entry:
 
 
 @dataclass
-class _Epoch:
+class _EpochSums:
     """The sums of a name since its epoch began."""
 
     style: Style
@@ -81,16 +81,16 @@ class _Epoch:
 
 
 _OPEN = threading.local()
-"""The logbook of the replica that this thread runs, as `book`."""
+"""Holds, as `book`, the logbook of the replica that this thread runs."""
 
 
 def log(name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
-    """Reports a number of this step: to TensorBoard, the report, the job's status and the log.
+    """Reports a number of this step to TensorBoard, the report, the job's status and the log.
 
-    Call it in `loss` or in a hook, in all processes alike. What is reported is the mean over all replicas and
+    Call it in `loss` or in a hook, in all processes alike. The reported value is the mean over all replicas and
     accumulation passes. `value`: a number or a tensor with one element; a tensor stays on its device and delays
-    nothing. `weight`: for a mean over unequal parts, such as the number of tokens. What is logged after the backward
-    pass counts for the next step. Outside of a training, and in an evaluation, the call does nothing.
+    nothing. `weight`: for a mean over unequal parts, such as the number of tokens. Values logged after the backward
+    pass count for the next step. Outside of a training, and in an evaluation, the call does nothing.
 
     Raises:
         UserCodeError: the name or the value cannot be logged.
@@ -101,38 +101,38 @@ def log(name: str, value: Tensor | float, weight: Tensor | float = 1.0) -> None:
 
 
 def note(name: str, value: Any, weight: Any, style: Style) -> None:
-    """`log`, with a style."""
+    """Does what `log` does, with a style."""
     if (book := getattr(_OPEN, "book", None)) is not None:
         book.add(name, value, weight, style)
 
 
 class Logbook:
-    """One replica's. `warn`: takes what users should know."""
+    """The logged values of one replica. `warn`: called with texts that users should read."""
 
     def __init__(self, backend: Backend, warn: Callable[[str], None] = lambda text: None) -> None:
         self._backend, self._warn = backend, warn
         self._table: dict[str, Style] = {}
         self._rows = 0
-        self._entries: dict[str, _Entry] = {}
-        self._waiting: dict[str, _Entry] = {}
+        self._entries: dict[str, _StepSums] = {}
+        self._waiting: dict[str, _StepSums] = {}
         self._inside = False
         self._full = False
         self._sent: tuple[list[float], Tensor] | None = None
         self._numbers: dict[float, Tensor] = {}
         self._patterns: set[tuple[str, ...]] = set()
         self._points: dict[tuple[str, bool], list[tuple[int, float]]] = {}
-        self._epochs: dict[str, _Epoch] = {}
+        self._epochs: dict[str, _EpochSums] = {}
         self._boundaries: list[int] = []
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """`log` writes here while the block runs in this thread."""
-        with _listening(self):
+        """Makes `log` write here while the block runs in this thread."""
+        with _use_book(self):
             yield
 
     @contextmanager
     def passes(self) -> Iterator[None]:
-        """Around a step's passes: only what is logged there belongs to an epoch."""
+        """Wraps a step's passes: only values that are logged there belong to an epoch."""
         self._inside = True
         try:
             yield
@@ -143,11 +143,11 @@ class Logbook:
         name = plain_name(name)
         if not self._inside and style.epoch:
             style = Style(style.kind, True, False, style.shown)
-        entry = self._entries.setdefault(name, _Entry(style))
+        entry = self._entries.setdefault(name, _StepSums(style))
         here, there = _number(name, value)
         factor, factors = _number(name, weight, "weight")
         if there is None and factors is None:
-            # What weighs nothing is left out: an infinite value times 0 would be NaN.
+            # A value without weight is left out: infinity times 0 would be NaN.
             entry.total += here * factor if factor else 0.0
             entry.weight += factor
             return
@@ -164,16 +164,17 @@ class Logbook:
         entry.totals = total if entry.totals is None else entry.totals + total
 
     def pending(self) -> list[Tensor]:
-        """The values of this step that are on the device: part of its program."""
-        return [each for entry in self._entries.values() for each in (entry.totals, entry.weights) if each is not None]
+        """Returns the values of this step that are on the device, which are part of its program."""
+        sums = (tensor for entry in self._entries.values() for tensor in (entry.totals, entry.weights))
+        return [tensor for tensor in sums if tensor is not None]
 
     def row(self) -> LoggedRow:
-        """What this replica brings to the exchange of a step. A collective in the first two steps.
+        """Returns what this replica contributes to the exchange of a step. A collective in the first two steps.
 
         Raises:
-            UserCodeError: the other replicas do not log what this one does, which on a chip would block them all.
+            UserCodeError: the other replicas log other names than this one, which on a chip would block them all.
         """
-        # Twice: the hooks of the first step come after its exchange, and the second step is compiled anyway.
+        # In two steps: the hooks of the first step run after its exchange, and the second step is compiled anyway.
         if self._rows < 2:
             self.agree()
         self._rows += 1
@@ -182,20 +183,20 @@ class Logbook:
         self._waiting = {name: entry for name, entry in {**self._waiting, **self._entries}.items() if name not in table}
         self._entries = {}
         if self._waiting and len(table) >= MOST_NAMES:
-            self._say_full(next(iter(self._waiting)))
+            self._warn_full(next(iter(self._waiting)))
             self._waiting = {}
         names = tuple(table)
         self._check_alike(tuple(name for name in names if name in known and known[name].totals is not None))
         return LoggedRow(names, self._values([known.get(name) for name in names]))
 
-    def _values(self, entries: Sequence[_Entry | None]) -> Tensor:
-        """As in `LoggedRow`; None is a name that was not logged."""
+    def _values(self, entries: Sequence[_StepSums | None]) -> Tensor:
+        """Returns the values of a `LoggedRow`; an entry is None for a name that was not logged."""
         numbers: list[float] = [float(bool(self._waiting))]
         tensors: list[Tensor | None] = [None]
         for entry in entries:
             numbers += (0.0, 0.0) if entry is None else (entry.total, entry.weight)
             tensors += (None, None) if entry is None else (entry.totals, entry.weights)
-        # Room for names that come later: with more places in the bucket, every step would be another program.
+        # Room for later names: every change of the size would compile another program.
         room = 1 + 2 * _ROOM * max(1, -(-len(entries) // _ROOM))
         numbers += [0.0] * (room - len(numbers))
         tensors += [None] * (room - len(tensors))
@@ -203,34 +204,34 @@ class Logbook:
             self._sent = numbers, self._backend.numbers(numbers)
         rows = self._sent[1]
         values = rows[0] if len(rows) == 1 else rows.mean(dim=0)
-        if all(each is None for each in tensors):
+        if all(tensor is None for tensor in tensors):
             return values
         zero = torch.zeros((), device=values.device)
-        return values + torch.stack([zero if each is None else each for each in tensors])
+        return values + torch.stack([zero if tensor is None else tensor for tensor in tensors])
 
     def agree(self) -> bool:
-        """Takes the new names of all replicas into the table; returns whether one of them has values that were not
+        """Adds the new names of all replicas to the table; returns whether one of them has values that were not
         exchanged yet. A collective."""
         table, values = dict(self._table), {**self._waiting, **self._entries}
         new = [[name, asdict(entry.style)] for name, entry in values.items() if name not in table]
         text = json.dumps(new[:MOST_NAMES]).encode()
         # 24 bits, all that float32 holds exactly.
-        own = [float(zlib.crc32(text) % 2**24), float(len(text)), float(bool(values))]
-        rows = self._backend.gather(own)
+        summary = [float(zlib.crc32(text) % 2**24), float(len(text)), float(bool(values))]
+        rows = self._backend.gather(summary)
         texts = [text]
-        if any(row[:2] != own[:2] for row in rows):
+        if any(row[:2] != summary[:2] for row in rows):
             longest = int(max(length for _, length, _ in rows))
-            found = self._backend.gather([float(byte) for byte in text.ljust(longest)])
-            texts = [bytes(int(byte) for byte in row) for row in found]
-        for each in texts:
-            for name, style in json.loads(each):
+            encoded = self._backend.gather([float(byte) for byte in text.ljust(longest)])
+            texts = [bytes(int(byte) for byte in row) for row in encoded]
+        for text in texts:
+            for name, style in json.loads(text):
                 if len(table) < MOST_NAMES:
                     table.setdefault(name, Style(**style))
         self._table = table
         return any(values for *_, values in rows)
 
     def read(self, first: int, readings: Sequence[tuple[tuple[str, ...], Sequence[float]]]) -> bool:
-        """Takes in the sums of the steps from `first` on; returns whether a replica has new names (see `agree`)."""
+        """Records the sums of the steps from `first` on; returns whether a replica has new names (see `agree`)."""
         for step, (names, (_, *numbers)) in enumerate(readings, first):
             while self._boundaries and self._boundaries[0] < step:
                 self._end_epoch(self._boundaries.pop(0))
@@ -239,12 +240,12 @@ class Logbook:
                     self._note(step, name, total, weight)
         return any(news > 0 for _, (news, *_) in readings)
 
-    def epoch_ended(self, step: int) -> None:
-        """An epoch ended with `step`, which may not have been read yet."""
+    def end_epoch(self, step: int) -> None:
+        """Ends an epoch with `step`, which may not have been read yet."""
         self._boundaries.append(step)
 
     def finish(self, step: int) -> None:
-        """After the last step: exchanges what hooks have logged since, and ends the epoch. A collective."""
+        """Exchanges, after the last step, what hooks have logged since, and ends the epoch. A collective."""
         if self.agree():
             row = self.row()
             _, total = self._backend.reduce([], row.values)
@@ -253,23 +254,23 @@ class Logbook:
         self._end_epoch(step)
 
     def take(self) -> list[LoggedCurve]:
-        """What has been read since the last call."""
-        taken, self._points = self._points, {}
-        return [LoggedCurve(name, tuple(points), shown) for (name, shown), points in taken.items()]
+        """Returns the values read since the last call."""
+        curves, self._points = self._points, {}
+        return [LoggedCurve(name, tuple(points), shown) for (name, shown), points in curves.items()]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON: the sums of the epoch under way, over all steps that have been read."""
+        """Returns what a checkpoint keeps, as JSON: the sums of the current epoch, over all steps that were read."""
         return {name: asdict(epoch) for name, epoch in self._epochs.items()}
 
-    def load(self, kept: Mapping[str, Any] | None) -> None:
-        """None: an older checkpoint, which does not keep this."""
-        for name, epoch in (kept or {}).items():
-            self._epochs[name] = _Epoch(**{**epoch, "style": Style(**epoch["style"])})
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Restores a `state`; None comes from an older checkpoint, which does not have it."""
+        for name, epoch in (state or {}).items():
+            self._epochs[name] = _EpochSums(**{**epoch, "style": Style(**epoch["style"])})
 
     def _note(self, step: int, name: str, total: float, weight: float) -> None:
         style = self._table[name]
         if style.epoch:
-            epoch = self._epochs.setdefault(name, _Epoch(style))
+            epoch = self._epochs.setdefault(name, _EpochSums(style))
             epoch.total += total
             epoch.weight += weight
         if style.step:
@@ -287,7 +288,7 @@ class Logbook:
         self._points.setdefault((reported, style.shown), []).append((step, value))
 
     def _data(self, number: float) -> Tensor:
-        """The number on the device, as `Backend.numbers`. As a constant, each would be a program of its own."""
+        """Returns the number on the device, as `Backend.numbers` does. A constant would be another program."""
         if number not in self._numbers:
             if len(self._numbers) >= _CACHED:
                 self._numbers.clear()
@@ -295,8 +296,8 @@ class Logbook:
         return self._numbers[number]
 
     def _check_alike(self, pattern: tuple[str, ...]) -> None:
-        """Before a replica on a chip runs a program that it has not run before: the others must run it, too. The first
-        steps' programs are compared as a whole (doctor.agreement)."""
+        """Checks, before a replica on a chip runs a new program, that the others run it, too. The first steps' programs
+        are compared as a whole (doctor.agreement)."""
         backend = self._backend
         if pattern in self._patterns or not (backend.one_program and backend.terms > 1) or backend.store is None:
             return
@@ -308,11 +309,11 @@ class Logbook:
             backend.store.wait([f"{at}/all"], timedelta(seconds=AGREEMENT_SECONDS))
         except RuntimeError as error:
             raise UserCodeError(
-                f"process {backend.rank} logs values of {', '.join(pattern) or 'nothing'} in this step, and not all "
+                f"process {backend.rank} logs values of {', '.join(pattern) or 'nothing'} in this step, but not all "
                 f"others do ({str(error).partition(chr(10))[0]}); log must not depend on the rank or the data"
             ) from None
 
-    def _say_full(self, name: str) -> None:
+    def _warn_full(self, name: str) -> None:
         if not self._full:
             self._full = True
             self._warn(
@@ -322,14 +323,14 @@ class Logbook:
 
 
 @contextmanager
-def closed() -> Iterator[None]:
-    """Nothing is logged while the block runs in this thread."""
-    with _listening(None):
+def pause_logging() -> Iterator[None]:
+    """Ignores what is logged in this thread while the block runs."""
+    with _use_book(None):
         yield
 
 
 @contextmanager
-def _listening(book: Logbook | None) -> Iterator[None]:
+def _use_book(book: Logbook | None) -> Iterator[None]:
     before = getattr(_OPEN, "book", None)
     _OPEN.book = book
     try:
@@ -339,19 +340,19 @@ def _listening(book: Logbook | None) -> Iterator[None]:
 
 
 def plain_name(name: Any) -> str:
-    """The name, with what could do harm on a terminal or in a file replaced.
+    """Returns the name with characters replaced that could do harm on a terminal or in a file.
 
     Raises:
-        UserCodeError: it is not a name.
+        UserCodeError: it is empty, too long, or no text.
     """
     if not isinstance(name, str) or not name.strip() or len(name) > NAME_LENGTH:
-        given = f"{len(name)} characters" if isinstance(name, str) else f"a {type(name).__name__}"
-        raise UserCodeError(f"log: a name must be text of 1 to {NAME_LENGTH} characters, got {given}")
-    return name if name.isprintable() else "".join(each if each.isprintable() else "?" for each in name)
+        got = f"{len(name)} characters" if isinstance(name, str) else f"a {type(name).__name__}"
+        raise UserCodeError(f"log: a name must be text of 1 to {NAME_LENGTH} characters, got {got}")
+    return "".join(character if character.isprintable() else "?" for character in name)
 
 
 def _number(name: str, value: Any, what: str = "value") -> tuple[float, Tensor | None]:
-    """The number, if it is on the host; or a tensor of shape [] on the device."""
+    """Returns the number, if it is on the host, or else a tensor of shape [] on the device."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or value.is_complex():
             raise UserCodeError(f'log("{name}"): the {what} must be a single number, got shape {list(value.shape)}')

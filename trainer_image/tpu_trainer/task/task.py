@@ -68,7 +68,8 @@ class Hyperparameters:
     seed: the run's seed. The entrypoint is called with all random generators seeded already.
     data_uri: the job's `data.uri`; None if it has none.
     parameters: the recipe's own parameters, as texts.
-    silent: the fields that the recipe leaves out. If an entrypoint's parameter of that name has a default, it stands.
+    silent: the fields that the recipe leaves out. An entrypoint's parameter of that name keeps its default, if it has
+    one.
     """
 
     optimizer: str
@@ -110,18 +111,18 @@ class Hyperparameters:
             "data_uri": spec.data_uri,
         }
 
-        def given(value: float | None, otherwise: float) -> float:
+        def either(value: float | None, otherwise: float) -> float:
             return otherwise if value is None else value
 
         return Hyperparameters(
             optimizer=recipe.name,
             learning_rate=recipe.learning_rate,
-            momentum=given(recipe.momentum, 0.0),
+            momentum=either(recipe.momentum, 0.0),
             # torch.optim.AdamW is the one optimizer here that decays by default.
-            weight_decay=given(recipe.weight_decay, 0.01 if recipe.name.lower() == "adamw" else 0.0),
-            beta1=given(recipe.beta1, 0.9),
-            beta2=given(recipe.beta2, 0.99 if recipe.name.lower() == "lion" else 0.999),
-            epsilon=given(recipe.epsilon, 1e-8),
+            weight_decay=either(recipe.weight_decay, 0.01 if recipe.name.lower() == "adamw" else 0.0),
+            beta1=either(recipe.beta1, 0.9),
+            beta2=either(recipe.beta2, 0.99 if recipe.name.lower() == "lion" else 0.999),
+            epsilon=either(recipe.epsilon, 1e-8),
             global_batch_size=spec.batch.total,
             per_replica_batch_size=spec.batch.per_replica,
             accumulation_steps=spec.batch.accumulation,
@@ -141,17 +142,18 @@ class Hyperparameters:
 
 
 class Evaluator(Protocol):
-    """A task's own way to evaluate: batches hold held-out examples only, without rows that fill them up."""
+    """A task's own way to evaluate. Batches hold held-out examples only, without padding rows."""
 
     def begins(self) -> None:
-        """Before the first batch. The evaluator itself puts the model into evaluation mode, and back in `ends`."""
+        """Called before the first batch. The evaluator itself puts the model into evaluation mode, and back in
+        `ends`."""
 
     def batch(self, batch: Batch, index: int, rows: int) -> None:
-        """Batch `index` of this process, on the device. `rows` of its examples count: all of them, or 0 in a process
-        without an example of its own, which gets one so that it does what the others do."""
+        """Called for batch `index` of this process, on the device. `rows` of its examples count: all of them, or 0 in a
+        process without examples, which gets one so that it does the same as the others."""
 
     def ends(self, backend: Backend) -> dict[str, float]:
-        """The metrics over all processes; makes the same collectives on each."""
+        """Returns the metrics over all processes; makes the same collectives on each."""
 
 
 class ShardedStream(Protocol):
@@ -165,7 +167,7 @@ class ShardedStream(Protocol):
     num_shards: int
 
     def shard(self, index: int, count: int) -> Iterable[Any]:
-        """The examples of part `index` of `count`; `count` is num_shards."""
+        """Returns the examples of part `index` of `count`; `count` is num_shards."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +248,8 @@ class Task:
 
 
 def _check_hooks(hooks: Hooks) -> None:
-    """Raises ValueError if they are not hooks, override what the trainer itself needs, or have a method that is almost
-    named like a hook, which nobody would ever call."""
+    """Raises ValueError if they are not hooks, override what the trainer itself needs, or have a method that is named
+    almost like a hook, and so would never be called."""
     if not isinstance(hooks, Hooks):
         raise ValueError(f"a Task's `hooks` must be an object of a class derived from tpu_trainer.Hooks, got {hooks!r}")
     mine = {name for kind in type(hooks).__mro__ if kind not in (Hooks, object) for name in vars(kind)}

@@ -76,5 +76,5 @@ def die(outcome: Outcome) -> NoReturn:
 
 def end(outcome: Outcome) -> None:
     """Prints the process's last line and writes its termination message."""
-    print(f"{outcome.code.name}: {outcome.message}", file=sys.stdout if outcome.well else sys.stderr, flush=True)
+    print(f"{outcome.code.name}: {outcome.message}", file=sys.stdout if outcome.ended_well else sys.stderr, flush=True)
     write_last_words(outcome, first=True)

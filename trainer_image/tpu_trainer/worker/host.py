@@ -177,7 +177,7 @@ def _run_local_replica(spec: RunSpec, environment: WorkerEnvironment, folder: Pa
         os._exit(outcome.code)
 
     outcome = run_replica(spec, environment, SharedStop(_stop_file(folder)), leave)
-    if not outcome.well:
+    if not outcome.ended_well:
         leave(outcome)
     _write_outcome(outcome, folder, environment.local_rank)
 

@@ -103,8 +103,8 @@ def _board(outputs: RunOutputs, pace: StepPace, backend: Backend) -> Board:
     return Board(
         writes=outputs.is_reporter,
         last_step=lambda: pace.last or 0,
-        logged=outputs.add_curves,
-        summary=outputs.reporter.summary,
+        add_curves=outputs.add_curves,
+        add_summary=outputs.reporter.summary,
         missing=outputs.reporter.without_events,
         say=outputs.progress.say,
         together=backend.reads_together,

@@ -9,7 +9,7 @@ import click
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.code.entrypoint import find_problem
-from tpu_training_operator.cli.code.packing import Packed, size_text
+from tpu_training_operator.cli.code.packing import PackedCode, size_text
 from tpu_training_operator.cli.common.job_file import JobFile, check
 
 _MOST_SHOWN = 10
@@ -26,7 +26,7 @@ def code_option(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
-def searched_places(file: JobFile, code: Path | None) -> list[Path]:
+def module_paths(file: JobFile, code: Path | None) -> list[Path]:
     """Where modules are found besides what is installed. As in a cluster, a job with code has no other place."""
     if code is not None:
         return [code.resolve()]
@@ -46,13 +46,13 @@ def code_problem(file: JobFile, code: Path | None, python_path: list[Path]) -> P
     return Problem("spec.trainer.code.uri", f"{trainer.code.uri} is in a cluster; here, add --code FOLDER")
 
 
-def left_out(file: JobFile, packed: Packed | None) -> list[str]:
+def code_warnings(file: JobFile, packed: PackedCode | None) -> list[str]:
     """A warning if files look like secrets, and one if the entrypoint is not in the folder: perhaps an ignore file
     leaves it out. And one for each file that takes the place of a module that the trainer needs."""
     entrypoint = file.job.spec.trainer.entrypoint
     if packed is None:
         return []
-    notes = [*_secrets(packed), *_hiding(packed)]
+    notes = [*_secret_warnings(packed), *_shadowing_warnings(packed)]
     if entrypoint is not None and not packed.has_module(entrypoint):
         module = entrypoint.partition(":")[0]
         notes.append(
@@ -61,7 +61,7 @@ def left_out(file: JobFile, packed: Packed | None) -> list[str]:
     return notes
 
 
-def _secrets(packed: Packed) -> Iterator[str]:
+def _secret_warnings(packed: PackedCode) -> Iterator[str]:
     if packed.secrets:
         names = [ascii(name)[1:-1] for name in packed.secrets]
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
@@ -71,7 +71,7 @@ def _secrets(packed: Packed) -> Iterator[str]:
         )
 
 
-def _hiding(packed: Packed) -> Iterator[str]:
+def _shadowing_warnings(packed: PackedCode) -> Iterator[str]:
     for name in packed.sizes:
         module = name.removesuffix("/__init__.py").removesuffix(".py")
         if not name.endswith(".py") or "/" in module:
@@ -85,13 +85,13 @@ def _hiding(packed: Packed) -> Iterator[str]:
             yield f"{name} has the name of a package that the trainer imports: it gets yours; rename it"
 
 
-def with_code(file: JobFile, packed: Packed, uri: str) -> JobFile:
+def add_code(file: JobFile, packed: PackedCode, uri: str) -> JobFile:
     """The job with its code. Raises BadInput."""
     file.body["spec"]["trainer"]["code"] = {"uri": uri, "sha256": packed.sha256}
     return check(file.path, file.body)
 
 
-def told_of(packed: Packed, uri: str) -> str:
+def code_summary(packed: PackedCode, uri: str) -> str:
     return (
         f"code: {count(len(packed.sizes), 'file')}, {size_text(len(packed.archive))} packed, sha256 {packed.sha256},"
         f" in {uri}"

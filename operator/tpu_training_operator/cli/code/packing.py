@@ -40,7 +40,7 @@ class CannotPack(CommandError):
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedCode:
     """`sizes`: of the files by their names, in the archive's order. `secrets`: what was left out because it looks like
     secrets."""
 
@@ -57,7 +57,7 @@ class Packed:
         return any(name == f"{top}.py" or name.startswith(f"{top}/") for name in self.sizes)
 
 
-def pack(folder: Path) -> Packed:
+def pack(folder: Path) -> PackedCode:
     """Raises CannotPack, and OSError if a file cannot be read."""
     if not folder.is_dir():
         raise CannotPack(f"--code {folder}: {'not a folder' if folder.exists() else 'there is no such folder'}")
@@ -72,14 +72,14 @@ def pack(folder: Path) -> Packed:
             total += sizes[name]
             if len(sizes) > MOST_CODE_FILES or total > LARGEST_CODE:
                 raise CannotPack(_too_large(folder, sizes, total))
-    problems |= _links_to_what_is_left_out(folder, sizes)
+    problems |= _links_to_omitted_files(folder, sizes)
     if problems:
         said = [f"--code {folder}: {name!a} {problems[name]}; {_LEAVE_OUT}" for name in sorted(problems)]
         more = len(said) - _MOST_SHOWN
         raise CannotPack("\n".join([*said[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]))
     if not sizes:
         raise CannotPack(f"--code {folder}: it has no files, or ignore files leave out all of them")
-    packed = _packed(folder, sorted(sizes), tuple(sorted(secrets)))
+    packed = _build_archive(folder, sorted(sizes), tuple(sorted(secrets)))
     if len(packed.archive) > LARGEST_CODE_ARCHIVE:
         raise CannotPack(
             f"--code {folder}: packed it has {size_text(len(packed.archive))}, and at most"
@@ -120,7 +120,7 @@ def _too_large(folder: Path, sizes: dict[str, int], total: int) -> str:
     )
 
 
-def _packed(folder: Path, names: list[str], secrets: tuple[str, ...]) -> Packed:
+def _build_archive(folder: Path, names: list[str], secrets: tuple[str, ...]) -> PackedCode:
     plain, sizes = io.BytesIO(), dict[str, int]()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
@@ -132,7 +132,7 @@ def _packed(folder: Path, names: list[str], secrets: tuple[str, ...]) -> Packed:
     archive = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", compresslevel=9, fileobj=archive, mtime=0) as file:
         file.write(plain.getbuffer())
-    return Packed(archive.getvalue(), sizes, secrets)
+    return PackedCode(archive.getvalue(), sizes, secrets)
 
 
 def _problem(folder: Path, name: str) -> str | None:
@@ -154,7 +154,7 @@ def _problem(folder: Path, name: str) -> str | None:
     return None if target.is_file() else "is a link to a folder; a link to a file is packed as that file"
 
 
-def _links_to_what_is_left_out(folder: Path, names: Collection[str]) -> dict[str, str]:
+def _links_to_omitted_files(folder: Path, names: Collection[str]) -> dict[str, str]:
     """Says by the link's name what is wrong with it. Packed as its target, it would bring back what was left out."""
     top = folder.resolve()
     targets = {name: (folder / name).resolve() for name in names if (folder / name).is_symlink()}
@@ -170,7 +170,7 @@ def _files(folder: Path) -> Iterator[tuple[str, bool]]:
     secret; then it may also be a folder. Links are not followed."""
     root = _repository(folder)
     prefix = "" if root == folder.resolve() else f"{folder.resolve().relative_to(root).as_posix()}/"
-    above = [_read(path, "") for path in _everywhere(root) if path.is_file()]
+    above = [_read(path, "") for path in _global_ignore_files(root) if path.is_file()]
     parts = prefix.split("/")[:-1]
     if (root / ".git" / "info" / "exclude").is_file():
         above.append(_read(root / ".git" / "info" / "exclude", ""))
@@ -200,7 +200,7 @@ def _walk(folder: Path, above_folder: str, rules_above: list[IgnoreFile]) -> Ite
                 waiting.append((Path(entry.path), f"{path}/", rules))
 
 
-def _everywhere(root: Path) -> list[Path]:
+def _global_ignore_files(root: Path) -> list[Path]:
     """The user's own ignore file for all repositories."""
     if git := shutil.which("git"):
         asked = subprocess.run(  # noqa: S603 - a question to git about its settings

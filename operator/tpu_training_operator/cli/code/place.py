@@ -10,7 +10,7 @@ from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import LARGEST_SECRET
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import CODE_SCHEME
-from tpu_training_operator.cli.code.packing import Packed, largest, size_text
+from tpu_training_operator.cli.code.packing import PackedCode, largest, size_text
 from tpu_training_operator.cli.common.errors import CommandError
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
 
@@ -23,7 +23,7 @@ class NoPlace(CommandError):
     """The packed code cannot be put where workers would find it."""
 
 
-def place_of(packed: Packed, job: TPUTrainingJob, given: str | None) -> str:
+def place_of(packed: PackedCode, job: TPUTrainingJob, given: str | None) -> str:
     """For `trainer.code.uri`. `given`: what --code-to says. By default the job's folder in a bucket, because it takes
     any size; a directory of the workers' is not one of this machine's. Raises NoPlace for code that is too large for a
     Secret."""
@@ -83,7 +83,7 @@ def _put_into_directory(archive: bytes, path: Path) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def secret(name: str, packed: Packed, job: dict[str, Any]) -> dict[str, Any]:
+def secret(name: str, packed: PackedCode, job: dict[str, Any]) -> dict[str, Any]:
     """`job`: as stored. The Secret is deleted with it. Unlike a ConfigMap, role `view` cannot read it."""
     metadata = job["metadata"]
     owner = {

@@ -1,6 +1,6 @@
-"""What the command line changes in a job before it is checked: `--slice`, `--steps`, `--set PATH=VALUE`, `tpujob run`.
+"""Changes a job as the command line asks, before it is checked: `--slice`, `--steps`, `--set PATH=VALUE`, `tpujob run`.
 
-A job file stays the one that the cluster gets; a try on another slice, or of ten steps, needs no copy of it.
+The file itself stays as the cluster gets it: a try on another slice, or of ten steps, needs no copy.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,33 +48,33 @@ def apply_options(body: Body, assignments: Sequence[str], on_slice: str | None) 
 
 
 def move(body: Body, accelerator_type: str) -> None:
-    """Puts the job on another slice. A recipe without tunedOn was tuned on the job's own slice. A ladder leads to that
-    slice, and is left out."""
+    """Moves the job to another slice. A recipe without tunedOn counts as tuned on the job's own slice. The ladder leads
+    to that slice, so it is removed."""
     spec = body.get("spec")
     if not isinstance(spec, dict) or not isinstance(spec.get("slice"), dict):
-        # The check says what is wrong.
+        # The check reports what is wrong.
         return
-    own = {name: value for name, value in spec["slice"].items() if name in _REFERENCE}
+    previous = {name: value for name, value in spec["slice"].items() if name in _REFERENCE}
     if isinstance(spec.get("recipe"), dict):
-        spec["recipe"].setdefault("tunedOn", own)
-    kept = {name: value for name, value in spec["slice"].items() if name not in _REFERENCE or name == "count"}
-    spec["slice"] = {"acceleratorType": accelerator_type, **kept}
+        spec["recipe"].setdefault("tunedOn", previous)
+    other_fields = {name: value for name, value in spec["slice"].items() if name not in _REFERENCE or name == "count"}
+    spec["slice"] = {"acceleratorType": accelerator_type, **other_fields}
     spec.pop("ladder", None)
 
 
 def rehearse(body: Body) -> None:
-    """Puts the job, its alternatives and its ladder on the CPUs of this machine."""
+    """Makes the job, its alternatives and its ladder run on the CPUs of this machine."""
     spec = body.get("spec")
-    for holder in _holders_of_slices(spec):
+    for holder in _slice_holders(spec):
         # A copy: with an anchor in the YAML, recipe.tunedOn may be the same mapping.
         holder["slice"] = {**holder["slice"], "hardware": Hardware.CPU.value}
     if isinstance(spec, dict) and isinstance(spec.get("trainer"), dict):
-        # The first job of most people has none yet, and here nothing would pull it.
+        # A first job often has no image yet, and nothing here would pull it.
         spec["trainer"].setdefault("image", "none")
 
 
 def set_values(body: Body, assignments: Sequence[str]) -> None:
-    """Sets fields of the spec. Raises CommandError for anything but an assignment to a field."""
+    """Sets fields of the spec. Raises CommandError if a text is not PATH=VALUE for a field."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
@@ -84,9 +84,10 @@ def set_values(body: Body, assignments: Sequence[str]) -> None:
 
 
 def shorten(body: Body, resolution: Resolution, steps: int) -> None:
-    """Trains about `steps` steps on this slice; warm-up, milestones and evaluations shrink in proportion.
+    """Shortens the training to about `steps` steps on this slice; warm-up, milestones and evaluations shrink in
+    proportion.
 
-    On a slice smaller than the recipe's, only multiples of the scale factor can be had.
+    On a slice smaller than the recipe's, the number of steps is a multiple of the scale factor.
     """
     recipe, scaled = body["spec"]["recipe"], resolution.recipe
     tuned = max(1, steps * scaled.batch.total // recipe["globalBatchSize"])
@@ -101,7 +102,7 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
         recipe["evaluateEverySteps"] = max(1, int(recipe["evaluateEverySteps"] * share))
     schedule = recipe.get("schedule") or {}
     if schedule.pop("milestoneEpochs", None):
-        # Without epochs they are steps of the recipe's batch.
+        # Without epochs, milestones are counted in steps of the recipe's own batch.
         schedule["milestones"] = [
             Fraction(step * scaled.batch.total, recipe["globalBatchSize"]) for step in scaled.milestones
         ]
@@ -109,14 +110,14 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
         schedule["milestones"] = sorted({max(1, int(step * share)) for step in schedule["milestones"]})
 
 
-def _holders_of_slices(spec: Any) -> Iterator[dict[str, Any]]:
-    """What has a `slice`: the job, its alternatives and the rungs of its ladder, where the body has the right form."""
+def _slice_holders(spec: Any) -> Iterator[dict[str, Any]]:
+    """Yields the mappings that have a `slice`: the spec, its alternatives and the rungs of its ladder."""
     if not isinstance(spec, dict):
         return
     ladder, placement = spec.get("ladder"), spec.get("placement")
     rungs = ladder.get("rungs") if isinstance(ladder, dict) else None
     others = placement.get("alternatives") if isinstance(placement, dict) else None
-    for holder in (spec, *(found for each in (rungs, others) if isinstance(each, list) for found in each)):
+    for holder in (spec, *(item for items in (rungs, others) if isinstance(items, list) for item in items)):
         if isinstance(holder, dict) and isinstance(holder.get("slice"), dict):
             yield holder
 
@@ -124,18 +125,18 @@ def _holders_of_slices(spec: Any) -> Iterator[dict[str, Any]]:
 def _put(at: Any, names: Sequence[str], value: Any, assignment: str) -> None:
     *above, last = names
     for walked, name in enumerate(above):
-        found = {} if at.get(name) is None else at[name]
-        if not isinstance(found, dict):
+        child = {} if at.get(name) is None else at[name]
+        if not isinstance(child, dict):
             place = ".".join(names[: walked + 1])
             raise CommandError(f"--set {assignment}: {place} is not a mapping, so a part of it cannot be set")
         # A copy: with an anchor in the YAML, the same mapping may stand in another place, too.
-        at[name] = at = dict(found)
+        at[name] = at = dict(child)
     at[last] = value
 
 
 def _value(assignment: str, path: Sequence[str], text: str) -> Any:
-    """As YAML would read it, but text where the API wants text: a parameter of 0.1 is a string."""
-    if _wants_text(path):
+    """Reads the value as YAML, but keeps it as text where the API expects text: a parameter of 0.1 is a string."""
+    if _is_text_field(path):
         return text
     try:
         return load(text)
@@ -143,7 +144,7 @@ def _value(assignment: str, path: Sequence[str], text: str) -> Any:
         raise CommandError(f"--set {assignment}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
-def _wants_text(path: Sequence[str]) -> bool:
+def _is_text_field(path: Sequence[str]) -> bool:
     (version,) = custom_resource_definition()["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
     for part in path:

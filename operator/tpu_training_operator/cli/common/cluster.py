@@ -1,4 +1,4 @@
-"""The cluster that a command reads: its options, the connection, and errors in words for people."""
+"""Connects a command to its cluster: the options, the connection, and readable errors."""
 
 import asyncio
 import difflib
@@ -15,7 +15,7 @@ import click
 from tpu_training_operator.api.constants import GROUP, PLURAL
 from tpu_training_operator.api.text import plain_json
 from tpu_training_operator.cli.common.errors import CommandError
-from tpu_training_operator.cli.common.words import several
+from tpu_training_operator.cli.common.terminal import several
 from tpu_training_operator.kube.client import Client, ClientOptions, Selection, connect
 from tpu_training_operator.kube.cluster import JOBS, Object
 from tpu_training_operator.kube.credentials import NoCredentials, load_personal_credentials
@@ -24,13 +24,13 @@ from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
 _INTERRUPTED = 130
 _MOST_NAMES = 5
 _RIGHTS = f"get, list and watch {PLURAL}.{GROUP} and pods; get pods/log"
-# A terminal obeys control characters, so everything that others wrote into the cluster is cleaned. The connections
-# suffice for all logs to follow, with some to spare.
+# A terminal obeys control characters, so all text from the cluster is cleaned. The connections are enough for the most
+# logs that can be followed at once.
 OPTIONS = ClientOptions(agent="tpujob", clean=plain_json, patience=30.0, connections=128)
 
 
 class ClusterProblem(CommandError):
-    """The cluster has no such job, refuses, or does not answer."""
+    """The cluster does not have the job, refuses the request, or does not answer."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Connection:
 
 @dataclass(frozen=True)
 class Target:
-    """The cluster, as given by the options."""
+    """The cluster that the options name."""
 
     namespace: str | None
     kubeconfig: Path | None
     context: str | None
 
     def run(self, work: Callable[[Connection], Coroutine[Any, Any, int]], rights: str = _RIGHTS) -> None:
-        """Do the work with a connection, then exit with the status that it returns. `rights`: what the work needs."""
-        # What the client logs is for operators.
+        """Runs `work` with a connection, then exits with the status that it returns. `rights`: those it needs."""
+        # The client's log messages are for operators.
         logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
         try:
             sys.exit(asyncio.run(self._run(work, rights)))
@@ -69,11 +69,11 @@ class Target:
             async with connect(credentials, OPTIONS) as client:
                 return await work(Connection(client, credentials.server, self.namespace or credentials.namespace))
         except ApiError as error:
-            raise ClusterProblem(_explained(error, credentials.server, rights)) from None
+            raise ClusterProblem(_explanation(error, credentials.server, rights)) from None
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives the command an argument `target`."""
+    """Adds the options that name a cluster; the command gets them as `target`."""
 
     @functools.wraps(command)
     def with_target(
@@ -92,7 +92,7 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 async def find_job(connection: Connection, name: str) -> Object:
-    """The job. Raises ClusterProblem, which names the jobs there are instead."""
+    """Returns the job. Raises ClusterProblem, which names similar jobs, if there is none."""
     try:
         return await connection.client.get(JOBS, connection.namespace, name)
     except NotFound as error:
@@ -119,7 +119,7 @@ def _name(job: Object) -> str:
     return str(job["metadata"]["name"])
 
 
-def _explained(error: ApiError, server: str, rights: str) -> str:
+def _explanation(error: ApiError, server: str, rights: str) -> str:
     if isinstance(error, Forbidden):
         return f"{error}\nneeded: {rights}"
     if isinstance(error, NotFound) and not error.reason:

@@ -1,4 +1,4 @@
-"""Errors for people: one line each on stderr, and the exit status of the command."""
+"""Errors of the commands: one line each on stderr, and exit status 2."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def program_name() -> str:
-    """What the user typed: kubectl finds the program `kubectl-tpujob` and calls it for `kubectl tpujob`."""
+    """Returns what the user typed: kubectl runs the program `kubectl-tpujob` for `kubectl tpujob`."""
     return "kubectl tpujob" if Path(sys.argv[0]).stem == "kubectl-tpujob" else "tpujob"
 
 
@@ -27,7 +27,7 @@ class CommandError(click.ClickException):
 
 
 class BadInput(CommandError):
-    """The input is wrong: one line for every problem."""
+    """The input is wrong; the message has one line for each problem."""
 
     def __init__(self, source: Path | str, problems: "list[Problem]") -> None:
         super().__init__("\n".join(f"{source}: {problem}" for problem in problems))

@@ -1,7 +1,8 @@
-"""Reads a job from a file, or from standard input (`-`), for every command that takes `-f`."""
+"""Reads and checks a job from a file, or from standard input (`-`)."""
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,27 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import Rule
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.common.errors import BadInput
-from tpu_training_operator.cli.common.metadata import metadata_problems
 from tpu_training_operator.cli.common.yaml_text import load_all, read_text
-from tpu_training_operator.domain.job.options import Option, options_of
+from tpu_training_operator.domain.job.options import SliceOption, options_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.rungs import lower_rungs_of
 from tpu_training_operator.domain.plan.startable import check_options
 
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_LABEL_FORM = "at most 63 letters, digits, '-', '_' and '.', with a letter or a digit at both ends"
+
 
 @dataclass(frozen=True)
 class JobFile:
-    """A job: as written (`body`), checked (`job`) and resolved, on each of the slices that it may run on.
+    """A job as written (`body`), and checked and resolved for each slice that it may run on (`options`).
     `lower_rungs`: the rungs of its ladder below the job itself."""
 
     path: Path
     body: dict[str, Any]
-    options: tuple[Option, ...]
-    lower_rungs: tuple[Option, ...] = ()
+    options: tuple[SliceOption, ...]
+    lower_rungs: tuple[SliceOption, ...] = ()
 
     @property
     def job(self) -> TPUTrainingJob:
@@ -39,12 +44,12 @@ class JobFile:
 
     @property
     def resolution(self) -> Resolution:
-        """On spec.slice."""
+        """The recipe on spec.slice."""
         return self.options[0].resolution
 
 
 def filename_option(command: Callable[..., None]) -> Callable[..., None]:
-    """The job's file as `filename`: `tpujob plan job.yaml`, or with -f as in kubectl."""
+    """Gives the command the job's file as `filename`: `tpujob plan job.yaml`, or with -f as in kubectl."""
 
     @click.argument("file", nargs=-1, metavar="FILE", type=click.Path(path_type=Path))
     @click.option(
@@ -57,25 +62,25 @@ def filename_option(command: Callable[..., None]) -> Callable[..., None]:
     )
     @functools.wraps(command)
     def with_file(file: tuple[Path, ...], named: tuple[Path, ...], **options: Any) -> None:
-        command(filename=_only_one((*file, *named)), **options)
+        command(filename=_only_file((*file, *named)), **options)
 
     return with_file
 
 
-def _only_one(given: tuple[Path, ...]) -> Path:
-    """Without this, click would silently take the last of two."""
+def _only_file(files: tuple[Path, ...]) -> Path:
+    """Returns the only file. Raises UsageError for two, of which click would silently take the last."""
     context = click.get_current_context()
-    if not given:
+    if not files:
         raise click.UsageError(f"name the job's YAML file: {context.command_path} job.yaml")
-    if len(given) > 1:
-        raise click.UsageError(f"one file is needed; {len(given)} were given: {', '.join(map(str, given))}")
-    return given[0]
+    if len(files) > 1:
+        raise click.UsageError(f"one file is needed; {len(files)} were given: {', '.join(map(str, files))}")
+    return files[0]
 
 
 def load(
     path: Path, *, except_rules: tuple[Rule, ...] = (), change: Callable[[dict[str, Any]], None] | None = None
 ) -> JobFile:
-    """The job in the file, after `change` has changed its body. Raises BadInput with every problem found."""
+    """Reads the job, lets `change` modify its body, and checks it. Raises BadInput with every problem found."""
     body = _job_in(path)
     if change is not None:
         change(body)
@@ -85,10 +90,10 @@ def load(
 
 
 def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = ()) -> JobFile:
-    """The job in `body`, which was read from `path`. Raises BadInput with every problem found."""
+    """Checks the job in `body`, which was read from `path`. Raises BadInput with every problem found."""
     try:
         job = parse_job(_with_namespace(body), except_rules=except_rules)
-        if problems := list(metadata_problems(job.metadata)):
+        if problems := list(_metadata_problems(job.metadata)):
             raise InvalidJob(problems)
         options, lower_rungs = options_of(job), lower_rungs_of(job)
         check_options((*options, *lower_rungs), body)
@@ -112,8 +117,8 @@ def _job_in(path: Path) -> dict[str, Any]:
     jobs = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     candidates = jobs or documents
     if len(candidates) != 1 or not isinstance(candidates[0], dict):
-        found = f"{len(jobs)} of them" if jobs else "none"
-        raise BadInput(path, [Problem("", f"the file must hold one {KIND}; it holds {found}")])
+        number = f"{len(jobs)} of them" if jobs else "none"
+        raise BadInput(path, [Problem("", f"the file must hold one {KIND}; it holds {number}")])
     return candidates[0]
 
 
@@ -122,3 +127,22 @@ def _with_namespace(body: dict[str, Any]) -> dict[str, Any]:
     if isinstance(metadata, dict) and metadata.get("namespace") is None:
         metadata["namespace"] = "default"
     return body
+
+
+def _metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields what the API server itself would refuse in the metadata; the operator never sees such a job."""
+    namespace = metadata.get("namespace")
+    if namespace is not None and not (isinstance(namespace, str) and _NAMESPACE.fullmatch(namespace)):
+        yield Problem("metadata.namespace", f"{namespace!r} is not a name of at most 63 characters of a-z, 0-9 and '-'")
+    for field in ("labels", "annotations"):
+        entries, path = metadata.get(field), f"metadata.{field}"
+        if entries is not None and not isinstance(entries, Mapping):
+            yield Problem(path, "must be a mapping of names to strings")
+            continue
+        for key, value in (entries or {}).items():
+            if not isinstance(key, str) or not _KEY.fullmatch(key):
+                yield Problem(path, f"{key!r} is not a name such as team or example.com/team: {_LABEL_FORM}")
+            elif not isinstance(value, str):
+                yield Problem(f"{path}.{key}", f"{value!r} is not a string; put it into quotes")
+            elif field == "labels" and not _LABEL.fullmatch(value):
+                yield Problem(f"{path}.{key}", f"{value!r} is not the value of a label: {_LABEL_FORM}")

@@ -1,4 +1,4 @@
-"""What chip-hours cost, by the user's own table: prices differ by contract, region and month, so none are built in."""
+"""Computes costs from the user's table of prices; they differ by contract, region and month, so none are built in."""
 
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -21,43 +21,45 @@ _EXAMPLE = "such as {currency: EUR, perChipHour: {v5e: 1.20, v5litepod-16: 1.10}
 
 @dataclass(frozen=True)
 class Prices:
-    """`per_chip_hour`: by accelerator type, or by generation for all types without a price of their own."""
+    """`per_chip_hour`: prices by accelerator type, or by generation for all types that are not listed."""
 
     currency: str
     per_chip_hour: dict[str, Decimal]
 
     def cost(self, chip_hours: str | None, status: Status) -> str | None:
-        """What so many chip-hours of the job cost; None if they are unknown, or the table has no price for some of
-        them. Those of earlier slices have their own price. All others have that of the present slice; so do
-        placeholders, because no status says on which slice they were."""
-        if chip_hours is None or status.resolved is None or self.without_price(status):
+        """Returns the cost of the job's chip-hours; None if they are unknown, or the table lacks a price for some.
+
+        Hours on earlier slices have the price of their slice. All others, and those of placeholders, whose slice the
+        status does not have, have the price of the present slice.
+        """
+        if chip_hours is None or status.resolved is None or self.unpriced_slices(status):
             return None
-        earlier = {name: Decimal(seconds) / _HOUR for name, seconds in _earlier(status).items()}
+        earlier = {name: Decimal(seconds) / _HOUR for name, seconds in _earlier_slices(status).items()}
         here = Decimal(chip_hours) - sum(earlier.values())
         parts = {**earlier, status.resolved.accelerator_type: here}
-        total = sum(hours * (self._of(name) or 0) for name, hours in parts.items())
+        total = sum(hours * (self._price_of(name) or 0) for name, hours in parts.items())
         return f"{total:.2f} {self.currency}".strip()
 
-    def without_price(self, status: Status) -> list[str]:
-        """The slices of the job that the table has no price for."""
+    def unpriced_slices(self, status: Status) -> list[str]:
+        """Returns the slices of the job for which the table has no price."""
         here = [status.resolved.accelerator_type] if status.resolved else []
-        return [name for name in (*_earlier(status), *here) if self._of(name) is None]
+        return [name for name in (*_earlier_slices(status), *here) if self._price_of(name) is None]
 
-    def _of(self, name: str) -> Decimal | None:
-        """On the slice that a status calls by this name, such as 2 x v5litepod-16 (spot)."""
+    def _price_of(self, name: str) -> Decimal | None:
+        """Returns the price for a slice's name in a status, such as 2 x v5litepod-16 (spot)."""
         accelerator_type = name.rpartition(" x ")[2].partition(" (")[0]
         prefix = accelerator_type.rpartition("-")[0]
-        generation = next((one.name for one in generations().values() if one.name_prefix == prefix), prefix)
+        generation = next((known.name for known in generations().values() if known.name_prefix == prefix), prefix)
         return self.per_chip_hour.get(accelerator_type, self.per_chip_hour.get(generation))
 
 
-def _earlier(status: Status) -> dict[str, int]:
-    """The chip-seconds of the slices that the job has left, by their names."""
+def _earlier_slices(status: Status) -> dict[str, int]:
+    """Returns the chip-seconds on slices that the job has left, by the slices' names."""
     placement = status.placement
     if placement is None:
         return {}
     return {
-        name: spent for name, spent in placement.chip_seconds.items() if name not in (placement.slice, PLACEHOLDERS)
+        name: seconds for name, seconds in placement.chip_seconds.items() if name not in (placement.slice, PLACEHOLDERS)
     }
 
 
@@ -74,13 +76,13 @@ def load_prices(path: Path) -> Prices:
     )
 
 
-def _price(path: Path, name: Any, given: Any) -> Decimal:
+def _price(path: Path, name: Any, value: Any) -> Decimal:
     try:
-        price = Decimal(str(given))
+        price = Decimal(str(value))
     except InvalidOperation:
         price = Decimal(-1)
-    if isinstance(given, bool) or not price.is_finite() or price < 0:
-        message = f"{given!r} is not a price, which is a number of 0 or more"
+    if isinstance(value, bool) or not price.is_finite() or price < 0:
+        message = f"{value!r} is not a price; a price is a number of 0 or more"
         raise BadInput(path, [Problem(f"perChipHour.{name}", message)])
     return price
 

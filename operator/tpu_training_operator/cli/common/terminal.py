@@ -1,17 +1,36 @@
-"""How wide the output is: the terminal's width, or of a pipe one that suits what is printed."""
+"""What the commands print on a terminal: its width, ages, and lists of names."""
 
 import shutil
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+from tpu_training_operator.api.words import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
-def console(pipe_width: int) -> Console:
-    """A console for stdout. A pipe has no width, and rich's default of 80 would break long lines into many."""
-    found = Console(highlight=False)
-    if not found.is_terminal:
+def console(pipe_width: int) -> "Console":
+    """Returns a console for stdout. A pipe has no width, and rich's default of 80 would break long lines into many."""
+    # Importing rich takes as long as half of the API.
+    from rich.console import Console
+
+    default = Console(highlight=False)
+    if not default.is_terminal:
         return Console(highlight=False, width=pipe_width)
-    if found.is_dumb_terminal:
-        # Of these rich assumes 80 columns, whatever the window has.
+    if default.is_dumb_terminal:
+        # rich assumes that a dumb terminal has 80 columns.
         width, height = shutil.get_terminal_size()
         return Console(highlight=False, width=width, height=height)
-    return found
+    return default
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    return f"{duration((now - moment).total_seconds())} ago"
+
+
+def several(names: Sequence[str], most: int) -> str:
+    """Returns the first `most` names, and how many more there are."""
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")

@@ -1,5 +1,5 @@
-"""Reads YAML as kubectl does, from whoever wrote it: text that unfolds to more than an API server takes is refused
-before anything is built of it."""
+"""Reads YAML as kubectl does. The text is not trusted: it is refused before parsing if its aliases would expand to more
+than an API server takes."""
 
 import re
 import sys
@@ -15,25 +15,25 @@ from tpu_training_operator.cli.common.errors import BadInput
 _LARGEST_FILE = 16 * 1024**2
 # An API server takes 3 MiB.
 _LARGEST_DOCUMENT = 3 * 1024**2
-# Deeper than any object of Kubernetes'. libyaml ends the whole process for some ten thousand levels.
+# No Kubernetes object is nested as deeply. libyaml crashes the process at about ten thousand levels.
 _DEEPEST = 200
 # libyaml, if present, reads the same documents ten times faster.
 _SafeLoader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Numbers as kubectl reads them; PyYAML reads 1e-3 as text, because YAML 1.1 requires a dot and a sign.
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
-# To kubectl 1:30 is text, and to PyYAML, as in YAML 1.1, a number to the base of 60, which takes minutes if it is long.
+# kubectl reads 1:30 as text. PyYAML follows YAML 1.1 and reads a number in base 60, which takes minutes if it is long.
 _NO_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(:[0-9]+)+(\.[0-9_]*)?$|[-+]?0[bx]_*$")
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]
-    """Accepts what kubectl accepts; like kubectl, refuses a key that is given twice."""
+    """Accepts what kubectl accepts, and refuses a key that is given twice, as kubectl does."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._checked: set[int] = set()
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """PyYAML calls this before it makes a mapping, and again for each mapping that merges it."""
+        """Refuses repeated keys. PyYAML calls this before it makes a mapping, and again for each one that merges it."""
         if id(node) not in self._checked:
             self._checked.add(id(node))
             seen: set[str] = set()
@@ -46,12 +46,12 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 for _first in "-+0123456789":
-    # The first one that matches counts.
+    # PyYAML takes the first resolver that matches.
     _Loader.yaml_implicit_resolvers[_first].insert(0, ("tag:yaml.org,2002:str", _NO_NUMBER))
 
 
 def read_text(path: Path) -> str:
-    """The file's text, or standard input (`-`). Raises BadInput."""
+    """Reads the file, or standard input for `-`. Raises BadInput."""
     try:
         if path == Path("-"):
             text = sys.stdin.read(_LARGEST_FILE + 1)
@@ -68,19 +68,19 @@ def read_text(path: Path) -> str:
 
 
 def load(text: str) -> Any:
-    """The only document. Raises yaml.YAMLError, and ValueError for a number or a date that there is not."""
+    """Parses the only document. Raises yaml.YAMLError, and ValueError for an impossible number or date."""
     _check(text)
     return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
 
 
 def load_all(text: str) -> Iterator[Any]:
-    """The documents. Raises as `load`."""
+    """Parses all documents. Raises as `load` does."""
     _check(text)
     yield from yaml.load_all(text, _Loader)
 
 
 def _check(text: str) -> None:
-    """Raises ConstructorError for what is too deep, too large with all aliases followed, or contains itself."""
+    """Raises ConstructorError if the text is too deep, too large with all aliases followed, or contains itself."""
     known: dict[str, int] = {}
     open_: list[tuple[str | None, int]] = []
     for event in yaml.parse(text, _SafeLoader):
@@ -91,12 +91,12 @@ def _check(text: str) -> None:
             known.pop(anchor or "", None)
             open_.append((anchor, 1))
             if len(open_) > _DEEPEST:
-                raise _refused(event, f"nested more than {_DEEPEST} levels deep")
+                raise _refusal(event, f"nested more than {_DEEPEST} levels deep")
         elif isinstance(event, yaml.ScalarEvent | yaml.AliasEvent | yaml.CollectionEndEvent):
             if isinstance(event, yaml.AliasEvent):
-                # An unknown one is still open, or the composer refuses it.
+                # An unknown anchor is either still open, or the composer refuses it.
                 if anchor in (name for name, _ in open_) and anchor not in known:
-                    raise _refused(event, f"*{anchor} contains itself")
+                    raise _refusal(event, f"*{anchor} contains itself")
                 size = known.get(anchor or "", 0)
             elif isinstance(event, yaml.ScalarEvent):
                 size = 1 + len(event.value)
@@ -107,8 +107,8 @@ def _check(text: str) -> None:
             above, sum_ = open_[-1]
             open_[-1] = above, sum_ + size
             if sum_ + size > _LARGEST_DOCUMENT:
-                raise _refused(event, f"has more than {_LARGEST_DOCUMENT} characters with all aliases followed")
+                raise _refusal(event, f"has more than {_LARGEST_DOCUMENT} characters with all aliases followed")
 
 
-def _refused(event: Any, problem: str) -> yaml.constructor.ConstructorError:
+def _refusal(event: Any, problem: str) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, problem, event.start_mark)

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,14 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.api.validation import Problem
-from tpu_training_operator.cli.code.option import code_option, code_problem, searched_places
+from tpu_training_operator.cli.code.option import code_option, code_problem, module_paths
 from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.errors import BadInput, CommandError
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.compile.compile_report import SliceCheck, as_json, print_check, print_comparison
 from tpu_training_operator.domain.job.options import other_programs
-from tpu_training_operator.domain.job.recipe.bound import Bound, Exchanged, StepCost, bound_of
-from tpu_training_operator.domain.job.recipe.cost import Cost, cost_of
+from tpu_training_operator.domain.job.recipe.bound import Exchanged, StepCost, bound_of
+from tpu_training_operator.domain.job.recipe.cost import cost_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.run_spec import run_spec
 
@@ -36,28 +36,12 @@ _DOES_NOT_FIT = 1
 
 
 @dataclass(frozen=True)
-class Checked:
-    """The trainer's answer for one slice, and what follows from it; None where nothing was compiled."""
-
-    resolution: Resolution
-    answer: Mapping[str, Any]
-    bound: Bound | None
-    cost: Cost | None
-    others: tuple["Checked", ...] = ()
-    """The same job on those alternatives whose steps are other programs."""
-
-    @property
-    def all_fit(self) -> bool:
-        return all(one.answer["fits"] for one in (self, *self.others))
-
-
-@dataclass(frozen=True)
-class Asking:
+class CompileRequest:
     """What is asked about. `aloud`: what goes on is told on stderr."""
 
     file: JobFile
     python_path: list[Path]
-    aloud: bool
+    shows_progress: bool
 
 
 @click.command()
@@ -91,17 +75,17 @@ def compile_check(
                 body["spec"]["trainer"].pop("code", None)
 
     file = load(filename, except_rules=(V2_NEEDS_CPU,), change=change)
-    python_path = searched_places(file, code)
-    if (problem := _not_checked(file) or code_problem(file, code, python_path)) is not None:
+    python_path = module_paths(file, code)
+    if (problem := _unsupported_problem(file) or code_problem(file, code, python_path)) is not None:
         raise BadInput(filename, [problem])
-    asking = Asking(file, python_path, aloud=output == "table")
-    checked = _job(asking, largest=largest) if compare is None else _side_by_side(asking, compare, largest=largest)
+    request = CompileRequest(file, python_path, shows_progress=output == "table")
+    checked = (
+        _check_job(request, largest=largest) if compare is None else _check_types(request, compare, largest=largest)
+    )
     if output == "json":
-        documents = [_as_json(one) for one in checked]
+        documents = [as_json(one) for one in checked]
         click.echo(json.dumps(documents[0] if compare is None else documents, indent=2))
     else:
-        from tpu_training_operator.cli.compile.compile_report import print_check, print_comparison
-
         if compare is None:
             print_check(file, checked[0])
         else:
@@ -110,7 +94,7 @@ def compile_check(
         sys.exit(_DOES_NOT_FIT)
 
 
-def _not_checked(file: JobFile) -> Problem | None:
+def _unsupported_problem(file: JobFile) -> Problem | None:
     """Why the job has no step that the trainer could compile; None if it has one."""
     trainer = file.job.spec.trainer
     if trainer.entrypoint is None:
@@ -122,39 +106,39 @@ def _not_checked(file: JobFile) -> Problem | None:
     return None
 
 
-def _job(asking: Asking, *, largest: bool) -> list[Checked]:
+def _check_job(request: CompileRequest, *, largest: bool) -> list[SliceCheck]:
     """On its own slice and on its alternatives."""
-    own = _checked(asking, asking.file.resolution, largest=largest)
-    elsewhere = other_programs(asking.file.options[0], asking.file.options)
-    others = (_checked(asking, option.resolution, largest=False) for option in elsewhere)
+    own = _check_slice(request, request.file.resolution, largest=largest)
+    elsewhere = other_programs(request.file.options[0], request.file.options)
+    others = (_check_slice(request, option.resolution, largest=False) for option in elsewhere)
     return [replace(own, others=tuple(others))]
 
 
-def _side_by_side(asking: Asking, compare: str, *, largest: bool) -> list[Checked]:
+def _check_types(request: CompileRequest, compare: str, *, largest: bool) -> list[SliceCheck]:
     """On the accelerator types that `compare` lists."""
     from tpu_training_operator.cli.plan.compare import columns
 
-    found = columns(asking.file, [name.strip() for name in compare.split(",")], None)
-    return [_checked(asking, column.resolution, largest=largest) for column in found]
+    found = columns(request.file, [name.strip() for name in compare.split(",")], None)
+    return [_check_slice(request, column.resolution, largest=largest) for column in found]
 
 
-def _checked(asking: Asking, resolution: Resolution, *, largest: bool) -> Checked:
-    if asking.aloud:
+def _check_slice(request: CompileRequest, resolution: Resolution, *, largest: bool) -> SliceCheck:
+    if request.shows_progress:
         click.echo(f"compiling for {resolution.layout} ...", err=True)
-    answer = ask(asking, resolution, largest=largest)
+    answer = ask(request, resolution, largest=largest)
     generation = generations().get(resolution.layout.shape.generation)
     if "step" not in answer or generation is None:
-        return Checked(resolution, answer, None, None)
+        return SliceCheck(resolution, answer, None, None)
     step = answer["step"]
     exchanged = [Exchanged(one["kind"], one["bytes"]) for one in step["collectives"]]
     cost = StepCost(step["flops"], step["modelFlops"], step["traffic"], exchanged)
     bound = bound_of(cost, generation, answer["replicas"])
-    return Checked(resolution, answer, bound, cost_of(resolution, bound.seconds))
+    return SliceCheck(resolution, answer, bound, cost_of(resolution, bound.seconds))
 
 
-def ask(asking: Asking, resolution: Resolution, *, largest: bool) -> dict[str, Any]:
+def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> dict[str, Any]:
     """The trainer's answer. Raises CommandError if it has none."""
-    file, python_path = asking.file, asking.python_path
+    file, python_path = request.file, request.python_path
     job = TPUTrainingJob.model_validate(dict(file.job) | {"metadata": {**file.job.metadata, "uid": _UID}})
     own = {one.name: one.value for one in job.spec.trainer.env or () if one.value is not None}
     paths = [*map(str, python_path), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -169,7 +153,7 @@ def ask(asking: Asking, resolution: Resolution, *, largest: bool) -> dict[str, A
             env={**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL,
             # Each try of the search, which may take minutes.
-            stdout=sys.stderr if asking.aloud else subprocess.DEVNULL,
+            stdout=sys.stderr if request.shows_progress else subprocess.DEVNULL,
             # The answer repeats what it says about a failure.
             stderr=subprocess.DEVNULL,
             check=False,
@@ -182,23 +166,3 @@ def ask(asking: Asking, resolution: Resolution, *, largest: bool) -> dict[str, A
     if "error" in answer:
         raise CommandError(answer["error"])
     return answer
-
-
-def _as_json(checked: Checked) -> dict[str, Any]:
-    document = {"slice": str(checked.resolution.layout), **checked.answer}
-    if checked.bound is not None and checked.cost is not None:
-        bound = checked.bound
-        document["atBest"] = {
-            "stepSeconds": bound.seconds,
-            "boundBy": bound.by,
-            "arithmeticSeconds": bound.arithmetic,
-            "memorySeconds": bound.memory,
-            "exchangeSeconds": bound.network,
-            "flopsPerByte": bound.intensity,
-            "balanceFlopsPerByte": bound.balance,
-            "modelFlopsUtilisation": bound.utilisation,
-            **checked.cost.as_json(),
-        }
-    if checked.others:
-        document["alternatives"] = [_as_json(other) for other in checked.others]
-    return document

@@ -1,24 +1,21 @@
 """The answer of `tpujob compile-check`, for people."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from rich.markup import escape
-from rich.table import Table
+from dataclasses import dataclass
+from typing import Any
 
 from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.cli.common.terminal import console
 from tpu_training_operator.domain.job.recipe.bound import Bound
 from tpu_training_operator.domain.job.recipe.compile_results import gib, milliseconds
-
-if TYPE_CHECKING:
-    from tpu_training_operator.cli.compile.compile_check import Checked
+from tpu_training_operator.domain.job.recipe.cost import Cost
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
 
 _PIPE_WIDTH = 140
 _LEAST_WIDE = 0.1
 _MOST_COLLECTIVES = 4
-_FOUND = {
+_FINDINGS = {
     "HostRead": "reads a number off the device: the step waits for it, and is cut into two programs",
     "DynamicShape": "has a result whose size depends on the data: every batch would be a program of its own",
     "Fallback": "has no TPU kernel in torch_xla: it runs on the host's CPU, and cuts the step in two",
@@ -26,13 +23,32 @@ _FOUND = {
 }
 
 
-def print_check(file: JobFile, checked: "Checked") -> None:
+@dataclass(frozen=True)
+class SliceCheck:
+    """The trainer's answer for one slice, and what follows from it; None where nothing was compiled."""
+
+    resolution: Resolution
+    answer: Mapping[str, Any]
+    bound: Bound | None
+    cost: Cost | None
+    others: tuple["SliceCheck", ...] = ()
+    """The same job on those alternatives whose steps are other programs."""
+
+    @property
+    def all_fit(self) -> bool:
+        return all(one.answer["fits"] for one in (self, *self.others))
+
+
+def print_check(file: JobFile, checked: SliceCheck) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
     answer, out = checked.answer, console(_PIPE_WIDTH)
     batch = count(answer["batch"]["perReplica"], "example")
     out.print(f"[bold]{file.job.name}: {checked.resolution.layout}, {batch} per replica[/bold]", soft_wrap=True)
     out.print(_method(answer), soft_wrap=True)
     for found in answer["found"]:
-        out.print(f"[yellow]found:[/yellow] {escape(_found(found))}", soft_wrap=True)
+        out.print(f"[yellow]found:[/yellow] {escape(_finding_text(found))}", soft_wrap=True)
     for line in (_verdict(answer), _largest(answer)):
         if line is not None:
             out.print(f"[bold]{escape(line)}[/bold]", soft_wrap=True)
@@ -54,7 +70,9 @@ def print_check(file: JobFile, checked: "Checked") -> None:
         out.print(f"[yellow]advice:[/yellow] {escape(line)}", soft_wrap=True)
 
 
-def print_comparison(file: JobFile, checked: Sequence["Checked"]) -> None:
+def print_comparison(file: JobFile, checked: Sequence[SliceCheck]) -> None:
+    from rich.table import Table
+
     table = Table(
         title=f"{file.job.name}: compiled for {count(len(checked), 'slice')}, not run; speeds are bounds",
         title_justify="left",
@@ -63,13 +81,13 @@ def print_comparison(file: JobFile, checked: Sequence["Checked"]) -> None:
     for name in ("", "batch", "fits", "HBM", "steps/s", "examples/s", "bound by", "MFU", "hours", "chip-hours"):
         table.add_column(name, justify="left" if name in ("", "fits", "bound by") else "right")
     for one in checked:
-        table.add_row(*_compared(one))
+        table.add_row(*_comparison_cells(one))
     out = console(_PIPE_WIDTH)
     out.print(table)
     out.print(_method(checked[0].answer), soft_wrap=True)
 
 
-def _compared(one: "Checked") -> Iterator[str]:
+def _comparison_cells(one: SliceCheck) -> Iterator[str]:
     answer, bound, cost = one.answer, one.bound, one.cost
     largest = answer.get("largestBatch")
     fits = {True: "yes", False: "no", None: "-"}[answer["fits"]]
@@ -97,10 +115,10 @@ def _method(answer: Mapping[str, Any]) -> str:
     )
 
 
-def _found(found: Mapping[str, str]) -> str:
+def _finding_text(found: Mapping[str, str]) -> str:
     where = f"{found['where']}: " if found["where"] else ""
     shapes = f" ({found['shapes']})" if found["shapes"] else ""
-    return f"{where}{found['operation']} {_FOUND[found['kind']]}{shapes}"
+    return f"{where}{found['operation']} {_FINDINGS[found['kind']]}{shapes}"
 
 
 def _verdict(answer: Mapping[str, Any]) -> str | None:
@@ -128,7 +146,7 @@ def _largest(answer: Mapping[str, Any]) -> str | None:
     return f"largest batch per replica that fits: {found['fits']} ({refused}); {whole} per slice and step"
 
 
-def _rows(checked: "Checked", bound: Bound) -> Iterator[tuple[str, str, str]]:
+def _rows(checked: SliceCheck, bound: Bound) -> Iterator[tuple[str, str, str]]:
     memory, step = checked.answer["memory"], checked.answer["step"]
     kept = memory["inPlace"]
     yield "arguments", gib(memory["arguments"]), f"{gib(kept)} of them updated in place: weights, optimizer state"
@@ -180,3 +198,23 @@ def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
 
 def _mb(size: float) -> str:
     return f"{size / 1e6:.3g} MB"
+
+
+def as_json(checked: SliceCheck) -> dict[str, Any]:
+    document = {"slice": str(checked.resolution.layout), **checked.answer}
+    if checked.bound is not None and checked.cost is not None:
+        bound = checked.bound
+        document["atBest"] = {
+            "stepSeconds": bound.seconds,
+            "boundBy": bound.by,
+            "arithmeticSeconds": bound.arithmetic,
+            "memorySeconds": bound.memory,
+            "exchangeSeconds": bound.network,
+            "flopsPerByte": bound.intensity,
+            "balanceFlopsPerByte": bound.balance,
+            "modelFlopsUtilisation": bound.utilisation,
+            **checked.cost.as_json(),
+        }
+    if checked.others:
+        document["alternatives"] = [as_json(other) for other in checked.others]
+    return document

@@ -1,1 +1,1 @@
-"""The commands that look at a job file: plan, validate, topologies, crd."""
+"""The commands that need no cluster and run nothing: plan, validate, topologies, crd."""

@@ -27,18 +27,17 @@ class Column:
 
 
 def columns(file: JobFile, accelerator_types: list[str], step_seconds: float | None) -> list[Column]:
-    """The job on each slice. Raises BadInput, with a problem for each slice on which the job cannot run."""
+    """Resolves the job for each accelerator type. Raises BadInput with a problem for each that it cannot run on."""
     found: list[Column] = []
     problems: list[Problem] = []
     for name in accelerator_types:
-        kept = {"count": file.job.spec.slice.count, "hardware": file.job.spec.slice.hardware}
-        wanted = Slice(accelerator_type=name, **kept)
-        broken = [rule.text(wanted) for rule in Slice.rules if rule.is_broken_by(wanted)]
+        target = Slice(accelerator_type=name, count=file.job.spec.slice.count, hardware=file.job.spec.slice.hardware)
+        broken = [rule.text(target) for rule in Slice.rules if rule.is_broken_by(target)]
         if broken:
             problems.append(Problem("--compare", broken[0]))
             continue
         try:
-            resolution = resolve(Spec.model_validate(dict(file.job.spec) | {"slice": wanted}))
+            resolution = resolve(Spec.model_validate(dict(file.job.spec) | {"slice": target}))
         except InvalidJob as error:
             problems += [Problem(f"--compare {name}", str(problem)) for problem in error.problems]
         else:

@@ -1,4 +1,4 @@
-"""`tpujob plan --compile-results FILE`: what `tpujob compile-check -o json` found, beside the numbers of the plan."""
+"""Reads the results of `tpujob compile-check -o json` for `tpujob plan --compile-results FILE`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +16,8 @@ OPTION = "--compile-results"
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """`memory`: "5.38 of 15.75 GiB"; `verdict`: fits or not; `at_best`: the step's shortest time, "" if unknown;
-    `bound`: by what."""
+    """One compiled step, as text. `memory`: such as "5.38 of 15.75 GiB"; `verdict`: whether it fits; `at_best`: the
+    step's shortest time, "" if unknown; `bound`: what limits it."""
 
     memory: str
     verdict: str
@@ -26,12 +26,12 @@ class CompiledStep:
 
 
 class CompiledSteps:
-    """The answers in a file, one for each slice and batch."""
+    """The compile results in a file, by slice and batch."""
 
     def __init__(self, path: Path) -> None:
         try:
             found = json.loads(path.read_bytes())
-            self._answers = {_key(one): _step(one) for one in _all(found)}
+            self._answers = {_key(answer): _step(answer) for answer in _all_answers(found)}
         except OSError as error:
             raise click.UsageError(f"{OPTION} {path}: {(error.strerror or str(error)).lower()}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -39,33 +39,33 @@ class CompiledSteps:
             raise click.UsageError(f"{OPTION} {path}: expected {expected}, got something else") from None
 
     def of(self, resolution: Resolution) -> CompiledStep | None:
-        """None if this slice was not compiled, or another batch."""
+        """Returns the step for this slice and batch; None if it was not compiled."""
         batch = resolution.recipe.batch
         return self._answers.get((str(resolution.layout), batch.per_replica, batch.accumulation))
 
     def lines(self, resolutions: Sequence[Resolution]) -> dict[str, list[str]]:
-        """A row's name, and its value for each of them."""
+        """Returns the rows of a comparison: each row's name, and its value for each resolution."""
         found = [self.of(resolution) for resolution in resolutions]
         return {
-            "compiled": ["no" if one is None else one.verdict for one in found],
-            "HBM": ["-" if one is None else one.memory for one in found],
-            "step at best": ["-" if one is None or not one.at_best else one.at_best for one in found],
+            "compiled": ["no" if answer is None else answer.verdict for answer in found],
+            "HBM": ["-" if answer is None else answer.memory for answer in found],
+            "step at best": ["-" if answer is None or not answer.at_best else answer.at_best for answer in found],
         }
 
 
-def _all(found: Any) -> Iterator[Mapping[str, Any]]:
-    for one in found if isinstance(found, list) else [found]:
-        yield one
-        yield from one.get("alternatives", ())
+def _all_answers(found: Any) -> Iterator[Mapping[str, Any]]:
+    for answer in found if isinstance(found, list) else [found]:
+        yield answer
+        yield from answer.get("alternatives", ())
 
 
-def _key(one: Mapping[str, Any]) -> tuple[str, int, int]:
-    return str(one["slice"]), int(one["batch"]["perReplica"]), int(one["batch"].get("accumulation", 1))
+def _key(answer: Mapping[str, Any]) -> tuple[str, int, int]:
+    return str(answer["slice"]), int(answer["batch"]["perReplica"]), int(answer["batch"].get("accumulation", 1))
 
 
-def _step(one: Mapping[str, Any]) -> CompiledStep:
-    memory, best = one.get("memory", {}), one.get("atBest")
-    verdict = {True: "fits", False: "does not fit", None: "unknown"}[one["fits"]]
+def _step(answer: Mapping[str, Any]) -> CompiledStep:
+    memory, best = answer.get("memory", {}), answer.get("atBest")
+    verdict = {True: "fits", False: "does not fit", None: "unknown"}[answer["fits"]]
     needed, limit = memory.get("needed"), memory.get("limit")
     used = "-" if needed is None else gib(needed)
     return CompiledStep(

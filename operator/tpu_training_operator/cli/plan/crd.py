@@ -1,4 +1,4 @@
-"""`tpujob crd` prints the CustomResourceDefinition, for `kubectl apply -f -` and for `crds/`."""
+"""`tpujob crd` prints the CustomResourceDefinition."""
 
 import click
 import yaml
@@ -13,12 +13,12 @@ def crd() -> None:
 
 
 def crd_text() -> str:
-    """The definition as `crds/` has it."""
+    """Returns the definition as it stands in `crds/`."""
     return yaml.dump(custom_resource_definition(), Dumper=_WithoutAnchors, sort_keys=False, width=120)
 
 
 class _WithoutAnchors(yaml.SafeDumper):
-    """Writes out what stands in several places: not every tool that reads the file follows an anchor."""
+    """Writes repeated parts in full: not every tool that reads the file follows an anchor."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

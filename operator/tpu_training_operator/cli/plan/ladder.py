@@ -1,4 +1,4 @@
-"""A job's ladder as text: what every rung would cost, and how far up the job has come."""
+"""Shows a job's ladder as text: the cost of every rung, and how far the job has climbed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import Any
 from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.common.job_file import JobFile
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.cost import Cost, cost_of
 
 
 @dataclass(frozen=True)
 class PlannedRung:
-    """`cost`: of its steps alone, without start, compilation and evaluation."""
+    """A rung before it runs. `cost`: of its steps alone, without start, compilation and evaluation."""
 
     number: int
-    option: Option
+    option: SliceOption
     cost: Cost
 
     @property
@@ -25,8 +25,7 @@ class PlannedRung:
         lower_rung = self.option.resolution.lower_rung
         if lower_rung is None:
             return []
-        given = lower_rung.gates.model_dump(by_alias=True, exclude_none=True, mode="json")
-        return list(_asked(given))
+        return list(_gate_lines(lower_rung.gates.model_dump(by_alias=True, exclude_none=True, mode="json")))
 
     def as_json(self) -> dict[str, Any]:
         resolution = self.option.resolution
@@ -43,7 +42,7 @@ class PlannedRung:
 
 
 def planned_rungs(file: JobFile, step_seconds: float | None) -> list[PlannedRung]:
-    """The whole ladder, the job itself last; none for a job without one."""
+    """Returns all rungs, the job itself last; an empty list for a job without a ladder."""
     if not file.lower_rungs:
         return []
     options = enumerate((*file.lower_rungs, file.options[0]), 1)
@@ -51,7 +50,7 @@ def planned_rungs(file: JobFile, step_seconds: float | None) -> list[PlannedRung
 
 
 def print_ladder(rungs: Sequence[PlannedRung], from_scratch: bool, width: int) -> None:
-    """Nothing without a ladder."""
+    """Prints the rungs as a table; prints nothing if there are none."""
     if not rungs:
         return
     from rich.markup import escape
@@ -81,7 +80,7 @@ def print_ladder(rungs: Sequence[PlannedRung], from_scratch: bool, width: int) -
 
 
 def rung_lines(rungs: Sequence[RungStatus]) -> Iterator[str]:
-    """A line for every rung so far, and below it what its gates found if it has failed."""
+    """Yields a line for every rung so far, followed by the results of its gates if it has failed."""
     for number, rung in enumerate(rungs, 1):
         facts = [
             f"{rung.steps} steps of {rung.global_batch_size}",
@@ -90,13 +89,13 @@ def rung_lines(rungs: Sequence[RungStatus]) -> Iterator[str]:
             f"efficiency {rung.efficiency}" if rung.efficiency else "",
             f"loss {rung.first_loss} to {rung.last_loss}" if rung.first_loss and rung.last_loss else "",
         ]
-        told = ", ".join(fact for fact in facts if fact)
-        yield f"{number} {rung.slice}: {rung.verdict.lower()}; {told}"
+        summary = ", ".join(fact for fact in facts if fact)
+        yield f"{number} {rung.slice}: {rung.verdict.lower()}; {summary}"
         if rung.verdict is RungVerdict.FAILED:
             yield from (f"  {gate}" for gate in rung.gates)
 
 
-def _asked(gates: dict[str, Any]) -> Iterator[str]:
+def _gate_lines(gates: dict[str, Any]) -> Iterator[str]:
     for gate, value in gates.items():
         match value:
             case True:

@@ -1,6 +1,6 @@
 """`tpujob plan` shows a job on its slice without a cluster: numbers, rules, warnings, objects.
 
-Tables are imported only where one is printed, because rich takes as long to import as half of the API.
+Functions that print tables are imported where they are called: importing rich takes as long as half of the API.
 """
 
 import json
@@ -20,7 +20,7 @@ from tpu_training_operator.cli.common.job_file import JobFile, filename_option, 
 from tpu_training_operator.cli.plan.compile_results_file import OPTION, CompiledSteps
 from tpu_training_operator.cli.plan.ladder import planned_rungs, print_ladder
 from tpu_training_operator.domain.job.naming import workers
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.cost import cost_of
 from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
 from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
@@ -35,7 +35,7 @@ _LADDER_WIDTH = 140
 
 
 def _finite(_: click.Context, __: click.Parameter, seconds: float | None) -> float | None:
-    """click's range takes NaN and infinity."""
+    """Refuses NaN and infinity, which click's range accepts."""
     if seconds is not None and not math.isfinite(seconds):
         raise click.BadParameter(f"{seconds} is not a finite number")
     return seconds
@@ -79,11 +79,11 @@ def plan(
         return
     from tpu_training_operator.cli.plan.compare import as_json, columns, print_comparison
 
-    found = columns(file, [name.strip() for name in compare.split(",")], step_seconds)
+    slices = columns(file, [name.strip() for name in compare.split(",")], step_seconds)
     if output == "table":
-        print_comparison(file, found, compiled)
+        print_comparison(file, slices, compiled)
     else:
-        click.echo(_as_text(as_json(found), output))
+        click.echo(_as_text(as_json(slices), output))
 
 
 def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: CompiledSteps | None) -> None:
@@ -132,8 +132,8 @@ def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: Comp
 
 
 def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
-    """Those of the entry check, and those of the first attempt."""
-    first, options = _stored((*file.lower_rungs, *file.options)[0]), [_stored(option) for option in file.options]
+    """Yields the objects of the entry check, then those of the first attempt."""
+    first, options = _with_uid((*file.lower_rungs, *file.options)[0]), [_with_uid(option) for option in file.options]
     job = first.job
     if is_wanted(job.spec):
         yield entry_check_config_map(first, options)
@@ -144,8 +144,8 @@ def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
         yield worker_pod(job, first.resolution, worker)
 
 
-def _stored(option: Option) -> Option:
-    """With the job as the API server will have it."""
+def _with_uid(option: SliceOption) -> SliceOption:
+    """Gives the option's job a uid, as the API server will."""
     metadata = {**option.job.metadata, "uid": _UID}
     return replace(option, job=TPUTrainingJob.model_validate(dict(option.job) | {"metadata": metadata}))
 

@@ -1,4 +1,4 @@
-"""The table of a job before it runs: the recipe as tuned, as it runs, and the rule between them."""
+"""Prints a job before it runs: the recipe as tuned, as it runs, and the rule between the two."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -17,9 +17,9 @@ from tpu_training_operator.domain.job.recipe.comparison import ComparisonRow, co
 from tpu_training_operator.domain.job.recipe.cost import Cost
 
 _PIPE_WIDTH = 140
-# Of a terminal: below it, a column of rules would be a word wide.
+# On a narrower terminal the column of rules would be one word wide.
 _NARROWEST_TABLE = 80
-# For a loop of the user's own nobody does what these rows say, unless the loop does it.
+# With a command, these rows take effect only if the user's own loop applies them.
 _TRAINERS_ROWS = (
     "evaluate every",
     "EMA decay",
@@ -42,14 +42,14 @@ def print_summary(
 ) -> None:
     out = console(_PIPE_WIDTH)
     hardware = "" if file.job.spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
-    # Not as the table's title, which would be padded with spaces to its width.
+    # Not the table's title, which rich would pad with spaces.
     out.print(f"[bold]{file.job.name}: {file.resolution.layout}{hardware}[/bold]", soft_wrap=True)
-    rows = [*_rows(file, cost), *_compiled(file, compiled)]
+    rows = [*_rows(file, cost), *_compiled_rows(file, compiled)]
     tuned_on = "recipe" if file.job.spec.recipe.tuned_on is None else "tuned on"
     out.print(_table(rows, tuned_on) if out.width >= _NARROWEST_TABLE else _list(rows))
     if len(file.options) > 1:
         out.print(_alternatives(file, compiled))
-    if left_out := list(_left_out(file)):
+    if left_out := list(_skipped_counts(file)):
         slices = f"{', '.join(map(str, left_out))} slice{'s' if left_out != [1] else ''}"
         batch = file.resolution.recipe.batch.total
         out.print(
@@ -59,7 +59,7 @@ def print_summary(
     if file.job.spec.trainer.command is not None:
         out.print(f"note: {_OWN_LOOP}", soft_wrap=True)
     for warning in warnings:
-        # Always one line: a terminal wraps it, and the output of a pipe stays searchable.
+        # Always one line: a terminal wraps it, and piped output stays searchable.
         out.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
 
 
@@ -75,7 +75,7 @@ def _table(rows: Iterable[ComparisonRow], tuned_on: str) -> Table:
 
 
 def _alternatives(file: JobFile, compiled: CompiledSteps | None) -> Table:
-    """Where else the job may run, and how the batch is divided there."""
+    """Makes a table of the slices that the job may run on, and of how the batch is divided on each."""
     table = Table(title="Alternatives, in order of preference", title_justify="left")
     for name in ("slice", "hosts", "chips", "per replica", "accumulation", "global batch", "steps", "moves here"):
         table.add_column(name, justify="left" if name in ("slice", "moves here") else "right", overflow="fold")
@@ -92,14 +92,14 @@ def _alternatives(file: JobFile, compiled: CompiledSteps | None) -> Table:
     return table
 
 
-def _left_out(file: JobFile) -> Iterator[int]:
-    """The numbers of slices between the fewest and the most that the job does not run on."""
-    placement, taken = file.job.spec.placement, {option.layout.slices for option in file.options if option.is_own}
+def _skipped_counts(file: JobFile) -> Iterator[int]:
+    """Yields the slice counts between placement.count.min and the preferred count on which the job does not run."""
+    placement, used = file.job.spec.placement, {option.layout.slices for option in file.options if option.is_own}
     if placement is not None and placement.count is not None:
-        yield from (n for n in range(placement.count.min, file.resolution.layout.slices) if n not in taken)
+        yield from (n for n in range(placement.count.min, file.resolution.layout.slices) if n not in used)
 
 
-def _compiled(file: JobFile, compiled: CompiledSteps | None) -> Iterator[ComparisonRow]:
+def _compiled_rows(file: JobFile, compiled: CompiledSteps | None) -> Iterator[ComparisonRow]:
     step = compiled.of(file.resolution) if compiled else None
     if step is not None:
         yield ComparisonRow("HBM", "", step.memory, f"{step.verdict}; compiled, not run")
@@ -108,7 +108,7 @@ def _compiled(file: JobFile, compiled: CompiledSteps | None) -> Iterator[Compari
 
 
 def _list(rows: Iterable[ComparisonRow]) -> Table:
-    """For a narrow terminal: every rule below its numbers."""
+    """Makes a list for a narrow terminal, with every rule below its numbers."""
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -130,8 +130,10 @@ def _rows(file: JobFile, cost: Cost | None) -> Iterator[ComparisonRow]:
         yield replace(row, rule=f"{row.rule}; {_LEFT_TO_COMMAND}") if left else row
     if (checkpoint := spec.checkpoint) is not None:
         best = f" and the best by {checkpoint.keep_best.metric}" if checkpoint.keep_best else ""
-        kept = _LEFT_TO_COMMAND if is_own_loop else f"keeps the newest {checkpoint.keep}{best}"
-        yield ComparisonRow("checkpoint", "", interval_text(checkpoint), f"in {folder(file.job, checkpoint)}; {kept}")
+        retention = _LEFT_TO_COMMAND if is_own_loop else f"keeps the newest {checkpoint.keep}{best}"
+        yield ComparisonRow(
+            "checkpoint", "", interval_text(checkpoint), f"in {folder(file.job, checkpoint)}; {retention}"
+        )
         if checkpoint.resume_from is not None:
             yield ComparisonRow("starts from", "", "", checkpoint.resume_from)
         if checkpoint.init_from is not None:

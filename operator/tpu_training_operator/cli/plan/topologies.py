@@ -14,8 +14,8 @@ _HEADER = ("ACCELERATOR TYPE", "TOPOLOGY", "CHIPS", "HOSTS", "REPLICAS", "CHIPS/
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def topologies(generation: str | None, output: str) -> None:
     """List the TPU slices that a job can run on."""
-    chosen = [found for name, found in generations().items() if generation in (None, name)]
-    shapes = [shape for found in chosen for shape in found.shapes]
+    selection = [known for name, known in generations().items() if generation in (None, name)]
+    shapes = [shape for known in selection for shape in known.shapes]
     if output == "json":
         click.echo(json.dumps([_as_json(shape) for shape in shapes], indent=1))
         return

@@ -1,4 +1,4 @@
-"""`tpujob validate` says whether a cluster would accept a job, in the words of the operator's status."""
+"""`tpujob validate` checks whether a cluster would accept a job."""
 
 from pathlib import Path
 

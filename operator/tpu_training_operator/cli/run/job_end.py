@@ -13,7 +13,7 @@ from typing import Any
 from tpu_training_operator.api.status import Failure, RungStatus
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
-from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, JobState, Log
+from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, JobState, LogTail
 from tpu_training_operator.html_report.ladder import RungRow
 
 RESULT = "result.json"
@@ -41,7 +41,7 @@ def job_end(directory: Path) -> JobEnd | None:
         return JobEnd(state, gist=str(result.get("message", "")), rungs=rungs)
     # The directory may have been moved since, with all that is in it.
     log = directory / Path(result.get("logs", "")).name / failure.pod / "log.txt"
-    words, before = _parts(_end_of(log))
+    words, before = _split_last_words(_read_end(log))
     said = words or failure.message
     return JobEnd(
         state,
@@ -50,7 +50,7 @@ def job_end(directory: Path) -> JobEnd | None:
         gist=gist(failure),
         # A worker that was killed has no last words; Kubernetes takes the end of its log for them.
         message="" if not words and before and before[-1] in said else said,
-        log=Log(str(log.relative_to(directory)), before) if before else None,
+        log=LogTail(str(log.relative_to(directory)), before) if before else None,
         rungs=rungs,
     )
 
@@ -88,7 +88,7 @@ def _where(failure: Failure) -> str:
     return f"{where}{failed_when(failure)}{after}: {failed_why(failure)}"
 
 
-def _end_of(log: Path) -> list[str]:
+def _read_end(log: Path) -> list[str]:
     try:
         with log.open("rb") as file:
             size = file.seek(0, 2)
@@ -99,7 +99,7 @@ def _end_of(log: Path) -> list[str]:
     return plain(text).rstrip().splitlines()
 
 
-def _parts(lines: Sequence[str]) -> tuple[str, list[str]]:
+def _split_last_words(lines: Sequence[str]) -> tuple[str, list[str]]:
     """What the trainer said last, and the lines before it."""
     begin = max((index for index, line in enumerate(lines) if _LAST_WORDS.match(line)), default=len(lines))
     words = "\n".join(lines[begin:])

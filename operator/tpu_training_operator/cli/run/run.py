@@ -23,8 +23,8 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.api.words import count
-from tpu_training_operator.cli.code.option import code_option, code_problem, left_out, searched_places, with_code
-from tpu_training_operator.cli.code.packing import Packed, pack
+from tpu_training_operator.cli.code.option import add_code, code_option, code_problem, code_warnings, module_paths
+from tpu_training_operator.cli.code.packing import PackedCode, pack
 from tpu_training_operator.cli.code.place import put
 from tpu_training_operator.cli.common.changes import apply_options, rehearse, set_option, shorten, slice_option
 from tpu_training_operator.cli.common.errors import BadInput, program_name
@@ -32,20 +32,17 @@ from tpu_training_operator.cli.common.job_file import JobFile, check, filename_o
 from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.plan.summary import print_summary
 from tpu_training_operator.cli.run.job_end import RESULT, job_end
-from tpu_training_operator.cli.run.report import PAGE, write_page
-from tpu_training_operator.cli.run.run_history import run_history
+from tpu_training_operator.cli.run.report import PAGE, run_history, write_page
 from tpu_training_operator.cli.watch.display import display
 from tpu_training_operator.cli.watch.job_view import job_view
-from tpu_training_operator.cli.watch.moves import move_words
-from tpu_training_operator.cli.watch.sections import best_checkpoint
+from tpu_training_operator.cli.watch.sections import best_checkpoint, move_words
 from tpu_training_operator.domain.cluster_state.hosts import host_of
 from tpu_training_operator.domain.failures.messages import failed_where
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
 from tpu_training_operator.kube.cluster import Object
-from tpu_training_operator.local.logs import Logs
 from tpu_training_operator.local.memory import GB_PER_PROCESS, free_gb, largest_that_fits
-from tpu_training_operator.local.outages import Outage, parsed
-from tpu_training_operator.local.run import WEIGHTS, Outcome, pods_below, run_job
+from tpu_training_operator.local.outages import Outage, parse_outage
+from tpu_training_operator.local.run import WEIGHTS, RunOutcome, WorkerLogs, pods_below, run_job
 
 _INTERRUPTED = 130
 _LOCAL_VOLUMES = ("empty_dir",)
@@ -89,8 +86,8 @@ def run(
     """Train a job on this machine, without a cluster."""
     file = _load(filename, on_slice, values, steps)
     outages = _outages(losses, file)
-    python_path = searched_places(file, code)
-    problem = _suspended(file) or _too_many_processes(file) or code_problem(file, code, python_path)
+    python_path = module_paths(file, code)
+    problem = _suspension_problem(file) or _memory_problem(file) or code_problem(file, code, python_path)
     if problem is not None:
         raise BadInput(filename, [problem])
     packed = None if code is None else pack(code)
@@ -101,15 +98,15 @@ def run(
         raise click.UsageError(
             f"--output-dir {directory} holds another run: name another directory, or add --overwrite to replace it"
         )
-    _make(directory)
-    click.get_current_context().with_resource(_held(directory))
+    _make_writable(directory)
+    click.get_current_context().with_resource(_lock(directory))
     if output_dir is None:
         # The results of a run are not part of the code that the next run packs.
         (directory / ".gitignore").write_text("*\n", encoding="utf-8")
     if packed is not None:
         file = _with_code(file, packed, directory.resolve())
         python_path = []
-    print_summary(file, [*file.resolution.warnings, *_left_out(file), *left_out(file, packed)])
+    print_summary(file, [*file.resolution.warnings, *_omitted_parts(file), *code_warnings(file, packed)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose, outages))
     result, page = directory / RESULT, directory / PAGE
     # A full disk must not hide how the training ended.
@@ -134,16 +131,16 @@ def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: 
     return check(filename, file.body)
 
 
-def _with_code(file: JobFile, packed: Packed, directory: Path) -> JobFile:
+def _with_code(file: JobFile, packed: PackedCode, directory: Path) -> JobFile:
     """Puts the code where the workers fetch, check and unpack it, as from a shared volume."""
     uri = str(directory / f"code-{packed.sha256}.tar.gz")
     put(packed.archive, uri)
-    return with_code(file, packed, uri)
+    return add_code(file, packed, uri)
 
 
 def _outages(losses: tuple[str, ...], file: JobFile) -> list[Outage]:
     try:
-        return [parsed(loss, file.options) for loss in losses]
+        return [parse_outage(loss, file.options) for loss in losses]
     except ValueError as error:
         raise click.UsageError(f"--simulate-loss: {error}") from None
 
@@ -161,7 +158,7 @@ def _reporting_failures(path: Path) -> Iterator[None]:
         error.show()
 
 
-def _make(directory: Path) -> None:
+def _make_writable(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         # An existing directory may belong to somebody else, and its disk may be read-only or full.
@@ -172,7 +169,7 @@ def _make(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _held(directory: Path) -> Iterator[None]:
+def _lock(directory: Path) -> Iterator[None]:
     """Two runs at once in one directory would report each other's numbers. The lock ends with the process, however that
     ends."""
     handle = os.open(directory, os.O_RDONLY)
@@ -194,11 +191,11 @@ def _held(directory: Path) -> Iterator[None]:
 
 async def _run(
     file: JobFile, directory: Path, python_path: list[Path], verbose: bool, outages: list[Outage]
-) -> Outcome:
+) -> RunOutcome:
     logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
     interrupts: asyncio.Queue[None] = asyncio.Queue()
     loop, is_first = asyncio.get_running_loop(), True
-    logs = Logs(pods_below(directory))
+    logs = WorkerLogs(pods_below(directory))
     with display(Console(highlight=False)) as shown:
 
         def interrupt() -> None:
@@ -229,13 +226,13 @@ async def _run(
                     loop.remove_signal_handler(number)
 
 
-def _suspended(file: JobFile) -> Problem | None:
+def _suspension_problem(file: JobFile) -> Problem | None:
     if not file.job.spec.run_policy.suspend:
         return None
     return Problem("spec.runPolicy.suspend", "the job is suspended and would never start; set this to false to run it")
 
 
-def _too_many_processes(file: JobFile) -> Problem | None:
+def _memory_problem(file: JobFile) -> Problem | None:
     """A command of the user's own may be of any size."""
     trainer, free = file.job.spec.trainer, free_gb()
     layout = max((option.layout for option in file.options), key=lambda layout: layout.hosts)
@@ -254,7 +251,7 @@ def _too_many_processes(file: JobFile) -> Problem | None:
     )
 
 
-def _left_out(file: JobFile) -> list[str]:
+def _omitted_parts(file: JobFile) -> list[str]:
     """Warnings about parts of the job that need a cluster."""
     trainer = file.job.spec.trainer
     volumes = [v.name for v in trainer.volumes or () if not v.model_fields_set & set(_LOCAL_VOLUMES)]
@@ -266,7 +263,7 @@ def _left_out(file: JobFile) -> list[str]:
     return notes
 
 
-def _result(file: JobFile, outcome: Outcome) -> dict[str, Any]:
+def _result(file: JobFile, outcome: RunOutcome) -> dict[str, Any]:
     status = outcome.status
     progress = status.progress
     ready = find(status.conditions, ConditionType.READY)
@@ -310,7 +307,7 @@ def what_ended(status: Status) -> Iterator[str]:
         yield ready.message
 
 
-def _print_end(file: JobFile, outcome: Outcome, directory: Path, result: Path) -> None:
+def _print_end(file: JobFile, outcome: RunOutcome, directory: Path, result: Path) -> None:
     status = outcome.status
     if outcome.cancelled:
         click.echo(f"Cancelled after {outcome.seconds:.0f} s")

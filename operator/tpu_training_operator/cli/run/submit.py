@@ -13,8 +13,8 @@ import click
 
 from tpu_training_operator.api.constants import GROUP, KIND, PLURAL
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
-from tpu_training_operator.cli.code.option import code_option, left_out, told_of, with_code
-from tpu_training_operator.cli.code.packing import Packed, pack
+from tpu_training_operator.cli.code.option import add_code, code_option, code_summary, code_warnings
+from tpu_training_operator.cli.code.packing import PackedCode, pack
 from tpu_training_operator.cli.code.place import IN_CLUSTER, place_of, put, secret
 from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options
@@ -35,7 +35,7 @@ class _Request:
 
     file: JobFile
     has_namespace: bool
-    packed: Packed | None
+    packed: PackedCode | None
     code_to: str | None
 
 
@@ -75,7 +75,11 @@ def submit(
         problem = f"is {named[0]!r}, and --namespace is {target.namespace!r}"
         raise BadInput(filename, [Problem("metadata.namespace", problem)])
     request = _Request(file, bool(named), None if code is None else pack(code), code_to)
-    for warning in (*file.resolution.warnings, *checkpoint_warnings(file.job.spec), *left_out(file, request.packed)):
+    for warning in (
+        *file.resolution.warnings,
+        *checkpoint_warnings(file.job.spec),
+        *code_warnings(file, request.packed),
+    ):
         click.echo(f"warning: {warning}", err=True)
     target.run(lambda connection: _submit(connection, request), _RIGHTS)
 
@@ -86,15 +90,15 @@ async def _submit(connection: Connection, request: _Request) -> int:
         file.body["metadata"]["namespace"] = connection.namespace
         file = check(file.path, file.body)
     if packed is not None:
-        file = with_code(file, packed, place_of(packed, file.job, request.code_to))
+        file = add_code(file, packed, place_of(packed, file.job, request.code_to))
         code = file.job.spec.trainer.code
         assert code is not None
         if code.secret is None:
             await asyncio.to_thread(put, packed.archive, code.uri)
-        click.echo(told_of(packed, code.uri))
+        click.echo(code_summary(packed, code.uri))
     job, is_new = await _create(connection, file)
     if packed is not None and code is not None and code.secret is not None:
-        await _bring(connection, job, secret(code.secret, packed, job), is_new=is_new)
+        await _create_secret(connection, job, secret(code.secret, packed, job), is_new=is_new)
     name, namespace = file.job.name, file.job.namespace
     click.echo(f"job {name} {'created' if is_new else 'is there already'} in namespace {namespace}")
     click.echo(f"follow it with: {program_name()} watch {name} -n {namespace}")
@@ -130,11 +134,11 @@ def _is_same(there: Object, file: JobFile) -> bool:
         return False
 
 
-async def _bring(connection: Connection, job: Object, body: Object, *, is_new: bool) -> None:
+async def _create_secret(connection: Connection, job: Object, body: Object, *, is_new: bool) -> None:
     """Creates the Secret `body`. If the cluster refuses, a job that has just been created goes again: it would wait
     for its code forever, and perhaps hold a slice."""
     try:
-        await _replace(connection, body, job["metadata"]["uid"])
+        await _replace_secret(connection, body, job["metadata"]["uid"])
     except Unavailable as error:
         raise ClusterProblem(f"the job still lacks its code: {error}; run the same command again") from None
     except ApiError as error:
@@ -145,7 +149,7 @@ async def _bring(connection: Connection, job: Object, body: Object, *, is_new: b
         raise ClusterProblem(f"the cluster refuses the Secret with the code, {what}: {error}") from None
 
 
-async def _replace(connection: Connection, body: Object, uid: str) -> None:
+async def _replace_secret(connection: Connection, body: Object, uid: str) -> None:
     """Creates the Secret, if need be instead of one that an earlier job of this name has left behind."""
     client, resource, meta = connection.client, resource_of(body), body["metadata"]
     path = SECRETS.path(meta["namespace"])

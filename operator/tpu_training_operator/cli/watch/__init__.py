@@ -1,1 +1,1 @@
-"""The commands that look at a job in a cluster: status, watch, logs."""
+"""The commands that read a job in a cluster: status, watch, logs."""

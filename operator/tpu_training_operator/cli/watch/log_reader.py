@@ -165,7 +165,7 @@ class LogReader:
 
         Raises ApiError if the job or a log may not be read.
         """
-        await _first_of(self._jobs.run(), self._follow_attempts(workers, further_attempts))
+        await _race(self._jobs.run(), self._follow_attempts(workers, further_attempts))
 
     def _look(self) -> None:
         found = self._jobs.replica.get((self._key.namespace, self._key.name))
@@ -200,14 +200,14 @@ class LogReader:
     async def _log(self, worker: WorkerId, *, follow: bool) -> None:
         """The worker's whole log, however often its stream breaks off."""
         lines = LogLines(show_times=self._show_times)
-        in_vain = 0
+        fruitless = 0
         while True:
             before = lines.since
             # Asked before the log is opened: only then does the end of the log mean the end of the worker.
-            is_last_look = not follow or await self._has_ended(worker)
+            is_last_read = not follow or await self._has_ended(worker)
             try:
                 await self._read(worker, lines, follow=follow)
-                if is_last_look:
+                if is_last_read:
                     return self._pass_on(worker, lines.end())
             except (NotFound, InvalidRequest) as error:
                 # There is no pod, or its container has not started.
@@ -218,13 +218,13 @@ class LogReader:
                 self._say_waiting(worker, error)
             except Unavailable as error:
                 if follow and isinstance(error, Silence):
-                    in_vain = 0
+                    fruitless = 0
                     continue
-                if not follow and in_vain + 1 == _TRIES:
+                if not follow and fruitless + 1 == _TRIES:
                     raise
                 self._say(f"{self._pod(worker)}: connection lost, trying again: {error}")
-            in_vain = in_vain + 1 if lines.since == before else 0
-            await asyncio.sleep(min(_FIRST_PAUSE * 2.0 ** min(in_vain, 8), _LONGEST_PAUSE))
+            fruitless = fruitless + 1 if lines.since == before else 0
+            await asyncio.sleep(min(_FIRST_PAUSE * 2.0 ** min(fruitless, 8), _LONGEST_PAUSE))
 
     async def _read(self, worker: WorkerId, lines: LogLines, *, follow: bool) -> None:
         lines.reopened()
@@ -259,7 +259,7 @@ class LogReader:
         return pod_name(self._key.name, worker)
 
 
-async def _first_of(*work: Coroutine[Any, Any, None]) -> None:
+async def _race(*work: Coroutine[Any, Any, None]) -> None:
     """Ends all when the first one ends, and raises its error as it is."""
     await _run(work, asyncio.FIRST_COMPLETED)
 

@@ -30,12 +30,12 @@ class NothingToShow(ClusterProblem):
 
 
 @dataclass(frozen=True)
-class Choice:
+class LogSelection:
     """Whose logs, as given by the options."""
 
     hosts: tuple[int, ...] = ()
     slice: int | None = None
-    everybody: bool = False
+    all_hosts: bool = False
     failed: bool = False
     attempt: int | None = None
     follow: bool = False
@@ -54,7 +54,7 @@ class Choice:
 @click.option(
     "--slice-index", "slice", type=int, metavar="N", help="Only the hosts of the slice with this index, from 0."
 )
-@click.option("--all", "everybody", is_flag=True, help="All hosts.")
+@click.option("--all", "all_hosts", is_flag=True, help="All hosts.")
 @click.option("--failed", is_flag=True, help="The worker that failed last.")
 @click.option(
     "--attempt",
@@ -68,26 +68,28 @@ class Choice:
 @cluster_options
 def logs(name: str, tail: int | None, timestamps: bool, target: Target, **options: Any) -> None:
     """Print the logs of a job's workers; by default of host 0, which reports the progress."""
-    choice = Choice(**options)
-    if choice.everybody and (choice.hosts or choice.slice is not None):
+    selection = LogSelection(**options)
+    if selection.all_hosts and (selection.hosts or selection.slice is not None):
         raise click.UsageError("--all is every host: leave out --host and --slice-index")
-    if choice.failed and choice != Choice(failed=True):
+    if selection.failed and selection != LogSelection(failed=True):
         raise click.UsageError("--failed is one worker whose log has ended: leave out the other choices and --follow")
-    target.run(lambda connection: _print_logs(connection, name, choice, tail, timestamps))
+    target.run(lambda connection: _print_logs(connection, name, selection, tail, timestamps))
 
 
-async def _print_logs(connection: Connection, name: str, choice: Choice, tail: int | None, show_times: bool) -> int:
+async def _print_logs(
+    connection: Connection, name: str, selection: LogSelection, tail: int | None, show_times: bool
+) -> int:
     job = JobNow.of(await find_job(connection, name))
-    workers = _failed(job, name) if choice.failed else _chosen(job, name, choice)
+    workers = _failed_worker(job, name) if selection.failed else _selected_workers(job, name, selection)
     key, write = JobKey(connection.namespace, name), _printer(places=len(workers) > 1)
     reader = LogReader(connection.client, key, job, write, _say, tail=tail, show_times=show_times)
-    if choice.follow:
+    if selection.follow:
         if len(workers) > MOST_FOLLOWED:
             raise click.UsageError(
                 f"{len(workers)} logs are too many to follow at once, the most is {MOST_FOLLOWED}: choose with"
                 " --slice-index and --host, or leave out --follow to print one after the other"
             )
-        await reader.follow(workers, further_attempts=choice.attempt is None)
+        await reader.follow(workers, further_attempts=selection.attempt is None)
         return 0
     try:
         await reader.show(workers)
@@ -118,43 +120,43 @@ def _say(text: str) -> None:
     click.echo(f"{program_name()}: {text}", err=True)
 
 
-def _failed(job: JobNow, name: str) -> list[WorkerId]:
+def _failed_worker(job: JobNow, name: str) -> list[WorkerId]:
     failure = job.status.last_failure
     if failure is None:
         raise NothingToShow(f"no worker of {name} has failed")
     return [WorkerId(failure.attempt, failure.slice, failure.host)]
 
 
-def _chosen(job: JobNow, name: str, choice: Choice) -> list[WorkerId]:
-    resolved, begun = job.status.resolved, job.status.attempt
-    if choice.attempt == 0 or (begun == 0 and _was_checked(job)):
+def _selected_workers(job: JobNow, name: str, selection: LogSelection) -> list[WorkerId]:
+    resolved, newest = job.status.resolved, job.status.attempt
+    if selection.attempt == 0 or (newest == 0 and _had_entry_check(job)):
         return [_ENTRY_CHECK]
-    if resolved is None or begun == 0:
+    if resolved is None or newest == 0:
         raise NothingToShow(f"{name} has no workers yet: see {program_name()} status {name}")
-    if choice.attempt is not None and choice.attempt > begun:
-        raise click.UsageError(f"--attempt {choice.attempt}: {name} is at attempt {begun}")
-    places = _places(resolved, name, choice)
-    return [WorkerId(choice.attempt or begun, slice_index, host) for slice_index, host in places]
+    if selection.attempt is not None and selection.attempt > newest:
+        raise click.UsageError(f"--attempt {selection.attempt}: {name} is at attempt {newest}")
+    places = _places(resolved, name, selection)
+    return [WorkerId(selection.attempt or newest, slice_index, host) for slice_index, host in places]
 
 
-def _was_checked(job: JobNow) -> bool:
+def _had_entry_check(job: JobNow) -> bool:
     return find(job.status.conditions, ConditionType.ENTRY_CHECK_PASSED) is not None
 
 
-def _places(resolved: Resolved, name: str, choice: Choice) -> list[tuple[int, int]]:
+def _places(resolved: Resolved, name: str, selection: LogSelection) -> list[tuple[int, int]]:
     every = [(index, host) for index in range(resolved.slices) for host in range(resolved.hosts_per_slice)]
-    if choice.everybody:
+    if selection.all_hosts:
         return every
-    if choice.slice is not None:
-        if not 0 <= choice.slice < resolved.slices:
-            raise click.UsageError(f"--slice-index {choice.slice}: {name} has {_range('slice', resolved.slices)}")
-        every = [place for place in every if place[0] == choice.slice]
-        if not choice.hosts:
+    if selection.slice is not None:
+        if not 0 <= selection.slice < resolved.slices:
+            raise click.UsageError(f"--slice-index {selection.slice}: {name} has {_range('slice', resolved.slices)}")
+        every = [place for place in every if place[0] == selection.slice]
+        if not selection.hosts:
             return every
-    for host in choice.hosts:
+    for host in selection.hosts:
         if not 0 <= host < len(every):
             raise click.UsageError(f"--host {host}: {name} has {_range('host', len(every))}")
-    return [every[host] for host in dict.fromkeys(choice.hosts or (0,))]
+    return [every[host] for host in dict.fromkeys(selection.hosts or (0,))]
 
 
 def _range(noun: str, number: int) -> str:

@@ -1,17 +1,17 @@
 """A job in words: one list of sections. `tpujob status` prints all of it, `tpujob watch` the brief part."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.constants import MULTIKUEUE
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Activity, Failure, Goodput, Progress, ReportPhase, State
+from tpu_training_operator.api.status import Activity, Failure, Goodput, Move, Placement, Progress, ReportPhase, State
 from tpu_training_operator.api.words import count, duration
-from tpu_training_operator.cli.common.words import ago, several
+from tpu_training_operator.cli.common.terminal import ago, several
 from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.watch.job_view import JobView
-from tpu_training_operator.cli.watch.moves import moved
 from tpu_training_operator.domain.cluster_state.hosts import HostGroup, Hosts, group_words
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
@@ -39,13 +39,13 @@ class Section:
 def sections(view: JobView, command: str) -> list[Section]:
     """What the job does and why, what failed, where the time went, what to do. `command`: how `tpujob` was called."""
     found = [
-        _managed(view),
+        _manager_section(view),
         _why(view),
         _next(view),
         *_spec(view),
-        _only_full("ladder", rung_lines(view.status.rungs)),
-        _only_full("moves", moved(view.status.placement, view.now)),
-        _compiled(view),
+        _full_only("ladder", rung_lines(view.status.rungs)),
+        _full_only("moves", move_lines(view.status.placement, view.now)),
+        _compiled_section(view),
         _hosts(view),
         *_progress(view),
         *_failures(view),
@@ -53,7 +53,7 @@ def sections(view: JobView, command: str) -> list[Section]:
         *_nodes(view),
         _time(view),
         *_chips(view),
-        _only_full("to do", advice(view, command), "bold"),
+        _full_only("to do", advice(view, command), "bold"),
     ]
     return [section for section in found if section.full or section.brief]
 
@@ -80,7 +80,7 @@ def state_style(view: JobView) -> str:
 def plain_lines(view: JobView) -> list[str]:
     """All that changes except clocks: printing the lines that differ from the last ones gives a log of the job."""
     parts = [headline(view)]
-    if hosts := _hosts_shown(view):
+    if hosts := _visible_hosts(view):
         parts += [f"{hosts.ready + hosts.finished}/{hosts.total} hosts", *map(_group, hosts.others[:1])]
     if progress := view.status.progress:
         parts += [f"step {progress.step}/{progress.total_steps}", *_numbers(progress)]
@@ -91,7 +91,7 @@ def plain_lines(view: JobView) -> list[str]:
         "metrics": [", ".join(_metrics(progress))] if progress and progress.metrics else [],
         "best": [best] if progress and (best := best_checkpoint(progress)) else [],
         "why": _why(view).brief,
-        "failure": [f"{_failed(failure)}: {gist(failure)}"] if failure else [],
+        "failure": [f"{_failure_line(failure)}: {gist(failure)}"] if failure else [],
         "warning": progress.warnings if progress else [],
     }
     return [", ".join(parts), *(f"  {label}: {text}" for label, texts in details.items() for text in texts)]
@@ -102,7 +102,7 @@ def _always(label: str, lines: Iterable[str], style: str = "") -> Section:
     return Section(label, lines, lines, style)
 
 
-def _only_full(label: str, lines: Iterable[str], style: str = "") -> Section:
+def _full_only(label: str, lines: Iterable[str], style: str = "") -> Section:
     return Section(label, tuple(lines), (), style)
 
 
@@ -113,21 +113,39 @@ def _why(view: JobView) -> Section:
     return Section("why", lines, () if needs_none else lines[:1], state_style(view))
 
 
-def _compiled(view: JobView) -> Section:
+def _compiled_section(view: JobView) -> Section:
     """What the entry check's pod has found out about the step."""
     found = find(view.status.conditions, ConditionType.STEP_FITS)
-    return _only_full("compiled", [] if found is None else [found.message])
+    return _full_only("compiled", [] if found is None else [found.message])
 
 
-def _managed(view: JobView) -> Section:
+def _manager_section(view: JobView) -> Section:
     """Who else runs the job. The pods, if there are any, are in another cluster."""
     if not view.manager:
-        return _only_full("managed by", ())
+        return _full_only("managed by", ())
     if view.manager == MULTIKUEUE:
-        return _only_full(
+        return _full_only(
             "managed by", [f"{view.manager}: Kueue runs the job in another cluster and copies its status here"]
         )
-    return _only_full("managed by", [f"{view.manager}; this cluster's operator ignores the job"])
+    return _full_only("managed by", [f"{view.manager}; this cluster's operator ignores the job"])
+
+
+def move_lines(placement: Placement | None, now: datetime) -> Iterator[str]:
+    """A line for each move that the status has kept, the newest last; none for a job that never moved."""
+    if placement is None or not placement.moves:
+        return
+    for move in placement.moves:
+        yield f"{ago(parse_time(move.at), now)}: {move_words(move)}"
+    spent = [f"{name} {hours(seconds)}" for name, seconds in placement.chip_seconds.items()]
+    if spent:
+        yield f"chip-hours: {', '.join(spent)}"
+
+
+def move_words(move: Move) -> str:
+    """v6e-16 to v5p-32 at step 120: 4 placeholders hold the nodes of v5p-32; ..."""
+    before, after = move.from_slice or f"slice {move.from_}", move.to_slice or f"slice {move.to}"
+    step = f" at step {move.step}" if move.step else ""
+    return f"{before} to {after}{step}: {move.why}"
 
 
 def _next(view: JobView) -> Section:
@@ -143,20 +161,20 @@ def _spec(view: JobView) -> list[Section]:
     rehearsal = ", rehearsed on CPU" if view.is_rehearsal else ""
     batch = f"global batch {resolved.global_batch_size}, {resolved.per_replica_batch_size} per replica"
     return [
-        _only_full("slice", [f"{view.slice} ({resolved.topology}): {', '.join(sizes)}{rehearsal}"]),
-        _only_full("code", [f"sha256 {resolved.code_sha256}"] if resolved.code_sha256 else []),
-        _only_full("recipe", [f"{batch}; {resolved.train_steps} steps; learning rate {resolved.learning_rate}"]),
+        _full_only("slice", [f"{view.slice} ({resolved.topology}): {', '.join(sizes)}{rehearsal}"]),
+        _full_only("code", [f"sha256 {resolved.code_sha256}"] if resolved.code_sha256 else []),
+        _full_only("recipe", [f"{batch}; {resolved.train_steps} steps; learning rate {resolved.learning_rate}"]),
     ]
 
 
-def _hosts_shown(view: JobView) -> Hosts | None:
+def _visible_hosts(view: JobView) -> Hosts | None:
     without = (State.QUEUED, State.SUSPENDED, State.SUCCEEDED, State.FAILED, State.INVALID)
     # The entry check, which comes before the first attempt, has no hosts; another cluster's pods cannot be seen here.
     return None if view.state in without or not view.status.attempt or view.manager else view.hosts
 
 
 def _hosts(view: JobView) -> Section:
-    hosts = _hosts_shown(view)
+    hosts = _visible_hosts(view)
     if hosts is None:
         return _always("hosts", [])
     finished = f", {hosts.finished} finished" if hosts.finished else ""
@@ -191,7 +209,7 @@ def _progress(view: JobView) -> list[Section]:
     return [
         _always("step", [step]),
         *(_always(label, [", ".join(words)]) for label, words in facts.items() if words),
-        *([_reported(view, progress)] if view.is_running else []),
+        *([_report_age(view, progress)] if view.is_running else []),
         *(_always("warning", [warning], "yellow") for warning in progress.warnings),
     ]
 
@@ -217,7 +235,7 @@ def _numbers(progress: Progress) -> list[str]:
     return [text for text in (*numbers, f"about {duration(left)} left" if left is not None else "") if text]
 
 
-def _reported(view: JobView, progress: Progress) -> Section:
+def _report_age(view: JobView, progress: Progress) -> Section:
     if progress.last_report_time is None:
         return _always("reported", [])
     reported = parse_time(progress.last_report_time)
@@ -232,14 +250,14 @@ def _failures(view: JobView) -> list[Section]:
     first, last = view.status.first_failure, view.status.last_failure
     found = []
     if last is not None:
-        brief = (f"{_failed(last)}, {ago(parse_time(last.time), view.now)}", gist(last))
+        brief = (f"{_failure_line(last)}, {ago(parse_time(last.time), view.now)}", gist(last))
         found.append(Section("failure", _failure_in_full(last, view), brief))
     if first is not None and first != last:
-        found.append(_only_full("first one", _failure_in_full(first, view)))
+        found.append(_full_only("first one", _failure_in_full(first, view)))
     return found
 
 
-def _failed(failure: Failure) -> str:
+def _failure_line(failure: Failure) -> str:
     return f"{failed_why(failure)}: {failed_where(failure)}{failed_when(failure)}"
 
 
@@ -270,8 +288,8 @@ def _nodes(view: JobView) -> list[Section]:
     faults = [f"{fault.node} ({ago(parse_time(fault.time), view.now)})" for fault in view.status.device_faults]
     avoided = view.status.avoided_nodes
     return [
-        _only_full("faults", [f"of chips on {several(faults, _MOST_NODES)}"] if faults else []),
-        _only_full("avoided", [several(avoided, _MOST_NODES)] if avoided else []),
+        _full_only("faults", [f"of chips on {several(faults, _MOST_NODES)}"] if faults else []),
+        _full_only("avoided", [several(avoided, _MOST_NODES)] if avoided else []),
     ]
 
 
@@ -280,7 +298,7 @@ def _time(view: JobView) -> Section:
     goodput = view.goodput
     if goodput is None:
         return _always("time", [])
-    parts = _spent(goodput)
+    parts = _time_parts(goodput)
     ratio = goodput.ratio if goodput.productive_seconds else None
     brief = ", ".join(f"{name} {duration(seconds)}" for name, (_, seconds) in parts.items() if seconds) or "0s"
     full = [
@@ -294,7 +312,7 @@ def _time(view: JobView) -> Section:
     return Section("time", tuple(full), (brief + (f"; goodput {ratio}" if ratio is not None else ""),))
 
 
-def _spent(goodput: Goodput) -> dict[str, tuple[Activity | None, int]]:
+def _time_parts(goodput: Goodput) -> dict[str, tuple[Activity | None, int]]:
     """Where the time went, in seconds, in the order in which a job spends it."""
     return {
         "queue": (Activity.QUEUE, goodput.queue_seconds),
@@ -332,7 +350,7 @@ def _cost(view: JobView, used: str, forecast: str | None) -> list[str]:
         return []
     so_far, in_the_end = (view.prices.cost(chip_hours, view.status) for chip_hours in (used, forecast))
     if so_far is None:
-        missing = ", ".join(view.prices.without_price(view.status)) or "a job that has not been resolved"
+        missing = ", ".join(view.prices.unpriced_slices(view.status)) or "a job that has not been resolved"
         return [f"cost unknown: the table has no price for {missing}"]
     return [f"cost {so_far} so far" + (f", about {in_the_end} when it ends" if in_the_end else "")]
 
@@ -345,7 +363,7 @@ _AFTER_THE_END = {
     FailureClass.USER_ERROR: "correct the code or the job, then delete the job and create it again.",
     FailureClass.INFRASTRUCTURE: "see whether it is the same node every time (kubectl describe node) and have it"
     " repaired. Then create the job again; with spec.checkpoint it continues where it was.",
-    FailureClass.PREEMPTION: "you set its limit; -1 in spec.runPolicy.restart.limits.Preemption is unlimited.",
+    FailureClass.PREEMPTION: "you set its limit; max -1 for Preemption in spec.runPolicy.restart.limits is unlimited.",
     FailureClass.OUT_OF_MEMORY: "give the workers more memory (spec.trainer.resources), or use less: a smaller batch,"
     " fewer data loader processes.",
     FailureClass.HANG: "the worker's log has the stack of every thread. The usual cause is a collective that not every"

@@ -65,7 +65,7 @@ async def _until_over(connection: Connection, name: str, uid: str, shown: Displa
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchedJob:
     """`job`: None if there is no job of that name. `trouble`: why this may be out of date."""
 
     job: Object | None
@@ -73,7 +73,9 @@ class Seen:
     trouble: str | None
 
 
-async def watch_job(client: Client, key: JobKey, tick_seconds: float = _TICK_SECONDS) -> AsyncGenerator[Seen, None]:
+async def watch_job(
+    client: Client, key: JobKey, tick_seconds: float = _TICK_SECONDS
+) -> AsyncGenerator[WatchedJob, None]:
     """The job and its pods now, after every change, and after `tick_seconds` without one, because clocks move on.
 
     Raises ApiError if the first list fails.
@@ -99,7 +101,7 @@ async def watch_job(client: Client, key: JobKey, tick_seconds: float = _TICK_SEC
                     task.result()
             if jobs.is_listed and pods.is_listed:
                 hosts = [host for _, host in pods.replica.items()]
-                yield Seen(jobs.replica.get((key.namespace, key.name)), hosts, jobs.trouble or pods.trouble)
+                yield WatchedJob(jobs.replica.get((key.namespace, key.name)), hosts, jobs.trouble or pods.trouble)
     finally:
         for task in tasks:
             task.cancel()

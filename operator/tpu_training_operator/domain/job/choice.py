@@ -10,7 +10,7 @@ from tpu_training_operator.api.slice import Slice
 
 
 @dataclass(frozen=True)
-class Choice:
+class SliceChoice:
     """One of them. `number`: its place in the order of preference, 0 for spec.slice. `field`: where the spec names it.
     `keeps_batch`: the recipe is that of spec.slice, and only the batch is divided over the replicas of this slice.
     `wait_seconds`: how long the job waits for the choice before this one; 0 for spec.slice. `is_own`: it is spec.slice,
@@ -28,11 +28,11 @@ class Choice:
         return timedelta(seconds=self.wait_seconds)
 
 
-def own_choice(spec: Spec) -> Choice:
-    return Choice(0, spec.slice, "spec.slice", is_own=True)
+def own_choice(spec: Spec) -> SliceChoice:
+    return SliceChoice(0, spec.slice, "spec.slice", is_own=True)
 
 
-def fewer_slices(spec: Spec, counts: Iterable[int]) -> Iterator[Choice]:
+def fewer_slices(spec: Spec, counts: Iterable[int]) -> Iterator[SliceChoice]:
     """spec.slice with these numbers of slices."""
     policy = spec.placement
     if policy is None or policy.count is None:
@@ -40,12 +40,12 @@ def fewer_slices(spec: Spec, counts: Iterable[int]) -> Iterator[Choice]:
     keeps_batch, fewer = policy.batch is MoveBatch.CONSTANT, policy.count
     for number, count in enumerate(counts, start=1):
         fewer_of_them = Slice.model_validate(dict(spec.slice) | {"count": count})
-        yield Choice(
+        yield SliceChoice(
             number, fewer_of_them, "spec.placement.count", keeps_batch, fewer.wait_for_previous_seconds, is_own=True
         )
 
 
-def alternatives(spec: Spec, first: int) -> Iterator[Choice]:
+def alternatives(spec: Spec, first: int) -> Iterator[SliceChoice]:
     """spec.placement.alternatives, numbered from `first`."""
     policy = spec.placement
     if policy is None:
@@ -53,9 +53,9 @@ def alternatives(spec: Spec, first: int) -> Iterator[Choice]:
     keeps_batch = policy.batch is MoveBatch.CONSTANT
     for index, other in enumerate(policy.alternatives or ()):
         field = f"spec.placement.alternatives[{index}].slice"
-        yield Choice(first + index, other.slice, field, keeps_batch, other.wait_for_previous_seconds)
+        yield SliceChoice(first + index, other.slice, field, keeps_batch, other.wait_for_previous_seconds)
 
 
-def on_slice(spec: Spec, choice: Choice) -> Spec:
+def on_slice(spec: Spec, choice: SliceChoice) -> Spec:
     """The spec with this slice as its own."""
     return Spec.model_validate(dict(spec) | {"slice": choice.slice})

@@ -13,7 +13,7 @@ from tpu_training_operator.api.placement import MoveBatch
 from tpu_training_operator.api.slice import Provisioning, ProvisioningType
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
-from tpu_training_operator.domain.job.choice import Choice, alternatives, fewer_slices, on_slice, own_choice
+from tpu_training_operator.domain.job.choice import SliceChoice, alternatives, fewer_slices, on_slice, own_choice
 from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
 from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
 
@@ -23,10 +23,10 @@ MOST_COUNTS = 16
 
 
 @dataclass(frozen=True)
-class Option:
+class SliceOption:
     """A choice. `job`: the job with this slice as its spec.slice, for everything that need not know of moves."""
 
-    choice: Choice
+    choice: SliceChoice
     job: TPUTrainingJob
     resolution: Resolution
 
@@ -71,7 +71,7 @@ def _provisioned(provisioning: Provisioning | None) -> str:
     return _WAYS.get(provisioning.type, "")
 
 
-def other_programs(first: Option, others: Iterable[Option]) -> list[Option]:
+def other_programs(first: SliceOption, others: Iterable[SliceOption]) -> list[SliceOption]:
     """Those of them whose step is not the same program as that of `first`, one for each program."""
     found = {first.program: first}
     for option in others:
@@ -79,16 +79,16 @@ def other_programs(first: Option, others: Iterable[Option]) -> list[Option]:
     return list(found.values())[1:]
 
 
-def options_of(job: TPUTrainingJob) -> tuple[Option, ...]:
+def options_of(job: TPUTrainingJob) -> tuple[SliceOption, ...]:
     """In order of preference; the first is spec.slice. Raises InvalidJob with the problems of all of them."""
     own = resolve(job.spec)
-    found, problems = [Option(own_choice(job.spec), job, own)], list[Problem]()
+    found, problems = [SliceOption(own_choice(job.spec), job, own)], list[Problem]()
     counts = list(_counts(job.spec, own, problems))
     for choice in (*fewer_slices(job.spec, counts), *alternatives(job.spec, len(counts) + 1)):
         there = _on(job, choice)
         problems += broken_there(job, _apart(there), choice)
         try:
-            option = Option(choice, there, resolve(job.spec, choice))
+            option = SliceOption(choice, there, resolve(job.spec, choice))
         except InvalidJob as error:
             problems += [_of_choice(problem, job, choice) for problem in error.problems]
             continue
@@ -99,7 +99,7 @@ def options_of(job: TPUTrainingJob) -> tuple[Option, ...]:
     return tuple(found)
 
 
-def _same(option: Option, before: list[Option]) -> Iterator[Problem]:
+def _same(option: SliceOption, before: list[SliceOption]) -> Iterator[Problem]:
     """Such a move would stop the gang only to start it on the same slice."""
     for other in before:
         alike = (other.layout, other.choice.slice.provisioning) == (option.layout, option.choice.slice.provisioning)
@@ -134,7 +134,7 @@ def _counts(spec: Spec, own: Resolution, problems: list[Problem]) -> Iterator[in
     yield from fewer
 
 
-def _on(job: TPUTrainingJob, choice: Choice) -> TPUTrainingJob:
+def _on(job: TPUTrainingJob, choice: SliceChoice) -> TPUTrainingJob:
     return TPUTrainingJob.model_validate(dict(job) | {"spec": on_slice(job.spec, choice)})
 
 
@@ -144,7 +144,7 @@ def _apart(there: TPUTrainingJob) -> TPUTrainingJob:
     return TPUTrainingJob.model_validate(dict(there) | {"spec": spec})
 
 
-def broken_there(job: TPUTrainingJob, there: TPUTrainingJob, choice: Choice) -> Iterator[Problem]:
+def broken_there(job: TPUTrainingJob, there: TPUTrainingJob, choice: SliceChoice) -> Iterator[Problem]:
     """Rules over the slice and another field, which the API server checks only for spec.slice."""
     pairs: tuple[tuple[ApiModel, ApiModel], ...] = ((job, there), (job.spec, there.spec))
     for own, other in pairs:
@@ -153,14 +153,14 @@ def broken_there(job: TPUTrainingJob, there: TPUTrainingJob, choice: Choice) -> 
                 yield Problem(choice.field, rule.text(other))
 
 
-def _of_choice(problem: Problem, job: TPUTrainingJob, choice: Choice) -> Problem:
+def _of_choice(problem: Problem, job: TPUTrainingJob, choice: SliceChoice) -> Problem:
     if problem.field.startswith(choice.field):
         return problem
     nearest = _nearest(job, choice) if problem.field == "spec.recipe.globalBatchSize" else ""
     return Problem(choice.field, f"{problem.field}: {problem.message}{nearest}")
 
 
-def _nearest(job: TPUTrainingJob, choice: Choice) -> str:
+def _nearest(job: TPUTrainingJob, choice: SliceChoice) -> str:
     """Slices of the same generation over which the batch divides, the nearest in size first."""
     layout, batch = layout_of(choice.slice, choice.field), _global_batch(job)
     generation = generations().get(layout.shape.generation)

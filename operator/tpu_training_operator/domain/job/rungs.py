@@ -17,8 +17,8 @@ from tpu_training_operator.api.job import Checkpoint, Spec, TPUTrainingJob
 from tpu_training_operator.api.ladder import Begin
 from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.validation import InvalidJob, Problem
-from tpu_training_operator.domain.job.choice import Choice
-from tpu_training_operator.domain.job.options import Option, broken_there
+from tpu_training_operator.domain.job.choice import SliceChoice
+from tpu_training_operator.domain.job.options import SliceOption, broken_there
 from tpu_training_operator.domain.job.recipe.checkpointing import rungs_folder
 from tpu_training_operator.domain.job.recipe.resolve import LowerRung, resolve
 
@@ -33,8 +33,8 @@ class Rung:
 
     number: int
     of: int
-    options: tuple[Option, ...]
-    option: Option
+    options: tuple[SliceOption, ...]
+    option: SliceOption
 
     @property
     def lower_rung(self) -> LowerRung | None:
@@ -46,7 +46,9 @@ class Rung:
         return f"rung {self.number} of {self.of}"
 
 
-def rung_of(options: Sequence[Option], lower_rungs: Sequence[Option], rungs: Sequence[RungStatus]) -> Rung | None:
+def rung_of(
+    options: Sequence[SliceOption], lower_rungs: Sequence[SliceOption], rungs: Sequence[RungStatus]
+) -> Rung | None:
     """The rung that the job is on, or begins with; None for a job without a ladder. `options`: the slices of the job
     itself. `rungs`: as in its status. On the last rung the option is the first, spec.slice."""
     if not lower_rungs:
@@ -59,7 +61,7 @@ def rung_of(options: Sequence[Option], lower_rungs: Sequence[Option], rungs: Seq
     return Rung(of, of, own, own[0])
 
 
-def _continuing(option: Option, last: int | None) -> Option:
+def _continuing(option: SliceOption, last: int | None) -> SliceOption:
     """The job there. If it is to continue the last lower rung, then with its checkpoint, which attempt `last` has
     made."""
     job = option.job
@@ -72,12 +74,12 @@ def _continuing(option: Option, last: int | None) -> Option:
     return option
 
 
-def lower_rungs_of(job: TPUTrainingJob) -> tuple[Option, ...]:
+def lower_rungs_of(job: TPUTrainingJob) -> tuple[SliceOption, ...]:
     """The rungs below the job, the smallest first. Raises InvalidJob with the problems of all of them."""
     ladder = job.spec.ladder
     if ladder is None:
         return ()
-    found: list[Option] = []
+    found: list[SliceOption] = []
     problems: list[Problem] = []
     for index in range(len(ladder.rungs)):
         try:
@@ -91,7 +93,7 @@ def lower_rungs_of(job: TPUTrainingJob) -> tuple[Option, ...]:
     return tuple(found)
 
 
-def _passed(lower_rungs: Sequence[Option], rungs: Sequence[RungStatus]) -> int:
+def _passed(lower_rungs: Sequence[SliceOption], rungs: Sequence[RungStatus]) -> int:
     """How many lower rungs have passed. A verdict without an attempt does not count: somebody has edited it."""
     passed = 0
     for rung in rungs[: len(lower_rungs)]:
@@ -101,11 +103,11 @@ def _passed(lower_rungs: Sequence[Option], rungs: Sequence[RungStatus]) -> int:
     return passed
 
 
-def _lower_rung(job: TPUTrainingJob, index: int) -> Option:
+def _lower_rung(job: TPUTrainingJob, index: int) -> SliceOption:
     ladder, checkpoint = job.spec.ladder, job.spec.checkpoint
     assert ladder is not None
     rung, field = ladder.rungs[index], f"spec.ladder.rungs[{index}].slice"
-    choice = Choice(FIRST_RUNG + index, rung.slice, field, keeps_batch=False)
+    choice = SliceChoice(FIRST_RUNG + index, rung.slice, field, keeps_batch=False)
     there = _with(job, slice=rung.slice)
     # The ladder itself is about the job's own slice.
     if problems := list(broken_there(job, _with(there, ladder=None, placement=None), choice)):
@@ -122,7 +124,7 @@ def _lower_rung(job: TPUTrainingJob, index: int) -> Option:
         folder=rungs_folder(job, checkpoint) if checkpoint and (begins is not None or is_continued) else None,
         init_from=begins,
     )
-    return Option(choice, _with(there, checkpoint=None), replace(resolution, lower_rung=lower_rung))
+    return SliceOption(choice, _with(there, checkpoint=None), replace(resolution, lower_rung=lower_rung))
 
 
 def _with(job: TPUTrainingJob, **changes: object) -> TPUTrainingJob:
@@ -136,7 +138,7 @@ def _of_rung(problem: Problem, field: str) -> Problem:
     return Problem(field, f"{problem.field}: {problem.message}")
 
 
-def _not_comparable(lower_rungs: Sequence[Option]) -> Iterator[Problem]:
+def _not_comparable(lower_rungs: Sequence[SliceOption]) -> Iterator[Problem]:
     for index, (before, own) in enumerate(pairwise(lower_rungs), 1):
         generations = before.layout.shape.generation, own.layout.shape.generation
         lower_rung = own.resolution.lower_rung

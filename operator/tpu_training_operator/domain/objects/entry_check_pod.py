@@ -14,7 +14,7 @@ from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.trainer import Backend, Resources
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.naming import WorkerId
-from tpu_training_operator.domain.job.options import Option, other_programs
+from tpu_training_operator.domain.job.options import SliceOption, other_programs
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.shared import config_map, metadata
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
@@ -38,7 +38,7 @@ _OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/")
 _WHERE = "topology.kubernetes.io/"
 
 
-def entry_check_config_map(option: Option, options: Iterable[Option]) -> Object:
+def entry_check_config_map(option: SliceOption, options: Iterable[SliceOption]) -> Object:
     """Returns the pod's ConfigMap: the run spec of each slice for which the pod compiles, and no host names.
 
     `options`: where else the job may run.
@@ -49,12 +49,12 @@ def entry_check_config_map(option: Option, options: Iterable[Option]) -> Object:
     return {**body, "data": {constants.RUN_SPEC_FILE: _run_spec(option), **data}}
 
 
-def _run_spec(option: Option) -> str:
+def _run_spec(option: SliceOption) -> str:
     text: str = config_map(option.job, option.resolution, REPLICA_ZERO.attempt)["data"][constants.RUN_SPEC_FILE]
     return text
 
 
-def compiled_elsewhere(option: Option, options: Iterable[Option]) -> list[Option]:
+def compiled_elsewhere(option: SliceOption, options: Iterable[SliceOption]) -> list[SliceOption]:
     """Returns the other slices that the pod compiles for: those of `options` where the step is another program."""
     return [] if compile_seconds(option.job) is None else other_programs(option, options)
 

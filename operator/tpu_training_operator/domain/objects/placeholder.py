@@ -11,7 +11,7 @@ from typing import Any, overload
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.naming import WorkerId
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import Action, Create
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_nodes import pool_labels
@@ -30,7 +30,7 @@ class PlaceholderCreations(Sequence[Action]):
     """The batch that asks for the nodes of a better slice. Each pod is built only when it is asked for, like those of a
     gang. Part of a slice is of no use, so the first refusal ends the batch."""
 
-    option: Option
+    option: SliceOption
     workers: tuple[WorkerId, ...]
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class PlaceholderCreations(Sequence[Action]):
         return Create(_placeholder(self.option, self.workers[index]), optional=True, for_growth=True)
 
 
-def missing_placeholders(option: Option, first: int, there: Sequence[str]) -> PlaceholderCreations:
+def missing_placeholders(option: SliceOption, first: int, there: Sequence[str]) -> PlaceholderCreations:
     """Returns the placeholders for the slices from `first` on that are not `there`, by name. Earlier slices already
     run."""
     known, name = set(there), option.job.name
@@ -57,7 +57,7 @@ def missing_placeholders(option: Option, first: int, there: Sequence[str]) -> Pl
     return PlaceholderCreations(option, tuple(missing))
 
 
-def _placeholder(option: Option, worker: WorkerId) -> Object:
+def _placeholder(option: SliceOption, worker: WorkerId) -> Object:
     job = option.job
     like = worker_pod(job, option.resolution, worker)
     spec = {name: like["spec"][name] for name in _KEPT if name in like["spec"]}

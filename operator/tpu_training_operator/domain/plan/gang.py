@@ -83,11 +83,11 @@ def _create_missing(ctx: Context) -> Plan:
     wait = _wait_before_attempt(ctx)
     if wait > AT_ONCE:
         return Plan(again=wait)
-    if (due := next_slice(ctx)) is not None and ctx.now >= due.at:
+    if ctx.has_alternatives and (due := next_slice(ctx)) is not None and ctx.now >= due.at:
         return carry_out(ctx, due)
     if ctx.is_refused and is_partly_refused(ctx.pods, ctx.job.spec.run_policy, ctx.now):
         return release(ctx, len(ctx.missing))
-    where = read_placement(ctx)
+    where = None if ctx.queue is None else read_placement(ctx)
     if isinstance(where, Obstacle):
         return show_obstacle(ctx.observed, where, ctx.now)
     job, attempt = ctx.job, ctx.attempt

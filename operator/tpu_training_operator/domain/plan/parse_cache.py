@@ -12,10 +12,10 @@ import orjson
 
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.job.options import Option, options_of
+from tpu_training_operator.domain.job.options import SliceOption, options_of
 from tpu_training_operator.domain.job.rungs import lower_rungs_of
 
-Parsed = tuple[Option, ...]
+Parsed = tuple[SliceOption, ...]
 
 # Of the metadata, only this is read: the rest changes without changing the job.
 _METADATA = ("name", "namespace", "uid", "generation", "creationTimestamp")

@@ -22,7 +22,7 @@ from tpu_training_operator.domain.cluster_state.observed import Object, Observed
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.cluster_state.workload import manager_of
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
@@ -42,8 +42,8 @@ from tpu_training_operator.domain.plan.placement.return_to_preferred import hold
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 from tpu_training_operator.domain.plan.queue.better_slice import ask_for_better_slice, move_once_admitted
 from tpu_training_operator.domain.plan.queue.queueing import (
+    LOOK_AT_RUNNING,
     end_workloads,
-    look_at_queue,
     look_at_suspended,
     tell_pods_ready,
     wait_for_admission,
@@ -51,7 +51,7 @@ from tpu_training_operator.domain.plan.queue.queueing import (
 from tpu_training_operator.domain.plan.start import find_unknown_workers, recover_status, start
 from tpu_training_operator.domain.plan.startable import check_options
 from tpu_training_operator.domain.plan.stopping import budget
-from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due, is_leaving, leave
+from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due, leave
 from tpu_training_operator.domain.plan.stopping.suspension import BY_USER, suspend
 
 _NO_CACHE = ParseCache(0)
@@ -75,7 +75,7 @@ def plan(
     look = JobState(observed, cache.status(observed.job.get("status")), now)
     if manager_of(observed.job):
         return plan_delegated(look, cache, max_hosts)
-    if is_leaving(observed):
+    if look.is_leaving:
         return _complete(leave(look), look, look.status)
     if look.has_finished:
         return delete_when_due(look) or _complete(after_the_end(look).then(end_workloads(look)), look, look.status)
@@ -131,7 +131,7 @@ def _decide(ctx: Context) -> Plan:
         return checks
     if (stops := budget.over_budget(ctx)) is not None:
         return stops.due_within(look_at_suspended(ctx))
-    if (waits := wait_for_admission(ctx)) is not None:
+    if ctx.queue is not None and (waits := wait_for_admission(ctx, ctx.queue)) is not None:
         # A gang that loses this slice may have another one already.
         return move_once_admitted(ctx) or waits
     if not ctx.may_have_workers:
@@ -143,19 +143,24 @@ def _decide(ctx: Context) -> Plan:
         # The job is not active now. A pod event will tell when its workers are placed.
         left = None
     decided = keep_alive(ctx)
-    if decided.turn is Turn.NONE and (better := move_once_held(ctx) or move_once_admitted(ctx)) is not None:
-        return better
-    return decided.due_within(look_again(ctx.leftovers, ctx.now), left, look_at_queue(ctx), budget.next_look(ctx))
+    if decided.turn is Turn.NONE and ctx.has_alternatives:
+        better = move_once_held(ctx) if ctx.queue is None else move_once_admitted(ctx)
+        if better is not None:
+            return better
+    queue_look = None if ctx.queue is None else LOOK_AT_RUNNING
+    return decided.due_within(look_again(ctx.leftovers, ctx.now), left, queue_look, budget.next_look(ctx))
 
 
 def _contribute(ctx: Context, decided: Plan) -> Plan:
     """Adds what placeholders and Kueue need beside the decision. A pass that begins an attempt does nothing else."""
     if decided.turn is Turn.ATTEMPT:
         return decided
-    if decided.turn is not Turn.NONE:
-        return decided.then(hold_nodes(ctx, decided.turn))
+    if ctx.has_alternatives or ctx.observed.placeholders:
+        decided = decided.then(hold_nodes(ctx, decided.turn))
+    if decided.turn is not Turn.NONE or ctx.queue is None:
+        return decided
     # Kueue first: a refusal ends the pass, and Kueue must hear of a gang that cannot start.
-    return tell_pods_ready(ctx).then(decided, hold_nodes(ctx, decided.turn), ask_for_better_slice(ctx))
+    return tell_pods_ready(ctx).then(decided, ask_for_better_slice(ctx))
 
 
 def _without_spec(stored: JobState, error: InvalidJob) -> Plan:
@@ -170,7 +175,7 @@ def _without_spec(stored: JobState, error: InvalidJob) -> Plan:
 
 
 def _complete(
-    decided: Plan, look: JobState, stored: Status, limit: ChipBudget | None = None, option: Option | None = None
+    decided: Plan, look: JobState, stored: Status, limit: ChipBudget | None = None, option: SliceOption | None = None
 ) -> Plan:
     """Returns the plan with what no decision was needed for in its status: reports, the generation, and the use of
     chips. `stored`: the status without the reports. `option`: the slice that the job runs on; None without a spec."""
@@ -179,7 +184,7 @@ def _complete(
         # A report alone is written as often as it is worth a write.
         wait = write_due(stored, look.observed.inbox, look.now)
         status, decided = (look.status, decided) if wait <= AT_ONCE else (None, decided.due_within(wait))
-    if status is None and stored.observed_generation != look.observed.generation and not is_leaving(look.observed):
+    if status is None and stored.observed_generation != look.observed.generation and not look.is_leaving:
         # A change of a restart limit needs no other action, but until it is observed, kstatus takes the job for one in
         # progress.
         status = replace(look.status, observed_generation=look.observed.generation)

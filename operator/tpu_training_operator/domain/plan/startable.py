@@ -9,12 +9,12 @@ from tpu_training_operator.api.slice import Hardware, ProvisioningType
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.domain.cluster_state.observed import Object
 from tpu_training_operator.domain.cluster_state.workload import manager_of, prebuilt_workload, queue_of
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.resolve import check_hosts
 from tpu_training_operator.domain.objects.shared import check_config_map
 
 
-def check_options(options: Sequence[Option], raw: Object, max_hosts: int = MAX_HOSTS) -> None:
+def check_options(options: Sequence[SliceOption], raw: Object, max_hosts: int = MAX_HOSTS) -> None:
     """Raises InvalidJob for a slice on which the job cannot start. `raw`: the job as the API server has it."""
     for option in options:
         check_hosts(option.resolution, max_hosts, option.choice.field)

@@ -126,7 +126,7 @@ _FAMILIES = {
     ),
     "controller_runtime_reconcile_total": _Family(
         Counter,
-        "Passes over jobs, by result; requeue: the job had changed meanwhile.",
+        "Passes over jobs, by result; requeue: the job had changed in the meantime.",
         {**_RECONCILER, "result": tuple(PassResult)},
     ),
     "controller_runtime_reconcile_errors_total": _Family(Counter, "Passes that ended with an error.", _RECONCILER),

@@ -49,10 +49,10 @@ class ServiceName:
     @staticmethod
     def parse(text: str) -> "ServiceName":
         """Raises ValueError, with a message for the user, unless the text is NAME.NAMESPACE."""
-        found = _SERVICE_FORM.fullmatch(text)
-        if found is None or max(map(len, text.split("."))) > _LONGEST_LABEL:
+        match = _SERVICE_FORM.fullmatch(text)
+        if match is None or max(map(len, text.split("."))) > _LONGEST_LABEL:
             raise ValueError(f"{text!r} is not NAME.NAMESPACE of a Service, such as tpu-training-operator.tpu-system")
-        return ServiceName(found[1], found[3])
+        return ServiceName(match[1], match[3])
 
     def url(self, port: int) -> str:
         return f"https://{self.name}.{self.namespace}.svc:{port}"

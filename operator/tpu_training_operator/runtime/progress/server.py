@@ -74,7 +74,7 @@ class Limits(Generic[_Key]):
         self._buckets: OrderedDict[_Key, TokenBucket] = OrderedDict()
 
     def take(self, key: _Key, why: str) -> None:
-        """Use one token of the key's bucket. Raises ReportRefused (429) with the reason `why` if there is none."""
+        """Takes one token of the key's bucket. Raises ReportRefused (429) with the reason `why` if there is none."""
         bucket = self._buckets.pop(key, None) or TokenBucket(self._per_second, self._burst, self._clock)
         self._buckets[key] = bucket
         if wait := bucket.seconds_until_next():
@@ -84,7 +84,7 @@ class Limits(Generic[_Key]):
             self._buckets.popitem(last=False)
 
     def give_back(self, key: _Key) -> None:
-        """Return the token taken last."""
+        """Puts back the token taken last."""
         if bucket := self._buckets.get(key):
             bucket.give_back()
 

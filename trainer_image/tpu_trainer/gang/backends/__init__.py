@@ -15,21 +15,21 @@ def open_backend(spec: RunSpec, environment: WorkerEnvironment, stop: StopFlag) 
 
     Raises:
         PeerLostError: the other processes did not come within the rendezvous' time.
-        PreemptedError: told to stop before the gang had formed.
+        PreemptedError: asked to stop before the gang had formed.
         BadSpecError: the devices found are not the run spec's.
     """
-    # Imported once chosen: torch_xla takes seconds to load, and a laptop without it runs the other backend.
+    # Imported when chosen: torch_xla takes seconds to load, and a laptop without it runs the other backend.
     from tpu_trainer.gang.backends.rendezvous import Seat, join, meet
 
     gang, on_cpu = spec.job.gang, spec.hardware == "CPU"
     if spec.backend == "torch":
         from tpu_trainer.gang.backends.torch_dist import TorchDistributed, find_device
 
-        chosen, local_rank = spec.torch, environment.local_rank
-        device = find_device(chosen, local_rank)
-        seat = Seat.of_local(environment, local_rank, chosen.processes_per_host) if spec.process_per_device else None
-        group = join(environment, gang, stop, seat=seat, device=chosen.device, collectives=chosen.collectives)
-        return TorchDistributed(group, device, local_rank, chosen.execution)
+        settings, local_rank = spec.torch, environment.local_rank
+        device = find_device(settings, local_rank)
+        seat = Seat.of_local(environment, local_rank, settings.processes_per_host) if spec.process_per_device else None
+        group = join(environment, gang, stop, seat=seat, device=settings.device, collectives=settings.collectives)
+        return TorchDistributed(group, device, local_rank, settings.execution)
 
     from tpu_trainer.gang.backends.xla import XlaChip, XlaHost, XlaSpmd
 

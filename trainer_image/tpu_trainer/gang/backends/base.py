@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 GROUP_BYTES = 256 << 20
-"""How much is sent at once of what may be as large as the model: it takes as much memory a few times over."""
+"""How much is sent at once of tensors that may be as large as the model: the transfer takes a few times that memory."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Counters:
     """What the device's runtime has counted since this process started; all zero if nothing is compiled.
 
     compilations, compile_seconds: graphs compiled, and the time it took.
-    executions: graphs that the device has executed; the newest ones may not be counted yet.
+    executions: graphs that the device has executed; the newest may not be counted yet.
     host_reads: transfers from the device that the backend did not make itself.
     fallbacks: operations that ran on the CPU because the device has none, by name ("aten::nonzero"); reading a
-        number off the device is not one of them.
+        number from the device is not one of them.
     """
 
     compilations: int = 0
@@ -74,21 +74,21 @@ class Backend(Protocol):
         """Overwrites tensors, on the device or in host memory, with rank `source`'s values."""
 
     def to_device(self, batch: Any) -> Any:
-        """The batch with every tensor in it moved to the device."""
+        """Returns the batch with every tensor in it moved to the device."""
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies in host memory, fetched together; waits until the device has made the values."""
+        """Returns copies in host memory, fetched together; waits until the device has computed the values."""
 
     def marks(self, tensors: Sequence[Tensor]) -> list[object]:
         """Returns a mark of each tensor, equal as long as nothing has been written to it; where that is not known,
-        equal to nothing else. No tensor may be on its way out of a program that was sent off last."""
+        equal to nothing else. No tensor may be a pending result of the program sent last."""
 
     def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
-        """The batches on the device, prepared ahead where that helps, while the context lasts; each with what comes
-        with it."""
+        """Yields the batches on the device, prepared ahead where that helps, while the context lasts; each with its
+        companion."""
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Sums real tensors over all processes; what comes in may be overwritten.
+        """Sums real tensors over all processes; may overwrite its arguments.
 
         Returns the summed gradients on the device, and the summed signals (shape [n]) where reading them is cheapest.
 
@@ -96,51 +96,51 @@ class Backend(Protocol):
             PeerLostError: a peer went away.
         """
 
-    def part(self, whole: Tensor) -> Tensor:
-        """This process's part of a tensor, shape [n]: of its elements in `world` equal rows, filled up with zeros, the
-        row with the number of the rank. The process's own copy, where `whole` is."""
+    def part(self, tensor: Tensor) -> Tensor:
+        """Returns a copy of this process's part of a tensor, shape [n], on the same device: row `rank` of its elements
+        in `world` equal rows, padded with zeros."""
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """All processes' parts of each tensor on the device, one after the other: shape [world x n] each.
+        """Returns all processes' parts of each tensor on the device, one after the other: shape [world x n] each.
 
         Raises:
             PeerLostError: a peer went away.
         """
 
     def flag(self, up: bool) -> Tensor:
-        """A flag of this process as data on the device, shape [k].
+        """Returns a flag of this process as data on the device, shape [k].
 
         The sum of its elements, among the signals of a reduction, is above 0 where any process's flag was up.
         """
 
     def numbers(self, values: Sequence[float]) -> Tensor:
-        """Numbers of this process as data on the device, shape [k, n].
+        """Returns numbers of this process as data on the device, shape [k, n].
 
         The mean of its k rows, among the signals of a reduced bucket, becomes the sum over all processes; or their
         mean, where one program serves all (`terms` is 1).
         """
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
-        """Every process's row, in rank order; a collective. Rows are equally long, values are float32."""
+        """Returns every process's row, in rank order; a collective. Rows are equally long, values are float32."""
 
     def quiet(self) -> AbstractContextManager[None]:
-        """While the context lasts, no replica of this process does anything that `counters` counts. All of them enter
-        it at the same places."""
+        """Keeps all replicas of this process from doing anything that `counters` counts while the context lasts. All of
+        them enter it at the same points."""
 
     def compilations(self) -> int:
-        """`counters().compilations` in less than a microsecond: asked after every step."""
+        """Returns `counters().compilations` in less than a microsecond; called after every step."""
 
     def counters(self) -> Counters:
-        """The counts up to now. Costs some 60 microseconds."""
+        """Returns the counts up to now; takes some 60 microseconds."""
 
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
-        """A hash of the operations that are pending for `tensors`, equal where processes run the same program.
+        """Returns a hash of the operations pending for `tensors`, equal where processes run the same program.
 
-        None if processes may run different ones.
+        None if processes may run different programs.
         """
 
     def sync(self) -> None:
-        """Ends a step: sends to the device what has been put off so far. All processes call it at the same places."""
+        """Ends a step: sends all deferred work to the device. All processes call it at the same points."""
 
     def barrier(self) -> None:
         """Returns once every process has come here and its device has finished its work."""
@@ -151,7 +151,8 @@ class Backend(Protocol):
 
 def map_tensors(move: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """Applies `move` to the tensors in nested lists, tuples (named ones too), mappings, dataclasses, and objects that
-    have a method `to`, as batches of libraries do. Each keeps its type and is copied; the rest stays as it is."""
+    have a method `to`, as the batches of some libraries do. Containers are copied and keep their types; everything else
+    stays as it is."""
     if isinstance(batch, Tensor):
         return move(batch)
     if isinstance(batch, Mapping):
@@ -162,7 +163,7 @@ def map_tensors(move: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, type):
         return batch
     if is_dataclass(batch):
-        # Not by its constructor, which may take other arguments. Fields may be frozen.
+        # Not with its constructor, which may take other arguments. Fields may be frozen.
         copied = copy.copy(batch)
         for part in fields(batch):
             if hasattr(batch, part.name):
@@ -190,10 +191,10 @@ def _map_mapping(move: Callable[[Tensor], Tensor], batch: Mapping[Any, Any]) -> 
 
 
 def move_model(model: nn.Module, device: torch.device) -> None:
-    """`model.to(device)` that keeps shared weights shared.
+    """Does `model.to(device)` and keeps shared weights shared.
 
-    Moving to XLA replaces Parameter objects module by module, so a weight used in two places becomes two
-    weights that drift apart.
+    Moving to XLA replaces Parameter objects module by module, so a weight used in two places would become two weights
+    that drift apart.
     """
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
@@ -208,25 +209,25 @@ def move_model(model: nn.Module, device: torch.device) -> None:
 def fill_from(
     source: int, tensors: Sequence[Tensor], rank: Tensor, total: Callable[[Sequence[Tensor]], Sequence[Tensor]]
 ) -> None:
-    """A broadcast made of sums over all processes, `total`: all but rank `source` add zeros.
+    """Broadcasts rank `source`'s values by `total`, a sum over all processes to which the other ranks add zeros.
 
     `rank` is data on the device: a number would be compiled in, and the processes would run different programs. Zeros
-    are chosen, not multiplied in, since -inf times 0 is NaN; they are negative, since -0.0 plus 0.0 would be 0.0.
-    Booleans travel as integers, complex numbers as pairs of real ones.
+    are selected, not multiplied in, since -inf times 0 is NaN; they are negative, since -0.0 plus 0.0 would be 0.0.
+    Booleans are sent as integers, complex numbers as pairs of real ones.
     """
 
-    def own(flat: Tensor) -> Tensor:
+    def zero_unless_source(flat: Tensor) -> Tensor:
         return torch.where(rank == source, flat, torch.full_like(flat, -0.0 if flat.is_floating_point() else 0))
 
     with torch.no_grad():
         carried = [tensor.to(torch.int32) if tensor.dtype == torch.bool else as_real(tensor) for tensor in tensors]
-        theirs = total([own(tensor) for tensor in carried])
-        for tensor, value in zip(tensors, theirs, strict=True):
+        values = total([zero_unless_source(tensor) for tensor in carried])
+        for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(as_complex(value, tensor).to(tensor.dtype))
 
 
 def in_groups(tensors: Iterable[Tensor], limit: int = GROUP_BYTES) -> Iterator[list[Tensor]]:
-    """The tensors in order, in groups of at most `limit` bytes, or of one tensor that is larger."""
+    """Groups the tensors in order, at most `limit` bytes each; a larger tensor is a group by itself."""
     group: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -240,7 +241,7 @@ def in_groups(tensors: Iterable[Tensor], limit: int = GROUP_BYTES) -> Iterator[l
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A complex tensor as pairs of real numbers, any other as it is: devices do not sum complex numbers.
+    """Returns a complex tensor as pairs of real numbers, any other as it is: devices do not sum complex numbers.
 
     Stacked, not viewed: torch_xla gives the view a layout that its all-reduce refuses.
     """
@@ -248,12 +249,12 @@ def as_real(tensor: Tensor) -> Tensor:
 
 
 def as_complex(real: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `as_real` for a tensor like `like`."""
+    """Inverts `as_real` for a tensor like `like`."""
     return torch.view_as_complex(real) if like.is_complex() else real
 
 
 def sum_by_dtype(tensors: Sequence[Tensor], all_reduce: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """The sums of the tensors by one collective per dtype on one flat tensor, for collectives that take no more."""
+    """Sums the tensors with one collective per dtype on one flat tensor, for collectives that take a single tensor."""
     sums = list(tensors)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
@@ -263,19 +264,19 @@ def sum_by_dtype(tensors: Sequence[Tensor], all_reduce: Callable[[Tensor], Tenso
     return sums
 
 
-def to_rows(whole: Tensor, count: int) -> Tensor:
-    """The elements in `count` equal rows, filled up with zeros at the end; shape [count, n]."""
-    flat = whole.reshape(-1)
+def to_rows(tensor: Tensor, count: int) -> Tensor:
+    """Returns the elements in `count` equal rows, padded with zeros at the end; shape [count, n]."""
+    flat = tensor.reshape(-1)
     missing = -flat.numel() % count
     return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(count, -1)
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor with all elements, in order; all of one dtype."""
+    """Returns one tensor with all elements, in order; all are of one dtype."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The inverse of `flatten`: pieces of `flat` in the shapes of `like`."""
+    """Inverts `flatten`: returns pieces of `flat` in the shapes of `like`."""
     pieces = torch.split(flat, [tensor.numel() for tensor in like])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]

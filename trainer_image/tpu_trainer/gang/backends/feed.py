@@ -21,7 +21,7 @@ _LEAVE_SECONDS = 10.0
 
 @contextmanager
 def feed_ahead(batches: Iterator[tuple[Any, Any]], place: Callable[[Any], Any]) -> Iterator[Iterator[tuple[Any, Any]]]:
-    """The batches in order, moved by `place`, each with what came with it, which stays on the host; an error of
+    """Yields the batches in order, moved by `place`, each with its companion, which stays on the host; an error of
     `batches` is raised where its batch was due.
 
     Leaving the context ends the thread and waits for it, because a thread that uses the device while the interpreter
@@ -39,8 +39,8 @@ def feed_ahead(batches: Iterator[tuple[Any, Any]], place: Callable[[Any], Any]) 
     def work() -> None:
         error: Exception = StopIteration()
         try:
-            for batch, beside in batches:
-                put(((place(batch), beside), None))
+            for batch, companion in batches:
+                put(((place(batch), companion), None))
                 if closed.is_set():
                     return
         except Exception as raised:
@@ -69,5 +69,5 @@ def feed_ahead(batches: Iterator[tuple[Any, Any]], place: Callable[[Any], Any]) 
 def feed_in_turn(
     batches: Iterator[tuple[Any, Any]], place: Callable[[Any], Any]
 ) -> Iterator[Iterator[tuple[Any, Any]]]:
-    """The same without a thread, so that random numbers are drawn in a fixed order."""
-    yield ((place(batch), beside) for batch, beside in batches)
+    """Does the same without a thread, so that random numbers are drawn in a fixed order."""
+    yield ((place(batch), companion) for batch, companion in batches)

@@ -1,8 +1,8 @@
 """The gate in front of the gang's store: only those who know the gang's key reach the store.
 
 TCPStore has no authentication and keeps whatever it is sent, so it listens on loopback only. The gate listens where the
-other hosts look for the store, and connects a peer to it once both sides have proved that they know the key (an HMAC
-over fresh random numbers from both). TCPStore's client cannot do that, so each client host runs a `Tunnel`: a port on
+other hosts look for the store, and connects a peer once both sides have proved that they know the key (an HMAC over
+fresh random numbers from both). TCPStore's client cannot do that, so each client host runs a `Tunnel`: a port on
 loopback whose connections go through the gate. Before its proof a peer costs the gate one socket and 64 bytes.
 
 The gate keeps strangers out. It does not encrypt: anyone who can read or change packets between the hosts gets past it.
@@ -23,8 +23,8 @@ from hashlib import sha256
 from typing import Any
 
 MOST_WAITING = 1024
-"""Connections that may be proving themselves at once. Beyond that the oldest is dropped, so silent strangers cannot
-keep the others out; a host that is dropped tries again."""
+"""The most connections without a proof at once. Beyond that the oldest is dropped, so silent strangers cannot keep the
+others out; a host that is dropped tries again."""
 
 PROOF_SECONDS = 10.0
 """How long a proof may take."""
@@ -41,11 +41,12 @@ class StrangerError(OSError):
 
 
 def key_of(gang: str) -> bytes:
-    """`gang`: the job's uid, which is readable only with rights in the job's namespace, and the attempt."""
+    """Returns the key of a gang: the job's uid, which is readable only with rights in the job's namespace, and the
+    attempt."""
     return sha256(f"tpu-trainer gang {gang}".encode()).digest()
 
 
-class _Server:
+class _GuardedServer:
     """A listening socket, served by one thread with its own event loop until `close`."""
 
     def __init__(self, listener: socket.socket) -> None:
@@ -60,14 +61,14 @@ class _Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Cuts all connections. Not from the server's own thread."""
-        # The loop is gone already if the store has ended.
+        """Cuts all connections. Must not be called from the server's own thread."""
+        # The loop is already gone if the store has ended.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()
 
     async def _admit(self, guest: socket.socket) -> socket.socket:
-        """The connection to splice `guest` to; raises OSError if it is not welcome."""
+        """Returns the connection to splice `guest` to; raises OSError if the guest is refused."""
         raise NotImplementedError
 
     def _submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
@@ -88,7 +89,7 @@ class _Server:
             try:
                 guest, _ = await self._loop.sock_accept(self._listener)
             except OSError:
-                # Out of file descriptors, or the guest has left already.
+                # Out of file descriptors, or the guest has already left.
                 self._drop_oldest()
                 await asyncio.sleep(0.05)
                 continue
@@ -97,7 +98,7 @@ class _Server:
                 self._drop_oldest()
             task = self._loop.create_task(self._serve(guest))
             self._waiting[task] = None
-            # Here and not in the task: one that is dropped before its first line ran would leave its guest open.
+            # Here and not in the task, which may be dropped before its first line has run.
             task.add_done_callback(partial(self._leave, guest))
 
     async def _serve(self, guest: socket.socket) -> None:
@@ -121,7 +122,7 @@ class _Server:
             oldest.cancel()
 
 
-class Gate(_Server):
+class Gate(_GuardedServer):
     """Connects peers who know `key` to the store on loopback at `store_port`; ends when the store does."""
 
     def __init__(self, listener: socket.socket, key: bytes, store_port: int) -> None:
@@ -130,28 +131,28 @@ class Gate(_Server):
         self._submit(self._end_with_store())
 
     async def _admit(self, guest: socket.socket) -> socket.socket:
-        asked = os.urandom(_NONCE)
-        await self._loop.sock_sendall(guest, _MAGIC + asked)
-        # Exactly so many bytes: a stranger who sends megabytes gets no further.
-        answer = await _exactly(guest, _NONCE + _PROOF)
-        told, proof = answer[:_NONCE], answer[_NONCE:]
-        if not hmac.compare_digest(proof, _proof(self._key, b"guest", asked, told)):
+        gate_nonce = os.urandom(_NONCE)
+        await self._loop.sock_sendall(guest, _MAGIC + gate_nonce)
+        # Reads exactly the expected size, so a stranger may send as much as it likes.
+        answer = await _receive(guest, _NONCE + _PROOF)
+        guest_nonce, proof = answer[:_NONCE], answer[_NONCE:]
+        if not hmac.compare_digest(proof, _proof(self._key, b"guest", gate_nonce, guest_nonce)):
             raise StrangerError
-        await self._loop.sock_sendall(guest, _proof(self._key, b"gate", asked, told))
+        await self._loop.sock_sendall(guest, _proof(self._key, b"gate", gate_nonce, guest_nonce))
         return await self._to_store()
 
     async def _to_store(self) -> socket.socket:
-        return await _connected(socket.AF_INET, ("127.0.0.1", self._store_port))
+        return await _open_connection(socket.AF_INET, ("127.0.0.1", self._store_port))
 
     async def _end_with_store(self) -> None:
-        """The store never speaks first, so an event on a connection that asks nothing is the store's end."""
+        """Closes the gate when the store ends: it never speaks first, so any event on an idle connection is its end."""
         with suppress(OSError), await self._to_store() as store:
             await self._loop.sock_recv(store, 1)
         self._closing.set()
 
 
-class Tunnel(_Server):
-    """Takes connections to its port on loopback through the gate at `address`."""
+class Tunnel(_GuardedServer):
+    """Forwards connections to its port on loopback through the gate at `address`."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         self._address, self._key = address, key
@@ -177,16 +178,16 @@ class Tunnel(_Server):
     async def _through(self) -> socket.socket:
         onward = await self._connect()
         try:
-            greeting = await _exactly(onward, len(_MAGIC) + _NONCE)
+            greeting = await _receive(onward, len(_MAGIC) + _NONCE)
             if not greeting.startswith(_MAGIC):
                 raise StrangerError("what answers there is not a gate")
-            asked, told = greeting[len(_MAGIC) :], os.urandom(_NONCE)
-            await self._loop.sock_sendall(onward, told + _proof(self._key, b"guest", asked, told))
+            gate_nonce, guest_nonce = greeting[len(_MAGIC) :], os.urandom(_NONCE)
+            await self._loop.sock_sendall(onward, guest_nonce + _proof(self._key, b"guest", gate_nonce, guest_nonce))
             try:
-                proof = await _exactly(onward, _PROOF)
+                proof = await _receive(onward, _PROOF)
             except OSError:
                 proof = b""
-            if not hmac.compare_digest(proof, _proof(self._key, b"gate", asked, told)):
+            if not hmac.compare_digest(proof, _proof(self._key, b"gate", gate_nonce, guest_nonce)):
                 raise StrangerError("what answers there belongs to another job or attempt")
         except BaseException:
             onward.close()
@@ -198,15 +199,15 @@ class Tunnel(_Server):
         refused = OSError(f"{host} has no address")
         for family, _, _, _, place in await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             try:
-                return await _connected(family, place)
+                return await _open_connection(family, place)
             except OSError as error:
                 refused = error
         raise refused
 
 
-async def _splice(one: socket.socket, other: socket.socket) -> None:
+async def _splice(guest: socket.socket, onward: socket.socket) -> None:
     """Carries bytes both ways, no faster than they are taken, until either side ends."""
-    pumps = {asyncio.ensure_future(_pump(one, other)), asyncio.ensure_future(_pump(other, one))}
+    pumps = {asyncio.ensure_future(_pump(guest, onward)), asyncio.ensure_future(_pump(onward, guest))}
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -221,11 +222,11 @@ async def _pump(source: socket.socket, sink: socket.socket) -> None:
         await loop.sock_sendall(sink, data)
 
 
-def _proof(key: bytes, side: bytes, asked: bytes, told: bytes) -> bytes:
-    return hmac.digest(key, side + asked + told, "sha256")
+def _proof(key: bytes, side: bytes, gate_nonce: bytes, guest_nonce: bytes) -> bytes:
+    return hmac.digest(key, side + gate_nonce + guest_nonce, "sha256")
 
 
-async def _connected(family: int, place: Any) -> socket.socket:
+async def _open_connection(family: int, place: Any) -> socket.socket:
     connection = socket.socket(family, socket.SOCK_STREAM)
     connection.setblocking(False)
     try:
@@ -236,7 +237,7 @@ async def _connected(family: int, place: Any) -> socket.socket:
     return connection
 
 
-async def _exactly(connection: socket.socket, size: int) -> bytes:
+async def _receive(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         more = await asyncio.get_running_loop().sock_recv(connection, size - len(data))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ProcessGroup:
     """The processes of the gang, or this one alone (size 1, no process group, no store).
 
-    Tensors are on `device`, which the group's collectives work on.
+    Its collectives take tensors on `device`.
     """
 
     def __init__(self, rank: int, size: int, store: Store | None = None, device: str = "cpu") -> None:
@@ -46,34 +46,34 @@ class ProcessGroup:
                     tensor.copy_(as_complex(row, tensor))
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """All processes' tensors of each place, flat, one after the other in the order of ranks."""
+        """Returns all processes' tensors at each index, flat, one after the other in the order of ranks."""
         if self.size == 1:
             return list(parts)
         joined = list(parts)
         for dtype in dict.fromkeys(part.dtype for part in parts):
-            places = [place for place, part in enumerate(parts) if part.dtype == dtype]
-            own = flatten([parts[place] for place in places])
-            rows = torch.empty([self.size, own.numel()], dtype=dtype, device=own.device)
-            self._together(dist.all_gather_into_tensor, rows.view(-1), own)
-            pieces = torch.split(rows, [parts[place].numel() for place in places], dim=1)
-            for place, piece in zip(places, pieces, strict=True):
-                joined[place] = piece.reshape(-1)
+            indices = [index for index, part in enumerate(parts) if part.dtype == dtype]
+            flat = flatten([parts[index] for index in indices])
+            rows = torch.empty([self.size, flat.numel()], dtype=dtype, device=flat.device)
+            self._together(dist.all_gather_into_tensor, rows.view(-1), flat)
+            pieces = torch.split(rows, [parts[index].numel() for index in indices], dim=1)
+            for index, piece in zip(indices, pieces, strict=True):
+                joined[index] = piece.reshape(-1)
         return joined
 
     def gather(self, row: Sequence[float]) -> list[list[float]]:
-        """Every process's row of float32 values, in rank order."""
+        """Returns every process's row of float32 values, in rank order."""
         if self.size == 1:
             return [list(row)]
-        own = torch.tensor(row, dtype=torch.float32, device=self._device)
-        rows = [torch.empty_like(own) for _ in range(self.size)]
-        self._together(dist.all_gather, rows, own)
-        # Read at once: each reading waits for the device.
+        values = torch.tensor(row, dtype=torch.float32, device=self._device)
+        rows = [torch.empty_like(values) for _ in range(self.size)]
+        self._together(dist.all_gather, rows, values)
+        # Read together, because each reading waits for the device.
         table: list[list[float]] = torch.stack(rows).tolist()
         return table
 
     def barrier(self) -> None:
         if self.size > 1:
-            # Read it: when the call returns, a device's collective is only queued.
+            # Read, because a device's collective is only queued when the call returns.
             zero = torch.zeros(1, device=self._device)
             self._together(dist.all_reduce, zero)
             zero.tolist()
@@ -87,7 +87,7 @@ class ProcessGroup:
         return flat
 
     def _together(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        # gloo has no error type of its own for a peer that closed its connection.
+        # gloo has no error type for a peer that closed its connection.
         try:
             collective(*args, **kwargs)
         except RuntimeError as error:

@@ -1,6 +1,6 @@
 """How the processes of one attempt find each other: a key-value store on host 0, then the process group.
 
-Pods of a gang start minutes apart. So each step of the meeting is a short wait in a loop with one deadline for all,
+Pods of a gang start minutes apart. So each step of the rendezvous is a short wait in a loop with one deadline for all,
 which a stop request ends early, and a gang that never forms is reported host by host. `gate` keeps strangers out: only
 the gate listens on the host's address.
 """
@@ -26,11 +26,11 @@ from tpu_trainer.gang.backends.group import ProcessGroup
 
 RENDEZVOUS_SECONDS = 300.0
 COLLECTIVE_SECONDS = 2400.0
-"""For a peer whose machine fell silent; one that closed its connection is noticed at once."""
+"""Limits the wait for a peer whose machine fell silent; a closed connection is noticed at once."""
 
 _POLL_SECONDS = 0.2
 _MOST_POLLS = 2000
-"""How often per second all processes together ask the store whether all have come."""
+"""How often per second all processes together ask the store whether all have arrived."""
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 4096
@@ -39,9 +39,9 @@ _OTHER_FILES = 1024
 
 @dataclass(frozen=True)
 class Seat:
-    """A process's place in the meeting: `number` of `count`, host by host, `per_host` on each.
+    """A process's place in the rendezvous: `number` of `count`, host by host, `per_host` on each.
 
-    `serves`: this process keeps the store. Process 0 does, or else the supervisor of host 0's processes.
+    `serves`: this process runs the store. Process 0 does, or else the supervisor of host 0's processes.
     """
 
     number: int
@@ -51,12 +51,12 @@ class Seat:
 
     @staticmethod
     def of_host(environment: WorkerEnvironment) -> Seat:
-        """For a host that is one process."""
+        """Returns the seat of a host that is one process."""
         return Seat(environment.host_index, environment.num_hosts, 1, serves=environment.host_index == 0)
 
     @staticmethod
     def of_local(environment: WorkerEnvironment, local_rank: int, per_host: int) -> Seat:
-        """For one of a host's processes, whose supervisor keeps the store."""
+        """Returns the seat of one of a host's processes, whose supervisor runs the store."""
         number = environment.host_index * per_host + local_rank
         return Seat(number, environment.num_hosts * per_host, per_host, serves=False)
 
@@ -73,8 +73,8 @@ def join(
     """Meets the other processes and forms their process group; a process alone gets a group of one.
 
     Raises:
-        PeerLostError: not all came within `seconds`, or one left again.
-        PreemptedError: told to stop before all had come.
+        PeerLostError: not all arrived within `seconds`, or one left again.
+        PreemptedError: asked to stop before all had arrived.
     """
     seat = seat or Seat.of_host(environment)
     store = meet(environment, gang, stop, seat, seconds)
@@ -98,16 +98,16 @@ def meet(
     `gang` names job and attempt, so a late host of an earlier attempt cannot take a seat in this one.
 
     Raises:
-        PeerLostError: not all came within `seconds`.
-        PreemptedError: told to stop before all had come.
+        PeerLostError: not all arrived within `seconds`.
+        PreemptedError: asked to stop before all had arrived.
     """
     if seat.count == 1:
         return None
     deadline = time.monotonic() + seconds
     loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if loopback and _on_loopback(environment):
-        # gloo would otherwise listen on the address of the machine's own name: visible to the network, and often not
-        # reachable on a laptop between two networks.
+        # gloo would otherwise listen on the address of the machine's name, which the network sees, and which is often
+        # not reachable on a laptop between two networks.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
     try:
         if seat.serves:
@@ -123,7 +123,7 @@ def meet(
 
 @dataclass(frozen=True)
 class ServedStore:
-    """A store kept for others; it and its gate end with the last reference. `port`: the gate's."""
+    """A store that serves the gang; it and its gate end with the last reference. `port`: the gate's."""
 
     store: TCPStore
     port: int
@@ -154,8 +154,8 @@ def serve(environment: WorkerEnvironment, gang: str, count: int, seconds: float 
 
 
 def _reach(environment: WorkerEnvironment, gang: str, deadline: float, stop: StopFlag) -> TCPStore:
-    """The store on host 0, through its gate. Before the gate is open its name may not resolve, or may still belong to
-    another pod."""
+    """Connects to the store on host 0 through its gate. Before the gate is open, the host's name may not resolve, or
+    may still belong to another pod."""
     tunnel = Tunnel((environment.master_addr, environment.master_port), key_of(gang))
     try:
         while True:
@@ -163,7 +163,7 @@ def _reach(environment: WorkerEnvironment, gang: str, deadline: float, stop: Sto
                 tunnel.probe(seconds=2.0)
                 break
             except OSError as error:
-                reason = error.strerror or str(error) or "it does not say a word"
+                reason = error.strerror or str(error) or "it sends nothing"
             if stop():
                 raise PreemptedError("stopped before host 0 could be reached")
             if time.monotonic() > deadline:
@@ -177,35 +177,35 @@ def _reach(environment: WorkerEnvironment, gang: str, deadline: float, stop: Sto
 
 
 def _await_all(store: Store, seat: Seat, deadline: float, stop: StopFlag) -> None:
-    """Returns once all processes have come. They count up one small value, whatever the size of the gang."""
+    """Returns once all processes have arrived. They count up one small value, whatever the size of the gang."""
     store.set(f"seat/{seat.number}", "taken")
     present = store.add("present", 1)
     pause = max(_POLL_SECONDS, seat.count / _MOST_POLLS)
     while present < seat.count:
         if stop():
-            # If the last process has come meanwhile, the gang has formed and the others rely on it: then this process
-            # counts itself again, and the stop travels with the first step instead.
+            # If the last process has arrived meanwhile, the gang has formed and the others rely on it: then this
+            # process counts itself again, and the stop travels with the first step instead.
             if store.add("present", -1) + 1 < seat.count:
-                raise PreemptedError("stopped before all hosts had come")
+                raise PreemptedError("stopped before all hosts had arrived")
             store.add("present", 1)
             return
         if time.monotonic() > deadline:
-            raise PeerLostError(f"rendezvous: {_absent(store, seat)}")
+            raise PeerLostError(f"rendezvous: {_describe_absent(store, seat)}")
         time.sleep(pause)
         present = store.add("present", 0)
 
 
-def _absent(store: Store, seat: Seat) -> str:
+def _describe_absent(store: Store, seat: Seat) -> str:
     empty = [number for number in range(seat.count) if not store.check([f"seat/{number}"])]
     hosts = sorted({number // seat.per_host for number in empty})
-    whole = "" if seat.per_host == 1 else " with all of their processes"
-    named = ", ".join(map(str, hosts))
-    return f"{len(hosts)} of {seat.count // seat.per_host} hosts did not come{whole}: host {named}"
+    processes = "" if seat.per_host == 1 else " with all of their processes"
+    numbers = ", ".join(map(str, hosts))
+    return f"{len(hosts)} of {seat.count // seat.per_host} hosts did not arrive{processes}: host {numbers}"
 
 
 def _listen(environment: WorkerEnvironment) -> socket.socket:
-    """On all addresses, since a pod's own name may not resolve before it is ready; on loopback alone if the hosts are
-    processes of one machine."""
+    """Listens on all addresses, since a pod's own name may not resolve before it is ready; only on loopback if the
+    hosts are processes of one machine."""
     port, address = environment.master_port, environment.master_addr
     if _on_loopback(environment):
         return socket.create_server((_LOOPBACK if address == "localhost" else address, port), backlog=_BACKLOG)
@@ -215,7 +215,7 @@ def _listen(environment: WorkerEnvironment) -> socket.socket:
 
 
 def _allow_connections(count: int) -> None:
-    """Raises the limit of open files: each process behind the gate takes two of the gate and one of the store."""
+    """Raises the limit of open files: each process takes two of the gate and one of the store."""
     wanted = 3 * count + MOST_WAITING + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:

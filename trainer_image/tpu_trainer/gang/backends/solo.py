@@ -1,7 +1,7 @@
-"""One process in the place of a whole gang, in which every other process does exactly what this one does.
+"""One process that stands for a whole gang, as if every other process did exactly what this one does.
 
-So a single process on a CPU runs replica 0 of any slice: with its part of every global batch, and with sums and means
-over all replicas, which are its own.
+So a single process on a CPU runs replica 0 of any slice, with its part of every global batch; sums and means over all
+replicas are computed from its own values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tpu_trainer.gang.backends.group import ProcessGroup
 
 
 class SoloGroup(ProcessGroup):
-    """Collectives whose other members have the values of this one."""
+    """Collectives whose other members have the values of this process."""
 
     def __init__(self, size: int) -> None:
         super().__init__(0, size)
@@ -28,7 +28,7 @@ class SoloGroup(ProcessGroup):
         return [gradient * self.size for gradient in gradients], signals * self.size
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """All have the same values."""
+        """Does nothing: all have the same values."""
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [part.repeat(self.size) for part in parts]
@@ -37,14 +37,14 @@ class SoloGroup(ProcessGroup):
         return [[float(value) for value in row] for _ in range(self.size)]
 
     def barrier(self) -> None:
-        """All have come."""
+        """Does nothing: there is no peer to wait for."""
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Does nothing: nothing was opened."""
 
 
 def open_solo(spec: RunSpec, _: WorkerEnvironment, __: StopFlag) -> Backend:
-    """Replica 0 of the run spec's slice, on this machine's CPU."""
+    """Returns the backend of replica 0 of the run spec's slice, on this machine's CPU."""
     group = SoloGroup(spec.slice.replicas)
     if spec.backend == "torch":
         from tpu_trainer.gang.backends.torch_dist import TorchDistributed

@@ -24,15 +24,15 @@ from tpu_trainer.gang.backends.group import ProcessGroup
 from tpu_trainer.gang.compiled import Compilations, check_compiler
 
 _KINDS = ("cpu", "cuda", "xpu", "mps", "tpu")
-"""Named in the message only: any device type that is registered with torch is accepted."""
+"""Device types for the message only: any type that is registered with torch is accepted."""
 
 
 class TorchDistributed:
-    """On the CPU a step is done when its last line is; any other device runs behind the host, and a read waits for it.
+    """On the CPU a step is done when its last line is; any other device lags behind the host, and a read waits for it.
 
-    TorchTPU may put operations off and compile them together (trainer.torch.execution: Fuse), collectives among them,
-    and a read makes them run. So on a TPU all processes read the same values at the same places, whatever the mode:
-    TorchTPU's guide makes no exceptions. Where programs are compiled, every step also ends with a cut (`sync`).
+    TorchTPU may defer operations and compile them together (trainer.torch.execution: Fuse), collectives among them, and
+    a read makes them run. So on a TPU all processes read the same values at the same points, whatever the mode:
+    TorchTPU's guide makes no exceptions. Where programs are compiled, every step also ends with a `sync`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TorchDistributed:
         self.device = device
         self.reads_free = device.type == "cpu"
         self.reads_together = self.one_program = device.type == "tpu"
-        self._puts_off = device.type == "tpu" and execution != "Eager"
+        self._defers = device.type == "tpu" and execution != "Eager"
         self._compiled = Compilations() if execution == "Compile" else None
 
     def seed(self, seed: int) -> None:
@@ -72,7 +72,7 @@ class TorchDistributed:
         return [tensor.cpu() for tensor in tensors]
 
     def marks(self, tensors: Sequence[Tensor]) -> list[object]:
-        # Batch norm writes to its statistics without torch's count of writes.
+        # Batch norm writes to its statistics without increasing torch's count of writes.
         return [object() for _ in tensors]
 
     def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
@@ -81,8 +81,8 @@ class TorchDistributed:
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
         return self._group.sum(gradients, signals)
 
-    def part(self, whole: Tensor) -> Tensor:
-        return to_rows(whole, self.world)[self.rank].clone()
+    def part(self, tensor: Tensor) -> Tensor:
+        return to_rows(tensor, self.world)[self.rank].clone()
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return self._group.join(parts)
@@ -106,15 +106,15 @@ class TorchDistributed:
         return Counters() if self._compiled is None else Counters(self._compiled.count, self._compiled.seconds)
 
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
-        # What has led to them is not known here; that they fit into one collective is.
+        # How they were computed is not known here, but equal shapes fit into one collective.
         if not self.one_program:
             return None
         described = [[str(tensor.dtype), list(tensor.shape)] for tensor in tensors]
         return f"{zlib.crc32(json.dumps(described).encode()):08x}"
 
     def sync(self) -> None:
-        if self._puts_off:
-            # Not torch.tpu's own: that one is for torch alone.
+        if self._defers:
+            # Not torch.tpu.synchronize, which is internal to torch.
             torch.accelerator.synchronize()
 
     def barrier(self) -> None:
@@ -124,51 +124,52 @@ class TorchDistributed:
         self._group.close()
 
 
-def find_device(chosen: TorchSpec, local_rank: int) -> torch.device:
-    """The device of a host's process `local_rank`, made the process's current one.
+def find_device(settings: TorchSpec, local_rank: int) -> torch.device:
+    """Returns the device of a host's process `local_rank` and makes it the process's current one.
 
     Raises:
         BadSpecError: this torch does not have such a device or such collectives, or this host has too few devices.
     """
-    if chosen.device == "tpu":
-        # TorchTPU registers the device and its collectives. If it is missing, the checks below say what is there.
+    if settings.device == "tpu":
+        # TorchTPU registers the device and its collectives. If it is missing, the checks below report what exists.
         with suppress(ModuleNotFoundError):
             importlib.import_module("torch_tpu")
-    if not _is_there(chosen.device):
-        found = ", ".join(kind for kind in _KINDS if _is_there(kind))
+    if not _is_there(settings.device):
+        existing = ", ".join(kind for kind in _KINDS if _is_there(kind))
         raise BadSpecError(
-            f'trainer.torch.device: torch {torch.__version__} finds no "{chosen.device}" on this host, but {found}'
+            f'trainer.torch.device: torch {torch.__version__} finds no "{settings.device}" on this host, but {existing}'
         )
-    _check_collectives(chosen)
-    if chosen.execution == "Compile":
-        check_compiler(chosen.device)
-    if chosen.device == "cpu":
+    _check_collectives(settings)
+    if settings.execution == "Compile":
+        check_compiler(settings.device)
+    if settings.device == "cpu":
         return torch.device("cpu")
     count = torch.accelerator.device_count()
-    if count < chosen.processes_per_host:
+    if count < settings.processes_per_host:
         raise BadSpecError(
-            f"trainer.torch.processesPerHost: {chosen.processes_per_host} processes need a device each, this host has "
-            f"{count} of {chosen.device}"
+            f"trainer.torch.processesPerHost: {settings.processes_per_host} processes need a device each, this host "
+            f"has {count} of {settings.device}"
         )
-    if chosen.device == "tpu":
-        _set_eager_mode(chosen.execution)
-        # TorchTPU has given this process its one device already, and knows no other.
+    if settings.device == "tpu":
+        _set_eager_mode(settings.execution)
+        # TorchTPU has already given this process its one device, and knows no other.
         return torch.device("tpu")
     torch.accelerator.set_device_index(local_rank)
-    return torch.device(chosen.device, local_rank)
+    return torch.device(settings.device, local_rank)
 
 
 def _is_there(kind: str) -> bool:
-    """Whether this host has such a device. Asked by torch.accelerator: torch.tpu's own answers are for torch alone."""
+    """Returns whether this host has such a device, by torch.accelerator: torch.tpu's functions are internal to
+    torch."""
     if kind == "cpu":
         return True
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found is not None and found.type == kind
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator is not None and accelerator.type == kind
 
 
 def _set_eager_mode(execution: str) -> None:
-    """Sets how TorchTPU runs what is in no compiled program. By its property, not by its environment variable: that had
-    another name in earlier releases, and an unknown variable would be overlooked. An unknown property is an error.
+    """Sets how TorchTPU runs operations outside of compiled programs. By its property, because an unknown property is
+    an error: the environment variable had another name in earlier releases, and an unknown variable would be ignored.
 
     Raises:
         BadSpecError: this TorchTPU has no such mode.
@@ -184,13 +185,13 @@ def _set_eager_mode(execution: str) -> None:
         ) from error
 
 
-def _check_collectives(chosen: TorchSpec) -> None:
+def _check_collectives(settings: TorchSpec) -> None:
     known = {
         name: devices for name, devices in dist.Backend.backend_capability.items() if dist.is_backend_available(name)
     }
-    if chosen.device not in known.get(chosen.collectives, ()):
-        fitting = sorted(name for name, devices in known.items() if chosen.device in devices)
+    if settings.device not in known.get(settings.collectives, ()):
+        fitting = sorted(name for name, devices in known.items() if settings.device in devices)
         raise BadSpecError(
-            f'trainer.torch.collectives: torch {torch.__version__} has no "{chosen.collectives}" for device '
-            f'"{chosen.device}", but {", ".join(fitting) or "none at all"}'
+            f'trainer.torch.collectives: torch {torch.__version__} has no "{settings.collectives}" for device '
+            f'"{settings.device}", but {", ".join(fitting) or "none at all"}'
         )

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 BUCKET_BYTES = 64 << 20
-"""Gradients that chips sum in one all-reduce, at least: large enough that its latency does not count, small enough that
-the first one starts long before the backward pass ends."""
+"""The least that chips sum in one all-reduce: large enough that its latency does not count, small enough that the first
+one starts long before the backward pass ends."""
 
 
 class _XlaHosts(XlaDevice):
@@ -90,16 +90,15 @@ class XlaHost(_XlaHosts):
             return list(gradients), signals
         # Everything pending, not only the gradients: batch statistics left behind would run the forward pass again.
         torch_xla.sync()
-        # Made flat on the host, where gloo needs it.
         *hosts, host_signals = self.to_host([*gradients, signals])
         sums, total = self._group.sum(hosts, host_signals)
         return [self.send(piece) for piece in sums], total
 
-    def part(self, whole: Tensor) -> Tensor:
-        return self.row(whole, self.world, self._rank_on_device)
+    def part(self, tensor: Tensor) -> Tensor:
+        return self.row(tensor, self.world, self._rank_on_device)
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        # As for sums: everything pending.
+        # Everything pending, as in `reduce`.
         torch_xla.sync()
         return [self.send(joined) for joined in self._group.join(self.to_host(parts))]
 
@@ -122,7 +121,8 @@ class XlaSpmd(_XlaHosts):
 
     @staticmethod
     def start(virtual_devices: int | None) -> None:
-        """Before torch_xla starts its client, which reads both settings once. `virtual_devices`: on hardware CPU."""
+        """Configures torch_xla; call it before torch_xla starts its client, which reads both settings once.
+        `virtual_devices`: their number on hardware CPU."""
         if virtual_devices is not None:
             os.environ["CPU_NUM_DEVICES"] = str(virtual_devices)
         xr.use_spmd()
@@ -147,18 +147,19 @@ class XlaSpmd(_XlaHosts):
         return result
 
     def flag(self, up: bool) -> Tensor:
-        """One element per device, so that each host brings its own and their sum is the same everywhere."""
+        """Returns one element per device, so that each host contributes its own and their sum is the same
+        everywhere."""
         return self.send(torch.full([self._local_devices], float(up)))
 
     def numbers(self, values: Sequence[float]) -> Tensor:
-        """One row per device, so that each host brings its own."""
+        """Returns one row per device, so that each host contributes its own."""
         return self.send(torch.tensor([values] * self._local_devices, dtype=torch.float32))
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        """What comes in covers the global batch already."""
+        """Returns its arguments: they already cover the global batch."""
         return list(gradients), signals
 
-    def part(self, whole: Tensor) -> Tensor:
+    def part(self, tensor: Tensor) -> Tensor:
         raise NotImplementedError("recipe.sharding is refused before the first step")
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -166,13 +167,13 @@ class XlaSpmd(_XlaHosts):
 
 
 class XlaChip(XlaDevice):
-    """One replica per TPU device, in a process of its own (`host`)."""
+    """One replica per TPU device, in its own process (`host`)."""
 
     reads_free = False
     one_program = True
 
     store: Store | None = None
-    """Set by `open_backend`, which can meet the others only once this process knows its place among them."""
+    """Set by `open_backend`, which can meet the others only once this process knows its rank."""
 
     def __init__(self, expected_replicas: int) -> None:
         super().__init__(replicas=xr.addressable_device_count())
@@ -200,12 +201,12 @@ class XlaChip(XlaDevice):
                     tensor.copy_(value)
 
     def reduce(self, gradients: Sequence[Tensor], signals: Tensor) -> tuple[list[Tensor], Tensor]:
-        # Backwards, because the backward pass makes the last layer's gradients first; the signals need all of them.
+        # In reverse, because the backward pass computes the last layer's gradients first; the signals need all of them.
         total, *sums = reversed(self._sum([*reversed(gradients), signals]))
         return sums, total
 
-    def part(self, whole: Tensor) -> Tensor:
-        return self.row(whole, self.world, self._rank_on_device)
+    def part(self, tensor: Tensor) -> Tensor:
+        return self.row(tensor, self.world, self._rank_on_device)
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [xm.all_gather(part) for part in parts] if self.world > 1 else list(parts)
@@ -213,10 +214,10 @@ class XlaChip(XlaDevice):
     def gather(self, row: Sequence[float]) -> list[list[float]]:
         if self.world == 1:
             return [list(row)]
-        # Made of sums like the broadcast: every process adds a table that is zero but for its own row.
+        # By sums, like the broadcast: every process adds a table that is zero except for its own row.
         ranks = self.send(torch.arange(self.world)).unsqueeze(1)
-        own = self.send(torch.tensor(row, dtype=torch.float32))
-        table = self._sum([torch.where(ranks == self._rank_on_device, own, 0.0)])
+        values = self.send(torch.tensor(row, dtype=torch.float32))
+        table = self._sum([torch.where(ranks == self._rank_on_device, values, 0.0)])
         rows: list[list[float]] = self.to_host(table)[0].tolist()
         return rows
 
@@ -224,13 +225,13 @@ class XlaChip(XlaDevice):
         self.to_host(self._sum([self.send(torch.zeros(1))]))
 
     def close(self) -> None:
-        """The runtime ends with the process."""
+        """Does nothing: the runtime ends with the process."""
 
     def _sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors, summed in place over all replicas.
+        """Sums the tensors in place over all replicas.
 
-        Bucket by bucket, so that the compiler can sum the first ones while the backward pass still makes the others;
-        and as lists: one flat tensor would be a second copy of all gradients.
+        Bucket by bucket, so that the compiler can sum the first ones while the backward pass computes the others; and
+        as lists, since one flat tensor would be a second copy of all gradients.
         """
         if self.world > 1:
             for bucket in buckets(tensors):
@@ -239,7 +240,7 @@ class XlaChip(XlaDevice):
 
 
 def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors in order, in lists of BUCKET_BYTES or a little more; what is left over goes with the last one."""
+    """Groups the tensors in order, in lists of BUCKET_BYTES or a little more; the rest joins the last list."""
     bucket: list[Tensor] = []
     size, left = 0, sum(map(_bytes, tensors))
     for tensor in tensors:
@@ -256,9 +257,9 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _check_replicas(expected: int, found: int) -> None:
-    if found != expected:
+def _check_replicas(expected: int, actual: int) -> None:
+    if actual != expected:
         raise BadSpecError(
-            f"slice.replicas: the run spec says {expected} replicas, PJRT sees {found}: accelerator type and topology "
+            f"slice.replicas: the run spec says {expected} replicas, PJRT sees {actual}: accelerator type and topology "
             "of the job do not match the slice that the pods run on"
         )

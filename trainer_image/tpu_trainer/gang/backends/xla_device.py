@@ -25,20 +25,20 @@ _READ_OF_A_NUMBER = "aten::_local_scalar_dense"
 class XlaDevice:
     """The device of this process, or of this thread where torch_xla runs a thread per device.
 
-    Counts leave out the reads that the backend makes for itself: nobody can act on those.
+    Counts leave out the backend's own reads, which users cannot avoid.
     """
 
     reads_together = False
 
     _own_reads = 0
-    """By all replicas of the process, like the count that it is subtracted from."""
+    """Reads by the backend itself, in all replicas of the process, like the count that they are subtracted from."""
 
     _meetings: ClassVar[dict[int, Barrier]] = {}
-    """Where the replicas of the process wait for each other, by their number."""
+    """Barriers for the replicas of the process, by their number."""
 
     def __init__(self, replicas: int = 1) -> None:
-        """`replicas`: threads of this process that run one each (two per chip on v2 and v3). torch_xla counts for all
-        of them together, so each gets its share."""
+        """`replicas`: threads of this process with one replica each (two per chip on v2 and v3). torch_xla counts for
+        all of them together, so each gets its share."""
         repair_scans()
         repair_frozen_norms()
         self.device: torch.device = torch_xla.device()
@@ -52,19 +52,19 @@ class XlaDevice:
         try:
             return map_tensors(self.send, batch)
         except (RuntimeError, ValueError) as error:
-            if (what := _untaken(batch, error)) is None:
+            if (what := _find_unsupported(batch, error)) is None:
                 raise
             raise UserCodeError(
-                f"a batch holds {what}, which an XLA device does not take; make dense tensors of it in collate, such "
-                "as examples that are filled up and their lengths"
+                f"a batch holds {what}, which an XLA device does not support; convert it to dense tensors in collate, "
+                "such as padded examples and their lengths"
             ) from None
 
     def marks(self, tensors: Sequence[Tensor]) -> list[object]:
-        # One that is still to be computed has no handle.
+        # A tensor that is yet to be computed has no handle.
         pending = torch_xla._XLAC._check_tensor_need_materialization(list(tensors))
-        computed = [tensor for tensor, puts_off in zip(tensors, pending, strict=True) if not puts_off]
+        computed = [tensor for tensor, is_pending in zip(tensors, pending, strict=True) if not is_pending]
         handles = iter(torch_xla._XLAC._get_tensors_handle(computed))
-        return [object() if puts_off else next(handles) for puts_off in pending]
+        return [object() if is_pending else next(handles) for is_pending in pending]
 
     def feed(self, batches: Iterator[tuple[Any, Any]]) -> AbstractContextManager[Iterator[tuple[Any, Any]]]:
         return feed_ahead(batches, self.to_device)
@@ -76,28 +76,29 @@ class XlaDevice:
         return self.send(torch.tensor([values], dtype=torch.float32))
 
     def send(self, tensor: Tensor) -> Tensor:
-        """A copy of a host tensor on the device, there at once.
+        """Copies a host tensor to the device at once.
 
         Not `tensor.to(device)`: with a thread that prepares batches ahead, the number of compilations then varied from
-        run to run, as if a sync caught copies not yet made. Replicas whose graphs differ would wait for each other
+        run to run, as if a sync caught unfinished copies. Replicas whose graphs differ would wait for each other
         forever.
         """
         (sent,) = xm.send_cpu_data_to_device([tensor], self.device)
         result: Tensor = sent
         return result
 
-    def row(self, whole: Tensor, count: int, number: Tensor) -> Tensor:
-        """Row `number`, data on the device, of the elements in `count` equal rows; see `in_rows`."""
-        if whole.device.type != "xla":
-            whole = self.send(whole)
-        return to_rows(whole, count).index_select(0, number.reshape(1)).reshape(-1)
+    def row(self, tensor: Tensor, count: int, number: Tensor) -> Tensor:
+        """Returns row `number`, which is data on the device, of the elements in `count` equal rows (`to_rows`)."""
+        if tensor.device.type != "xla":
+            tensor = self.send(tensor)
+        return to_rows(tensor, count).index_select(0, number.reshape(1)).reshape(-1)
 
     def to_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """In one transfer: fetched one by one, each would wait for a graph of its own. Host tensors pass through."""
-        away = [tensor for tensor in tensors if tensor.device.type == "xla"]
-        if away:
+        """Fetches the tensors in one transfer: one by one, each would wait for a separate graph. Host tensors pass
+        through."""
+        remote = [tensor for tensor in tensors if tensor.device.type == "xla"]
+        if remote:
             XlaDevice._own_reads += 1
-        fetched = iter(torch_xla._XLAC._xla_get_cpu_tensors(away) if away else ())
+        fetched = iter(torch_xla._XLAC._xla_get_cpu_tensors(remote) if remote else ())
         return [next(fetched) if tensor.device.type == "xla" else tensor for tensor in tensors]
 
     def quiet(self) -> AbstractContextManager[None]:
@@ -110,13 +111,13 @@ class XlaDevice:
         self._meeting.wait()
 
     def compilations(self) -> int:
-        # A counter: it costs 0.3 microseconds, a metric, which hands over its last 1024 samples, 50.
+        # A counter takes 0.3 microseconds; a metric, which returns its last 1024 samples, takes 50.
         return _counter("UncachedCompile") // self._replicas
 
     def counters(self) -> Counters:
         _, compile_nanoseconds = _metric("CompileTime")
         reads, _ = _metric("TransferFromDeviceTime")
-        # A program over several devices of one process is counted under a name of its own.
+        # A program over several devices of one process is counted under another name.
         executions = _counter("ExecuteComputation") + _counter("ExecuteReplicated")
         names = [name for name in metrics.executed_fallback_ops() if name != _READ_OF_A_NUMBER]
         return Counters(
@@ -128,8 +129,8 @@ class XlaDevice:
         )
 
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
-        # The binding waits for the device's earlier work while it holds the interpreter's lock. If replicas are
-        # threads, that work may be a collective for which the others need the lock, so it is waited for first.
+        # The binding holds the interpreter's lock while it waits for the device's earlier work. If replicas are
+        # threads, that work may be a collective for which the others need the lock, so wait for it first.
         xm.wait_device_ops(xm.xla_real_devices([self.device]))
         return bytes(torch_xla._XLAC._get_graph_hash(list(tensors))).hex()
 
@@ -138,27 +139,27 @@ class XlaDevice:
 
 
 def _metric(name: str) -> tuple[int, float]:
-    """The number of samples and their sum; a metric without samples does not exist yet."""
+    """Returns the number of samples and their sum; a metric without samples does not exist yet."""
     data = metrics.metric_data(name)
     return (0, 0.0) if data is None else (int(data[0]), float(data[1]))
 
 
 def _counter(name: str) -> int:
-    """0 for a counter that has never been counted up."""
+    """Returns a counter's value, 0 for one that has never been increased."""
     return metrics.counter_value(name) or 0
 
 
-def _untaken(batch: Any, error: Exception) -> str | None:
-    """Names what of the batch may have made the error; None if the device itself has failed."""
+def _find_unsupported(batch: Any, error: Exception) -> str | None:
+    """Names the part of the batch that may have caused the error; None if the device itself has failed."""
     if "PackedSequence" in str(error):
         return "a PackedSequence"
     tensors: list[Tensor] = []
 
-    def noted(tensor: Tensor) -> Tensor:
+    def collect(tensor: Tensor) -> Tensor:
         tensors.append(tensor)
         return tensor
 
-    map_tensors(noted, batch)
+    map_tensors(collect, batch)
     for tensor in tensors:
         if tensor.is_nested:
             return "a nested tensor"

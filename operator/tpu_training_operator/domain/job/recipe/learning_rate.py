@@ -66,7 +66,7 @@ def _rule(
     if factor != 1:
         ledger.warn(
             f"the learning rate is not scaled, because no rule is known for optimizer {optimizer.name!r};"
-            " set recipe.scaling.learningRate to Linear, SquareRoot or None"
+            " set recipe.scaling.learningRate to Linear, SquareRoot or Unscaled"
         )
     return LearningRateScaling.UNSCALED, f"unscaled, no rule known for {optimizer.name}"
 

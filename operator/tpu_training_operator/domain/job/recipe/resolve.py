@@ -10,7 +10,7 @@ from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
-from tpu_training_operator.domain.job.choice import Choice, on_slice, own_choice
+from tpu_training_operator.domain.job.choice import SliceChoice, on_slice, own_choice
 from tpu_training_operator.domain.job.naming import parameter_variable
 from tpu_training_operator.domain.job.recipe.ledger import decimal, plain
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe, scale
@@ -89,7 +89,7 @@ def _fitting(note: str) -> str:
     return note if len(note) <= LONGEST_TEXT else f"{note[: LONGEST_TEXT - 3]}..."
 
 
-def resolve(spec: Spec, choice: Choice | None = None) -> Resolution:
+def resolve(spec: Spec, choice: SliceChoice | None = None) -> Resolution:
     """What the spec means on the chosen slice, by default its own.
 
     Raises InvalidJob for what the catalogue, the backend or the arithmetic rules out.

@@ -10,7 +10,7 @@ from tpu_training_operator.api.conditions import ConditionType, EventReason, Rea
 from tpu_training_operator.api.entry_check import CompileCheck
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.compile_results import (
     NOT_THERE,
     UNFINISHED,
@@ -55,7 +55,7 @@ def find_refusal(ctx: Context) -> tuple[Reason, str, str] | None:
 _REQUIRED = "spec.entryCheck.compile is Require"
 
 
-def _read_results(ctx: Context) -> Iterator[tuple[Option, CompileResult]]:
+def _read_results(ctx: Context) -> Iterator[tuple[SliceOption, CompileResult]]:
     """Yields what was compiled, the job's own slice first."""
     pod = ctx.observed.entry_check_pod
     message = None if pod is None else pod.trainer_message

@@ -13,13 +13,13 @@ The attempt, its slice, its rung and whether it may have workers are written tog
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, without_condition
 from tpu_training_operator.api.status import Activity, Move, PlacementReason, State, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.cluster_state.workload import Queue
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
-from tpu_training_operator.domain.plan.common.admission import is_queued, record_admission
 from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.progress import carry_over
@@ -42,7 +42,7 @@ class Why:
 
 def begin_attempt(
     ctx: Context,
-    option: Option,
+    option: SliceOption,
     why: Why,
     status: Status,
     *,
@@ -77,7 +77,7 @@ def adopt_attempt(ctx: Context, attempt: int, why: Why) -> Plan:
 
 def _write(
     ctx: Context,
-    option: Option,
+    option: SliceOption,
     why: Why,
     status: Status,
     placed: PlacementReason,
@@ -95,3 +95,31 @@ def _write(
     event = Event(why.event, why.message, warning=why.warning)
     status = ctx.present(status, ready)
     return Plan(status=status, events=(*events, event), again=AT_ONCE, turn=Turn.ATTEMPT)
+
+
+# The condition Admitted of a job in a queue: whether its attempt may have workers (see `queueing`).
+
+
+def record_admission(ctx: Context, status: Status, option: SliceOption, message: str) -> Status:
+    """Returns the status that begins an attempt on that slice. Until the Workload of the slice is admitted, the attempt
+    waits without workers. `message`: why it waits."""
+    queue = ctx.queue_on(option)
+    if queue is None:
+        return replace(status, conditions=without_condition(status.conditions, ConditionType.ADMITTED))
+    if queue.workload is None or not queue.workload.is_admitted:
+        return ctx.with_condition(status, ConditionType.ADMITTED, False, Reason.QUEUED, message)
+    return ctx.with_condition(status, ConditionType.ADMITTED, True, Reason.ADMITTED, describe_admission(queue))
+
+
+def is_queued(status: Status) -> bool:
+    """Whether the status says that the job waits for its admission."""
+    admitted = find(status.conditions, ConditionType.ADMITTED)
+    return admitted is not None and not admitted.is_true
+
+
+def describe_admission(queue: Queue) -> str:
+    workload = queue.workload
+    if workload is None:
+        return ""
+    flavors = f" with {', '.join(workload.flavors)}" if workload.flavors else ""
+    return f"admitted by ClusterQueue {workload.cluster_queue}{flavors}"

@@ -65,6 +65,11 @@ class JobState:
         return self.status.completion_time is not None or any(is_true(self.status.conditions, end) for end in ends)
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether the job or its namespace is being deleted."""
+        return "deletionTimestamp" in self.observed.job["metadata"] or self.observed.is_namespace_going
+
+    @property
     def is_suspended(self) -> bool:
         return is_true(self.status.conditions, ConditionType.SUSPENDED)
 

@@ -13,7 +13,7 @@ from tpu_training_operator.domain.cluster_state.observed import WorkerPod, forma
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.cluster_state.workload import Queue, workload_name
 from tpu_training_operator.domain.job.naming import WorkerId, workers
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.rungs import Rung
 from tpu_training_operator.domain.objects.actions import Create
@@ -32,11 +32,11 @@ class Context(JobState):
     run on, in order of preference; `option`: the one that its attempt runs on. `lower_rungs`: the rungs of its ladder
     below the job itself; `rung`: where it is on the ladder, None without one."""
 
-    options: tuple[Option, ...]
-    option: Option
+    options: tuple[SliceOption, ...]
+    option: SliceOption
     reporting: Reporting | None = None
     network_policy: WorkerNetworkPolicy | None = None
-    lower_rungs: tuple[Option, ...] = ()
+    lower_rungs: tuple[SliceOption, ...] = ()
     rung: Rung | None = None
 
     @property
@@ -114,6 +114,11 @@ class Context(JobState):
         return self.attempt > 0 and not self.is_suspended and not self.is_held
 
     @property
+    def has_alternatives(self) -> bool:
+        """Whether the job may run on more than one slice."""
+        return len(self.options) > 1
+
+    @property
     def is_on_lower_rung(self) -> bool:
         """Whether the attempt is on a rung below the job."""
         return self.resolution.lower_rung is not None
@@ -134,7 +139,7 @@ class Context(JobState):
         """The queue with the Workload of the present slice; None without a queue."""
         return self.queue_on(self.option)
 
-    def queue_on(self, option: Option) -> Queue | None:
+    def queue_on(self, option: SliceOption) -> Queue | None:
         """Returns the queue with the Workload of that slice; None without a queue."""
         name = workload_name(self.job.name, self.job.uid, option.number)
         return None if self.observed.queue is None else self.observed.queue.at(name)

@@ -34,7 +34,7 @@ class Budget:
 
 def budget(policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime) -> Budget:
     counting = len(_find_counting(policy, restarts, now).get(failure_class, ()))
-    return Budget(failure_class, restarts.by_class.get(failure_class, 0), counting, policy.limits.of(failure_class))
+    return Budget(failure_class, restarts.by_class.get(failure_class, 0), counting, policy.limit_of(failure_class))
 
 
 def may_restart(policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime) -> bool:

@@ -11,14 +11,14 @@ from datetime import datetime
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import MOST_MOVES, Move, Placement, PlacementReason, Status
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 
 FOR_CAPACITY = (PlacementReason.NO_CAPACITY, PlacementReason.NOT_ADMITTED)
 PLACEHOLDERS = "placeholders"
 """The name in `chipSeconds` of what placeholders held, on whichever slice."""
 
 
-def choose_option(options: Sequence[Option], status: Status, pods: Sequence[WorkerPod]) -> Option:
+def choose_option(options: Sequence[SliceOption], status: Status, pods: Sequence[WorkerPod]) -> SliceOption:
     """Returns the slice that the status names; spec.slice before the first attempt.
 
     If the status has lost it, or names none of the job's, the labels of the attempt's workers tell.
@@ -32,19 +32,19 @@ def choose_option(options: Sequence[Option], status: Status, pods: Sequence[Work
     return next(labelled, options[0])
 
 
-def _find_named(options: Sequence[Option], placement: Placement) -> Option | None:
+def _find_named(options: Sequence[SliceOption], placement: Placement) -> SliceOption | None:
     """Returns the option of that number, if its slice has that name; else the first whose slice has."""
     called = [option for option in options if str(option) == placement.slice]
-    return next((option for option in called if option.number == placement.alternative), next(iter(called), None))
+    return next((option for option in called if option.number == placement.option_index), next(iter(called), None))
 
 
-def find_strays(option: Option, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
+def find_strays(option: SliceOption, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
     """Returns the workers of the attempt on another slice than the status says, after an edit of the status."""
     return [pod for pod in pods if pod.alternative != option.number]
 
 
 def record_start(
-    before: Placement | None, option: Option, reason: PlacementReason, now: datetime, move: Move | None = None
+    before: Placement | None, option: SliceOption, reason: PlacementReason, now: datetime, move: Move | None = None
 ) -> Placement:
     """Returns the placement of an attempt that begins. `move`: how the job came there, if it was elsewhere.
 
@@ -52,15 +52,15 @@ def record_start(
     forget that it has run there."""
     number, name = option.number, str(option)
     placement = before or Placement(slice=name, since=format_time(now), reason=str(reason))
-    if before is None or (before.alternative, before.slice) != (number, name):
-        placement = replace(placement, alternative=number, slice=name, since=format_time(now), has_run=False)
+    if before is None or (before.option_index, before.slice) != (number, name):
+        placement = replace(placement, option_index=number, slice=name, since=format_time(now), has_run=False)
     if move is not None:
-        searches = placement.searches + (reason in FOR_CAPACITY)
-        placement = replace(placement, searches=searches, moves=_drop_moves([*placement.moves, move]))
+        searches = placement.moves_for_capacity + (reason in FOR_CAPACITY)
+        placement = replace(placement, moves_for_capacity=searches, moves=_drop_moves([*placement.moves, move]))
     return replace(placement, reason=str(reason))
 
 
-def reason_to_stay(placement: Placement | None, option: Option) -> PlacementReason:
+def reason_to_stay(placement: Placement | None, option: SliceOption) -> PlacementReason:
     """Returns why an attempt is on `option` that begins where the job is."""
     if option.resolution.lower_rung is not None:
         return PlacementReason.RUNG
@@ -80,18 +80,18 @@ def _drop_moves(moves: Sequence[Move]) -> list[Move]:
 def record_arrival(placement: Placement) -> Placement:
     """Records that all workers are ready where the job is. This is a fact and not a comparison of times, which have
     whole seconds: a gang may be lost in the second in which it came."""
-    return replace(placement, has_run=True, searches=0)
+    return replace(placement, has_run=True, moves_for_capacity=0)
 
 
-def is_wrong(status: Status, option: Option) -> bool:
+def is_wrong(status: Status, option: SliceOption) -> bool:
     """Whether the placement must be corrected. A job that began before placements existed gets its first one with the
     next write."""
     if status.placement is None:
         return status.attempt > 0 and option.number > 0
-    return (status.placement.alternative, status.placement.slice) != (option.number, str(option))
+    return (status.placement.option_index, status.placement.slice) != (option.number, str(option))
 
 
-def keep_record(after: Status, before: Status, option: Option, now: datetime, *, begins: bool) -> Status:
+def keep_record(after: Status, before: Status, option: SliceOption, now: datetime, *, begins: bool) -> Status:
     """Returns the status with the chips used since `before` charged to the slice of the attempt. An attempt without a
     placement gets one. `begins`: the attempt begins with this status, so its placement is right."""
     if after.attempt == 0:

@@ -17,7 +17,7 @@ from tpu_training_operator.api.status import (
     Progress,
 )
 from tpu_training_operator.domain.cluster_state.observed import format_time
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.goodput import mark_lost, mark_saved
@@ -29,7 +29,7 @@ def carry_out(ctx: Context, due: PendingMove) -> Plan:
     return move(ctx, due.to, due.reason, due.why)
 
 
-def move(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Plan:
+def move(ctx: Context, to: SliceOption, reason: PlacementReason, why: str) -> Plan:
     """Plans the next attempt on `to`. `why`: a clause for people."""
     record = _record(ctx, to, reason, why)
     is_move = to.number != ctx.option.number
@@ -60,7 +60,7 @@ def _after_stop(ctx: Context) -> Goodput:
     return mark_saved(goodput) if ctx.job.spec.checkpoint is not None else mark_lost(goodput)
 
 
-def _record(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Move:
+def _record(ctx: Context, to: SliceOption, reason: PlacementReason, why: str) -> Move:
     step = ctx.status.progress.step if ctx.status.progress else None
     return Move(
         from_=ctx.option.number,
@@ -75,7 +75,7 @@ def _record(ctx: Context, to: Option, reason: PlacementReason, why: str) -> Move
     )
 
 
-def _translate(progress: Progress | None, before: Option, after: Option) -> Progress | None:
+def _translate(progress: Progress | None, before: SliceOption, after: SliceOption) -> Progress | None:
     """Translates the steps to another global batch: the same examples are another number of steps."""
     sizes = before.resolution.recipe.batch.total, after.resolution.recipe.batch.total
     if progress is None or sizes[0] == sizes[1]:

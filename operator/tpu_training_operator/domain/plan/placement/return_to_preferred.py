@@ -20,7 +20,7 @@ from tpu_training_operator.api.status import PlacementReason, ReportPhase
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.job.naming import leads_a_slice, placeholder_slice
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE, WarnPlaceholderRefused
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.plan.common.context import Context
@@ -60,22 +60,22 @@ def hold_nodes(ctx: Context, turn: Turn) -> Plan:
     return Plan((*(going or _create_missing(ctx, target, asking)), *_warnings(ctx, asking)), again=LOOK_AGAIN)
 
 
-def _placeholders_for(ctx: Context, target: Option) -> list[WorkerPod]:
+def _placeholders_for(ctx: Context, target: SliceOption) -> list[WorkerPod]:
     return [pod for pod in ctx.observed.placeholders if pod.alternative == target.number]
 
 
-def _count_lacking(ctx: Context, target: Option) -> int:
+def _count_lacking(ctx: Context, target: SliceOption) -> int:
     """Returns how many more slices the gang needs there."""
     return target.layout.slices - (ctx.option.layout.slices if target.is_own and ctx.option.is_own else 0)
 
 
-def _count_whole_slices(target: Option, own: Iterable[WorkerPod]) -> int:
+def _count_whole_slices(target: SliceOption, own: Iterable[WorkerPod]) -> int:
     """Returns the number of slices on which all placeholders run."""
     running = Counter(placeholder_slice(pod.name) for pod in own if pod.is_ready)
     return sum(hosts == target.layout.hosts_per_slice for hosts in running.values())
 
 
-def _find_reachable(ctx: Context) -> Option | None:
+def _find_reachable(ctx: Context) -> SliceOption | None:
     """Returns the option with the most slices for which placeholders hold the nodes, once no more nodes are coming
     up."""
     turns = count_turns(ctx)
@@ -96,14 +96,14 @@ def _find_useless(asking: Sequence[WorkerPod]) -> list[WorkerPod]:
     return [pod for pod in asking if pod.has_ended or (pod.node is not None and placeholder_slice(pod.name) not in led)]
 
 
-def _return(ctx: Context, target: Option) -> Plan:
+def _return(ctx: Context, target: SliceOption) -> Plan:
     number = _count_lacking(ctx, target) * target.layout.hosts_per_slice
     holds = "holds" if number == 1 else "hold"
     why = f"{count(number, 'placeholder')} {holds} the nodes of {target}; the workers save and stop"
     return move(ctx, target, PlacementReason.BETTER, why)
 
 
-def _find_target(ctx: Context) -> Option | None:
+def _find_target(ctx: Context) -> SliceOption | None:
     """Returns the better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
     turns = count_turns(ctx)
     if turns is None or turns < 0:
@@ -117,13 +117,13 @@ def _find_target(ctx: Context) -> Option | None:
     return better[number] if number < len(better) else None
 
 
-def _is_asked_for(option: Option) -> bool:
+def _is_asked_for(option: SliceOption) -> bool:
     """Whether placeholders ask for the slice. They ask for all of spec.slice; fewer slices are an outcome
     (`_find_reachable`)."""
     return option.number == 0 or not option.is_own
 
 
-def _is_for(pod: WorkerPod, target: Option) -> bool:
+def _is_for(pod: WorkerPod, target: SliceOption) -> bool:
     """Whether a placeholder's node is for the gang on `target`."""
     return pod.alternative == (0 if target.is_own else target.number)
 
@@ -182,7 +182,7 @@ def _is_for_the_next_gang(pod: WorkerPod, ctx: Context) -> bool:
     return _is_for(pod, ctx.option) and bool(ctx.missing) and not is_stopped
 
 
-def _create_missing(ctx: Context, target: Option, asking: Iterable[WorkerPod]) -> Batches:
+def _create_missing(ctx: Context, target: SliceOption, asking: Iterable[WorkerPod]) -> Batches:
     first = target.layout.slices - _count_lacking(ctx, target)
     missing = missing_placeholders(target, first, [pod.name for pod in asking])
     return (Batch(missing, Freshness.FRESH_ALL),) if missing else ()

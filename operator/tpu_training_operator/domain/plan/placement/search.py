@@ -23,7 +23,7 @@ from tpu_training_operator.api.status import PlacementReason
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.pod_events import scheduler_has_none
 from tpu_training_operator.domain.cluster_state.workload import Queue
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.slice_record import FOR_CAPACITY
@@ -44,7 +44,7 @@ _QUOTA = re.compile(r"exceeded quota: .*requested: (?P<requested>.*), used: .*, 
 class PendingMove:
     """A move that is due at a certain time, unless the gang finds its nodes first."""
 
-    to: Option
+    to: SliceOption
     at: datetime
     reason: PlacementReason
     why: str
@@ -81,7 +81,7 @@ def next_slice(ctx: Context) -> PendingMove | None:
     return PendingMove(to, at, PlacementReason.NO_CAPACITY, f"no nodes for {ctx.option} within {minutes}{so_far}")
 
 
-def _next_without_quota(ctx: Context, queue: Queue, to: Option) -> PendingMove | None:
+def _next_without_quota(ctx: Context, queue: Queue, to: SliceOption) -> PendingMove | None:
     """Returns the next move of a gang that Kueue does not admit; None if no other slice would help, because the queue
     itself does not work or the job was taken out of it."""
     workload = queue.workload
@@ -120,7 +120,7 @@ def may_move_again(ctx: Context) -> bool:
     return policy is not None and count_moves(ctx) < policy.max_moves.count
 
 
-def _next_option(ctx: Context) -> Option:
+def _next_option(ctx: Context) -> SliceOption:
     """Returns as many slices as have found their nodes, if enough have; else the fewest; else the next in order of
     preference."""
     fewer = _fewer_slices(ctx)
@@ -132,7 +132,7 @@ def _next_option(ctx: Context) -> Option:
     return others[(place + 1) % len(others)]
 
 
-def _fewer_slices(ctx: Context) -> list[Option]:
+def _fewer_slices(ctx: Context) -> list[SliceOption]:
     """Returns the options with fewer of the present slices, the most first."""
     if not ctx.option.is_own:
         return []
@@ -174,10 +174,10 @@ def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
     return min(max(placed, stopped, resumed, queued or placed), ctx.now), was_here
 
 
-def _wait(ctx: Context, to: Option, *, certain: bool) -> timedelta:
+def _wait(ctx: Context, to: SliceOption, *, certain: bool) -> timedelta:
     """Returns how long the job waits for its slice before it goes on to `to`. The first slice has no wait of its own:
     the job waits as long as for any other before it returns there."""
-    searches = ctx.status.placement.searches if ctx.status.placement else 0
+    searches = ctx.status.placement.moves_for_capacity if ctx.status.placement else 0
     rounds = min(searches // _count_stops(ctx), _MOST_DOUBLINGS)
     if certain and rounds == 0:
         return AT_ONCE

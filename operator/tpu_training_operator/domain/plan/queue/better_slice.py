@@ -17,7 +17,7 @@ from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload
 from tpu_training_operator.domain.job.naming import config_map_name
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Create, DeleteConfigMap, UpdateWorkload
 from tpu_training_operator.domain.objects.workload import in_queue_of
 from tpu_training_operator.domain.plan.common.context import Context
@@ -53,7 +53,7 @@ def ask_for_better_slice(ctx: Context) -> Plan:
     return Plan(batches, again=LOOK_AGAIN if batches else None).due_within(until_next_turn(ctx))
 
 
-def _find_target(ctx: Context) -> Option | None:
+def _find_target(ctx: Context) -> SliceOption | None:
     """Returns the better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
     queue, turns = ctx.queue, count_turns(ctx)
     if queue is None or not queue.version or queue.is_prebuilt or turns is None or turns < 0:
@@ -63,7 +63,7 @@ def _find_target(ctx: Context) -> Option | None:
     return next(coming, better[turns % len(better)])
 
 
-def _is_coming(ctx: Context, option: Option) -> bool:
+def _is_coming(ctx: Context, option: SliceOption) -> bool:
     """Whether Kueue has reserved quota for the slice. An admission check that brings its nodes takes a while."""
     queue = ctx.queue_on(option)
     workload = queue.workload if queue else None
@@ -85,13 +85,13 @@ def _is_over(ctx: Context, workload: Workload) -> bool:
     return ctx.now >= parse_time(str(workload.condition("Evicted")["lastTransitionTime"])) + turn_length(ctx)
 
 
-def _is_proven(ctx: Context, target: Option) -> bool:
+def _is_proven(ctx: Context, target: SliceOption) -> bool:
     queue = ctx.queue_on(target)
     is_admitted = queue is not None and queue.workload is not None and queue.workload.is_admitted
     return is_admitted and not isinstance(read_placement(ctx, target), Obstacle)
 
 
-def _find_unneeded(ctx: Context, queue: Queue, target: Option | None) -> Sequence[Workload]:
+def _find_unneeded(ctx: Context, queue: Queue, target: SliceOption | None) -> Sequence[Workload]:
     """Returns the Workloads that the job does not need; none while they may cover workers, and none if the job no
     longer says in which queue it could ask again."""
     covered = all(not pod.may_use_chips or pod.alternative == ctx.option.number for pod in ctx.observed.pods)
@@ -115,7 +115,7 @@ def _delete_left_behind(ctx: Context) -> Batches:
     return (Batch((DeleteConfigMap(name),)),) if ctx.is_held and ctx.attempt > 1 else ()
 
 
-def _next_step(ctx: Context, target: Option) -> Batches:
+def _next_step(ctx: Context, target: SliceOption) -> Batches:
     """Returns the next step for the Workload of a better slice that is not proven yet."""
     queue, present = ctx.queue_on(target), ctx.queue.workload if ctx.queue else None
     if queue is None or queue.is_unowned or present is None:

@@ -28,7 +28,7 @@ from tpu_training_operator.domain.cluster_state.workload import (
     workload_name,
 )
 from tpu_training_operator.domain.job.naming import WorkerId
-from tpu_training_operator.domain.job.options import Option
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import (
     AT_ONCE,
     Create,
@@ -46,7 +46,7 @@ from tpu_training_operator.domain.objects.workload import (
     with_priority,
     workload,
 )
-from tpu_training_operator.domain.plan.common.admission import describe_admission
+from tpu_training_operator.domain.plan.common.attempt import describe_admission
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
@@ -56,17 +56,14 @@ from tpu_training_operator.domain.plan.placement.search import next_slice
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan, Turn
 
 # Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
-_LOOK_AT_RUNNING = timedelta(seconds=30)
+LOOK_AT_RUNNING = timedelta(seconds=30)
 
 
 # Whether there may be workers.
 
 
-def wait_for_admission(ctx: Context) -> Plan | None:
+def wait_for_admission(ctx: Context, queue: Queue) -> Plan | None:
     """Plans for a job that may not have workers now; None if it may."""
-    queue = ctx.queue
-    if queue is None:
-        return None
     if queue.is_unowned and queue.workload is not None:
         # Then it is deleted with the job, and the watch tells at once what Kueue does to it.
         taken = UpdateWorkload(adopt(ctx.job, dict(queue.workload.raw)))
@@ -210,7 +207,7 @@ def delete_workloads(workloads: Iterable[Workload]) -> Batches:
     return (Batch(actions, Freshness.FRESH_ALL),) if actions else ()
 
 
-def ask_for(option: Option, queue: Queue) -> Create:
+def ask_for(option: SliceOption, queue: Queue) -> Create:
     worker = worker_pod(option.job, option.resolution, WorkerId(1, 0, 0))
     return Create(workload(option.job, option.resolution, queue, worker, option.number))
 
@@ -279,7 +276,7 @@ def explain_eviction(look: JobState) -> str | None:
     if look.observed.queue is None:
         return None
     metadata, placement = look.observed.job["metadata"], look.status.placement
-    number = placement.alternative if placement else 0
+    number = placement.option_index if placement else 0
     queue = look.observed.queue.at(workload_name(str(metadata["name"]), str(metadata["uid"]), number))
     if not queue.version or (queue.workload is not None and queue.workload.is_admitted):
         return None
@@ -309,15 +306,10 @@ def look_at_suspended(ctx: Context) -> timedelta | None:
     return None if is_over else LOOK_AGAIN
 
 
-def look_at_queue(ctx: Context) -> timedelta | None:
-    """Returns in how long to look at a job that runs, if nothing is heard of its Workload."""
-    return None if ctx.queue is None else _LOOK_AT_RUNNING
-
-
 # Where the workers go.
 
 
-def read_placement(ctx: Context, option: Option | None = None) -> PodSettings | Obstacle | None:
+def read_placement(ctx: Context, option: SliceOption | None = None) -> PodSettings | Obstacle | None:
     """Returns what Kueue adds to the workers' pods on that slice, by default the present one; None for a job without a
     queue. An Obstacle if it contradicts what the job asks for: nothing is overwritten."""
     option = option or ctx.option

@@ -122,7 +122,7 @@ def _begin_again(ctx: Context, status: Status, why: Why, then: Activity) -> Plan
 
 def _give_up(ctx: Context, status: Status, failure: Failure) -> Plan:
     restart, kind = ctx.job.spec.run_policy.restart, failure.failure_class
-    limit = restart.limits.of(kind)
+    limit = restart.limit_of(kind)
     if failure.reason == FailureReason.STORAGE_DENIED and failure.message.startswith("/"):
         # A directory, by the trainer's own words.
         why = "give the worker's user the right to write there, then create the job again"

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, is_true
 from tpu_training_operator.api.status import Activity, State
-from tpu_training_operator.domain.cluster_state.observed import Observed, parse_time
+from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.objects.actions import AT_ONCE, DeleteJob, Event
 from tpu_training_operator.domain.plan.at_rest import time_to_live
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
@@ -20,10 +20,6 @@ from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.domain.plan.queue.queueing import give_up_quota
 
 _ORPHANS = "orphan"
-
-
-def is_leaving(observed: Observed) -> bool:
-    return "deletionTimestamp" in observed.job["metadata"] or observed.is_namespace_going
 
 
 def leave(look: JobState) -> Plan:

@@ -5,13 +5,18 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from tpu_training_operator.html_report import charts
-from tpu_training_operator.html_report.blocks import figure, key, section, table
 from tpu_training_operator.html_report.formatting import count, number, plural
-from tpu_training_operator.html_report.history import Evaluation, Measured, RunSpec, Watched
-from tpu_training_operator.html_report.markup import Content, tag
+from tpu_training_operator.html_report.history import (
+    Evaluation,
+    LoggedSeries,
+    Measurements,
+    RecordedRunSpec,
+    WatchedMetric,
+)
+from tpu_training_operator.html_report.markup import Content, figure, key, section, table, tag
 
 MOST_CHARTS = 12
-"""Charts of metrics; the table has all of them."""
+"""Charts in a section; its table has all metrics."""
 
 MOST_SETS = 6
 """Validation sets in one chart: more colours could not be told apart."""
@@ -25,7 +30,7 @@ class Panel:
     names: Mapping[str, str]
 
 
-def evaluations(measured: Measured, spec: RunSpec) -> Element | None:
+def evaluations(measured: Measurements, spec: RecordedRunSpec) -> Element | None:
     names = metrics_of(measured)
     if not names:
         return None
@@ -44,11 +49,11 @@ def evaluations(measured: Measured, spec: RunSpec) -> Element | None:
             wide=(3, 5),
             class_="metrics",
         ),
-        *(tag("p", text, class_="note") for text in _decided(measured, spec)),
+        *(tag("p", text, class_="note") for text in _consequences(measured, spec)),
     )
 
 
-def metrics_of(measured: Measured) -> list[str]:
+def metrics_of(measured: Measurements) -> list[str]:
     """The names of all metrics, in the order in which the task gives them."""
     return list(dict.fromkeys(name for evaluation in measured.evaluations for name in evaluation.metrics))
 
@@ -67,14 +72,14 @@ def _panels(metric: str, group: Sequence[str]) -> list[Panel]:
     return [Panel(name, {name: name}) for name in group]
 
 
-def best_of(measured: Measured, watched: Watched) -> Evaluation | None:
+def best_of(measured: Measurements, watched: WatchedMetric) -> Evaluation | None:
     """The first of the best; None without a value."""
     found = charts.evaluations_of(measured, watched.metric)
     choose = max if watched.highest else min
     return choose(found, key=lambda each: each.metrics[watched.metric], default=None)
 
 
-def _figure(measured: Measured, spec: RunSpec, panel: Panel) -> Element:
+def _figure(measured: Measurements, spec: RecordedRunSpec, panel: Panel) -> Element:
     watched = next((each for each in spec.watched if [each.metric] == [*panel.names]), None)
     best = None if watched is None else best_of(measured, watched)
     drawing = charts.metric_chart(measured, panel.title, panel.names, best)
@@ -87,7 +92,7 @@ def _figure(measured: Measured, spec: RunSpec, panel: Panel) -> Element:
     return figure(panel.title, drawing, tag("p", keys, class_="keys") if len(keys) > 1 else None)
 
 
-def _row(measured: Measured, name: str) -> Element:
+def _row(measured: Measurements, name: str) -> Element:
     found = charts.evaluations_of(measured, name)
     given = [each for each in measured.evaluations if name in each.metrics]
     extremes: list[Element] = []
@@ -103,7 +108,7 @@ def _value(value: float) -> Content:
     return number(value) if charts.drawable(value) else tag("b", number(value), class_="bad")
 
 
-def _decided(measured: Measured, spec: RunSpec) -> Iterator[str]:
+def _consequences(measured: Measurements, spec: RecordedRunSpec) -> Iterator[str]:
     """What follows from the metrics that the run watches."""
     for watched in spec.watched:
         if (best := best_of(measured, watched)) is None:
@@ -113,7 +118,36 @@ def _decided(measured: Measured, spec: RunSpec) -> Iterator[str]:
         yield f"Best {watched.metric}: {number(best.metrics[watched.metric])} at step {count(best.step)}; {follows}."
 
 
-def _end(spec: RunSpec) -> str:
+def _end(spec: RecordedRunSpec) -> str:
     assert spec.stop_early is not None
     by = f" by more than {number(spec.stop_early.min_delta)}" if spec.stop_early.min_delta else ""
     return f"the training ends after {plural(spec.stop_early.patience, 'evaluation')} in a row that are not better{by}"
+
+
+def logged_values(measured: Measurements) -> Element | None:
+    if not measured.logged:
+        return None
+    # A single value is not a curve.
+    drawn = [logged for logged in measured.logged if len(charts.drawable_points(logged.points)) > 1]
+    figures = [figure(logged.name, charts.logged_chart(measured, logged)) for logged in drawn[:MOST_CHARTS]]
+    lost = any(point.broken for logged in measured.logged for point in logged.points)
+    heads = ["Name", "Last", "Min", "Max", *(["Not finite"] if lost else [])]
+    rows = [_logged_row(logged, lost) for logged in measured.logged]
+    return section(
+        "logged",
+        "Logged in training",
+        tag("div", figures, class_="small") if figures else None,
+        table(heads, rows, right=range(1, len(heads)), class_="metrics"),
+    )
+
+
+def _logged_row(logged: LoggedSeries, lost: bool) -> Element:
+    """`lost`: some of the values, by this name or another, are not finite."""
+    known = charts.drawable_points(logged.points)
+    least = number(min(point.low or 0.0 for point in known)) if known else "–"
+    greatest = number(max(point.high or 0.0 for point in known)) if known else "–"
+    last = logged.points[-1] if logged.points else None
+    newest = "–" if last is None else "not finite" if last.mean is None else number(last.mean)
+    broken = sum(point.broken for point in logged.points)
+    texts = (newest, least, greatest, *([count(broken) if broken else "–"] if lost else []))
+    return tag("tr", tag("th", logged.name, scope="row"), (tag("td", text, class_="right") for text in texts))

@@ -178,11 +178,11 @@ def test_a_run_ends_early_once_its_metric_stops_improving_on_all_replicas_with_a
 def test_an_interrupted_run_decides_as_one_that_was_not(tmp_path: Path, interrupted: int) -> None:
     """Also if it is stopped at an evaluation, for which it then has no time."""
     errors = [5, 5, 5, 4, 5, 5, 5, 5]
-    steering = {"schedule": PLATEAU, "stopEarly": {**LEAST, "patience": 4}}
-    whole = trained(errors, tmp_path / "whole", **steering)
-    first = trained(errors, tmp_path / "parts", **steering, stop=Stopping(interrupted))
+    policy = {"schedule": PLATEAU, "stopEarly": {**LEAST, "patience": 4}}
+    whole = trained(errors, tmp_path / "whole", **policy)
+    first = trained(errors, tmp_path / "parts", **policy, stop=Stopping(interrupted))
     assert first.outcome.code is ExitCode.Preempted
-    rest = trained(errors, tmp_path / "parts", **steering, attempt=2)
+    rest = trained(errors, tmp_path / "parts", **policy, attempt=2)
     assert first.losses + rest.losses == whole.losses
     assert len(first.losses) == interrupted
     assert rest.outcome.message == whole.outcome.message
@@ -278,14 +278,14 @@ values = st.floats(0, 9, width=16) | st.sampled_from([math.nan, math.inf, -math.
 
 
 @given(values=st.lists(values), patience=st.integers(1, 4), least=st.sampled_from([0.0, 0.5]))
-def test_a_streak_is_as_long_as_the_values_since_the_best(values: list[float], patience: int, least: float) -> None:
+def test_the_state_of_a_rule_counts_the_values_since_the_best(values: list[float], patience: int, least: float) -> None:
     for mode, sign in ((Mode.MIN, 1), (Mode.MAX, -1)):
-        watch, streak, best, waited = MetricRule("m", mode, least), MetricState(), math.inf, 0
+        rule, state, best, waited = MetricRule("m", mode, least), MetricState(), math.inf, 0
         for value in values:
-            streak = streak.after(value, watch)
+            state = state.after(value, rule)
             if math.isfinite(value) and sign * value < best - least:
                 best, waited = sign * value, 0
             else:
                 waited += 1
-            assert streak.waited == waited
-            assert streak.best == (None if best == math.inf else sign * best)
+            assert state.waited == waited
+            assert state.best == (None if best == math.inf else sign * best)
