@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import cast
 
-from tests.unit.reviewing_cluster import ReviewingCluster
+from tests.unit.reviewing_cluster import reviewing_cluster
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox
-from tpu_training_operator.kube.cluster import Cluster, JobKey
+from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.progress.server import ProgressServer
 from tpu_training_operator.runtime.progress.tokens import Reviewer
@@ -28,13 +27,13 @@ class Desk:
     """The service, the cluster behind it, and what came of the reports. Its time stands still until it is set."""
 
     def __init__(self) -> None:
-        self.cluster = ReviewingCluster()
+        self.cluster = reviewing_cluster()
         self.now = NOW
         self.inboxes = Inboxes(lambda: self.now)
         self.hints: list[JobKey] = []
         self.seconds = 0.0
         self.service = ProgressServer(
-            reviewer=Reviewer(cast("Cluster", self.cluster), lambda: self.seconds),
+            reviewer=Reviewer(self.cluster, lambda: self.seconds),
             inboxes=self.inboxes,
             enqueue=lambda key, seconds: self.hints.append(key),
             clock=lambda: NOW,
@@ -44,11 +43,12 @@ class Desk:
     @contextmanager
     def api_server_held(self) -> Iterator[None]:
         """Within the block the API server answers nothing."""
-        self.cluster.gate = asyncio.Event()
+        is_over = asyncio.Event()
+        self.cluster.hooks["*"] = is_over.wait
         try:
             yield
         finally:
-            self.cluster.gate.set()
+            is_over.set()
 
     @property
     def inbox(self) -> Inbox:

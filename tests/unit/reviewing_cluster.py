@@ -1,15 +1,13 @@
-"""A cluster of tokens, jobs and pods, as the reviewer of the progress service asks for them; it counts questions."""
+"""A cluster of tokens, jobs and pods, as the reviewer of the progress service asks for them."""
 
-import asyncio
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tests.fakes.cluster import FakeCluster
 from tests.unit.jobs import job_body
 from tests.unit.pods import pod
 from tpu_training_operator.api.constants import PROGRESS_AUDIENCE
-from tpu_training_operator.kube.cluster import Object, Resource
-from tpu_training_operator.kube.errors import ApiError, NotFound
+from tpu_training_operator.kube.cluster import Object
 
 POD_NAME = "authentication.kubernetes.io/pod-name"
 POD_UID = "authentication.kubernetes.io/pod-uid"
@@ -48,32 +46,10 @@ def token_of(body: Object, **changes: Any) -> Object:
     return {"authenticated": True, "audiences": [PROGRESS_AUDIENCE], "user": user} | changes
 
 
-@dataclass
-class ReviewingCluster:
-    """`error`: raised instead of any answer. `gate`: answers wait until it is set."""
-
-    objects: list[Object] = field(default_factory=lambda: [begun_job(), pod()])
-    tokens: dict[str, Object] = field(default_factory=lambda: {"token": token_of(pod())})
-    asked: Counter[str] = field(default_factory=Counter)
-    error: ApiError | None = None
-    gate: asyncio.Event | None = None
-
-    async def create(self, body: Object) -> Object:
-        await self._note(body["kind"])
-        assert body["spec"]["audiences"] == [PROGRESS_AUDIENCE]
-        return {**body, "status": self.tokens.get(body["spec"]["token"], {"user": {}, "error": "invalid bearer token"})}
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        await self._note(resource.kind)
-        wanted = (resource.kind, namespace, name)
-        for body in self.objects:
-            if (body["kind"], body["metadata"]["namespace"], body["metadata"]["name"]) == wanted:
-                return body
-        raise NotFound(404, "NotFound", f"{name} not found")
-
-    async def _note(self, kind: str) -> None:
-        self.asked[kind] += 1
-        if self.gate is not None:
-            await self.gate.wait()
-        if self.error is not None:
-            raise self.error
+def reviewing_cluster(
+    objects: Sequence[Object] | None = None, tokens: Mapping[str, Object] | None = None
+) -> FakeCluster:
+    """`tokens`: the status of each token's review."""
+    cluster = FakeCluster(*([begun_job(), pod()] if objects is None else objects))
+    cluster.reviews = {"token": token_of(pod())} if tokens is None else dict(tokens)
+    return cluster

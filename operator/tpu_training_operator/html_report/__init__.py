@@ -1,1 +1,1 @@
-"""The report page: one HTML file that says how a training went, made from the history that its trainer wrote."""
+"""The report page: one HTML file about a training, made from the history that its trainer wrote."""

@@ -1,4 +1,4 @@
-"""The charts of the page: loss, evaluations, throughput, learning rate and where the time went."""
+"""Draws the page's charts: loss, evaluations, throughput, learning rate, gradient norm and time by phase."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,22 +22,22 @@ from tpu_training_operator.html_report.plot import (
 )
 
 COLUMNS = 240
-"""Points of a curve: a page cannot show more, and the file stays small."""
+"""The most points of a curve: a page cannot show more, and the file stays small."""
 
 SMALL_COLUMNS = 120
-"""The same for a chart that shares its row with others."""
+"""The most points of a curve in a chart that shares its row with others."""
 
 DOTTED_EVALUATIONS = 40
-"""Evaluations up to which each has a dot: it shows when they were made."""
+"""The most evaluations of which each has a dot, to show when they were made."""
 
 LOSSES = ("loss", "evaluation_loss", "eval_loss", "val_loss", "validation_loss")
-"""Metrics that are drawn beside the training's loss; a task cannot call its own "loss", a loop of the user's can."""
+"""Names of the metric that is drawn beside the training's loss. A task cannot use "loss", but a user's own loop can."""
 
 P = TypeVar("P")
 
 
 def loss_chart(measured: Measurements) -> Element:
-    """The loss of every step, and the evaluated loss if there is one. There must be one that can be drawn."""
+    """Draws the loss of every step, and the evaluated loss if there is one. At least one loss must be drawable."""
     losses, name = loss_columns(measured), evaluated_loss(measured)
     curves = [Curve("training", "training", _line_parts(losses))]
     if name is not None:
@@ -49,7 +49,7 @@ def loss_chart(measured: Measurements) -> Element:
 def loss_axis(measured: Measurements) -> Axis:
     span = [value for point in measured.losses for value in (point.low, point.high) if value is not None]
     name = evaluated_loss(measured)
-    evaluated = [] if name is None else [each.metrics[name] for each in evaluations_of(measured, name)]
+    evaluated = [] if name is None else [e.metrics[name] for e in evaluations_of(measured, name)]
     return axis_of([*filter(drawable, span), *evaluated], logarithm=True)
 
 
@@ -58,26 +58,26 @@ def loss_columns(measured: Measurements) -> list[LossSpan]:
 
 
 def evaluated_loss(measured: Measurements) -> str | None:
-    """The metric that is drawn beside the training's loss."""
+    """Returns the name of the metric that is drawn beside the training's loss."""
     return next((name for name in LOSSES if evaluations_of(measured, name)), None)
 
 
 def restarts(measured: Measurements) -> list[int]:
-    """The steps after which later attempts began."""
+    """Returns the steps after which later attempts began."""
     return [attempt.first for attempt in measured.attempts[1:]]
 
 
 def drawable_points(points: Sequence[LossSpan]) -> list[LossSpan]:
-    """Those with a value that can be drawn."""
+    """Returns the points with a value that can be drawn."""
     return [point for point in points if drawable(point.low) and drawable(point.high)]
 
 
 def extent(points: Sequence[LossSpan]) -> str | None:
-    """Least and greatest of the values that can be drawn, and where they are."""
-    found = drawable_points(points)
-    if not found:
+    """Describes the least and the greatest drawable value, and their steps; None if there is none."""
+    known = drawable_points(points)
+    if not known:
         return None
-    least, greatest = min(found, key=lambda each: each.low or 0.0), max(found, key=lambda each: each.high or 0.0)
+    least, greatest = min(known, key=lambda point: point.low or 0.0), max(known, key=lambda point: point.high or 0.0)
     low = f"{number(least.low or 0.0)} ({_step_range(least.step, least.count)})"
     return f"Min {low}, max {number(greatest.high or 0.0)} ({_step_range(greatest.step, greatest.count)})"
 
@@ -85,11 +85,11 @@ def extent(points: Sequence[LossSpan]) -> str | None:
 def metric_chart(
     measured: Measurements, title: str, names: Mapping[str, str], best: Evaluation | None = None
 ) -> Element:
-    """Metrics of the evaluations, by what they are called in the chart; each has a value that can be drawn.
+    """Draws metrics of the evaluations, each with at least one drawable value. `names`: their labels in the chart.
 
-    `best`: an evaluation that stands out, by the first of them.
+    `best`: an evaluation to mark, on the first metric's curve.
     """
-    values = [each.metrics[name] for name in names for each in evaluations_of(measured, name)]
+    values = [evaluation.metrics[name] for name in names for evaluation in evaluations_of(measured, name)]
     curves = [
         _evaluation_curve(measured, name, f"evaluation set-{number}" if number > 1 else "evaluation", label)
         for number, (name, label) in enumerate(names.items(), 1)
@@ -99,7 +99,7 @@ def metric_chart(
 
 
 def logged_chart(measured: Measurements, logged: LoggedSeries) -> Element:
-    """What the task has logged under one name, with at least one value that can be drawn."""
+    """Draws the values that the task logs under one name; at least one must be drawable."""
     columns = [_merge_losses(group) for group in _column_groups(logged.points, SMALL_COLUMNS)]
     span = [value for point in columns for value in (point.low, point.high) if value is not None]
     y = axis_of(filter(drawable, span), ticks=4)
@@ -108,13 +108,13 @@ def logged_chart(measured: Measurements, logged: LoggedSeries) -> Element:
 
 
 def evaluations_of(measured: Measurements, name: str) -> list[Evaluation]:
-    """The evaluations whose metric of that name can be drawn."""
-    return [each for each in measured.evaluations if drawable(each.metrics.get(name))]
+    """Returns the evaluations whose metric of that name can be drawn."""
+    return [evaluation for evaluation in measured.evaluations if drawable(evaluation.metrics.get(name))]
 
 
 def throughput_chart(measured: Measurements, global_batch: int) -> Element | None:
-    """Examples per second; includes compilations and checkpoints, but not evaluations. None without a curve: a single
-    stretch is mostly compilation."""
+    """Draws the examples per second, with compilations and checkpoints and without evaluations. None for a single
+    stretch, which is mostly compilation."""
     if len(measured.stretches) < 2:
         return None
     points = []
@@ -129,13 +129,13 @@ def throughput_chart(measured: Measurements, global_batch: int) -> Element | Non
 
 
 def rate_chart(measured: Measurements) -> Element | None:
-    """The learning rate as it was set; None if it is not known: a loop of the user's own need not tell it."""
-    rates = {each.step: each.learning_rate for each in measured.stretches if drawable(each.learning_rate)}
-    rates |= {each.step: each.rate for each in measured.rates.points if drawable(each.rate)}
+    """Draws the learning rate as it was set; None if fewer than two values are known."""
+    rates = {stretch.step: stretch.learning_rate for stretch in measured.stretches if drawable(stretch.learning_rate)}
+    rates |= {point.step: point.rate for point in measured.rates.points if drawable(point.rate)}
     if len(rates) < 2:
         return None
     steps = sorted(rates)
-    # The first and the last step whatever is left out between them.
+    # The first and the last step are always shown.
     shown = [group[0] for group in _column_groups(steps[:-1], SMALL_COLUMNS)] + steps[-1:]
     points = [_point(step, rates[step], f"step {count(step)}: {number(rates[step])}") for step in shown]
     y = axis_of([point.y for point in points], ticks=4, from_zero=True)
@@ -144,7 +144,7 @@ def rate_chart(measured: Measurements) -> Element | None:
 
 
 def norm_chart(measured: Measurements) -> Element | None:
-    """The norm of the gradients before clipping; None without a curve."""
+    """Draws the norm of the gradients before clipping; None if fewer than two values are known."""
     points = [
         _point(each.step, each.gradient_norm, f"{_step_range(each.step, each.steps)}: {number(each.gradient_norm)}")
         for each in _stretch_columns(measured, SMALL_COLUMNS)
@@ -157,35 +157,35 @@ def norm_chart(measured: Measurements) -> Element | None:
 
 
 def split_bar(split: Mapping[str, tuple[str, float]]) -> Element:
-    """One bar, cut in proportion to the seconds of each phase, which has a name, too."""
-    whole = sum(seconds for _, seconds in split.values())
+    """Draws one bar, divided in proportion to the phases' seconds. `split`: each phase's name and seconds."""
+    total = sum(seconds for _, seconds in split.values())
     left, pieces = 0.0, []
     for phase, (name, seconds) in split.items():
-        width = WIDTH * seconds / whole
-        pieces.append(bar(f"phase {phase}", left, width, f"{name}: {duration(seconds)}, {share(seconds / whole)}"))
+        width = WIDTH * seconds / total
+        pieces.append(bar(f"phase {phase}", left, width, f"{name}: {duration(seconds)}, {share(seconds / total)}"))
         left += width
-    told = ", ".join(f"{name} {share(seconds / whole)}" for name, seconds in split.values())
+    shares = ", ".join(f"{name} {share(seconds / total)}" for name, seconds in split.values())
     size = f"0 0 {WIDTH} {HEIGHT}"
     return tag(
         "svg",
         pieces,
         class_="split",
         role="img",
-        aria_label=f"Time by phase: {told}",
+        aria_label=f"Time by phase: {shares}",
         viewBox=size,
         preserveAspectRatio="none",
     )
 
 
 def drawable(value: float | None) -> bool:
-    """Finite, and so is the difference between any two."""
+    """Whether the value is finite, and small enough that differences are finite, too."""
     return value is not None and abs(value) < 1e300
 
 
 def _column_groups(points: Sequence[P], limit: int = COLUMNS) -> list[Sequence[P]]:
-    """At most `limit` groups of neighbours."""
-    each = -(-len(points) // limit) or 1
-    return [points[start : start + each] for start in range(0, len(points), each)]
+    """Divides the points into at most `limit` groups of neighbours."""
+    size = -(-len(points) // limit) or 1
+    return [points[start : start + size] for start in range(0, len(points), size)]
 
 
 def _merge_losses(group: Sequence[LossSpan]) -> LossSpan:
@@ -220,14 +220,14 @@ def _mean_norm(group: Sequence[Stretch]) -> float | None:
 
 
 def _x_axis(measured: Measurements) -> Axis:
-    """The same for every chart of a page: from the first known step to the last."""
+    """Returns the x axis of every chart: from the first known step to the last."""
     first = measured.losses[0].step - measured.losses[0].count if measured.losses else 0
     known = [point.step for point in measured.losses[-1:]] + [each.step for each in measured.evaluations[-1:]]
     return step_axis(first, max(known, default=1))
 
 
 def _line_parts(losses: Sequence[LossSpan], name: str = "loss") -> list[list[Point]]:
-    """The line ends at a column without a finite value and starts again after it."""
+    """Divides the losses into lines: one ends where no value is finite, and the next starts after it."""
     parts: list[list[Point]] = [[]]
     for loss in losses:
         if loss.mean is None or loss.low is None or loss.high is None:
@@ -241,7 +241,7 @@ def _line_parts(losses: Sequence[LossSpan], name: str = "loss") -> list[list[Poi
 
 
 def _broken_spans(losses: Sequence[LossSpan]) -> list[tuple[float, float]]:
-    """From which step to which there are values that are not finite, neighbouring columns together."""
+    """Returns the first and last step of each span with values that are not finite; neighbouring spans are merged."""
     spans: list[tuple[float, float]] = []
     follows = False
     for loss in losses:
@@ -254,8 +254,8 @@ def _broken_spans(losses: Sequence[LossSpan]) -> list[tuple[float, float]]:
 
 
 def _evaluation_curve(measured: Measurements, name: str, kind: str, label: str) -> Curve:
-    found = evaluations_of(measured, name)
-    return Curve(kind, label, [[_evaluation_point(name, each) for each in found]], DOTTED_EVALUATIONS)
+    points = [_evaluation_point(name, evaluation) for evaluation in evaluations_of(measured, name)]
+    return Curve(kind, label, [points], DOTTED_EVALUATIONS)
 
 
 def _evaluation_point(name: str, evaluation: Evaluation) -> Point:

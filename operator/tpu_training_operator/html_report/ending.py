@@ -1,7 +1,7 @@
-"""How the run ended: the verdict beside its name, and, if it failed, what went wrong.
+"""Shows how the run ended: a badge beside its name and, if it failed, what went wrong.
 
-A history knows only what its own worker knows. That worker may have been killed, or have lost a peer that failed first;
-who watched the job as a whole knows more, and says it in a `JobEnd`.
+One worker writes the history. It may have been killed, or have lost a peer that failed first; a `JobEnd` adds what is
+known about the job as a whole.
 """
 
 import re
@@ -28,18 +28,18 @@ ENDINGS = {
     "StorageDenied": ("bad", "Storage denied"),
     "BadSpec": ("bad", "Refused the run spec"),
 }
-"""By the name of the trainer's exit code: the class that colours it, and the words."""
+"""The CSS class and the text for each name of a trainer's exit code."""
 
 
 @dataclass(frozen=True)
 class LogTail:
-    """The end of a worker's log: up to its last words, which are the failure's message."""
+    """The end of a worker's log, before its last words, which are the failure's message."""
 
     name: str
     lines: Sequence[str]
 
 
-class JobState(StrEnum):
+class JobResult(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     CANCELLED = "Cancelled"
@@ -47,13 +47,13 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How the job ended as a whole. The rest is of the worker that failed first, and empty if none has.
+    """How the job ended as a whole (`state`), and the worker that failed first; its fields are empty if none failed.
 
     `cause`: the name of its exit code, or of its failure; `where`: the worker and the kind of its failure; `gist`: what
-    was wrong, in one line; `message`: all that it said.
+    was wrong, in one line; `message`: its whole message.
     """
 
-    state: JobState
+    state: JobResult
     cause: str = ""
     where: str = ""
     gist: str = ""
@@ -63,19 +63,19 @@ class JobEnd:
 
     @property
     def failed(self) -> bool:
-        return self.state is JobState.FAILED
+        return self.state is JobResult.FAILED
 
 
 @dataclass(frozen=True)
 class Badge:
-    """`kind`: the class that colours it."""
+    """The state beside the run's name. `kind`: its CSS class."""
 
     kind: str
     words: str
 
 
 def badge(history: History, end: JobEnd | None) -> Badge:
-    """A success without a finite loss is none: its weights are of no use."""
+    """Returns the run's badge. A success without a finite loss counts as bad: its weights are useless."""
     outcome, finite = history.outcome, history.recorded.ends_finite
     if end is not None and end.failed:
         kind, words = ENDINGS.get(end.cause, ("bad", "Failed"))
@@ -83,8 +83,8 @@ def badge(history: History, end: JobEnd | None) -> Badge:
     if outcome is not None:
         kind, words = ENDINGS.get(outcome.code, ("bad", outcome.code))
     elif end is not None:
-        # Its worker was killed, or is a loop of the user's own that says nothing of its end.
-        kind, words = "well" if end.state is JobState.SUCCEEDED else "pause", end.state.value
+        # The worker was killed, or is a user's own loop that does not record its end.
+        kind, words = "well" if end.state is JobResult.SUCCEEDED else "pause", end.state.value
     else:
         kind, words = "running", "Running"
     if kind != "bad" and not finite:
@@ -99,7 +99,7 @@ def has_failed(history: History, end: JobEnd | None) -> bool:
 
 
 def closing_words(history: History, end: JobEnd | None) -> Element | None:
-    """What the run says of its end, below its name."""
+    """Returns the run's last words, which are shown below its name."""
     if not has_failed(history, end):
         text = _without_metrics(history)
         return tag("p", text, class_="said sentence") if text else None
@@ -109,14 +109,14 @@ def closing_words(history: History, end: JobEnd | None) -> Element | None:
 
 
 def what_went_wrong(history: History, end: JobEnd | None) -> Element | None:
-    """The whole error and the log before it, as far as they say more than the line below the run's name."""
+    """Shows the whole error and the log before it; None if the line below the run's name has it all."""
     if not has_failed(history, end):
         return None
     message, log = _message(history, end), None if end is None else end.log
-    told = lines_of(message, "Error message", "bad") if "\n" in message else None
-    if told is None and log is None:
+    lines = lines_of(message, "Error message", "bad") if "\n" in message else None
+    if lines is None and log is None:
         return None
-    return section("failure", "What went wrong", told, *([] if log is None else _log(log)))
+    return section("failure", "What went wrong", lines, *([] if log is None else _log(log)))
 
 
 def _message(history: History, end: JobEnd | None) -> str:
@@ -126,7 +126,7 @@ def _message(history: History, end: JobEnd | None) -> str:
 
 
 def _in_short(message: str, end: JobEnd | None) -> tuple[str, str]:
-    """What stands out, and what follows it: a message of one line is told here whole, a traceback below."""
+    """Returns the emphasised part of the message and the rest of its line. Longer messages are shown elsewhere."""
     if message and "\n" not in message:
         first, stop, rest = message.partition(". ")
         return first + stop.rstrip(), f" {rest}" if rest else ""
@@ -136,7 +136,7 @@ def _in_short(message: str, end: JobEnd | None) -> tuple[str, str]:
 
 
 def _without_metrics(history: History) -> str:
-    """The last words of a run that went well; its metrics are shown elsewhere, and there may be many."""
+    """Returns the last words of a successful run without its metrics, which are shown elsewhere."""
     text = history.outcome.message if history.outcome else ""
     if not text and not history.recorded.losses:
         return "No step has been done yet."

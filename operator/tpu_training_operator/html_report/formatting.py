@@ -1,13 +1,13 @@
-"""Formats numbers for the page: few digits, a unit, and an exponent only where no unit is left."""
+"""Formats numbers for the page: few digits, a unit, and an exponent only beyond the largest unit."""
 
 import math
 
 THIN = "\u202f"
-"""A narrow space that does not break, between a number and its unit."""
+"""A narrow no-break space, between a number and its unit."""
 
 
 def number(value: float) -> str:
-    """Three to four digits: 0.0213, 1.5, 1,024, 48.3 k, 1.2 M; powers of ten only below 0.001 and above 10^12."""
+    """Writes three to four digits: 0.0213, 1.5, 1,024, 48.3 k, 1.2 M; powers of ten below 0.001 and above 10^12."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -15,7 +15,7 @@ def number(value: float) -> str:
     size = abs(value)
     if size == 0:
         return "0"
-    # The bounds are those after rounding: 9999.6 is 10 k and not 10,000.
+    # The bounds allow for rounding: 9999.6 is 10 k and not 10,000.
     if size < 0.000995 or size >= 9.995e11:
         return _scientific(value)
     if size < 9999.5:
@@ -27,12 +27,12 @@ def number(value: float) -> str:
 
 
 def count(value: int) -> str:
-    """All digits, in groups of three."""
+    """Writes all digits, in groups of three."""
     return f"{value:,}"
 
 
 def share(part: float) -> str:
-    """0..1 as a percentage; a share above zero is never shown as 0 %."""
+    """Writes 0..1 as a percentage; a share above zero is never 0 %."""
     percent = 100 * part
     if 0 < percent < 0.1:
         return f"<{THIN}0.1{THIN}%"
@@ -40,24 +40,24 @@ def share(part: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """0.42 ms, 850 ms, 3.2 s, 4 min 05 s, 2 h 05 min, 3 d 4 h."""
+    """Writes for example: 0.42 ms, 850 ms, 3.2 s, 4 min 05 s, 2 h 05 min, 3 d 4 h."""
     if 0 < seconds < 0.00001:
         return f"<{THIN}0.01{THIN}ms"
     if seconds < 0.9995:
         return f"{1000 * seconds:{'.3g' if seconds < 0.0995 else '.0f'}}{THIN}ms"
     if seconds < 59.95:
         return f"{seconds:.3g}{THIN}s"
-    whole = round(seconds)
-    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    rounded = round(seconds)
+    minutes, hours, days = rounded // 60, rounded // 3600, rounded // 86400
     if minutes < 60:
-        return f"{minutes}{THIN}min {whole % 60:02}{THIN}s"
+        return f"{minutes}{THIN}min {rounded % 60:02}{THIN}s"
     if hours < 48:
         return f"{hours}{THIN}h {minutes % 60:02}{THIN}min"
     return f"{days}{THIN}d {hours % 24}{THIN}h"
 
 
 def plural(amount: int, thing: str, things: str = "") -> str:
-    """1 step, 2 steps; `things` if an s is not enough."""
+    """Writes for example: 1 step, 2 steps. `things`: the plural, if it is not formed with an s."""
     return f"{count(amount)} {thing if amount == 1 else things or thing + 's'}"
 
 

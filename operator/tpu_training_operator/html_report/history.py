@@ -1,7 +1,7 @@
 """Reads `history.json`, the file in which a trainer records a run: schema `history/v1`.
 
-Its written form is `history-v1.schema.json` in `tpu_trainer`. Only the fields that the page shows are read; unknown
-ones are ignored, so that a newer trainer's file can be shown.
+Its schema is `history-v1.schema.json` in `tpu_trainer`. Only the fields that the page shows are read; unknown fields
+are ignored, so that a newer trainer's file can be shown.
 """
 
 import json
@@ -26,7 +26,7 @@ class _Recorded(BaseModel):
 class LossSpan(_Recorded):
     """The losses of `count` steps up to and including `step`; `broken` of them were not finite.
 
-    mean, low and high are over the finite ones, None if there are none.
+    `mean`, `low` and `high`: of the finite ones; None if there are none.
     """
 
     step: int
@@ -38,16 +38,16 @@ class LossSpan(_Recorded):
 
 
 class LoggedSeries(_Recorded):
-    """What the task has logged under a name: its points are as those of the losses."""
+    """The values that the task logs under one name, in points like those of the losses."""
 
     name: str
     points: Sequence[LossSpan] = ()
 
 
 class Stretch(_Recorded):
-    """How `steps` steps up to and including `step` went: seconds in all and per phase, and the last learning rate.
+    """The `steps` steps up to and including `step`: seconds in all and per phase, and the last learning rate.
 
-    gradient_norm: the mean of the gradients' norms before clipping, None if none was finite or measured.
+    `gradient_norm`: the mean of the gradients' norms before clipping; None if none was finite or measured.
     """
 
     step: int
@@ -71,7 +71,7 @@ class Rate(_Recorded):
 
 
 class LearningRates(_Recorded):
-    """From the first step on, more or less closely; the last rate is that of the last stretch."""
+    """Learning rates from the first step on, sampled; the last one is that of the last stretch."""
 
     points: Sequence[Rate] = ()
 
@@ -82,7 +82,7 @@ class Evaluation(_Recorded):
 
 
 class DoctorWarning(_Recorded):
-    """What one check of the doctor found: `times` findings at steps first..last, and the last message."""
+    """The findings of one check of the doctor: how many (`times`), their first and last step, and the last message."""
 
     check: str
     first: int
@@ -92,8 +92,8 @@ class DoctorWarning(_Recorded):
 
 
 class FirstLoss(_Recorded):
-    """`seconds`: from the start of the reporting process to its first loss; `compiling`: the part that `compilations`
-    programs took."""
+    """`seconds`: from the start of the reporting process to its first loss; `compiling`: the seconds of these that the
+    `compilations` programs took."""
 
     seconds: float
     compilations: int
@@ -101,7 +101,7 @@ class FirstLoss(_Recorded):
 
 
 class Attempt(_Recorded):
-    """One gang: it started after `first` steps and had done `last`. `outcome`: the exit code's name, if known."""
+    """One gang, which started after step `first` and reached step `last`. `outcome`: the exit code's name, if known."""
 
     number: int
     first: int
@@ -112,7 +112,7 @@ class Attempt(_Recorded):
 
 
 class Measurements(_Recorded):
-    """All attempts together. The last attempt is the one that wrote the file; sequences are in the order of steps."""
+    """The records of all attempts. The last attempt wrote the file; sequences are in the order of steps."""
 
     attempts: Sequence[Attempt] = Field(min_length=1)
     losses: Sequence[LossSpan] = ()
@@ -127,12 +127,12 @@ class Measurements(_Recorded):
 
     @property
     def ends_finite(self) -> bool:
-        """Whether the newest loss is a number; so it is where there is none."""
+        """Whether the newest loss is finite, or there is none."""
         return not self.losses or self.losses[-1].mean is not None
 
 
 class _RunSpecPart(BaseModel):
-    """The run spec has camel-case names; see `domain.objects.run_spec`, which writes it."""
+    """A part of the run spec, whose fields have camel-case names; `domain.objects.run_spec` writes it."""
 
     model_config = ConfigDict(frozen=True, alias_generator=AliasGenerator(validation_alias=to_camel))
 
@@ -151,7 +151,7 @@ class RecordedSlice(_RunSpecPart):
 
 
 class RecordedBatch(_RunSpecPart):
-    """Examples per step of the job, and what a replica takes at once."""
+    """Examples per step of the whole job, and per replica and pass."""
 
     total: int = Field(validation_alias="global", ge=1)
     per_replica: int
@@ -181,7 +181,7 @@ class RecordedInitFrom(_RunSpecPart):
 
 
 class WatchedMetric(_RunSpecPart):
-    """A metric of the evaluations that decides something, and which of its values are the better ones."""
+    """A metric on which the run acts. `mode`: whether Max or Min is better."""
 
     metric: str
     mode: str
@@ -215,7 +215,7 @@ class ScaledNumber(_RunSpecPart):
 
 
 class RecordedRunSpec(_RunSpecPart):
-    """`entrypoint`: None for a loop of the user's own."""
+    """The run spec as recorded. `entrypoint`: None for a user's own loop."""
 
     job: RecordedJob
     entrypoint: str | None = None
@@ -242,9 +242,9 @@ class RecordedRunSpec(_RunSpecPart):
 
     @property
     def watched(self) -> Sequence[WatchedMetric]:
-        """What the run follows, the checkpoint to keep first."""
+        """The metrics on which the run acts, the one for the best checkpoint first."""
         best = None if self.checkpoint is None else self.checkpoint.keep_best
-        return [each for each in (best, self.stop_early) if each is not None]
+        return [metric for metric in (best, self.stop_early) if metric is not None]
 
 
 class AttemptOutcome(_Recorded):
@@ -255,7 +255,7 @@ class AttemptOutcome(_Recorded):
 
 
 class History(_RunSpecPart):
-    """`outcome` is None during the run. `environment`: names to versions. `written`: when the file was written."""
+    """A whole history. `outcome`: None during the run; `environment`: versions by name; `written`: its time."""
 
     run_spec: RecordedRunSpec
     recorded: Measurements
@@ -265,16 +265,16 @@ class History(_RunSpecPart):
 
 
 def parse_history(document: bytes) -> History:
-    """Raises UnreadableHistory, naming the first field that is wrong."""
+    """Parses the file's content. Raises UnreadableHistory, which names the first wrong field."""
     try:
-        found = json.loads(document)
+        content = json.loads(document)
     except (ValueError, RecursionError) as error:
         raise UnreadableHistory(f"not JSON: {error}") from error
-    schema = found.get("schema") if isinstance(found, dict) else None
+    schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
         raise UnreadableHistory(f'schema: this version reads "{SCHEMA}", got {schema!r}')
     try:
-        return History.model_validate(found)
+        return History.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         raise UnreadableHistory(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

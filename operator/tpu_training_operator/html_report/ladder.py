@@ -1,4 +1,4 @@
-"""The ladder that the job has gone up: a row for every rung, and how the speed grew with the chips."""
+"""The section of the job's ladder: a row for every rung, and how the speed grew with the chips."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from tpu_training_operator.html_report.plot import Axis, Curve, Plot, Point, axi
 
 @dataclass(frozen=True)
 class RungRow:
-    """One rung, as the job's status has it. `efficiency`: examples per second per chip over those of the rung before;
-    None, like `rate`, if it is not known. `failed`: what the gates that failed found."""
+    """One rung, from the job's status. `efficiency`: examples per second per chip, divided by those of the rung before;
+    None, like `rate`, if unknown. `failed`: the results of gates that failed."""
 
     slice: str
     chips: int
@@ -26,7 +26,7 @@ class RungRow:
 
 
 def ladder(rungs: Sequence[RungRow]) -> Element | None:
-    """None for a job without a ladder."""
+    """Shows the rungs; None for a job without a ladder."""
     if not rungs:
         return None
     heads = ["Rung", "Slice", "Chips", "Batch", "Learning rate", "Steps", "Examples/s", "Efficiency", "Verdict"]
@@ -63,16 +63,16 @@ def _row(place: int, rung: RungRow) -> Element:
 
 
 def _growth(rungs: Sequence[RungRow]) -> Element | None:
-    """Examples per second over chips, and what as many chips would reach at the first rung's pace."""
+    """Draws examples per second over chips, and a line at the first rung's pace per chip."""
     measured = [(rung, rung.rate) for rung in rungs if rung.rate is not None and rung.rate > 0 and rung.chips > 0]
     if len({rung.chips for rung, _ in measured}) < 2:
         return None
     first, pace = measured[0][0], measured[0][1] / measured[0][0].chips
-    own = [_point(rung.chips, rate, f"{rung.slice}: {number(rate)} examples/s") for rung, rate in measured]
+    actual = [_point(rung.chips, rate, f"{rung.slice}: {number(rate)} examples/s") for rung, rate in measured]
     ideal = [_point(chips, pace * chips) for chips in sorted({rung.chips for rung, _ in measured})]
     x = _chips_axis([rung.chips for rung, _ in measured])
-    y = axis_of([point.y for point in (*own, *ideal)], ticks=4, from_zero=True)
-    curves = [Curve("evaluation", "at the pace of the first rung", [ideal]), Curve("throughput", "measured", [own])]
+    y = axis_of([point.y for point in (*actual, *ideal)], ticks=4, from_zero=True)
+    curves = [Curve("evaluation", "at the pace of the first rung", [ideal]), Curve("throughput", "measured", [actual])]
     keys = tag(
         "p",
         key("throughput", "examples per second"),
@@ -87,5 +87,5 @@ def _point(chips: int, rate: float, text: str = "") -> Point:
 
 
 def _chips_axis(chips: Sequence[int]) -> Axis:
-    """From none, with a tick at every rung."""
-    return Axis(0.0, float(max(chips)), tuple(sorted({float(each) for each in chips})))
+    """Returns an axis from 0, with a tick at every rung's chips."""
+    return Axis(0.0, float(max(chips)), tuple(sorted({float(number) for number in chips})))

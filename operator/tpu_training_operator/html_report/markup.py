@@ -1,4 +1,4 @@
-"""Builds HTML from elements and text. Text is escaped when the tree is written, so nothing in a history is markup."""
+"""Builds the page's HTML. Text is escaped when the tree is written, so nothing in a history is markup."""
 
 from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element, tostring
@@ -7,7 +7,7 @@ Content = Element | str | None
 
 
 def tag(name: str, /, *content: Content | Iterable[Content], **attributes: str) -> Element:
-    """`<name attributes>content</name>`; None and empty text add nothing. `class_` is written "class", "_" as "-"."""
+    """Makes `<name attributes>content</name>`. None and empty text add nothing; `class_` becomes "class", "_" "-"."""
     element = Element(name, {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()})
     for part in content:
         for child in [part] if part is None or isinstance(part, str | Element) else part:
@@ -29,7 +29,7 @@ def section(name: str, title: str, *content: Content) -> Element:
 
 
 def key(kind: str, text: str) -> Element:
-    """One entry of a legend."""
+    """Makes one entry of a legend."""
     return tag("span", text, class_=f"key {kind}")
 
 
@@ -38,7 +38,7 @@ def pair(name: str, *value: Content) -> Element:
 
 
 def aside(text: str) -> Element | None:
-    """Words that stand back behind those before them."""
+    """Makes a remark in a weaker colour; None for an empty text."""
     return tag("span", text, class_="where") if text else None
 
 
@@ -47,7 +47,7 @@ def figure(caption: str, drawing: Element, *more: Content) -> Element:
 
 
 def lines_of(text: str, label: str, kind: str = "") -> Element:
-    """Lines as they were printed. The keyboard can reach and scroll them; `label` says what they are."""
+    """Shows lines as they were printed. The keyboard can scroll them; `label` names them for screen readers."""
     return tag("pre", text, class_=f"lines {kind}".rstrip(), tabindex="0", role="region", aria_label=label)
 
 
@@ -59,9 +59,9 @@ def table(
     wide: Sequence[int] = (),
     class_: str = "",
 ) -> Element:
-    """`right`, `apart`, `wide`: the columns with these classes."""
+    """Makes a table. `right`, `apart`, `wide`: the indices of the columns with these classes."""
     columns = {"right": right, "apart": apart, "wide": wide}
-    classes = [" ".join(name for name, those in columns.items() if at in those) for at in range(len(heads))]
+    classes = [" ".join(name for name, indices in columns.items() if at in indices) for at in range(len(heads))]
     cells = (
         tag("th", head, scope="col", **({"class": kind} if kind else {})) if head else tag("td")
         for head, kind in zip(heads, classes, strict=True)

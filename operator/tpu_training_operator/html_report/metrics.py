@@ -1,4 +1,4 @@
-"""The section of the evaluations: a chart for each metric, a line in it for each validation set, and a table."""
+"""The sections of metrics: evaluations, with a line for each validation set, and values that the task logs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ MOST_CHARTS = 12
 """Charts in a section; its table has all metrics."""
 
 MOST_SETS = 6
-"""Validation sets in one chart: more colours could not be told apart."""
+"""The most validation sets in one chart: more colours could not be distinguished."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: metrics by what they are called in it."""
+    """One chart. `names`: the label of each metric."""
 
     title: str
     names: Mapping[str, str]
@@ -54,12 +54,12 @@ def evaluations(measured: Measurements, spec: RecordedRunSpec) -> Element | None
 
 
 def metrics_of(measured: Measurements) -> list[str]:
-    """The names of all metrics, in the order in which the task gives them."""
+    """Returns the names of all metrics, in the task's order."""
     return list(dict.fromkeys(name for evaluation in measured.evaluations for name in evaluation.metrics))
 
 
 def panels(names: Sequence[str]) -> list[Panel]:
-    """The same metric of several validation sets, which are named before a slash, shares a chart."""
+    """Groups the metrics into charts. Names before a slash are validation sets; they share a metric's chart."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition("/")[2] or name, []).append(name)
@@ -73,14 +73,14 @@ def _panels(metric: str, group: Sequence[str]) -> list[Panel]:
 
 
 def best_of(measured: Measurements, watched: WatchedMetric) -> Evaluation | None:
-    """The first of the best; None without a value."""
-    found = charts.evaluations_of(measured, watched.metric)
+    """Returns the first of the best evaluations; None without a value."""
+    candidates = charts.evaluations_of(measured, watched.metric)
     choose = max if watched.highest else min
-    return choose(found, key=lambda each: each.metrics[watched.metric], default=None)
+    return choose(candidates, key=lambda evaluation: evaluation.metrics[watched.metric], default=None)
 
 
 def _figure(measured: Measurements, spec: RecordedRunSpec, panel: Panel) -> Element:
-    watched = next((each for each in spec.watched if [each.metric] == [*panel.names]), None)
+    watched = next((metric for metric in spec.watched if [metric.metric] == [*panel.names]), None)
     best = None if watched is None else best_of(measured, watched)
     drawing = charts.metric_chart(measured, panel.title, panel.names, best)
     keys = [
@@ -93,15 +93,15 @@ def _figure(measured: Measurements, spec: RecordedRunSpec, panel: Panel) -> Elem
 
 
 def _row(measured: Measurements, name: str) -> Element:
-    found = charts.evaluations_of(measured, name)
-    given = [each for each in measured.evaluations if name in each.metrics]
+    known = charts.evaluations_of(measured, name)
+    last = [evaluation for evaluation in measured.evaluations if name in evaluation.metrics][-1]
     extremes: list[Element] = []
     for choose in (min, max):
-        extreme = choose(found, key=lambda each: each.metrics[name], default=None)
+        extreme = choose(known, key=lambda evaluation: evaluation.metrics[name], default=None)
         extremes.append(tag("td", number(extreme.metrics[name]) if extreme else "–", class_="right"))
         extremes.append(tag("td", count(extreme.step) if extreme else "–", class_="wide"))
-    last = tag("td", _value(given[-1].metrics[name]), class_="right")
-    return tag("tr", tag("th", name, scope="row"), last, extremes)
+    newest = tag("td", _value(last.metrics[name]), class_="right")
+    return tag("tr", tag("th", name, scope="row"), newest, extremes)
 
 
 def _value(value: float) -> Content:
@@ -109,13 +109,14 @@ def _value(value: float) -> Content:
 
 
 def _consequences(measured: Measurements, spec: RecordedRunSpec) -> Iterator[str]:
-    """What follows from the metrics that the run watches."""
+    """Yields what follows from the metrics that the run watches."""
     for watched in spec.watched:
         if (best := best_of(measured, watched)) is None:
             continue
-        kept = spec.checkpoint is not None and watched is spec.checkpoint.keep_best
-        follows = "the checkpoint of that step is kept" if kept else _end(spec)
-        yield f"Best {watched.metric}: {number(best.metrics[watched.metric])} at step {count(best.step)}; {follows}."
+        keeps = spec.checkpoint is not None and watched is spec.checkpoint.keep_best
+        consequence = "the checkpoint of that step is kept" if keeps else _end(spec)
+        value = number(best.metrics[watched.metric])
+        yield f"Best {watched.metric}: {value} at step {count(best.step)}; {consequence}."
 
 
 def _end(spec: RecordedRunSpec) -> str:
@@ -142,7 +143,7 @@ def logged_values(measured: Measurements) -> Element | None:
 
 
 def _logged_row(logged: LoggedSeries, lost: bool) -> Element:
-    """`lost`: some of the values, by this name or another, are not finite."""
+    """Makes a row. `lost`: whether the table has a column for values that are not finite."""
     known = charts.drawable_points(logged.points)
     least = number(min(point.low or 0.0 for point in known)) if known else "–"
     greatest = number(max(point.high or 0.0 for point in known)) if known else "–"

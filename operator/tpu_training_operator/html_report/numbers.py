@@ -1,4 +1,4 @@
-"""The key numbers at the top of the page, most wanted first."""
+"""The key numbers at the top of the page, the most important first."""
 
 import statistics
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from tpu_training_operator.html_report.markup import tag
 from tpu_training_operator.html_report.metrics import best_of
 
 HEADLINES = 2
-"""Metrics of the last evaluation among the key numbers: those that the run watches, then the first ones of the task."""
+"""The most metrics of the last evaluation among the key numbers: first those that the run watches."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One key number, and what to compare it with. `kind`: the class that colours it."""
+    """One key number, and a note to compare it with. `kind`: its CSS class."""
 
     name: str
     value: str
@@ -26,7 +26,7 @@ class Tile:
 
 
 def key_numbers(measured: Measurements, spec: RecordedRunSpec, seconds: float) -> Element:
-    """A number that the run does not have has no tile. `seconds`: of all attempts together."""
+    """Shows the key numbers that the run has. `seconds`: of all attempts together."""
     attempts = measured.attempts
     tiles = [
         Tile("Steps", count(attempts[-1].last), f"of {count(spec.train_steps)}"),
@@ -36,7 +36,7 @@ def key_numbers(measured: Measurements, spec: RecordedRunSpec, seconds: float) -
     ]
     if seconds > 0:
         tiles.append(Tile("Time", duration(seconds), plural(len(attempts), "attempt")))
-    # At most five columns, as many as fill the last row best; a few tiles keep the width that they have among many.
+    # At most five columns, as many as fill the last row best, and at least four, so that few tiles do not grow wide.
     columns = max(4, -(-len(tiles) // -(-len(tiles) // 5)))
     return tag(
         "section",
@@ -83,11 +83,11 @@ def _speed_tiles(measured: Measurements, spec: RecordedRunSpec) -> Iterator[Tile
     if rate is not None:
         yield Tile("Examples per second", number(rate), f"{number(rate / spec.slice.replicas)} per replica")
     if measured.stretches:
-        step = statistics.median(each.training_seconds / each.steps for each in measured.stretches)
+        step = statistics.median(stretch.training_seconds / stretch.steps for stretch in measured.stretches)
         yield Tile("Step time", duration(step), "median")
-    trained = sum(each.training_seconds for each in measured.stretches)
+    trained = sum(stretch.training_seconds for stretch in measured.stretches)
     if trained > 0 and spec.entrypoint is not None:
-        waited = sum(each.split.get("input", 0.0) for each in measured.stretches)
+        waited = sum(stretch.split.get("input", 0.0) for stretch in measured.stretches)
         yield Tile("Waiting for input", share(waited / trained), "of the training time")
     if measured.mfu is not None:
         yield Tile("Model flops utilisation", share(measured.mfu), "of the slice's peak")

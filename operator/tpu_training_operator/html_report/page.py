@@ -1,4 +1,4 @@
-"""The whole page: an HTML document that loads nothing and runs no script."""
+"""Renders the page: an HTML document that loads nothing and runs no script."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -30,17 +30,17 @@ OWN_LOOP = {
     "checkpoint": PHASES["checkpoint"],
     "evaluate": PHASES["evaluate"],
 }
-"""A loop of the user's own tells no other phases."""
+"""The phases that a user's own loop reports."""
 
 SHORTEST = 0.001
-"""Seconds from which a phase has a row: below, it was entered and left."""
+"""The fewest seconds for which a phase has a row."""
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungRow] = ()) -> str:
-    """The page as HTML. `end`: what is known of the job's end besides; `rungs`: its ladder, if `end` is None. A section
-    without content is left out."""
+    """Returns the page as HTML, without sections that have no content. `end`: how the job as a whole ended, if known;
+    `rungs`: its ladder, if `end` is None."""
     spec, measured = history.run_spec, history.recorded
     split = {phase: sum(attempt.split.get(phase, 0.0) for attempt in measured.attempts) for phase in PHASES}
     sections = (
@@ -73,7 +73,7 @@ def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungRow]
 
 
 def _header(history: History, end: JobEnd | None) -> Element:
-    spec, shown = history.run_spec, badge(history, end)
+    spec, state = history.run_spec, badge(history, end)
     job, where = spec.job, spec.slice
     written = tag("time", f"{history.written:%Y-%m-%d %H:%M %Z}", datetime=history.written.isoformat())
     facts: tuple[Content | list[Content], ...] = (
@@ -83,13 +83,13 @@ def _header(history: History, end: JobEnd | None) -> Element:
         plural(where.hosts, "host"),
         plural(where.replicas, "replica"),
         f"attempt {history.recorded.attempts[-1].number}",
-        ["as of ", written] if shown.kind == "running" else written,
+        ["as of ", written] if state.kind == "running" else written,
     )
     namespace = None if job.namespace == "default" else tag("span", f"{job.namespace}/", class_="namespace")
     return tag(
         "header",
         tag("p", "Training report", class_="eyebrow"),
-        tag("div", tag("h1", namespace, job.name), tag("p", shown.words, class_=f"badge {shown.kind}"), class_="title"),
+        tag("div", tag("h1", namespace, job.name), tag("p", state.words, class_=f"badge {state.kind}"), class_="title"),
         tag("p", (tag("span", fact) for fact in facts if fact is not None), class_="facts"),
         closing_words(history, end),
     )
@@ -160,7 +160,7 @@ def _time(split: Mapping[str, float], measured: Measurements, words: Mapping[str
 
 
 def _warnings(measured: Measurements, has_failed: bool) -> Element | None:
-    """That there are none is said of a run that has trained and has not failed."""
+    """Lists the doctor's warnings. Reports that there are none only for a run that has trained and has not failed."""
     items = []
     for warned in measured.warnings:
         often = f"{count(warned.times)} times, steps {count(warned.first)} to {count(warned.last)}"
@@ -205,7 +205,8 @@ def _recipe(measured: Measurements, spec: RecordedRunSpec) -> Element:
 
 
 def _noise_sentence(measured: Measurements, spec: RecordedRunSpec) -> str | None:
-    """What twice the slice would buy: steps to a given loss go as 1 + noise scale / batch (McCandlish et al. 2018)."""
+    """Returns what twice the slice would gain: the steps to a loss grow with 1 + noise scale / batch (McCandlish et al.
+    2018)."""
     scale, batch = measured.noise_scale, spec.batch.total
     if scale is None:
         return None
@@ -218,7 +219,7 @@ def _noise_sentence(measured: Measurements, spec: RecordedRunSpec) -> str | None
 
 
 def _attempts(history: History) -> Element | None:
-    """Of a single attempt the rest of the page has told everything."""
+    """Lists the attempts; None for a single one, about which the rest of the page says everything."""
     *earlier, newest = history.recorded.attempts
     if not earlier:
         return None

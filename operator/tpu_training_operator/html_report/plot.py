@@ -1,7 +1,7 @@
 """Draws curves as SVG with labels beside them.
 
-The drawing is stretched to the width of the page while its lines and labels, which are plain HTML, keep their size: a
-chart is as legible on a phone as on paper. Colours are classes of `report.css`.
+The drawing stretches to the width of the page, while lines and labels, which are plain HTML, keep their size, so that a
+chart is legible on a phone and on paper. Colours are classes of `report.css`.
 """
 
 import math
@@ -14,24 +14,24 @@ from tpu_training_operator.html_report.formatting import number
 from tpu_training_operator.html_report.markup import tag
 
 WIDTH, HEIGHT = 1000, 300
-"""The drawing's own coordinates, not pixels."""
+"""The size in the drawing's coordinates, not in pixels."""
 
 LOGARITHMIC_FROM = 30
-"""Largest over smallest value from which an axis is logarithmic; below it a linear one shows more."""
+"""The ratio of the largest to the smallest value from which an axis is logarithmic."""
 
 FEW = 12
-"""Points of a curve up to which each is marked by a dot: between so few of them a line alone would mislead."""
+"""The most points of a curve of which each has a dot: with so few, a line alone would mislead."""
 
 MOST_TICKS = 7
-"""Labels of a logarithmic axis."""
+"""The most labels of a logarithmic axis."""
 
 SMALLEST_SPAN = 1e-290
-"""Between values that differ; a fifth of a smaller span may be too small for a float."""
+"""The smallest span between values that counts; a fifth of a smaller one may be too small for a float."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """low < high; ticks lie between them."""
+    """One axis, where low < high; the ticks are between them."""
 
     low: float
     high: float
@@ -39,7 +39,7 @@ class Axis:
     logarithmic: bool = False
 
     def place(self, value: float) -> float:
-        """0 at the low end, 1 at the high end; values outside are held at the ends."""
+        """Returns the value's place, from 0 at the low end to 1 at the high end; values outside are clipped."""
         low, high = self.low, self.high
         if self.logarithmic:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))
@@ -48,7 +48,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """`low` and `high` span the values that were merged into it. `text` is its tooltip."""
+    """A point of a curve. `low` and `high`: the range of the values that were merged into it; `text`: its tooltip."""
 
     x: float
     y: float
@@ -59,8 +59,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """The unbroken parts of one line. `kind`: the class that colours it; `name`: what it shows, in words; `dotted`: the
-    number of points up to which each has a dot."""
+    """One line, in unbroken parts. `kind`: its CSS class; `name`: what it shows, in words; `dotted`: the most points of
+    which each has a dot."""
 
     kind: str
     name: str
@@ -72,7 +72,7 @@ class Curve:
         return [point for part in self.parts for point in part]
 
     def summary_over(self, x_name: str) -> str:
-        """The curve in words, for those who do not see it."""
+        """Describes the curve for screen readers."""
         points = self.points
         if not points:
             return f"{self.name}: no value"
@@ -84,8 +84,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plot:
-    """`title`: for screen readers. `broken`: from which x to which there are values without a place on the y axis.
-    `level`: a dashed line across, `marks`: lines down. `best`: a point that stands out. `x_name`: what is along x."""
+    """A chart to draw. `title`: for screen readers; `broken`: spans of x whose values have no place on the y axis;
+    `level`: a dashed horizontal line; `marks`: vertical lines; `best`: a point to mark; `x_name`: the x axis' name."""
 
     title: str
     x: Axis
@@ -103,18 +103,18 @@ class Plot:
 
 
 def axis_of(values: Iterable[float], ticks: int = 5, from_zero: bool = False, logarithm: bool = False) -> Axis:
-    """An axis that holds all the values, which are finite; any axis if there are none.
+    """Returns an axis that holds all the values, which must be finite; without values, from 0 to 1.
 
-    `logarithm`: a logarithmic one if the values are positive and far apart.
+    `logarithm`: makes it logarithmic if the values are positive and far apart.
     """
-    found = list(values)
-    low, high = (min(found), max(found)) if found else (0.0, 1.0)
+    numbers = list(values)
+    low, high = (min(numbers), max(numbers)) if numbers else (0.0, 1.0)
     if logarithm and low > 0 and high / low >= LOGARITHMIC_FROM:
         return _logarithmic(low, high)
     if from_zero:
         low = min(low, 0.0)
     if high - low <= max(1e-9 * max(abs(low), abs(high)), SMALLEST_SPAN):
-        # A single value is in the middle, or at the bottom if it is 0.
+        # A single value is drawn in the middle, or at the bottom if it is 0.
         margin = abs(high) / 2 or 1.0
         low, high = (low if from_zero else low - margin), high + margin
     # Widened to whole ticks, so that the curve does not touch the frame.
@@ -124,7 +124,7 @@ def axis_of(values: Iterable[float], ticks: int = 5, from_zero: bool = False, lo
 
 
 def step_axis(first: int, last: int) -> Axis:
-    """Steps from `first` to `last` exactly, with ticks at whole numbers."""
+    """Returns an axis from exactly `first` to `last`, with ticks at whole numbers."""
     last = max(last, first + 1)
     size = max(1.0, _round_size((last - first) / 6, (1, 2, 5, 10)))
     ticks = range(math.ceil(first / size), math.floor(last / size) + 1)
@@ -132,7 +132,7 @@ def step_axis(first: int, last: int) -> Axis:
 
 
 def draw(plot: Plot) -> Element:
-    """The plot as a <div>."""
+    """Draws the plot as a <div>."""
     drawing = tag(
         "svg",
         (_path("grid", f"M0 {_y(plot, tick)}H{WIDTH}") for tick in plot.y.ticks),
@@ -163,12 +163,12 @@ def draw(plot: Plot) -> Element:
 
 
 def _logarithmic(low: float, high: float) -> Axis:
-    """Widened to whole ticks; as many of them as have room."""
+    """Returns a logarithmic axis, widened to whole ticks, with as many of them as fit."""
     first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
     ticks: list[float] = []
     for factors in ((1, 2, 5), (1, 3), (1,)):
         every = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
-        # The smallest numbers have no power of ten below them.
+        # The smallest floats have no power of ten below them.
         below = max((tick for tick in every if 0 < tick <= low), default=low)
         above = min(tick for tick in every if tick >= high)
         ticks = [tick for tick in every if below <= tick <= above]
@@ -178,7 +178,7 @@ def _logarithmic(low: float, high: float) -> Axis:
 
 
 def _round_size(size: float, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> float:
-    """The smallest of the factors times a power of ten that is at least `size`."""
+    """Returns the smallest product of a factor and a power of ten that is at least `size`."""
     power = 10.0 ** math.floor(math.log10(size))
     return next(factor * power for factor in factors if factor * power >= size * (1 - 1e-9))
 
@@ -195,7 +195,7 @@ def _curve(plot: Plot, curve: Curve) -> Iterator[Element]:
 
 
 def _band(plot: Plot, part: Sequence[Point]) -> str:
-    """From left to right along the high values, and back along the low ones."""
+    """Returns a path from left to right along the high values, and back along the low ones."""
     there = [f"{_x(plot, point.x)} {_y(plot, point.high)}" for point in part]
     back = [f"{_x(plot, point.x)} {_y(plot, point.low)}" for point in reversed(part)]
     return "M" + "L".join(there + back) + "Z"
@@ -209,7 +209,7 @@ def _broken_marks(plot: Plot, first: float, last: float) -> Iterator[Element]:
 
 
 def _tooltips(plot: Plot) -> Iterator[Element]:
-    """Columns that show a point's text: each reaches half-way to its neighbours, over the whole height."""
+    """Yields a column with each point's tooltip; it has the whole height and reaches half-way to the neighbours."""
     points = sorted((point for curve in plot.curves for point in curve.points if point.text), key=lambda p: p.x)
     middles = [WIDTH * plot.x.place((a.x + b.x) / 2) for a, b in pairwise(points)]
     for point, (left, right) in zip(points, pairwise([0.0, *middles, float(WIDTH)]), strict=False):
@@ -217,7 +217,7 @@ def _tooltips(plot: Plot) -> Iterator[Element]:
 
 
 def bar(kind: str, left: float, width: float, text: str) -> Element:
-    """A rectangle over the whole height, with a tooltip."""
+    """Makes a rectangle over the whole height, with a tooltip."""
     return tag("rect", tag("title", text), class_=kind, x=f"{left:.2f}", width=f"{width:.2f}", height=str(HEIGHT))
 
 

@@ -1,4 +1,4 @@
-"""The recipe as it was resolved for the slice, row by row."""
+"""The rows of the recipe, as resolved for the slice."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _NOT_FINITE = {"Skip": "such steps change nothing", "Warn": "the training contin
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """`value` stands out, `note` says where it comes from."""
+    """`value` is emphasised; `note` explains it."""
 
     name: str
     value: str
@@ -19,7 +19,7 @@ class RecipeRow:
 
 
 def recipe_rows(spec: RecordedRunSpec) -> list[RecipeRow]:
-    """The whole recipe; beside the table of `spec.scaling`, which has every number a rule may change, only the rest."""
+    """Returns the rows of the recipe, without numbers that the table of `spec.scaling` already shows."""
     return [
         *(_unscaled_rows(spec) if spec.scaling else _all_rows(spec)),
         *_surroundings(spec),
@@ -99,7 +99,7 @@ def _schedule(schedule: RecordedSchedule) -> str:
 
 
 def _after_warmup(schedule: RecordedSchedule) -> str:
-    """Without the milestones: they are scaled, so the other table has them."""
+    """Describes the schedule without milestones: they are scaled, so the other table has them."""
     match schedule.name:
         case "Constant":
             return "after warm-up"
@@ -130,7 +130,7 @@ def _values(numbers: Mapping[str, float | None]) -> str:
 
 
 def _clock(seconds: int | None) -> dict[str, int]:
-    """The interval in whole minutes, if it has only such, and else in seconds; by its unit."""
+    """Returns the interval by its unit: in minutes if it is a whole number of them, and else in seconds."""
     if seconds is None:
         return {}
     return {"second": seconds} if seconds % 60 else {"minute": seconds // 60}

@@ -1,1 +1,1 @@
-"""A job on this machine: an object store and a kubelet for processes behind the same `Cluster` protocol."""
+"""Runs a job on this machine: an object store behind the `Cluster` protocol, and a kubelet for processes."""

@@ -1,7 +1,7 @@
 """The environment of a worker container, adapted to a process on this machine.
 
 A process shares the machine: mounted directories are elsewhere, DNS knows no pods, the rendezvous port may be taken,
-and the home directory is the user's own.
+and the home directory is the user's.
 """
 
 import os
@@ -17,11 +17,11 @@ _REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Replace every `$(NAME)` by its value, as a kubelet does in variables, commands and arguments. A name without a
-    value stays as it is, and `$$` is one dollar sign, so that `$$(NAME)` can be written, too."""
+    """Replaces every `$(NAME)` by its value, as a kubelet does in variables, commands and arguments. A name without a
+    value stays as it is, and `$$` is one dollar sign, so that `$$(NAME)` stays text."""
 
-    def replacement(found: re.Match[str]) -> str:
-        return "$" if found[0] == "$$" else values.get(found[1], found[0])
+    def replacement(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else values.get(match[1], match[0])
 
     return _REFERENCE.sub(replacement, text)
 
@@ -32,7 +32,7 @@ def container_env(
     directories: Mapping[str, str],
     rendezvous_port: int,
 ) -> dict[str, str]:
-    """This process's environment, overridden by the pod's variables.
+    """Returns this process's environment, overridden by the pod's variables.
 
     `directories` maps paths in the container to paths here; `config_maps` holds the data of the ConfigMaps by name. A
     variable from any other source (a Secret, a field of the pod) keeps its value in the shell.
@@ -46,7 +46,7 @@ def container_env(
             value = str(rendezvous_port)
         if value is not None and not _is_default_user(name, value):
             variables[name] = _here(expand(value, variables), _domains(pod), directories)
-    # By default every process starts as many threads as there are cores, and they compete.
+    # By default every process starts as many threads as there are cores, and the processes compete.
     hosts, cores = int(variables["TPUJOB_NUM_HOSTS"]), os.cpu_count() or 1
     threads = {"OMP_NUM_THREADS": str(max(1, cores // hosts))}
     return threads | dict(os.environ) | variables

@@ -1,4 +1,4 @@
-"""The loss of every step and the metrics of every evaluation, from the files in which the trainer records them.
+"""Reads the loss of every step and the metrics of every evaluation from the files in which the trainer records them.
 
 The status keeps only the newest numbers. The trainer appends one JSON object a line to `TPUJOB_PROGRESS_FILE`.
 """
@@ -17,7 +17,7 @@ from tpu_training_operator.api.text import plain_json
 
 @dataclass(frozen=True)
 class _Line:
-    """`losses` of the last steps up to `step`; None is a number that was not finite. `evaluation` has its own step."""
+    """One recorded line. `losses`: of the steps up to `step`, None if not finite; `evaluation` has its own step."""
 
     step: int
     losses: tuple[float | None, ...] = ()
@@ -30,8 +30,8 @@ _LINE = TypeAdapter(_Line)
 
 @dataclass(frozen=True)
 class Curves:
-    """Losses and metrics by step, in order. None is a number that was not finite. `checkpoint_step`: the newest step
-    that was told to be safe."""
+    """Losses and metrics by step, in order; None if not finite. `checkpoint_step`: the newest step that was reported as
+    saved."""
 
     losses: dict[int, float | None] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float | None]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Curves:
 
 
 def read_curves(files: Iterable[Path]) -> Curves:
-    """What the files of all attempts say, the earliest attempt first: the last attempt that reached a step counts."""
+    """Reads the files of all attempts, the earliest first. For each step, the last attempt that reached it counts."""
     losses: dict[int, float | None] = {}
     evaluations: dict[int, dict[str, float | None]] = {}
     saved: int | None = None
@@ -58,5 +58,5 @@ def _lines(file: Path) -> Iterator[_Line]:
         try:
             yield _LINE.validate_python(plain_json(json.loads(line)))
         except (ValidationError, ValueError, RecursionError):
-            # A loop of the user's own may write here, too, and whatever it likes.
+            # A user's own loop may write anything here.
             continue

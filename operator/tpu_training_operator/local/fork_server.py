@@ -1,17 +1,17 @@
-"""A process that imports packages once, and forks processes that run a module with them: seconds saved for each.
+"""Imports packages once, and forks processes that run a module with them, which saves each of them seconds.
 
-What is forked begins where `python -m MODULE` would, only with these packages imported. It is real in everything else:
-a process with a session, an environment and standard streams of its own, whose main thread runs MODULE as `__main__`,
-and which the interpreter ends, unless all went well: then it leaves once the exit handlers have run, since taking the
-interpreter apart would copy the server's pages, which costs as much as a small training. The processes that it starts
-are fresh interpreters if multiprocessing spawns them.
+A fork begins where `python -m MODULE` would, with these packages imported. Otherwise it is an ordinary process: it has
+its own session, environment and standard streams, and its main thread runs MODULE as `__main__`. After a failure the
+interpreter ends it. After a success it exits as soon as the exit handlers have run: finalizing the interpreter would
+copy the server's pages, which costs as much as a small training. Processes that multiprocessing spawns are fresh
+interpreters.
 
 This is sound as long as the imports start no thread and read no variable in which the processes differ. The server
-checks the first and gives up otherwise; the second is its client's part. A fork cannot show what belongs to the start
-of an interpreter: the seed of hashes, which all forks share, and the import itself.
+checks the first and exits otherwise; the client ensures the second. Forks share what an interpreter sets at its start:
+the seed of hashes, and the imports.
 
 `python -m tpu_training_operator.local.fork_server FD PACKAGE...`: FD is a socket for requests (`request`). The server
-has a single thread and ends with its client, however that ends. With it end all processes that it has forked.
+has one thread and ends when its client ends, in whatever way. Then all processes that it has forked end, too.
 """
 
 import atexit
@@ -68,7 +68,7 @@ class _Running:
 
 
 def _serve(control: socket.socket, packages: Iterable[str]) -> str:
-    """Forks until the client has gone. Returns in the forked processes only: the module that they run."""
+    """Forks processes until the client is gone. Returns only in a forked process, with the module to run."""
     # First, so that the packages' own exit handlers run before it.
     atexit.register(_leave_after_success)
     imported = _import(packages)
@@ -84,7 +84,7 @@ def _serve(control: socket.socket, packages: Iterable[str]) -> str:
             message, descriptors, _, _ = socket.recv_fds(control, _LONGEST_REQUEST, 2)
             if not message:
                 _end(running)
-            wanted, (output, answers) = json.loads(message), descriptors
+            order, (output, answers) = json.loads(message), descriptors
             channel = socket.socket(fileno=answers)
             try:
                 pid = os.fork()
@@ -96,14 +96,14 @@ def _serve(control: socket.socket, packages: Iterable[str]) -> str:
             if pid == 0:
                 os.setsid()
                 _die_with(server)
-                # Only now: whoever knows the pid may signal the session.
+                # Only now, because a client that knows the pid may signal the session.
                 _answer(channel, os.getpid())
                 channel.close()
                 control.close()
                 for other in running:
                     other.close()
-                _become(output, {**wanted["env"], **imported})
-                return str(wanted["module"])
+                _become(output, {**order["env"], **imported})
+                return str(order["module"])
             os.close(output)
             started = _Running(pid, os.pidfd_open(pid), channel)
             running.add(started)
@@ -117,10 +117,10 @@ def _import(packages: Iterable[str]) -> dict[str, str]:
         importlib.import_module(package)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         raise SystemExit(f"cannot fork: the imports have started {threads - 1} threads")
-    # What is still buffered would come from every process.
+    # Otherwise every process would print what is still buffered.
     sys.stdout.flush()
     sys.stderr.flush()
-    # What the server has is never garbage: its processes need not look at it, which would copy it.
+    # The collector of a forked process need not look at the server's objects, which would copy their pages.
     gc.freeze()
     return {name: value for name, value in os.environ.items() if before.get(name) != value}
 
@@ -147,15 +147,15 @@ def _end(running: Iterable[_Running]) -> NoReturn:
 
 
 def _die_with(parent: int) -> None:
-    """Dies when `parent` dies, for whatever reason."""
+    """Makes this process die when `parent` dies, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A parent that died before sends no signal.
+    # A parent that died before the call sends no signal.
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _become(output: int, env: Mapping[str, str]) -> None:
-    """Gives a fork what a started process has of its own."""
+    """Gives a fork its own output, environment, arguments and random seed."""
     _copy_what_the_imports_printed(output)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -175,7 +175,7 @@ def _copy_what_the_imports_printed(output: int) -> None:
 
 
 def _run(module: str) -> None:
-    """Notes whether it went well, and leaves the process's end to the interpreter."""
+    """Runs the module and records whether it succeeded."""
     global _succeeded
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -189,7 +189,7 @@ _succeeded = False
 
 
 def _leave_after_success() -> None:
-    """The last exit handler."""
+    """Ends a successful process without finalizing the interpreter. Runs as the last exit handler."""
     if _succeeded:
         sys.stdout.flush()
         sys.stderr.flush()

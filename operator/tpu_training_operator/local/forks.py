@@ -1,11 +1,11 @@
 """Forks the workers of a large enough gang from one process that has imported torch.
 
 A worker of the trainer spends most of its start on imports, and a laptop has fewer cores than a gang has hosts. Host 0
-starts by the real command all the same, on another core than the process that imports for all others. So it has hashes
-of its own, and the rehearsal still finds data whose order depends on them. A gang of two hosts would gain nothing and
-is not forked, nor is a command of the user's own.
+still starts by the real command, on another core than the process that imports for the others. It has another hash
+seed, so the rehearsal finds data whose order depends on hashes. A gang of two hosts would gain nothing and is not
+forked, nor is a user's own command.
 
-Whatever keeps a worker from being forked, `fork` returns None and the real command shows what is wrong, if anything is.
+If a worker cannot be forked, `fork` returns None, and the real command shows what is wrong, if anything is.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from tpu_training_operator.local.fork_server import LONGEST_ANSWER, request
 from tpu_training_operator.local.worker_process import WorkerProcess, die_with_parent
 
 _SMALLEST_GANG = 3
-# What a worker imports anyway; an optimizer's first step imports torch._dynamo.
+# Every worker imports these; an optimizer's first step imports torch._dynamo.
 _TORCH = ("tpu_trainer.worker.replica", "tpu_trainer.gang.backends.torch_dist", "torch._dynamo")
 _XLA = ("tpu_trainer.worker.replica", "tpu_trainer.gang.backends.xla")
 _DIFFER = ("TPUJOB_", "KUBEFLOW_TRAINER_", "MASTER_", "MEGASCALE_", "TPU_WORKER_ID", "JOB_COMPLETION_INDEX")
-"""How the operator's variables begin that differ between hosts and attempts. No import of the above reads them."""
+"""The prefixes of variables that differ between hosts and attempts. The imports above do not read them."""
 
 
 class Forks:
-    """The server of one run, started with the first worker that it can fork."""
+    """The fork server of one run, started with the first worker that it can fork."""
 
     def __init__(self) -> None:
         self._server: _ForkServer | None = None
@@ -40,12 +40,12 @@ class Forks:
         self._turn = asyncio.Lock()
 
     async def fork(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> WorkerProcess | None:
-        """A process like one that `command` starts, with its output in `log`; None if it has to be started."""
+        """Forks a process like one that `command` starts, with its output in `log`; None if it has to be started."""
         if not gains(command, env):
             return None
-        read = _import_variables(env)
-        self._environment = self._environment or read
-        if read != self._environment:
+        variables = _import_variables(env)
+        self._environment = self._environment or variables
+        if variables != self._environment:
             return None
         # One at a time: the server answers in milliseconds, and its socket holds only so many environments.
         async with self._turn:
@@ -58,14 +58,14 @@ class Forks:
         return None
 
     def give_up(self) -> None:
-        """End the server if it still imports: who waits for it is to stop, too. A later attempt starts another."""
+        """Ends the server if it still imports, so that workers waiting for it stop. A later attempt starts another."""
         if self._server is not None and not self._server.has_forked:
             self._server.kill()
             self._given_up.append(self._server)
             self._server = None
 
     async def close(self) -> None:
-        """End the server, and with it what it has forked."""
+        """Ends the server and all that it has forked."""
         self.give_up()
         for server in filter(None, (*self._given_up, self._server)):
             await server.close()
@@ -110,7 +110,7 @@ class _ForkServer:
         return cls(process, control)
 
     async def fork(self, module: str, env: Mapping[str, str], output: int) -> "_Forked | None":
-        """None if the server has ended. The first call waits for the imports."""
+        """Forks a process; None if the server has ended. The first call waits for the imports."""
         answers = request(self._control, module, env, output)
         answers.setblocking(False)
         pid = await asyncio.get_running_loop().sock_recv(answers, LONGEST_ANSWER)
@@ -137,7 +137,7 @@ class _Forked:
         self._code = asyncio.create_task(_exit_code(answers))
 
     async def wait(self) -> int:
-        # Who gives up waiting must not end the wait of another.
+        # A cancelled wait leaves other waits alone.
         return await asyncio.shield(self._code)
 
 

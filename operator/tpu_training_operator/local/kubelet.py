@@ -1,7 +1,7 @@
-"""A kubelet for this machine: runs every pod of the store as a process and reports its status.
+"""The kubelet of this machine, which runs every pod of the store as a process and reports its status.
 
-The image is not used: the container's command runs here, with its ConfigMaps written to files. Everything that a pod
-leaves behind (log, termination message, progress) stays in its directory.
+The image is not used: the container's command runs here, with its ConfigMaps written to files. The pod's log,
+termination message and progress stay in its directory.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ _CANNOT_START = 128
 _LONGEST_MESSAGE = 4096
 _LOOK_FOR_NODES_SECONDS = 0.2
 _IMPORTS = "torch is imported once for these hosts"
-# More than a kubelet's 80 lines: torchrun's closing lines alone may take as much, and the cause stands above them.
+# A kubelet keeps 80 lines, which torchrun's closing lines alone may fill; the cause is above them.
 _LOG_TAIL_LINES = 400
 _LONGEST_TAIL = 64 * 1024
 
 
 @dataclass(frozen=True)
 class PodDirectory:
-    """Where a pod's files are."""
+    """The directory of a pod's files."""
 
     path: Path
 
@@ -59,7 +59,7 @@ class PodDirectory:
 
 class Kubelet:
     """Runs the pods of `store` under `directory`. Entrypoints are imported from `python_path`; worker 0 leaves its
-    report in `report_directory`. `outages`: slices that this machine does not have for a while."""
+    report in `report_directory`. `outages`: slices that are lost for a while."""
 
     def __init__(
         self,
@@ -89,20 +89,20 @@ class Kubelet:
         return PodDirectory(self._directory / pod_name)
 
     async def drain(self) -> None:
-        """Wait until every process has ended. Cancelling the wait does not affect the processes."""
+        """Waits until every process has ended. Cancelling the wait does not affect the processes."""
         # asyncio.gather would cancel the tasks along with its caller.
         while running := [t for t in (*self._tasks.values(), *self._stopping.values()) if not t.done()]:
             await asyncio.wait(running)
 
     def kill_all(self) -> None:
-        """End every process now, without a grace period, including those that are just starting."""
+        """Ends every process now, without a grace period, including those that are just starting."""
         self._kill_at_once = True
         self._forks.give_up()
         for process in self._processes.values():
             process.kill()
 
     async def close(self) -> None:
-        """After the last process has ended."""
+        """Ends the fork server and pending losses; called after the last process has ended."""
         for loss in self._losses:
             loss.cancel()
         await self._forks.close()
@@ -133,7 +133,7 @@ class Kubelet:
         metadata, identity = pod["metadata"], _identity(pod)
         await self._wait_for_nodes(pod)
         if _is_placeholder(pod):
-            # It does nothing, so it needs no process.
+            # A placeholder needs no process.
             self._store.bind(*identity, _NODE)
             self._store.set_pod_status(*identity, _status("Running", {"running": {"startedAt": _now()}}, ready=True))
         elif self._store.bind(*identity, _NODE):
@@ -152,14 +152,14 @@ class Kubelet:
             await asyncio.sleep(_LOOK_FOR_NODES_SECONDS)
 
     async def _lose(self, seconds: float, outage: Outage) -> None:
-        """The slice goes, without a warning."""
+        """Kills the slice's workers when the outage begins, without a warning."""
         await asyncio.sleep(seconds)
         for uid, process in self._processes.items():
             if uid in self._placed and outage.takes(self._placed[uid]):
                 process.kill()
 
     async def _run_to_its_end(self, pod: Object) -> Object:
-        """Run the container; return the pod's final status."""
+        """Runs the container; returns the pod's final status."""
         metadata = pod["metadata"]
         uid, started = metadata["uid"], _now()
         files = self.pod_directory(metadata["name"])
@@ -167,7 +167,7 @@ class Kubelet:
             files.path.mkdir(parents=True, exist_ok=True)
             process = await self._start(pod, files)
         except (OSError, ValueError) as error:
-            # ValueError: an argument or a variable that no process can have (a NUL character).
+            # ValueError: an argument or a variable contains a NUL character.
             return _final_status(_CANNOT_START, "StartError", str(error), started)
         self._processes[uid] = process
         if self._kill_at_once:
@@ -182,14 +182,14 @@ class Kubelet:
 
     async def _start(self, pod: Object, files: PodDirectory) -> WorkerProcess:
         container = pod["spec"]["containers"][0]
-        found = await self._store.list(CONFIG_MAPS, pod["metadata"]["namespace"])
-        config_maps = {config_map["metadata"]["name"]: config_map["data"] for config_map in found}
+        stored = await self._store.list(CONFIG_MAPS, pod["metadata"]["namespace"])
+        config_maps = {config_map["metadata"]["name"]: config_map["data"] for config_map in stored}
         directories = self._mount(pod, config_maps, files.path) | {TERMINATION_LOG: str(files.termination)}
         env = container_env(pod, config_maps, directories, self._rendezvous_port(pod))
         if env["TPUJOB_HOST_INDEX"] == "0":
             env["TPUJOB_PROGRESS_FILE"] = str(files.progress)
             env["TPUJOB_REPORT_DIRECTORY"] = str(self._report_directory)
-            # The shell's proxy cannot reach this machine's own progress service.
+            # The shell's proxy cannot reach the progress service on this machine.
             direct = env.get("no_proxy") or env.get("NO_PROXY")
             env["no_proxy"] = ",".join(filter(None, [direct, "localhost"]))
         env["PYTHONPATH"] = ":".join([*map(str, self._python_path), *filter(None, [env.get("PYTHONPATH")])])
@@ -211,7 +211,7 @@ class Kubelet:
         self._store.set_pod_status(metadata["namespace"], metadata["name"], metadata["uid"], status)
 
     def _mount(self, pod: Object, config_maps: dict[str, dict[str, str]], directory: Path) -> dict[str, str]:
-        """Write the pod's volumes below `directory`; return the place of each mount path."""
+        """Writes the pod's volumes below `directory`; returns the place of each mount path."""
         volumes: dict[str, Path] = {}
         for volume in pod["spec"].get("volumes", ()):
             files = self._files(volume, pod, config_maps)
@@ -262,7 +262,7 @@ def _identity(pod: Object) -> tuple[str, str, str]:
 
 
 def _items(source: Object, config_maps: dict[str, dict[str, str]]) -> dict[str, str]:
-    """The files of a ConfigMap, by path."""
+    """Returns the files of a ConfigMap, by path."""
     data = config_maps.get(source["name"], {})
     items = source.get("items") or [{"key": key, "path": key} for key in data]
     return {item["path"]: data[item["key"]] for item in items if item["key"] in data}
@@ -288,12 +288,12 @@ def _status(phase: str, state: Object, *, ready: bool) -> Object:
 
 
 def _last_words(files: PodDirectory, code: int) -> str:
-    """The termination message, or for a failure without one the end of the log."""
+    """Returns the termination message, or the end of the log for a failure without one."""
     if files.termination.exists() and (words := files.termination.read_text(encoding="utf-8", errors="replace")):
         return words[:_LONGEST_MESSAGE]
     if code == 0:
         return ""
-    # The end of the log would be whatever the worker happened to print last.
+    # With a full disk, the end of the log is not what the worker printed last.
     if shutil.disk_usage(files.path).free < _LONGEST_MESSAGE:
         return f"the disk is full: the worker could write neither its log nor its last words in {files.path}"
     if not files.log.exists():

@@ -1,4 +1,4 @@
-"""Slices that this machine pretends to lose, so that you can watch a move on a laptop: `tpujob run --simulate-loss`."""
+"""Simulates the loss of slices, to show on a laptop how a job moves: `tpujob run --simulate-loss`."""
 
 import re
 import time
@@ -15,8 +15,8 @@ _SEVERAL = re.compile(r"(?P<times>[1-9][0-9]{0,3}) x (?P<slice>.+)")
 
 @dataclass(frozen=True)
 class Outage:
-    """Slices without nodes between these seconds of the run; workers that run there are killed. `numbers`: the places
-    of these options in the job's order of preference; `left`: how many of their slices stay."""
+    """A time without nodes, in seconds of the run; workers on lost slices are killed. `numbers`: the affected options,
+    by their place in the order of preference; `left`: how many of their slices stay."""
 
     numbers: frozenset[int]
     left: int
@@ -30,41 +30,41 @@ class Outage:
 
 
 class Outages:
-    """`clock`: seconds."""
+    """All outages of a run. `clock`: returns seconds."""
 
-    def __init__(self, given: Sequence[Outage] = (), clock: Callable[[], float] = time.monotonic) -> None:
-        self._given = given
+    def __init__(self, outages: Sequence[Outage] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self._outages = outages
         self._clock = clock
         self._started = clock()
 
     def has_nodes_for(self, pod: Object) -> bool:
         now = self._clock() - self._started
-        return not any(outage.begins <= now < outage.ends and outage.takes(pod) for outage in self._given)
+        return not any(outage.begins <= now < outage.ends and outage.takes(pod) for outage in self._outages)
 
     def beginnings(self) -> list[tuple[float, Outage]]:
-        """In how many seconds each outage begins."""
-        return [(self._started + outage.begins - self._clock(), outage) for outage in self._given]
+        """Returns in how many seconds each outage begins."""
+        return [(self._started + outage.begins - self._clock(), outage) for outage in self._outages]
 
 
 def parse_outage(text: str, options: Sequence[SliceOption]) -> Outage:
-    """From SLICE:FROM-TO, as in v5litepod-16:20-45 or 2 x v5litepod-16:20-; without TO, the slice stays away. Raises
-    ValueError."""
-    found = _FORM.fullmatch(text)
-    if found is None:
+    """Parses SLICE:FROM-TO, such as v5litepod-16:20-45 or 2 x v5litepod-16:20-; without TO, the loss is permanent.
+    Raises ValueError."""
+    match = _FORM.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text!r} is not of the form SLICE:FROM-TO, in seconds, such as v5litepod-16:20-45")
-    begins, ends = float(found["begins"]), float(found["ends"] or "inf")
+    begins, ends = float(match["begins"]), float(match["ends"] or "inf")
     if ends <= begins:
         raise ValueError(f"{text!r} ends before it begins")
-    return Outage(*_lost_slices(found["slice"], options), begins, ends)
+    return Outage(*_lost_slices(match["slice"], options), begins, ends)
 
 
 def _lost_slices(name: str, options: Sequence[SliceOption]) -> tuple[frozenset[int], int]:
-    """`numbers` and `left`. A job on several slices can lose some of them."""
+    """Returns `Outage.numbers` and `left`. A job on several slices can lose some of them."""
     several = _SEVERAL.fullmatch(name)
-    one, lost = (several["slice"], int(several["times"])) if several else (name, 1)
-    all_of_them = options[0].layout.slices
-    if str(options[0]).rpartition(" x ")[2] == one and lost <= all_of_them:
-        return frozenset(option.number for option in options if option.is_own), all_of_them - lost
+    slice_name, lost = (several["slice"], int(several["times"])) if several else (name, 1)
+    total = options[0].layout.slices
+    if str(options[0]).rpartition(" x ")[2] == slice_name and lost <= total:
+        return frozenset(option.number for option in options if option.is_own), total - lost
     numbers = frozenset(option.number for option in options if str(option) == name)
     if not numbers:
         known = ", ".join(str(option) for option in options)

@@ -1,6 +1,6 @@
 """Runs one job on this machine, from creation to its end.
 
-The same reconciler, planner, pod builders and progress service as in a cluster; only the store and the kubelet are
+The reconciler, planner, pod builders and progress service are those of a cluster; only the store and the kubelet are
 local.
 """
 
@@ -36,7 +36,7 @@ from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import jobs_to_reconcile
 
 WEIGHTS = ("model.safetensors", "ema.safetensors")
-"""What a worker leaves of a run without checkpoints."""
+"""The files in which a worker leaves its weights if the run has no checkpoints."""
 
 _LEFT_BY_AN_EARLIER_RUN = ("report.html", HISTORY, *WEIGHTS)
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.STALLED)
@@ -52,8 +52,8 @@ OnChange = Callable[[Object, list[Object]], None]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How the job ended. `warnings` of all attempts, each once; `cancelled`: by an interrupt. The pods' logs are below
-    `pods_directory`."""
+    """How the job ended. `warnings`: of all attempts, each once; `cancelled`: whether an interrupt ended it;
+    `pods_directory`: has the pods' logs."""
 
     status: Status
     curves: Curves
@@ -64,14 +64,14 @@ class RunOutcome:
 
     @property
     def checkpoint_step(self) -> int | None:
-        """The newest step that is safe. The status of a cancelled job ends before its workers save."""
+        """The newest saved step. The status of a cancelled job ends before its workers save."""
         if self.cancelled and self.curves.checkpoint_step is not None:
             return self.curves.checkpoint_step
         return self.status.progress.checkpoint_step if self.status.progress else None
 
 
 def pods_below(directory: Path) -> Path:
-    """Where a run in `directory` keeps what its pods leave behind."""
+    """Returns where a run in `directory` keeps its pods' files."""
     return directory / "pods"
 
 
@@ -82,16 +82,16 @@ class WorkerLogs:
         self._directory = pods_directory
         self._read: dict[Path, int] = {}
 
-    def new_lines(self, *, whole: bool = False) -> Iterator[tuple[str, str]]:
-        """Pod and line, for all lines since the last call. The last line is left out until it has ended; with `whole`
-        it comes, too."""
+    def new_lines(self, *, with_last: bool = False) -> Iterator[tuple[str, str]]:
+        """Yields pod and line, for all lines since the last call. An unfinished last line is left out, unless
+        `with_last`."""
         for path in sorted(self._directory.glob("*/log.txt")):
             start = self._read.get(path, 0)
             with path.open("rb") as file:
                 file.seek(start)
                 new = file.read()
-            until = len(new) if whole else new.rfind(b"\n") + 1
-            # A line without an end would be read again and again.
+            until = len(new) if with_last else new.rfind(b"\n") + 1
+            # A very long unfinished line would otherwise be read again and again.
             until = until or (len(new) if len(new) > _LONGEST_LINE else 0)
             self._read[path] = start + until
             for line in new[:until].decode(errors="replace").splitlines():
@@ -99,7 +99,7 @@ class WorkerLogs:
 
 
 def _unmanaged(job: dict[str, Any]) -> dict[str, Any]:
-    """The job, to be run here, whatever manages it in a cluster."""
+    """Returns the job without `managedBy`, so that it runs here, whatever manages it in a cluster."""
     return {**job, "spec": {name: value for name, value in job["spec"].items() if name != "managedBy"}}
 
 
@@ -111,10 +111,10 @@ async def run_job(
     interrupts: "asyncio.Queue[None]",
     outages: Sequence[Outage] = (),
 ) -> RunOutcome:
-    """Run `job` (a valid TPUTrainingJob) with its files below `directory`; `on_change` hears of every change.
+    """Runs `job` (a valid TPUTrainingJob) with its files below `directory`; `on_change` is called after every change.
 
     The first item in `interrupts` stops the gang as a deletion would, with SIGTERM and the grace period; the second
-    kills it. `outages`: slices that cannot be had for a while.
+    kills it. `outages`: slices that are lost for a while.
     """
     started = time.monotonic()
     store, inboxes = LocalStore(), Inboxes(_now)
@@ -149,13 +149,13 @@ async def run_job(
             await kubelet.drain()
             await kubelet.close()
     # Every rung counts its steps from 1.
-    passed = [rung.attempt for rung in watch.status.rungs[:-1] if rung.attempt is not None]
-    attempts = range(max(passed, default=0) + 1, watch.status.attempt + 1)
+    lower = [rung.attempt for rung in watch.status.rungs[:-1] if rung.attempt is not None]
+    attempts = range(max(lower, default=0) + 1, watch.status.attempt + 1)
     leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in attempts)
     recorded = read_curves(kubelet.pod_directory(leader).progress for leader in leaders)
     return RunOutcome(
         status=watch.status,
-        # A loop of the user's own may report without recording.
+        # A user's own loop may report progress without recording it.
         curves=recorded if recorded.losses else replace(recorded, losses=dict(sorted(watch.losses.items()))),
         warnings=tuple(watch.warnings),
         cancelled=cancelled,
@@ -168,7 +168,7 @@ async def run_job(
 async def _progress_service(
     store: LocalStore, inboxes: Inboxes, enqueue: Callable[[JobKey, float], None]
 ) -> AsyncIterator[Reporting]:
-    """The authority lasts no longer than the run, and the port is open to this machine alone."""
+    """Serves the progress service, with an authority for this run only, on a port that only this machine reaches."""
     authority = new_authority(_HOST, _now())
     service = ProgressServer(Reviewer(store, time.monotonic), inboxes, enqueue, _now, time.monotonic)
     async with server_tls(authority, (_HOST,), _now) as tls, serve(service, 0, tls, _ADDRESS) as port:
@@ -180,7 +180,7 @@ def _now() -> datetime:
 
 
 def _clear(pods_directory: Path, job_name: str) -> None:
-    """Remove what an earlier run of the job left here, so that it is not read as this run's."""
+    """Removes the files of an earlier run of the job, so that they are not read as this run's."""
     earlier = pods_directory.glob(f"{job_name}-[0-9]*-[0-9]*-[0-9]*")
     for leftover in (*earlier, *pods_directory.glob(entry_check_pod_name(job_name))):
         shutil.rmtree(leftover)
@@ -196,7 +196,7 @@ async def _stop(store: LocalStore, job: Object, kubelet: Kubelet, interrupts: "a
 
 
 async def _was_interrupted(work: Awaitable[None], interrupt: Awaitable[None]) -> bool:
-    """Wait for the work or the interrupt, whichever comes first; True if it was the interrupt."""
+    """Waits for the work or the interrupt, whichever comes first; True if it was the interrupt."""
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(interrupt)]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     interrupted = not tasks[0].done()
@@ -211,12 +211,13 @@ async def _was_interrupted(work: Awaitable[None], interrupt: Awaitable[None]) ->
 async def _wait_until_finished(watch: "_JobWatch", kubelet: Kubelet) -> None:
     await watch.until_finished()
     if is_true(watch.status.conditions, ConditionType.FAILED):
-        # The other workers are being stopped; their last words are worth the wait.
+        # Waits for the last words of the other workers, which are being stopped.
         await kubelet.drain()
 
 
 def is_over(status: Status) -> bool:
-    """Also once the workers of a job have stopped that is out of budget: nobody can raise it here."""
+    """Whether the job has ended. A job out of budget has ended once its workers have stopped: its budget cannot be
+    raised here."""
     suspended = find(status.conditions, ConditionType.SUSPENDED)
     if suspended is not None and suspended.is_true and suspended.reason == Reason.BUDGET_EXCEEDED:
         return is_true(status.conditions, ConditionType.READY)
@@ -224,7 +225,7 @@ def is_over(status: Status) -> bool:
 
 
 class _JobWatch:
-    """Hands on the store's only job and its pods, and remembers what a later status no longer shows."""
+    """Passes the store's only job and its pods to `on_change`, and remembers what a later status no longer shows."""
 
     def __init__(self, store: LocalStore, on_change: OnChange) -> None:
         self._store = store
@@ -242,7 +243,7 @@ class _JobWatch:
 
     async def until_finished(self) -> None:
         while not is_over(self.status):
-            # Without a change it is shown all the same, because clocks move on.
+            # Shown even without a change, because clocks advance.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):
                     self._see(await self._changes.get())

@@ -1,4 +1,4 @@
-"""The `Cluster` protocol in memory, with the rules of an API server as far as the operator relies on them.
+"""Implements the `Cluster` protocol in memory, with those rules of an API server on which the operator relies.
 
 One set of contract tests covers this store and `kube.client`: uids, resourceVersion conflicts, the status subresource,
 generation, delete preconditions, graceful deletion of pods, pod tokens and their review, and garbage collection.
@@ -17,13 +17,13 @@ from tpu_training_operator.kube.errors import AlreadyExists, Conflict, InvalidRe
 
 _Key = tuple[str, str, str]
 
-# Kubernetes' default for pods that set none.
+# Kubernetes' default.
 _GRACE_SECONDS = 30
 _USER_OF_POD = "authentication.kubernetes.io/pod-"
 
 
 class LocalStore:
-    """Objects by kind, namespace and name. Subscribers get every object that is written or removed."""
+    """Stores objects by kind, namespace and name. Subscribers get every object that is written or removed."""
 
     def __init__(self) -> None:
         self._objects: dict[_Key, Object] = {}
@@ -75,7 +75,7 @@ class LocalStore:
         return created
 
     async def update(self, body: Object) -> Object:
-        """For objects without a status, the only ones that the operator replaces."""
+        """Replaces an object without a status; the operator replaces no others."""
         body = copy.deepcopy(body)
         if body != self._current(body):
             self._write(_key(body), body)
@@ -97,7 +97,7 @@ class LocalStore:
         return copy.deepcopy(current) if _key(current) in self._objects else None
 
     def issue_token(self, pod: Object, audience: str) -> str:
-        """A token bound to the pod."""
+        """Returns a token that is bound to the pod."""
         token = secrets.token_urlsafe()
         metadata = pod["metadata"]
         user = {
@@ -108,12 +108,12 @@ class LocalStore:
         return token
 
     def _review(self, token: str, audiences: Sequence[str]) -> Object:
-        """The status of a TokenReview."""
+        """Returns the status of a TokenReview."""
         known = self._tokens.get(token, {})
         return known if set(known.get("audiences", ())) & set(audiences) else {"authenticated": False}
 
     def bind(self, namespace: str, name: str, uid: str, node: str) -> bool:
-        """Assign the pod to a node; False if it is gone. From then on its deletion waits for `remove_pod`."""
+        """Assigns the pod to a node; returns False if it is gone. From then on its deletion waits for `remove_pod`."""
         found = self._pod(namespace, name, uid)
         if found is not None:
             found["spec"]["nodeName"] = node
@@ -121,7 +121,7 @@ class LocalStore:
         return found is not None
 
     def set_pod_status(self, namespace: str, name: str, uid: str, status: Object) -> None:
-        """The kubelet's report; ignored if the pod is gone."""
+        """Writes the pod's status, as a kubelet does; does nothing if the pod is gone."""
         found = self._pod(namespace, name, uid)
         if found is not None:
             self._set_status(found, status)
@@ -130,7 +130,7 @@ class LocalStore:
         return self._pod(namespace, name, uid) is not None
 
     def remove_pod(self, namespace: str, name: str, uid: str) -> None:
-        """The kubelet has stopped a deleted pod, which now disappears."""
+        """Removes a deleted pod that the kubelet has stopped."""
         found = self._pod(namespace, name, uid)
         if found is not None:
             self._remove(found)
@@ -146,7 +146,7 @@ class LocalStore:
         return found
 
     def _current(self, body: Object) -> Object:
-        """The stored object, if `body` comes from it."""
+        """Returns the stored object. Raises Conflict if `body` is from another version of it."""
         metadata = body["metadata"]
         current = self._find(resource_of(body), metadata["namespace"], metadata["name"])
         if metadata.get("resourceVersion") != current["metadata"]["resourceVersion"]:
@@ -182,7 +182,7 @@ class LocalStore:
         self._collect_garbage()
 
     def _collect_garbage(self) -> None:
-        """Delete objects whose owners are gone, as the garbage collector does in the background."""
+        """Deletes objects whose owners are gone, as the garbage collector does in the background."""
         uids = {found["metadata"]["uid"] for found in self._objects.values()}
         for found in list(self._objects.values()):
             owners = found["metadata"].get("ownerReferences") or ()

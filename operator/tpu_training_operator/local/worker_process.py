@@ -1,4 +1,4 @@
-"""One worker as a process: start it, wait for it, stop it."""
+"""Starts a worker as a process, waits for it and stops it."""
 
 import asyncio
 import contextlib
@@ -20,19 +20,19 @@ class Process(Protocol):
     def pid(self) -> int: ...
 
     async def wait(self) -> int:
-        """The exit code, or minus the signal that ended it. Any number of callers may wait."""
+        """Waits and returns the exit code, or minus the signal that ended the process. Several callers may wait."""
         ...
 
 
 class WorkerProcess:
-    """A process in its own session, so that Ctrl-C reaches only us and we stop the gang in order."""
+    """A process in its own session, so that Ctrl-C reaches only `tpujob`, which stops the gang in order."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     @staticmethod
     async def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> "WorkerProcess":
-        """Start the command with its output in `log`. Raises OSError when it cannot be started."""
+        """Starts the command with its output in `log`. Raises OSError when it cannot be started."""
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -46,16 +46,16 @@ class WorkerProcess:
         return WorkerProcess(process)
 
     async def wait(self) -> int:
-        """The exit code as a container runtime reports it: 128 + N after signal N.
+        """Waits and returns the exit code as a container runtime reports it: 128 + N after signal N.
 
-        Everything that the worker started ends with it, as in a container.
+        All processes that the worker started end with it, as in a container.
         """
         code = await self._process.wait()
         self.kill()
         return code if code >= 0 else 128 - code
 
     async def stop(self, grace_seconds: float) -> None:
-        """Send SIGTERM, and SIGKILL if the process still runs after the grace period."""
+        """Sends SIGTERM, and SIGKILL if the process still runs after the grace period."""
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_seconds):
@@ -68,13 +68,13 @@ class WorkerProcess:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        # The whole session, so that the worker's children do not outlive it.
+        # To the session, so that the worker's children do not outlive it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
 
 def die_with_parent() -> None:
-    # Even a killed tpujob leaves no worker behind. This runs between fork and exec: no imports, hardly any allocation.
+    # Even a killed tpujob leaves no worker behind. This runs between fork and exec, where imports are unsafe.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

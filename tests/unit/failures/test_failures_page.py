@@ -10,7 +10,7 @@ import pytest
 from tests.unit.ended_pods import ENDED
 from tests.unit.pods import NOON, pod, seen
 from tests.unit.stuck_pods import STUCK
-from tpu_training_operator.api.run_policy import FailureClass, RestartLimits
+from tpu_training_operator.api.run_policy import FailureClass, Restart
 from tpu_training_operator.domain.failures.first import hang_failure, missing_worker
 from tpu_training_operator.domain.failures.table import TABLE
 from tpu_training_operator.domain.job.naming import WorkerId
@@ -60,5 +60,5 @@ def test_every_reason_says_what_happened_and_what_to_do() -> None:
 @pytest.mark.parametrize("failure_class", FailureClass)
 def test_the_page_gives_the_default_budgets(failure_class: FailureClass) -> None:
     told = {re.sub(r"\[(\w+)\].*", r"\1", row[0]): row[1] for row in rows("Budgets")}
-    limit = RestartLimits().of(failure_class)
+    limit = Restart().limit_of(failure_class)
     assert told[failure_class] == ("unlimited" if limit is None else str(limit))

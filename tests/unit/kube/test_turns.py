@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.kube.turns import LEAST, MOST, Flow, Permit, TokenBucket, Turns, WriteLimit, flow
+from tests.fakes.held_requests import HeldRequests, settle
+from tpu_training_operator.kube.turns import LEAST, MOST, Flow, TokenBucket, Turns, WriteLimit, flow
 
 # How many requests are under way: the decision
 
@@ -56,56 +57,18 @@ def test_the_places_stay_within_their_bounds(answers: list[tuple[int, int, int]]
 # Whose request is next
 
 
-class Server:
-    """Holds every request until the test answers it. `sent`: who sent what, in order."""
-
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
-        self.sent: list[str] = []
-        self._waiting: list[tuple[Permit, asyncio.Future[None]]] = []
-
-    @property
-    def under_way(self) -> int:
-        return len(self._waiting)
-
-    async def request(self, who: str, method: str = "POST") -> None:
-        async with self.turns.turn(method) as turn:
-            self.sent.append(who)
-            answered = asyncio.get_running_loop().create_future()
-            self._waiting.append((turn, answered))
-            await answered
-
-    async def answer(self, status: int = 201, which: int = 0) -> None:
-        """The request that has waited longest, or another one."""
-        turn, answered = self._waiting.pop(which)
-        turn.record_answer(status)
-        if not answered.done():
-            answered.set_result(None)
-        await settle()
-
-    async def answer_all(self) -> None:
-        while self._waiting:
-            await self.answer()
-
-
-async def settle() -> None:
-    """Everybody who can move has moved."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 @pytest.fixture
-def server() -> Server:
-    return Server(Turns())
+def server() -> HeldRequests:
+    return HeldRequests()
 
 
-def a_flow(server: Server, who: str, count: int) -> tuple[Flow, list["asyncio.Task[None]"]]:
+def a_flow(server: HeldRequests, who: str, count: int) -> tuple[Flow, list["asyncio.Task[None]"]]:
     """So many requests at once."""
     with flow() as begun:
-        return begun, [asyncio.create_task(server.request(who)) for _ in range(count)]
+        return begun, [asyncio.create_task(server.send(who)) for _ in range(count)]
 
 
-async def test_no_more_are_under_way_than_there_are_places(server: Server) -> None:
+async def test_no_more_are_under_way_than_there_are_places(server: HeldRequests) -> None:
     _, tasks = a_flow(server, "large", 100)
     await settle()
     assert server.under_way == 32
@@ -116,7 +79,7 @@ async def test_no_more_are_under_way_than_there_are_places(server: Server) -> No
     await asyncio.gather(*tasks)
 
 
-async def test_a_gang_of_four_does_not_wait_for_one_of_thousands(server: Server) -> None:
+async def test_a_gang_of_four_does_not_wait_for_one_of_thousands(server: HeldRequests) -> None:
     _, large = a_flow(server, "large", 2304)
     await settle()
     _, small = a_flow(server, "small", 4)
@@ -129,18 +92,18 @@ async def test_a_gang_of_four_does_not_wait_for_one_of_thousands(server: Server)
     await asyncio.gather(*large, *small)
 
 
-async def test_a_gang_of_four_is_made_while_the_requests_of_others_are_not_answered(server: Server) -> None:
+async def test_a_gang_of_four_is_made_while_the_requests_of_others_are_not_answered(server: HeldRequests) -> None:
     for number in range(8):
         a_flow(server, f"slow-{number}", 100)
     await settle()
     _, small = a_flow(server, "small", 4)
     for _ in range(4):
         await settle()
-        await server.answer(which=-1)
+        await server.answer(position=-1)
     assert all(task.done() for task in small)
 
 
-async def test_flows_take_turns_at_the_last_places_of_an_overloaded_server(server: Server) -> None:
+async def test_flows_take_turns_at_the_last_places_of_an_overloaded_server(server: HeldRequests) -> None:
     server.turns.limit = WriteLimit(LEAST)
     _, large = a_flow(server, "large", 50)
     await settle()
@@ -153,18 +116,20 @@ async def test_flows_take_turns_at_the_last_places_of_an_overloaded_server(serve
     await asyncio.gather(*large, *small, *other)
 
 
-async def outside_of_stages(server: Server) -> None:
+async def outside_of_stages(server: HeldRequests) -> None:
     """A status is written, and a report's token reviewed."""
-    await server.request("status", "PUT")
+    await server.send("status", "PUT")
 
 
-async def reads_in_a_stage(server: Server) -> None:
+async def reads_in_a_stage(server: HeldRequests) -> None:
     with flow():
-        await server.request("status", "GET")
+        await server.send("status", "GET")
 
 
 @pytest.mark.parametrize("ask", [outside_of_stages, reads_in_a_stage])
-async def test_reads_and_statuses_need_no_place(server: Server, ask: Callable[[Server], Awaitable[None]]) -> None:
+async def test_reads_and_statuses_need_no_place(
+    server: HeldRequests, ask: Callable[[HeldRequests], Awaitable[None]]
+) -> None:
     _, tasks = a_flow(server, "large", 100)
     await settle()
     task = asyncio.ensure_future(ask(server))
@@ -182,10 +147,10 @@ async def test_a_rate_limit_lets_reads_and_statuses_go_first_and_flows_take_turn
             return self.now
 
     clock = Clock()
-    server = Server(Turns(TokenBucket(1, 1, clock)))
+    server = HeldRequests(Turns(TokenBucket(1, 1, clock)))
     tasks = [*a_flow(server, "large", 5)[1], *a_flow(server, "small", 2)[1]]
     await settle()
-    tasks.append(asyncio.create_task(server.request("status", "PUT")))
+    tasks.append(asyncio.create_task(server.send("status", "PUT")))
     await settle()
     for _ in range(8):
         clock.now += 1
@@ -198,7 +163,7 @@ async def test_a_rate_limit_lets_reads_and_statuses_go_first_and_flows_take_turn
 
 
 async def test_a_rate_limit_wakes_those_who_wait() -> None:
-    server = Server(Turns(TokenBucket(1000, 1, asyncio.get_running_loop().time)))
+    server = HeldRequests(Turns(TokenBucket(1000, 1, asyncio.get_running_loop().time)))
     _, tasks = a_flow(server, "large", 1)
     await settle()
     await server.answer_all()
@@ -208,7 +173,7 @@ async def test_a_rate_limit_wakes_those_who_wait() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_a_request_that_has_to_pause_keeps_its_place_and_then_goes_first(server: Server) -> None:
+async def test_a_request_that_has_to_pause_keeps_its_place_and_then_goes_first(server: HeldRequests) -> None:
     server.turns.limit = WriteLimit(LEAST)
     over = asyncio.Event()
 
@@ -222,7 +187,7 @@ async def test_a_request_that_has_to_pause_keeps_its_place_and_then_goes_first(s
     with flow():
         tasks = [asyncio.create_task(refused_once())]
         await settle()
-        tasks += [asyncio.create_task(server.request("later")) for _ in range(10)]
+        tasks += [asyncio.create_task(server.send("later")) for _ in range(10)]
     await settle()
     assert server.under_way == LEAST - 1, "the place of the one that pauses is not free"
     over.set()
@@ -234,7 +199,7 @@ async def test_a_request_that_has_to_pause_keeps_its_place_and_then_goes_first(s
     await asyncio.gather(*tasks)
 
 
-async def test_a_cancelled_request_gives_its_place_or_its_turn_back(server: Server) -> None:
+async def test_a_cancelled_request_gives_its_place_or_its_turn_back(server: HeldRequests) -> None:
     begun, tasks = a_flow(server, "large", 40)
     await settle()
     assert len(begun.waiting) == 8
@@ -250,16 +215,14 @@ async def test_a_cancelled_request_gives_its_place_or_its_turn_back(server: Serv
         await asyncio.gather(*tasks)
 
 
-async def test_a_request_that_is_cancelled_while_it_gets_its_turn_passes_it_on(server: Server) -> None:
+async def test_a_request_that_is_cancelled_while_it_gets_its_turn_passes_it_on(server: HeldRequests) -> None:
     server.turns.limit = WriteLimit(LEAST)
     begun, tasks = a_flow(server, "large", LEAST + 2)
     await settle()
     next_ = tasks[LEAST]
     assert next_ in begun.waiting
     # In one step: the answer admits the next one, which is cancelled before it runs.
-    turn, answered = server._waiting.pop(0)
-    turn.record_answer(201)
-    answered.set_result(None)
+    server.answer_unsettled()
     await asyncio.sleep(0)
     next_.cancel()
     await settle()

@@ -1,7 +1,6 @@
 """What passes see of a cluster through the memory: their own writes, never less than the API server has told, and the
 API server itself wherever the memory cannot be trusted."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,9 +8,10 @@ import pytest
 
 from tests.contract.cluster_contract import ClusterContract
 from tests.contract.jobs import job_body
+from tests.fakes.cluster import FakeCluster
 from tests.unit.pods import pod
 from tpu_training_operator.domain.job.naming import gang_selector
-from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
+from tpu_training_operator.kube.cluster import JOBS, PODS, Object
 from tpu_training_operator.kube.encoding import decode
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from tpu_training_operator.kube.replica import Version
@@ -22,39 +22,8 @@ from tpu_training_operator.runtime.records import KnownJobs, keep_job, keep_pod
 SELECTOR = gang_selector("digits")
 
 
-class Counting(LocalStore):
-    """Counts requests, and fails the next one of a kind. `is_done`: it takes effect all the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: Counter[str] = Counter()
-        self.failures: dict[str, tuple[ApiError, bool]] = {}
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        self.asked[f"get {resource.plural}"] += 1
-        return await super().get(resource, namespace, name)
-
-    async def list(self, resource: Resource, *rest: Any, **selection: Any) -> list[Object]:
-        self.asked[f"list {resource.plural}"] += 1
-        return await super().list(resource, *rest, **selection)
-
-    async def create(self, body: Object) -> Object:
-        return await self._fail("create", super().create(body))
-
-    async def update_status(self, body: Object) -> Object:
-        return await self._fail("update", super().update_status(body))
-
-    async def delete(self, *arguments: Any, **options: Any) -> Object | None:
-        return await self._fail("delete", super().delete(*arguments, **options))
-
-    async def _fail(self, what: str, request: Any) -> Any:
-        error, is_done = self.failures.pop(what, (None, True))
-        if not is_done:
-            request.close()
-        result = await request if is_done else None
-        if error is not None:
-            raise error
-        return result
+def reads(store: FakeCluster) -> list[str]:
+    return [request for request in store.requests if request.startswith(("get", "list"))]
 
 
 class Known(Served):
@@ -78,8 +47,8 @@ class Known(Served):
 
 
 @pytest.fixture
-def store() -> Counting:
-    return Counting()
+def store() -> FakeCluster:
+    return FakeCluster()
 
 
 @pytest.fixture
@@ -88,7 +57,7 @@ def known() -> Known:
 
 
 @pytest.fixture
-def cluster(store: Counting, known: Known) -> CachedCluster:
+def cluster(store: FakeCluster, known: Known) -> CachedCluster:
     return CachedCluster(store, lambda namespace: known)
 
 
@@ -105,14 +74,14 @@ async def the_gang(cluster: CachedCluster) -> list[str]:
     return [found["metadata"]["name"] for found in await cluster.list(PODS, "default", SELECTOR)]
 
 
-async def test_a_pass_over_what_is_known_sends_no_request(cluster: CachedCluster, store: Counting) -> None:
+async def test_a_pass_over_what_is_known_sends_no_request(cluster: CachedCluster, store: FakeCluster) -> None:
     job = await cluster.create(job_body())
     await cluster.create(pod(0))
     await cluster.create(pod(1))
     assert await cluster.get(JOBS, "default", "digits") == job
     assert await the_gang(cluster) == ["digits-1-0-0", "digits-1-0-1"]
     assert await cluster.list(JOBS, None)
-    assert not store.asked
+    assert not reads(store)
 
 
 async def test_jobs_are_listed_by_namespace_or_all(cluster: CachedCluster) -> None:
@@ -122,11 +91,11 @@ async def test_jobs_are_listed_by_namespace_or_all(cluster: CachedCluster) -> No
     assert listed == [["team"], ["default", "team"]]
 
 
-async def test_the_status_that_was_written_is_read(cluster: CachedCluster, store: Counting) -> None:
+async def test_the_status_that_was_written_is_read(cluster: CachedCluster, store: FakeCluster) -> None:
     job = await cluster.create(job_body())
     written = await cluster.update_status({**job, "status": {"state": "Starting", "attempt": 1}})
     assert await cluster.get(JOBS, "default", "digits") == written
-    assert not store.asked
+    assert not reads(store)
 
 
 @pytest.mark.parametrize(
@@ -139,29 +108,29 @@ async def test_the_status_that_was_written_is_read(cluster: CachedCluster, store
     ids=["conflict", "lost answer", "500"],
 )
 async def test_after_a_failed_write_the_job_is_read_once_from_the_api_server(
-    cluster: CachedCluster, store: Counting, error: ApiError, is_done: bool
+    cluster: CachedCluster, store: FakeCluster, error: ApiError, is_done: bool
 ) -> None:
     job = await cluster.create(job_body())
-    store.failures["update"] = error, is_done
+    store.fail_once("update_status TPUTrainingJob", error, takes_effect=is_done)
     with pytest.raises(type(error)):
         await cluster.update_status({**job, "status": {"state": "Starting", "attempt": 1}})
     for _ in range(2):
         assert await cluster.get(JOBS, "default", "digits") == await LocalStore.get(store, JOBS, "default", "digits")
-    assert store.asked == {"get tputrainingjobs": 1}
+    assert reads(store) == ["get TPUTrainingJob"]
 
 
-async def test_a_worker_that_was_created_without_an_answer_is_seen(cluster: CachedCluster, store: Counting) -> None:
+async def test_a_worker_that_was_created_without_an_answer_is_seen(cluster: CachedCluster, store: FakeCluster) -> None:
     job = await cluster.create(job_body())
-    store.failures["create"] = Unavailable(0, "", "no answer"), True
+    store.fail_once("create Pod", Unavailable(0, "", "no answer"), takes_effect=True)
     with pytest.raises(Unavailable):
         await cluster.create(pod(0, owner=job["metadata"]["uid"]))
     assert await the_gang(cluster) == ["digits-1-0-0"]
     assert await the_gang(cluster) == ["digits-1-0-0"]
-    assert store.asked == {"list pods": 1}
+    assert reads(store) == ["list Pod"]
 
 
 async def test_a_worker_that_is_not_found_when_it_is_deleted_is_not_shown_again(
-    cluster: CachedCluster, store: Counting, known: Known
+    cluster: CachedCluster, store: FakeCluster, known: Known
 ) -> None:
     job = await cluster.create(job_body())
     created = await cluster.create(pod(0, owner=job["metadata"]["uid"]))
@@ -174,16 +143,18 @@ async def test_a_worker_that_is_not_found_when_it_is_deleted_is_not_shown_again(
     assert await the_gang(cluster) == []
 
 
-async def test_a_deletion_that_a_webhook_denies_with_404_hides_nothing(cluster: CachedCluster, store: Counting) -> None:
+async def test_a_deletion_that_a_webhook_denies_with_404_hides_nothing(
+    cluster: CachedCluster, store: FakeCluster
+) -> None:
     job = await cluster.create(job_body())
     created = await cluster.create(pod(0, owner=job["metadata"]["uid"]))
-    store.failures["delete"] = NotFound(404, "NotFound", "denied"), False
+    store.fail_once("delete Pod", NotFound(404, "NotFound", "denied"))
     with pytest.raises(NotFound):
         await cluster.delete(PODS, "default", "digits-1-0-0", created["metadata"]["uid"])
     assert await the_gang(cluster) == ["digits-1-0-0"]
 
 
-async def test_a_fresh_list_shows_what_is_missing_to_later_reads(cluster: CachedCluster, store: Counting) -> None:
+async def test_a_fresh_list_shows_what_is_missing_to_later_reads(cluster: CachedCluster, store: FakeCluster) -> None:
     job = await cluster.create(job_body())
     owner = job["metadata"]["uid"]
     gone = await cluster.create(pod(0, owner=owner))
@@ -194,16 +165,18 @@ async def test_a_fresh_list_shows_what_is_missing_to_later_reads(cluster: Cached
     assert await the_gang(cluster) == ["digits-1-0-1"]
 
 
-async def test_memory_that_is_not_confirmed_is_not_used(cluster: CachedCluster, store: Counting, known: Known) -> None:
+async def test_memory_that_is_not_confirmed_is_not_used(
+    cluster: CachedCluster, store: FakeCluster, known: Known
+) -> None:
     await cluster.create(job_body())
     known.is_trusted = False
     await store.create(job_body(name="letters"))
     assert (await cluster.get(JOBS, "default", "letters"))["metadata"]["name"] == "letters"
     assert await the_gang(cluster) == []
-    assert store.asked == {"get tputrainingjobs": 1, "list pods": 1}
+    assert reads(store) == ["get TPUTrainingJob", "list Pod"]
 
 
-async def test_a_large_or_finished_job_is_read_from_the_api_server(cluster: CachedCluster, store: Counting) -> None:
+async def test_a_large_or_finished_job_is_read_from_the_api_server(cluster: CachedCluster, store: FakeCluster) -> None:
     large = job_body()
     large["metadata"]["annotations"] = {"large": "x" * 70_000}
     await cluster.create(large)
@@ -211,7 +184,7 @@ async def test_a_large_or_finished_job_is_read_from_the_api_server(cluster: Cach
     await cluster.update_status({**small, "status": {"state": "Failed", "completionTime": "2026-01-15T12:00:00Z"}})
     assert (await cluster.get(JOBS, "default", "digits"))["metadata"]["annotations"]
     assert (await cluster.get(JOBS, "default", "letters"))["spec"] == small["spec"]
-    assert store.asked == {"get tputrainingjobs": 2}
+    assert reads(store) == ["get TPUTrainingJob"] * 2
     states = {job["metadata"]["name"]: job["status"].get("state") for job in await cluster.list(JOBS, None)}
     assert states == {"digits": None, "letters": "Failed"}
 

@@ -1,16 +1,15 @@
 """The reconciler tells of each status that was accepted, once, and of none that was not."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
+from tests.fakes.cluster import FakeCluster
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
+from tpu_training_operator.kube.cluster import JOBS, JobKey
 from tpu_training_operator.kube.errors import ApiError, Conflict, Unavailable
-from tpu_training_operator.local.store import LocalStore
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.reconciler import Reconciler
 
@@ -39,26 +38,9 @@ class Told(Metrics):
         self.steps.append((before, after))
 
 
-class Refusing(LocalStore):
-    """Takes a status only where there is no `refusal`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refusal: ApiError | None = None
-
-    async def update_status(self, body: Object) -> Object:
-        if self.refusal:
-            raise self.refusal
-        return await super().update_status(body)
-
-    async def status(self) -> Status:
-        job: dict[str, Any] = await self.get(JOBS, KEY.namespace, KEY.name)
-        return Status.read(job.get("status"))
-
-
 @pytest.fixture
-async def store() -> Refusing:
-    store = Refusing()
+async def store() -> FakeCluster:
+    store = FakeCluster()
     await store.create(job_body())
     return store
 
@@ -69,13 +51,13 @@ def told() -> Told:
 
 
 @pytest.fixture
-def reconciler(store: Refusing, told: Told) -> Reconciler:
+def reconciler(store: FakeCluster, told: Told) -> Reconciler:
     return Reconciler(store, lambda: NOON, metrics=told)
 
 
-async def test_a_written_status_is_counted_once(store: Refusing, told: Told, reconciler: Reconciler) -> None:
+async def test_a_written_status_is_counted_once(store: FakeCluster, told: Told, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
-    written = await store.status()
+    written = Status.read((await store.get(JOBS, KEY.namespace, KEY.name)).get("status"))
     assert told.steps == [(Status(), written)]
     assert told.states == [written.state]
 
@@ -89,9 +71,9 @@ async def test_a_pass_without_a_write_reports_only_the_state(told: Told, reconci
 
 @pytest.mark.parametrize("refusal", [Conflict(409, "Conflict", "changed"), Unavailable(503, "", "overloaded")])
 async def test_a_refused_status_is_not_counted(
-    store: Refusing, told: Told, reconciler: Reconciler, refusal: ApiError
+    store: FakeCluster, told: Told, reconciler: Reconciler, refusal: ApiError
 ) -> None:
-    store.refusal = refusal
+    store.faults["update_status TPUTrainingJob"] = refusal
     with pytest.raises(type(refusal)):
         await reconciler.reconcile(KEY)
     assert told.steps == []

@@ -10,7 +10,6 @@ import pytest
 
 from tests.cluster.ports import free_port
 from tests.unit.progress_desk import KEY, PROGRESS, Desk
-from tests.unit.reviewing_cluster import ReviewingCluster
 from tpu_training_operator.runtime.progress.pki import ServiceName, new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import serve
 
@@ -41,7 +40,6 @@ async def test_the_reporter_of_the_documentation_reports(
         desk.inboxes.ask_for_stacks(KEY)
         assert await asyncio.to_thread(reporter["report"], 7) is True
         assert await asyncio.to_thread(reporter["report"], 7, stacks="Thread 1: ...") is False
-        desk.cluster = ReviewingCluster(tokens={})
         (tmp_path / "token").write_text("garbage")
         assert await asyncio.to_thread(reporter["report"], 8) is False
     report = desk.inbox.report

@@ -14,7 +14,7 @@ from tests.unit.pods import pod
 from tests.unit.progress_desk import BEARER, GOOD, KEY, LATER, NOW, PROGRESS, SECONDS, TRAINER_STATUS, Desk
 from tests.unit.reviewing_cluster import token_of
 from tpu_training_operator.kube.cluster import JobKey
-from tpu_training_operator.kube.errors import Unavailable
+from tpu_training_operator.kube.errors import NotFound, Unavailable
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.progress import server as module
 from tpu_training_operator.runtime.progress.server import MOST_BYTES
@@ -70,8 +70,8 @@ async def test_a_report_from_an_old_attempt_is_accepted_and_changes_nothing(
     desk: Desk, worker: TestClient[Any, Any]
 ) -> None:
     new = pod(attempt=2)
-    desk.cluster.objects.append(new)
-    desk.cluster.tokens["new"] = token_of(new)
+    desk.cluster.put(new)
+    desk.cluster.reviews["new"] = token_of(new)
     await post(worker, headers={"Authorization": "Bearer new"}, json=GOOD | {"step": 20})
     assert (await post(worker))[0] == 200
     report = desk.inbox.report
@@ -114,7 +114,7 @@ async def test_a_missing_or_bad_token_is_401(
 async def test_another_jobs_worker_is_403(
     desk: Desk, worker: TestClient[Any, Any], snapshot: SnapshotAssertion
 ) -> None:
-    desk.cluster.objects.append(job_body({"metadata.name": "letters", "metadata.uid": "of-letters"}))
+    desk.cluster.put(job_body({"metadata.name": "letters", "metadata.uid": "of-letters"}))
     path = PROGRESS.replace("digits", "letters")
     status, answer = await post(worker, path)
     assert status == 403
@@ -122,7 +122,7 @@ async def test_another_jobs_worker_is_403(
 
 
 async def test_a_job_that_is_gone_is_404(desk: Desk, worker: TestClient[Any, Any]) -> None:
-    desk.cluster.objects = [pod()]
+    desk.cluster.faults["get TPUTrainingJob"] = NotFound(404, "NotFound", "not found")
     assert await post(worker) == (404, {"message": "job digits is gone"})
 
 
@@ -182,7 +182,7 @@ async def test_an_error_of_our_own_is_500_and_logged(
 
 
 async def test_an_unreachable_api_server_is_503(desk: Desk, worker: TestClient[Any, Any]) -> None:
-    desk.cluster.error = Unavailable(0, "TokenNotReviewed", "no route")
+    desk.cluster.faults["*"] = Unavailable(0, "TokenNotReviewed", "no route")
     async with worker.post(PROGRESS, headers=BEARER, json=GOOD) as response:
         assert (response.status, response.headers["Retry-After"]) == (503, "5")
         assert "no route" in (await response.json())["message"]
@@ -219,7 +219,7 @@ async def test_nobody_else_can_use_up_a_jobs_reports(desk: Desk, worker: TestCli
 async def test_an_address_with_too_many_refused_tokens_is_429(desk: Desk, worker: TestClient[Any, Any]) -> None:
     heard = [(await post(worker, headers={"Authorization": f"Bearer {number}"}))[0] for number in range(25)]
     assert heard == [401] * 20 + [429] * 5
-    assert desk.cluster.asked["TokenReview"] == 20
+    assert desk.cluster.count()["create TokenReview"] == 20
     desk.seconds = 5.0
     assert (await post(worker))[0] == 200
 
@@ -246,7 +246,7 @@ async def test_an_api_server_that_does_not_answer_affects_only_the_job_of_the_re
     desk: Desk, worker: TestClient[Any, Any]
 ) -> None:
     desk.now = LATER
-    desk.cluster.error = Unavailable(503, "Slow", "etcd is slow")
+    desk.cluster.faults["*"] = Unavailable(503, "Slow", "etcd is slow")
     await post(worker)
     assert desk.inbox.unheard == LATER
     assert desk.inboxes.of(JobKey("default", "letters")).unheard is None
@@ -268,7 +268,7 @@ async def test_a_flood_of_invalid_tokens_costs_twenty_reviews_and_affects_no_job
     garbage = [{"Authorization": f"Bearer {number}"} for number in range(45)]
     answers = await asyncio.gather(*(post(worker, headers=bearer) for bearer in garbage))
     assert sorted(status for status, _ in answers) == [401] * 20 + [429] * 25
-    assert desk.cluster.asked["TokenReview"] == 20
+    assert desk.cluster.count()["create TokenReview"] == 20
     assert desk.inbox.unheard is None
 
 
@@ -283,7 +283,7 @@ async def test_a_bad_report_does_not_excuse_the_silence_of_its_job(
 async def test_many_workers_behind_one_address_are_all_accepted(desk: Desk, worker: TestClient[Any, Any]) -> None:
     """Accepted tokens do not count as refusals, however many of them are new."""
     bearers = [{"Authorization": f"Bearer {number}"} for number in range(100)]
-    desk.cluster.tokens = {str(number): desk.cluster.tokens["token"] for number in range(100)}
+    desk.cluster.reviews = {str(number): desk.cluster.reviews["token"] for number in range(100)}
     heard = []
     for desk.seconds, bearer in enumerate(bearers):
         heard.append((await post(worker, headers=bearer))[0])
@@ -293,12 +293,12 @@ async def test_many_workers_behind_one_address_are_all_accepted(desk: Desk, work
 async def test_a_long_outage_of_the_api_server_does_not_count_against_the_address(
     desk: Desk, worker: TestClient[Any, Any]
 ) -> None:
-    desk.cluster.error = Unavailable(503, "Slow", "etcd is slow")
+    desk.cluster.faults["*"] = Unavailable(503, "Slow", "etcd is slow")
     assert {(await post(worker))[0] for _ in range(50)} == {503}
-    desk.cluster.error = None
+    desk.cluster.faults.clear()
     assert (await post(worker))[0] == 200
 
 
 async def test_an_impossible_name_is_404(desk: Desk, worker: TestClient[Any, Any]) -> None:
-    desk.cluster.error = Unavailable(503, "Slow", "etcd is slow")
+    desk.cluster.faults["*"] = Unavailable(503, "Slow", "etcd is slow")
     assert (await post(worker, PROGRESS.replace("digits", "d" * 254)))[0] == 404

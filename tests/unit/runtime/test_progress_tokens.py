@@ -1,14 +1,15 @@
 """Whose word counts: the token's pod must be worker 0 of the very job that the report is about."""
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from tests.fakes.cluster import FakeCluster
 from tests.unit.pods import pod
-from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, ReviewingCluster, begun_job, token_of
+from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, begun_job, reviewing_cluster, token_of
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
-from tpu_training_operator.kube.cluster import Cluster, JobKey, Object
+from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound, Unavailable
 from tpu_training_operator.runtime.progress import tokens as module
 from tpu_training_operator.runtime.progress.tokens import (
@@ -22,6 +23,7 @@ from tpu_training_operator.runtime.progress.tokens import (
 
 KEY = JobKey("default", "digits")
 ADDRESS = "10.0.0.1"
+ONE_REVIEW = ["create TokenReview", "get Pod", "get TPUTrainingJob"]
 LEADER = Sender("digits", attempt=1, pod_uid="uid-of-digits-1-0-0", total_steps=None)
 
 
@@ -32,12 +34,24 @@ class Clock:
         return self.now
 
 
-def reviewer(cluster: ReviewingCluster, clock: Clock | None = None) -> Reviewer:
-    # The reviewer asks only what ReviewingCluster answers.
-    return Reviewer(cast("Cluster", cluster), clock or Clock())
+def reviewer(cluster: FakeCluster, clock: Clock | None = None) -> Reviewer:
+    return Reviewer(cluster, clock or Clock())
 
 
-async def refusal(cluster: ReviewingCluster, token: str = "token", key: JobKey = KEY) -> ReportRefused:
+def failing(error: ApiError) -> FakeCluster:
+    cluster = reviewing_cluster()
+    cluster.faults["*"] = error
+    return cluster
+
+
+def held(is_over: asyncio.Event) -> FakeCluster:
+    """A cluster that answers when the event is set."""
+    cluster = reviewing_cluster()
+    cluster.hooks["*"] = is_over.wait
+    return cluster
+
+
+async def refusal(cluster: FakeCluster, token: str = "token", key: JobKey = KEY) -> ReportRefused:
     with pytest.raises(ReportRefused) as raised:
         await reviewer(cluster).sender(token, key, ADDRESS)
     return raised.value
@@ -48,17 +62,17 @@ def changed(body: Object, **metadata: Any) -> Object:
 
 
 async def test_worker_0_is_known_by_its_pod() -> None:
-    assert await reviewer(ReviewingCluster()).sender("token", KEY, ADDRESS) == LEADER
+    assert await reviewer(reviewing_cluster()).sender("token", KEY, ADDRESS) == LEADER
 
 
 async def test_the_attempt_comes_from_the_pod() -> None:
     old = pod(attempt=3)
-    cluster = ReviewingCluster([begun_job({"status.attempt": 4}), old], {"token": token_of(old)})
+    cluster = reviewing_cluster([begun_job({"status.attempt": 4}), old], {"token": token_of(old)})
     assert (await reviewer(cluster).sender("token", KEY, ADDRESS)).attempt == 3
 
 
 async def test_the_number_of_steps_comes_from_the_status() -> None:
-    cluster = ReviewingCluster([begun_job({"status.resolved": RESOLVED}), pod()])
+    cluster = reviewing_cluster([begun_job({"status.resolved": RESOLVED}), pod()])
     assert (await reviewer(cluster).sender("token", KEY, ADDRESS)).total_steps == 300
 
 
@@ -75,13 +89,13 @@ async def test_the_number_of_steps_comes_from_the_status() -> None:
     ids=["no answer", "not authenticated", "expired", "another audience", "null", "an authenticator without audiences"],
 )
 async def test_a_token_that_is_not_for_us_is_401(status: Object) -> None:
-    cluster = ReviewingCluster(tokens={"token": status})
+    cluster = reviewing_cluster(tokens={"token": status})
     assert (await refusal(cluster)).status == 401
-    assert set(cluster.asked) == {"TokenReview"}
+    assert cluster.requests == ["create TokenReview"]
 
 
 async def test_an_unknown_token_is_401() -> None:
-    assert (await refusal(ReviewingCluster(), token="garbage")).status == 401
+    assert (await refusal(reviewing_cluster(), token="garbage")).status == 401
 
 
 @pytest.mark.parametrize(
@@ -97,7 +111,7 @@ async def test_an_unknown_token_is_401() -> None:
     ids=["nobody", "a user", "a user who claims a pod", "unbound", "no uid", "empty"],
 )
 async def test_a_token_without_a_pod_is_403(user: Object) -> None:
-    refused = await refusal(ReviewingCluster(tokens={"token": token_of(pod(), user=user)}))
+    refused = await refusal(reviewing_cluster(tokens={"token": token_of(pod(), user=user)}))
     assert (refused.status, "not bound to a pod" in str(refused)) == (403, True)
 
 
@@ -151,20 +165,20 @@ STRANGERS = {
 
 @pytest.mark.parametrize(("objects", "bearer", "why"), STRANGERS.values(), ids=STRANGERS.keys())
 async def test_the_token_of_any_other_pod_is_403(objects: list[Object], bearer: Object, why: str) -> None:
-    refused = await refusal(ReviewingCluster(objects, {"token": token_of(bearer)}))
+    refused = await refusal(reviewing_cluster(objects, {"token": token_of(bearer)}))
     assert refused.status == 403
     assert why in str(refused)
 
 
 async def test_a_token_of_another_namespace_is_403_without_further_requests() -> None:
-    cluster = ReviewingCluster()
+    cluster = reviewing_cluster()
     refused = await refusal(cluster, key=JobKey("../../kube-system", "digits"))
     assert refused.status == 403
-    assert set(cluster.asked) == {"TokenReview"}
+    assert cluster.requests == ["create TokenReview"]
 
 
 async def test_a_job_that_is_gone_is_404() -> None:
-    refused = await refusal(ReviewingCluster([pod()]))
+    refused = await refusal(reviewing_cluster([pod()]))
     assert (refused.status, str(refused)) == (404, "job digits is gone")
 
 
@@ -180,40 +194,40 @@ async def test_a_job_that_is_gone_is_404() -> None:
 )
 async def test_an_error_of_the_api_server_says_nothing_about_the_worker(error: ApiError) -> None:
     with pytest.raises(TokenNotReviewed, match=str(error)):
-        await reviewer(ReviewingCluster(error=error)).sender("token", KEY, ADDRESS)
+        await reviewer(failing(error)).sender("token", KEY, ADDRESS)
 
 
 async def test_a_silent_api_server_says_nothing_about_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_ANSWER", 0.01)
     with pytest.raises(TokenNotReviewed, match="no answer within"):
-        await reviewer(ReviewingCluster(gate=asyncio.Event())).sender("token", KEY, ADDRESS)
+        await reviewer(held(asyncio.Event())).sender("token", KEY, ADDRESS)
 
 
 async def test_after_an_error_the_next_report_is_reviewed_again() -> None:
-    cluster = ReviewingCluster(error=Unavailable(500, "InternalError", "etcd is slow"))
+    cluster = failing(Unavailable(500, "InternalError", "etcd is slow"))
     asked = reviewer(cluster)
     with pytest.raises(TokenNotReviewed):
         await asked.sender("token", KEY, ADDRESS)
-    cluster.error = None
+    cluster.faults.clear()
     assert await asked.sender("token", KEY, ADDRESS) == LEADER
 
 
 async def test_an_accepted_token_is_reviewed_every_ten_minutes() -> None:
-    cluster, clock = ReviewingCluster(), Clock()
+    cluster, clock = reviewing_cluster(), Clock()
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 30.0, 599.9):
         assert await asked.sender("token", KEY, ADDRESS) == LEADER
-    assert cluster.asked == {"TokenReview": 1, "Pod": 1, "TPUTrainingJob": 1}
+    assert cluster.requests == ONE_REVIEW
     clock.now = 600.0
     assert await asked.sender("token", KEY, ADDRESS) == LEADER
-    assert cluster.asked == {"TokenReview": 2, "Pod": 2, "TPUTrainingJob": 2}
+    assert cluster.requests == ONE_REVIEW * 2
 
 
 async def test_a_revoked_token_is_accepted_for_ten_minutes_at_most() -> None:
-    cluster, clock = ReviewingCluster(), Clock()
+    cluster, clock = reviewing_cluster(), Clock()
     asked = reviewer(cluster, clock)
     await asked.sender("token", KEY, ADDRESS)
-    del cluster.tokens["token"]
+    del cluster.reviews["token"]
     clock.now += 600
     with pytest.raises(ReportRefused) as refused:
         await asked.sender("token", KEY, ADDRESS)
@@ -221,25 +235,24 @@ async def test_a_revoked_token_is_accepted_for_ten_minutes_at_most() -> None:
 
 
 async def test_a_refused_token_is_reviewed_again_after_five_seconds() -> None:
-    cluster, clock = ReviewingCluster(tokens={}), Clock()
+    cluster, clock = reviewing_cluster(tokens={}), Clock()
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 1.0, 4.9):
         with pytest.raises(ReportRefused):
             await asked.sender("token", KEY, ADDRESS)
-    assert cluster.asked["TokenReview"] == 1
-    cluster.tokens["token"] = token_of(pod())
+    assert cluster.count()["create TokenReview"] == 1
+    cluster.reviews["token"] = token_of(pod())
     clock.now = 5.0
     assert await asked.sender("token", KEY, ADDRESS) == LEADER
 
 
 async def test_simultaneous_reports_share_one_review() -> None:
-    cluster = ReviewingCluster(gate=asyncio.Event())
+    cluster = held(is_over := asyncio.Event())
     asked = reviewer(cluster)
-    assert cluster.gate is not None
-    asyncio.get_running_loop().call_soon(cluster.gate.set)
+    asyncio.get_running_loop().call_soon(is_over.set)
     senders = await asyncio.gather(*(asked.sender("token", KEY, ADDRESS) for _ in range(20)))
     assert senders == [LEADER] * 20
-    assert cluster.asked == {"TokenReview": 1, "Pod": 1, "TPUTrainingJob": 1}
+    assert cluster.requests == ONE_REVIEW
 
 
 async def rounds(number: int = 20) -> None:
@@ -250,43 +263,40 @@ async def rounds(number: int = 20) -> None:
 
 async def test_only_a_few_reviews_run_at_once() -> None:
     """The reconciler talks to the same API server; what is asked on the workers' behalf must not pile up before it."""
-    cluster = ReviewingCluster(gate=asyncio.Event())
-    assert cluster.gate is not None
-    cluster.tokens = {str(number): token_of(pod()) for number in range(3 * MOST_QUESTIONS)}
+    cluster = held(is_over := asyncio.Event())
+    cluster.reviews = {str(number): token_of(pod()) for number in range(3 * MOST_QUESTIONS)}
     asked = reviewer(cluster)
-    waiting = [asyncio.create_task(asked.sender(token, KEY, f"10.0.0.{token}")) for token in cluster.tokens]
+    waiting = [asyncio.create_task(asked.sender(token, KEY, f"10.0.0.{token}")) for token in cluster.reviews]
     await rounds()
-    assert cluster.asked["TokenReview"] == MOST_QUESTIONS
-    cluster.gate.set()
+    assert cluster.count()["create TokenReview"] == MOST_QUESTIONS
+    is_over.set()
     assert await asyncio.gather(*waiting) == [LEADER] * len(waiting)
 
 
 async def test_a_flood_from_one_address_does_not_delay_another() -> None:
-    cluster = ReviewingCluster(gate=asyncio.Event())
-    assert cluster.gate is not None
+    cluster = held(is_over := asyncio.Event())
     asked = reviewer(cluster)
     flood = [asyncio.create_task(asked.sender(str(number), KEY, "10.0.0.66")) for number in range(1000)]
     await rounds()
-    assert cluster.asked["TokenReview"] == MOST_QUESTIONS_PER_ADDRESS
-    cluster.gate.set()
+    assert cluster.count()["create TokenReview"] == MOST_QUESTIONS_PER_ADDRESS
+    is_over.set()
     assert await asked.sender("token", KEY, ADDRESS) == LEADER
-    assert cluster.asked["TokenReview"] < 100
+    assert cluster.count()["create TokenReview"] < 100
     await asyncio.gather(*flood, return_exceptions=True)
 
 
 async def test_a_token_is_trusted_during_its_review_and_while_the_last_review_was_good() -> None:
-    cluster = ReviewingCluster(gate=asyncio.Event())
-    assert cluster.gate is not None
+    cluster = held(is_over := asyncio.Event())
     asked = reviewer(cluster, clock := Clock())
     assert not asked.trusts("token")
     first = asyncio.create_task(asked.sender("token", KEY, ADDRESS))
     await asyncio.sleep(0)
     assert asked.trusts("token")
-    cluster.gate.set()
+    is_over.set()
     await first
     clock.now += 600
     assert asked.trusts("token")
-    del cluster.tokens["token"]
+    del cluster.reviews["token"]
     with pytest.raises(ReportRefused):
         await asked.sender("token", KEY, ADDRESS)
     assert asked.trusts("token"), "for some seconds the answer is known"

@@ -1,13 +1,14 @@
 """What the operator asks of Kueue's API, and how it reads the answers."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from tests.fakes.cluster import FakeCluster
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.cli.common.errors import BadInput
@@ -22,51 +23,24 @@ from tpu_training_operator.domain.cluster_state.workload import (
 )
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.workload import conflicts, with_pod_settings, workload
-from tpu_training_operator.kube.cluster import Object, Resource
-from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound
+from tpu_training_operator.kube.cluster import KUEUE_VERSIONS, PRIORITY_CLASSES, Object
+from tpu_training_operator.kube.errors import ApiError, Forbidden
 from tpu_training_operator.runtime.queues import Queues
 
-QUEUED = {"metadata.labels": {"kueue.x-k8s.io/queue-name": "research"}}
+NO_RIGHTS = Forbidden(403, "Forbidden", "no")
 
 
-class Api:
-    """An API server with some versions of Kueue's API and some objects, by path. It notes what it is asked."""
-
-    def __init__(self, *versions: str, refuses: type[ApiError] | None = None, **objects: Object) -> None:
-        self._versions = [f"kueue.x-k8s.io/{version}" for version in versions]
-        self._refuses = refuses
-        self._objects = objects
-        self.asked: list[str] = []
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        self.asked.append(f"{resource.path(namespace)}/{name}")
-        if self._refuses is not None:
-            raise self._refuses(403, "Forbidden", "no")
-        if resource.api_version.startswith("kueue") and resource.api_version not in self._versions:
-            raise NotFound(404, "", "404 page not found")
-        if resource.kind not in self._objects:
-            raise NotFound(404, "NotFound", f"{resource.plural} {name!r} not found")
-        return self._objects[resource.kind]
-
-    async def list(
-        self,
-        resource: Resource,
-        namespace: str | None,
-        labels: Mapping[str, str] | None = None,
-        fields: Mapping[str, str] | None = None,
-    ) -> list[Object]:
-        """Only a job that may run on several slices has several Workloads."""
-        assert labels == {"tpu-operator.dev/job-name": "digits"}
-        self.asked.append(resource.path(namespace))
-        if self._refuses is not None:
-            raise self._refuses(403, "Forbidden", "no")
-        if resource.api_version not in self._versions:
-            raise NotFound(404, "", "404 page not found")
-        return list(self._objects.get("Workloads", {}).values())
+def cluster_with(*versions: str, workloads: Sequence[Object] = (), refusal: ApiError | None = None) -> FakeCluster:
+    """A cluster with some versions of Kueue's API."""
+    cluster = FakeCluster(*workloads)
+    cluster.missing = set(KUEUE_VERSIONS) - {f"kueue.x-k8s.io/{version}" for version in versions}
+    if refusal:
+        cluster.faults["*"] = refusal
+    return cluster
 
 
-def read(api: Api, body: Object | None = None) -> Queue | None:
-    return asyncio.run(Queues(api).of(body or a_job()))
+def read(cluster: FakeCluster, body: Object | None = None) -> Queue | None:
+    return asyncio.run(Queues(cluster).of(body or a_job()))
 
 
 def a_job(**changes: Any) -> Object:
@@ -76,28 +50,28 @@ def a_job(**changes: Any) -> Object:
 
 
 def test_of_a_job_without_a_queue_nothing_is_asked() -> None:
-    api = Api("v1beta2")
-    assert read(api, job_body()) is None
-    assert api.asked == []
+    cluster = cluster_with("v1beta2")
+    assert read(cluster, job_body()) is None
+    assert cluster.paths == []
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
 def test_the_version_that_the_cluster_has_is_found_by_asking(version: str) -> None:
-    queue = read(Api(version))
+    queue = read(cluster_with(version))
     assert queue is not None
     assert (queue.version, queue.workload, queue.problem) == (f"kueue.x-k8s.io/{version}", None, "")
 
 
 def test_once_found_a_version_is_asked_first() -> None:
-    api = Api("v1beta1")
-    queues = Queues(api)
+    cluster = cluster_with("v1beta1")
+    queues = Queues(cluster)
     for _ in range(2):
         asyncio.run(queues.of(a_job()))
-    assert ["v1beta2" in path for path in api.asked] == [True, False, False]
+    assert ["v1beta2" in path for path in cluster.paths] == [True, False, False]
 
 
 def test_a_cluster_without_kueue_is_a_sentence(snapshot: SnapshotAssertion) -> None:
-    queue = read(Api())
+    queue = read(cluster_with())
     assert queue is not None
     assert queue.version == ""
     assert "research" in queue.problem
@@ -108,25 +82,28 @@ MOVING = {"spec.placement": {"alternatives": [{"slice": {"acceleratorType": "v5l
 LADDER = {"spec.ladder": {"rungs": [{"slice": {"acceleratorType": "v5litepod-4"}, "steps": 10}]}}
 
 
-def owned(job: Object, number: int, uid: str = "") -> Object:
+def owned(job: Object, number: int = 0, uid: str = "", version: str = "v1beta2", **more: Object) -> Object:
     """The Workload of one of the job's slices."""
     name = workload_name(job["metadata"]["name"], job["metadata"]["uid"], number)
     owner = {"apiVersion": "tpu-operator.dev/v1alpha1", "kind": "TPUTrainingJob", "controller": True}
     owner |= {"name": job["metadata"]["name"], "uid": uid or job["metadata"]["uid"]}
-    return {"metadata": {"name": name, "uid": str(number), "ownerReferences": [owner]}, "spec": {"queueName": "q"}}
+    labels = {"tpu-operator.dev/job-name": job["metadata"]["name"]}
+    metadata = {"name": name, "namespace": "default", "uid": str(number), "labels": labels, "ownerReferences": [owner]}
+    kind = {"apiVersion": f"kueue.x-k8s.io/{version}", "kind": "Workload"}
+    return kind | {"metadata": metadata, "spec": {"queueName": "q"}} | more
 
 
 @pytest.mark.parametrize("changes", [MOVING, LADDER], ids=["placement", "ladder"])
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
 def test_all_workloads_of_a_job_with_several_slices_are_read_with_one_request(version: str, changes: Object) -> None:
     job = a_job(**changes)
-    known = {"a": owned(job, 0), "b": owned(job, 1), "c": owned(job, 2, "of another job")}
-    api = Api(version, Workloads=known)
-    queue = read(api, job)
+    ours = [owned(job, number, version=version) for number in range(2)]
+    cluster = cluster_with(version, workloads=[*ours, owned(job, 2, "of another job", version)])
+    queue = read(cluster, job)
     assert queue is not None
-    names = [each.workload.name for each in queue.others if each.workload]
-    assert names == [known[key]["metadata"]["name"] for key in "ab"]
-    assert len(api.asked) == (1 if version == "v1beta2" else 2)
+    names = [other.workload.name for other in queue.others if other.workload]
+    assert sorted(names) == sorted(workload["metadata"]["name"] for workload in ours)
+    assert len(cluster.paths) == (1 if version == "v1beta2" else 2)
     there, missing = queue.at(names[1]), queue.at("missing")
     assert there.workload is not None
     assert (there.workload.name, len(there.others)) == (names[1], 1)
@@ -135,7 +112,7 @@ def test_all_workloads_of_a_job_with_several_slices_are_read_with_one_request(ve
 
 @pytest.mark.parametrize(("versions", "said"), [((), "has no Kueue"), (("v1beta2",), "kueue.enabled=true")])
 def test_what_is_missing_for_a_job_with_several_slices_is_a_sentence(versions: tuple[str, ...], said: str) -> None:
-    queue = read(Api(*versions, refuses=Forbidden if versions else None), a_job(**MOVING))
+    queue = read(cluster_with(*versions, refusal=NO_RIGHTS if versions else None), a_job(**MOVING))
     assert queue is not None
     assert said in queue.problem
 
@@ -144,12 +121,12 @@ def test_a_job_with_several_slices_that_has_left_its_queue_has_none() -> None:
     job = a_job(**MOVING)
     job["metadata"]["labels"] = {}
     job["status"] = {"conditions": [{"type": "Admitted", "status": "True", "reason": "Admitted"}]}
-    assert read(Api("v1beta2"), job) is None
-    assert read(Api("v1beta2", Workloads={"a": owned(job, 1)}), job) is not None
+    assert read(cluster_with("v1beta2"), job) is None
+    assert read(cluster_with("v1beta2", workloads=[owned(job, 1)]), job) is not None
 
 
 def test_an_operator_without_the_right_says_which_value_of_the_chart_grants_it() -> None:
-    queue = read(Api("v1beta2", refuses=Forbidden))
+    queue = read(cluster_with("v1beta2", refusal=NO_RIGHTS))
     assert queue is not None
     assert "kueue.enabled=true" in queue.problem
 
@@ -157,33 +134,27 @@ def test_an_operator_without_the_right_says_which_value_of_the_chart_grants_it()
 def test_a_priority_class_that_does_not_exist_is_a_sentence(snapshot: SnapshotAssertion) -> None:
     job = a_job()
     job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "urgent"
-    queue = read(Api("v1beta2"), job)
+    queue = read(cluster_with("v1beta2"), job)
     assert queue is not None
     assert queue.problem.startswith("WorkloadPriorityClass urgent ")
     assert queue.problem == snapshot
 
 
 def test_the_priority_of_the_pods_is_that_of_the_workload() -> None:
-    api = Api("v1beta2", PriorityClass={"value": 7})
-    queue = read(api, a_job(**{"spec.trainer.priorityClassName": "high"}))
+    cluster = cluster_with("v1beta2")
+    cluster.put({"metadata": {"name": "high"}, "value": 7}, resource=PRIORITY_CLASSES)
+    queue = read(cluster, a_job(**{"spec.trainer.priorityClassName": "high"}))
     assert queue is not None
     assert queue.priority == Priority("scheduling.k8s.io", "high", 7)
-    assert api.asked[-1] == "/apis/scheduling.k8s.io/v1/priorityclasses/high"
+    assert cluster.paths[-1] == "/apis/scheduling.k8s.io/v1/priorityclasses/high"
 
 
 def test_topology_aware_placement_is_refused_in_words() -> None:
     assignment = {"name": "main", "topologyAssignment": {"levels": ["rack"]}}
-    owner = {"apiVersion": "tpu-operator.dev/v1alpha1", "kind": "TPUTrainingJob", "controller": True}
     job = a_job()
-    body = {
-        "metadata": {"name": "w", "uid": "1", "ownerReferences": [{**owner, "uid": job["metadata"]["uid"]}]},
-        "spec": {},
-        "status": {
-            "admission": {"podSetAssignments": [assignment]},
-            "conditions": [{"type": "Admitted", "status": "True"}],
-        },
-    }
-    queue = read(Api("v1beta2", Workload=body), job)
+    conditions = [{"type": "Admitted", "status": "True"}]
+    status = {"admission": {"podSetAssignments": [assignment]}, "conditions": conditions}
+    queue = read(cluster_with("v1beta2", workloads=[owned(job, status=status)]), job)
     assert queue is not None
     assert "topology-aware scheduling" in queue.problem
 

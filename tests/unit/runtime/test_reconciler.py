@@ -1,14 +1,13 @@
 """The order of a pass, and how it ends when the cluster refuses. Other layers test the rest on clusters."""
 
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from tests.fakes.cluster import FakeCluster
 from tests.unit.jobs import job_body
 from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
@@ -18,9 +17,8 @@ from tpu_training_operator.domain.cluster_state.worker_reports import WorkerRepo
 from tpu_training_operator.domain.objects.actions import Create
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.plan import Batch, Plan
-from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES, JobKey, Object, Resource
+from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, InvalidRequest, NotFound, Unavailable
-from tpu_training_operator.local.store import LocalStore
 from tpu_training_operator.runtime import execution
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.reconciler import Reconciler
@@ -28,53 +26,11 @@ from tpu_training_operator.runtime.reconciler import Reconciler
 KEY = JobKey("default", "digits")
 
 
-class Recorded(LocalStore):
-    """A store that records its requests, and fails those it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-        self.refuses: dict[str, ApiError] = {}
-        self.hides_pods = False
-        self.while_listing: Callable[[], Awaitable[None]] | None = None
-        self.while_creating: Callable[[Object], Awaitable[None]] | None = None
-
-    async def get(self, *arguments: Any) -> Object:
-        self.asked.append(f"get {arguments[0].kind}")
-        return await super().get(*arguments)
-
-    async def list(self, *arguments: Any) -> list[Object]:
-        self.asked.append(f"list {arguments[0].kind}")
-        if self.while_listing:
-            await self.while_listing()
-        return [] if self.hides_pods else await super().list(*arguments)
-
-    async def create(self, body: Object) -> Object:
-        self.asked.append(f"create {body['kind']}")
-        if self.while_creating:
-            await self.while_creating(body)
-        if refusal := self.refuses.get(body["kind"]):
-            raise refusal
-        return await super().create(body)
-
-    async def update_status(self, body: Object) -> Object:
-        self.asked.append("write status")
-        if refusal := self.refuses.get("status"):
-            raise refusal
-        return await super().update_status(body)
-
-    async def delete(self, resource: Resource, *arguments: Any, **options: Any) -> None:
-        self.asked.append(f"delete {resource.kind}")
-        if refusal := self.refuses.get(f"delete {resource.kind}"):
-            raise refusal
-        await super().delete(resource, *arguments, **options)
-
-
 @pytest.fixture
-async def store() -> Recorded:
-    store = Recorded()
+async def store() -> FakeCluster:
+    store = FakeCluster()
     await store.create(job_body())
-    store.asked.clear()
+    store.requests.clear()
     return store
 
 
@@ -92,7 +48,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def reconciler(store: Recorded, clock: Clock) -> Reconciler:
+def reconciler(store: FakeCluster, clock: Clock) -> Reconciler:
     return Reconciler(store, clock)
 
 
@@ -103,40 +59,40 @@ async def reconcile_until_believed(reconciler: Reconciler, clock: Clock) -> time
     return await reconciler.reconcile(KEY)
 
 
-async def status_of(store: Recorded) -> Status:
+async def status_of(store: FakeCluster) -> Status:
     return Status.read((await store.get(JOBS, "default", "digits")).get("status"))
 
 
-async def test_the_job_is_read_before_its_pods(store: Recorded, reconciler: Reconciler) -> None:
+async def test_the_job_is_read_before_its_pods(store: FakeCluster, reconciler: Reconciler) -> None:
     """Pods read first could lack workers of an attempt that the job, read later, left behind."""
     await reconciler.reconcile(KEY)
-    assert store.asked[:2] == ["get TPUTrainingJob", "list Pod"]
+    assert store.requests[:2] == ["get TPUTrainingJob", "list Pod"]
 
 
-async def test_an_attempt_is_begun_in_a_pass_of_its_own(store: Recorded, reconciler: Reconciler) -> None:
+async def test_an_attempt_is_begun_in_a_pass_of_its_own(store: FakeCluster, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
-    assert store.asked[2:] == ["write status", "create Event"]
+    assert store.requests[2:] == ["update_status TPUTrainingJob", "create Event"]
 
 
-async def test_shared_objects_are_created_before_the_workers(store: Recorded, reconciler: Reconciler) -> None:
+async def test_shared_objects_are_created_before_the_workers(store: FakeCluster, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
-    store.asked.clear()
+    store.requests.clear()
     await reconciler.reconcile(KEY)
-    created = [asked for asked in store.asked if asked.startswith("create")]
+    created = [asked for asked in store.requests if asked.startswith("create")]
     assert sorted(created[:2]) == ["create ConfigMap", "create Service"]
     assert created[2:] == ["create Pod"] * 4
 
 
-async def test_a_pass_that_changes_nothing_writes_nothing(store: Recorded, reconciler: Reconciler) -> None:
+async def test_a_pass_that_changes_nothing_writes_nothing(store: FakeCluster, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
     await reconciler.reconcile(KEY)
-    store.asked.clear()
+    store.requests.clear()
     await reconciler.reconcile(KEY)
-    assert store.asked == ["get TPUTrainingJob", "list Pod"]
+    assert store.requests == ["get TPUTrainingJob", "list Pod"]
 
 
 @pytest.fixture
-async def listening(store: Recorded) -> tuple[Reconciler, Inboxes]:
+async def listening(store: FakeCluster) -> tuple[Reconciler, Inboxes]:
     """A reconciler with an inbox for each job, and a gang that is created."""
     inboxes = Inboxes(lambda: NOON)
     reconciler = Reconciler(store, lambda: NOON, inboxes=inboxes)
@@ -145,7 +101,7 @@ async def listening(store: Recorded) -> tuple[Reconciler, Inboxes]:
     return reconciler, inboxes
 
 
-async def test_a_report_is_shown_in_the_status(store: Recorded, listening: tuple[Reconciler, Inboxes]) -> None:
+async def test_a_report_is_shown_in_the_status(store: FakeCluster, listening: tuple[Reconciler, Inboxes]) -> None:
     reconciler, inboxes = listening
     pod = await store.get(PODS, "default", "digits-1-0-0")
     inboxes.put(KEY, WorkerReport(1, pod["metadata"]["uid"], NOON, ReportPhase.TRAINING, 7))
@@ -156,7 +112,7 @@ async def test_a_report_is_shown_in_the_status(store: Recorded, listening: tuple
 
 
 async def test_reports_of_a_namesakes_worker_are_forgotten(
-    store: Recorded, listening: tuple[Reconciler, Inboxes]
+    store: FakeCluster, listening: tuple[Reconciler, Inboxes]
 ) -> None:
     reconciler, inboxes = listening
     inboxes.put(KEY, WorkerReport(3, "of-the-job-before", NOON, ReportPhase.TRAINING, 7))
@@ -164,7 +120,7 @@ async def test_reports_of_a_namesakes_worker_are_forgotten(
     assert ((await status_of(store)).progress, inboxes.of(KEY).report) == (None, None)
 
 
-async def test_a_deleted_job_needs_nothing(store: Recorded, reconciler: Reconciler) -> None:
+async def test_a_deleted_job_needs_nothing(store: FakeCluster, reconciler: Reconciler) -> None:
     assert await reconciler.reconcile(JobKey("default", "another")) is None
 
 
@@ -176,9 +132,9 @@ async def test_a_deleted_job_needs_nothing(store: Recorded, reconciler: Reconcil
     ],
 )
 async def test_a_refusal_is_told_in_the_clusters_own_words(
-    store: Recorded, reconciler: Reconciler, clock: Clock, refusal: ApiError, reason: str
+    store: FakeCluster, reconciler: Reconciler, clock: Clock, refusal: ApiError, reason: str
 ) -> None:
-    store.refuses = {"Pod": refusal}
+    store.faults = {"create Pod": refusal}
     await reconciler.reconcile(KEY)
     again = await reconcile_until_believed(reconciler, clock)
     status = await status_of(store)
@@ -189,18 +145,18 @@ async def test_a_refusal_is_told_in_the_clusters_own_words(
     assert str(refusal)[:60] in stalled.message
 
 
-async def test_a_passing_403_does_not_stall_the_job(store: Recorded, reconciler: Reconciler, clock: Clock) -> None:
+async def test_a_passing_403_does_not_stall_the_job(store: FakeCluster, reconciler: Reconciler, clock: Clock) -> None:
     await reconciler.reconcile(KEY)
     before = await status_of(store)
-    store.refuses = {"Pod": Forbidden(403, "Forbidden", "not yet known to this API server")}
+    store.faults = {"create Pod": Forbidden(403, "Forbidden", "not yet known to this API server")}
     for seconds in (0, 4, 9):
         clock.now = NOON + timedelta(seconds=seconds)
         assert await reconciler.reconcile(KEY) == timedelta(seconds=10 - seconds)
     assert await status_of(store) == before
-    store.refuses = {}
+    store.faults = {}
     await reconciler.reconcile(KEY)
     # A later refusal starts again.
-    store.refuses = {"Pod": Forbidden(403, "Forbidden", "no")}
+    store.faults = {"create Pod": Forbidden(403, "Forbidden", "no")}
     await store.delete(
         PODS, "default", "digits-1-0-0", (await store.get(PODS, "default", "digits-1-0-0"))["metadata"]["uid"]
     )
@@ -209,25 +165,27 @@ async def test_a_passing_403_does_not_stall_the_job(store: Recorded, reconciler:
     assert (await status_of(store)).state == State.STARTING
 
 
-async def test_a_refusal_that_was_told_is_not_told_again(store: Recorded, reconciler: Reconciler, clock: Clock) -> None:
-    store.refuses = {"Pod": Forbidden(403, "Forbidden", "exceeded quota: tpu")}
+async def test_a_refusal_that_was_told_is_not_told_again(
+    store: FakeCluster, reconciler: Reconciler, clock: Clock
+) -> None:
+    store.faults = {"create Pod": Forbidden(403, "Forbidden", "exceeded quota: tpu")}
     await reconciler.reconcile(KEY)
     await reconcile_until_believed(reconciler, clock)
-    store.asked.clear()
+    store.requests.clear()
     await reconciler.reconcile(KEY)
-    assert "write status" not in store.asked
-    assert "create Event" not in store.asked
+    assert "update_status TPUTrainingJob" not in store.requests
+    assert "create Event" not in store.requests
 
 
-async def test_an_event_that_cannot_be_sent_stops_nothing(store: Recorded, reconciler: Reconciler) -> None:
-    store.refuses = {"Event": Forbidden(403, "Forbidden", "no events")}
+async def test_an_event_that_cannot_be_sent_stops_nothing(store: FakeCluster, reconciler: Reconciler) -> None:
+    store.faults = {"create Event": Forbidden(403, "Forbidden", "no events")}
     await reconciler.reconcile(KEY)
     assert (await status_of(store)).attempt == 1
 
 
-async def test_an_unavailable_cluster_is_left_to_the_queue(store: Recorded, reconciler: Reconciler) -> None:
+async def test_an_unavailable_cluster_is_left_to_the_queue(store: FakeCluster, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
-    store.refuses = {"Pod": Unavailable(503, "", "overloaded")}
+    store.faults = {"create Pod": Unavailable(503, "", "overloaded")}
     before = await status_of(store)
     with pytest.raises(Unavailable):
         await reconciler.reconcile(KEY)
@@ -236,27 +194,29 @@ async def test_an_unavailable_cluster_is_left_to_the_queue(store: Recorded, reco
 
 @pytest.mark.parametrize(("refused", "unanswered"), [("Service", "ConfigMap"), ("ConfigMap", "Service")])
 async def test_a_refusal_is_told_even_where_other_requests_went_unanswered(
-    store: Recorded, reconciler: Reconciler, clock: Clock, refused: str, unanswered: str
+    store: FakeCluster, reconciler: Reconciler, clock: Clock, refused: str, unanswered: str
 ) -> None:
     await reconciler.reconcile(KEY)
-    store.refuses = {
-        refused: Forbidden(403, "Forbidden", "exceeded quota"),
-        unanswered: Unavailable(503, "", "overloaded"),
+    store.faults = {
+        f"create {refused}": Forbidden(403, "Forbidden", "exceeded quota"),
+        f"create {unanswered}": Unavailable(503, "", "overloaded"),
     }
     await reconcile_until_believed(reconciler, clock)
     assert (await status_of(store)).state == State.BLOCKED
 
 
-async def test_a_worker_created_by_an_earlier_pass_is_not_a_conflict(store: Recorded, reconciler: Reconciler) -> None:
+async def test_a_worker_created_by_an_earlier_pass_is_not_a_conflict(
+    store: FakeCluster, reconciler: Reconciler
+) -> None:
     for _ in range(2):
         await reconciler.reconcile(KEY)
-    store.hides_pods = True
+    store.stale_lists["Pod"] = []
     await reconciler.reconcile(KEY)
     assert (await status_of(store)).state == State.STARTING
 
 
 async def test_a_blocked_job_does_not_tell_again_and_again_of_what_is_there(
-    store: Recorded, reconciler: Reconciler, clock: Clock, caplog: pytest.LogCaptureFixture
+    store: FakeCluster, reconciler: Reconciler, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = pod(0)
     del stranger["metadata"]["ownerReferences"]
@@ -272,7 +232,7 @@ async def test_a_blocked_job_does_not_tell_again_and_again_of_what_is_there(
 
 
 async def test_a_foreign_pod_with_the_name_of_a_worker_is_a_conflict(
-    store: Recorded, reconciler: Reconciler, snapshot: SnapshotAssertion
+    store: FakeCluster, reconciler: Reconciler, snapshot: SnapshotAssertion
 ) -> None:
     stranger = pod(2)
     del stranger["metadata"]["ownerReferences"]
@@ -287,28 +247,28 @@ async def test_a_foreign_pod_with_the_name_of_a_worker_is_a_conflict(
 
 
 async def test_a_job_that_changes_between_reading_and_writing_is_a_conflict(
-    store: Recorded, reconciler: Reconciler
+    store: FakeCluster, reconciler: Reconciler
 ) -> None:
     async def change() -> None:
         job = await store.get(JOBS, "default", "digits")
         await store.update_status({**job, "status": {"state": "Suspended"}})
 
-    store.while_listing = change
+    store.hooks["list Pod"] = change
     with pytest.raises(Conflict):
         await reconciler.reconcile(KEY)
 
 
-async def test_a_stage_ends_with_its_first_refusal(store: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stage_ends_with_its_first_refusal(store: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execution, "_SIDE_BY_SIDE", 1)
     reconciler = Reconciler(store, lambda: NOON)
     await reconciler.reconcile(KEY)
-    store.refuses["Pod"] = Forbidden(403, "Forbidden", "exceeded quota")
-    store.asked.clear()
+    store.faults["create Pod"] = Forbidden(403, "Forbidden", "exceeded quota")
+    store.requests.clear()
     await reconciler.reconcile(KEY)
-    assert store.asked.count("create Pod") == 1
+    assert store.requests.count("create Pod") == 1
 
 
-async def test_the_reconciler_knows_its_own_last_write(store: Recorded, reconciler: Reconciler) -> None:
+async def test_the_reconciler_knows_its_own_last_write(store: FakeCluster, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
     version = (await store.get(JOBS, "default", "digits"))["metadata"]["resourceVersion"]
     assert reconciler.wrote(KEY, version)
@@ -324,23 +284,23 @@ async def failing_passes(reconciler: Reconciler, count: int) -> None:
             await reconciler.reconcile(KEY)
 
 
-async def told(store: Recorded) -> str:
+async def told(store: FakeCluster) -> str:
     """The message of Reconciling if it says that passes fail. The job has begun its first attempt."""
     reconciling = find((await status_of(store)).conditions, ConditionType.RECONCILING)
     return reconciling.message if reconciling and reconciling.reason == "ProgressingWithRetry" else ""
 
 
 @pytest.mark.parametrize("kind", ["Service", "ConfigMap", "Pod"])
-async def test_a_409_that_never_ends_is_told(store: Recorded, reconciler: Reconciler, kind: str) -> None:
+async def test_a_409_that_never_ends_is_told(store: FakeCluster, reconciler: Reconciler, kind: str) -> None:
     """An admission webhook may deny with any code."""
     await reconciler.reconcile(KEY)
-    store.refuses = {kind: Conflict(409, "Conflict", "admission webhook denied the request")}
+    store.faults = {f"create {kind}": Conflict(409, "Conflict", "admission webhook denied the request")}
     await failing_passes(reconciler, 5)
     assert await told(store) == "", "a stale read looks the same"
     await failing_passes(reconciler, 7)
     assert "409: admission webhook" in await told(store)
     assert len(await events(store, "Retrying")) == 1
-    store.refuses = {}
+    store.faults = {}
     await reconciler.reconcile(KEY)
     assert await told(store) == ""
 
@@ -353,24 +313,26 @@ async def test_a_409_that_never_ends_is_told(store: Recorded, reconciler: Reconc
     ],
 )
 async def test_a_worker_that_cannot_be_deleted_is_told(
-    store: Recorded, reconciler: Reconciler, refusal: ApiError
+    store: FakeCluster, reconciler: Reconciler, refusal: ApiError
 ) -> None:
     await a_restart_is_due(store, reconciler)
-    store.refuses = {"delete Pod": refusal}
+    store.faults = {"delete Pod": refusal}
     await failing_passes(reconciler, 12)
     assert str(refusal) in await told(store)
     assert len(await events(store, "Retrying")) == 1
 
 
-async def test_a_worker_that_goes_before_it_is_deleted_is_not_an_error(store: Recorded, reconciler: Reconciler) -> None:
+async def test_a_worker_that_goes_before_it_is_deleted_is_not_an_error(
+    store: FakeCluster, reconciler: Reconciler
+) -> None:
     await a_restart_is_due(store, reconciler)
-    store.refuses = {"delete Pod": NotFound(404, "NotFound", "not found")}
+    store.faults = {"delete Pod": NotFound(404, "NotFound", "not found")}
     await reconciler.reconcile(KEY)
-    store.refuses = {}
+    store.faults = {}
     await reconciler.reconcile(KEY)
 
 
-async def a_restart_is_due(store: Recorded, reconciler: Reconciler) -> None:
+async def a_restart_is_due(store: FakeCluster, reconciler: Reconciler) -> None:
     for _ in range(2):
         await reconciler.reconcile(KEY)
     failed = await store.get(PODS, "default", "digits-1-0-2")
@@ -388,23 +350,23 @@ async def a_restart_is_due(store: Recorded, reconciler: Reconciler) -> None:
     ],
 )
 async def test_an_event_tells_once_that_no_status_can_be_written(
-    store: Recorded, reconciler: Reconciler, refusal: ApiError
+    store: FakeCluster, reconciler: Reconciler, refusal: ApiError
 ) -> None:
-    store.refuses = {"status": refusal}
+    store.faults = {"update_status TPUTrainingJob": refusal}
     await failing_passes(reconciler, 12)
     (event,) = await events(store, "Retrying")
     assert (event["type"], str(refusal) in event["note"]) == ("Warning", True)
 
 
 async def test_an_event_about_failing_passes_that_was_not_sent_is_sent_later(
-    store: Recorded, reconciler: Reconciler
+    store: FakeCluster, reconciler: Reconciler
 ) -> None:
-    store.refuses = {
-        "status": InvalidRequest(422, "Invalid", "status.attempt: Unsupported value"),
-        "Event": Unavailable(503, "", "overloaded"),
+    store.faults = {
+        "update_status TPUTrainingJob": InvalidRequest(422, "Invalid", "status.attempt: Unsupported value"),
+        "create Event": Unavailable(503, "", "overloaded"),
     }
     await failing_passes(reconciler, 4)
-    del store.refuses["Event"]
+    del store.faults["create Event"]
     await failing_passes(reconciler, 4)
     assert len(await events(store, "Retrying")) == 1
 
@@ -413,15 +375,15 @@ async def test_an_event_about_failing_passes_that_was_not_sent_is_sent_later(
 
 
 @pytest.fixture
-def isolating(store: Recorded, clock: Clock) -> Reconciler:
+def isolating(store: FakeCluster, clock: Clock) -> Reconciler:
     return Reconciler(store, clock, network_policy=WorkerNetworkPolicy())
 
 
-async def test_the_network_policy_is_created_before_the_workers(store: Recorded, isolating: Reconciler) -> None:
+async def test_the_network_policy_is_created_before_the_workers(store: FakeCluster, isolating: Reconciler) -> None:
     await isolating.reconcile(KEY)
-    store.asked.clear()
+    store.requests.clear()
     await isolating.reconcile(KEY)
-    created = [asked for asked in store.asked if asked.startswith("create")]
+    created = [asked for asked in store.requests if asked.startswith("create")]
     assert sorted(created[:3]) == ["create ConfigMap", "create NetworkPolicy", "create Service"]
     assert created[3:] == ["create Pod"] * 4
 
@@ -435,12 +397,12 @@ async def test_the_network_policy_is_created_before_the_workers(store: Recorded,
     ],
 )
 async def test_a_gang_trains_without_a_policy_that_the_cluster_keeps_refusing(
-    store: Recorded, isolating: Reconciler, clock: Clock, refusal: ApiError
+    store: FakeCluster, isolating: Reconciler, clock: Clock, refusal: ApiError
 ) -> None:
-    store.refuses = {"NetworkPolicy": refusal}
+    store.faults = {"create NetworkPolicy": refusal}
     await isolating.reconcile(KEY)
     await reconcile_until_believed(isolating, clock)
-    assert store.asked.count("create Pod") == 4
+    assert store.requests.count("create Pod") == 4
     assert (await status_of(store)).state == State.STARTING
     (event,) = await events(store, "NetworkPolicyMissing")
     assert (event["type"], str(refusal) in event["note"]) == ("Warning", True)
@@ -457,26 +419,26 @@ async def test_a_gang_trains_without_a_policy_that_the_cluster_keeps_refusing(
     ],
 )
 async def test_a_passing_error_does_not_cost_the_gang_its_policy(
-    store: Recorded, isolating: Reconciler, error: ApiError
+    store: FakeCluster, isolating: Reconciler, error: ApiError
 ) -> None:
     await isolating.reconcile(KEY)
-    store.refuses = {"NetworkPolicy": error}
+    store.faults = {"create NetworkPolicy": error}
     with suppress(Unavailable, Conflict):
         await isolating.reconcile(KEY)
-    assert "create Pod" not in store.asked
-    store.refuses = {}
+    assert "create Pod" not in store.requests
+    store.faults = {}
     await isolating.reconcile(KEY)
     assert await store.list(NETWORK_POLICIES, "default")
-    assert store.asked.count("create Pod") == 4
+    assert store.requests.count("create Pod") == 4
     assert await events(store, "NetworkPolicyMissing") == []
 
 
 async def test_a_refused_placeholder_is_told_as_what_it_was_for(
-    store: Recorded, clock: Clock, snapshot: SnapshotAssertion
+    store: FakeCluster, clock: Clock, snapshot: SnapshotAssertion
 ) -> None:
     meta = {"name": "digits-hold0-0-0", "namespace": "default"}
     asks = Plan((Batch((Create({"apiVersion": "v1", "kind": "Pod", "metadata": meta}, optional=True),)),))
-    store.refuses = {"Pod": InvalidRequest(422, "Invalid", "spec.priorityClassName: no such class")}
+    store.faults = {"create Pod": InvalidRequest(422, "Invalid", "spec.priorityClassName: no such class")}
     job = await store.get(JOBS, "default", "digits")
     assert await execution.PlanExecution(store, clock, None, KEY, job, execution.Memory()).carry_out(asks)
     (event,) = await events(store, "PlaceholderRefused")
@@ -484,14 +446,14 @@ async def test_a_refused_placeholder_is_told_as_what_it_was_for(
 
 
 async def test_a_refusal_of_the_policy_is_told_once_and_waited_for_once(
-    store: Recorded, isolating: Reconciler, clock: Clock
+    store: FakeCluster, isolating: Reconciler, clock: Clock
 ) -> None:
-    store.refuses = {kind: Forbidden(403, "Forbidden", "no rights") for kind in ("NetworkPolicy", "Pod")}
+    store.faults = {f"create {kind}": Forbidden(403, "Forbidden", "no rights") for kind in ("NetworkPolicy", "Pod")}
     await isolating.reconcile(KEY)
     for _ in range(4):
         await reconcile_until_believed(isolating, clock)
     assert len(await events(store, "NetworkPolicyMissing")) == 1
-    store.refuses = {"NetworkPolicy": store.refuses["NetworkPolicy"]}
+    del store.faults["create Pod"]
     await isolating.reconcile(KEY)
     assert len(await store.list(PODS, "default")) == 4
 
@@ -499,7 +461,7 @@ async def test_a_refusal_of_the_policy_is_told_once_and_waited_for_once(
 # What an earlier attempt has left.
 
 
-async def restarted(store: Recorded, isolating: Reconciler, clock: Clock) -> None:
+async def restarted(store: FakeCluster, isolating: Reconciler, clock: Clock) -> None:
     """The first attempt exists; the second one has begun, and its workers are about to be created."""
     for _ in range(2):
         await isolating.reconcile(KEY)
@@ -510,15 +472,15 @@ async def restarted(store: Recorded, isolating: Reconciler, clock: Clock) -> Non
     clock.now += timedelta(minutes=10) + (again or timedelta(0))
     for each in await store.list(PODS, "default"):
         await store.delete(PODS, "default", each["metadata"]["name"], each["metadata"]["uid"], grace_seconds=0)
-    store.asked.clear()
+    store.requests.clear()
 
 
 async def test_a_restart_looks_for_what_is_there_and_replaces_what_is_of_one_attempt(
-    store: Recorded, isolating: Reconciler, clock: Clock
+    store: FakeCluster, isolating: Reconciler, clock: Clock
 ) -> None:
     await restarted(store, isolating, clock)
     await isolating.reconcile(KEY)
-    asked = [each for each in store.asked[2:] if "Pod" not in each]
+    asked = [each for each in store.requests[2:] if "Pod" not in each]
     assert sorted(asked) == [
         "create ConfigMap",
         "delete ConfigMap",
@@ -529,7 +491,7 @@ async def test_a_restart_looks_for_what_is_there_and_replaces_what_is_of_one_att
 
 
 async def test_a_restart_creates_what_somebody_has_deleted_meanwhile(
-    store: Recorded, isolating: Reconciler, clock: Clock
+    store: FakeCluster, isolating: Reconciler, clock: Clock
 ) -> None:
     await restarted(store, isolating, clock)
     found = [await store.get(kind, "default", "digits") for kind in (SERVICES, NETWORK_POLICIES)]
@@ -539,7 +501,7 @@ async def test_a_restart_creates_what_somebody_has_deleted_meanwhile(
     assert [await store.get(kind, "default", "digits") for kind in (SERVICES, NETWORK_POLICIES)]
 
 
-async def events(store: Recorded, reason: str) -> list[Object]:
+async def events(store: FakeCluster, reason: str) -> list[Object]:
     return [event for event in await store.list(EVENTS, "default") if event["reason"] == reason]
 
 
@@ -547,7 +509,7 @@ async def events(store: Recorded, reason: str) -> list[Object]:
 
 
 async def test_what_a_users_program_said_stays_out_of_the_operators_log(
-    store: Recorded, reconciler: Reconciler, caplog: pytest.LogCaptureFixture
+    store: FakeCluster, reconciler: Reconciler, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
     for _ in range(2):

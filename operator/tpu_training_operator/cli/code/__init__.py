@@ -1,1 +1,1 @@
-"""The option `--code`: packs a folder and puts it where the workers find it."""
+"""The option `--code`, which packs a folder and puts it where the workers find it."""

@@ -20,7 +20,7 @@ _FIELD = "spec.trainer.entrypoint"
 
 
 def find_problem(trainer: Trainer, python_path: Sequence[Path]) -> Problem | None:
-    """The problem that would keep the workers from starting the job's code; None if there is none."""
+    """Returns the problem that would keep the workers from starting the job's code; None if there is none."""
     if trainer.command is not None:
         return _command_problem(trainer.command[0], python_path)
     if missing := _missing_package(trainer.backend):
@@ -41,7 +41,8 @@ def _command_problem(command: str, places: Sequence[Path]) -> Problem | None:
 
 
 def _missing_package(backend: Backend) -> Problem | None:
-    """`tpujob` brings the trainer, but not what it computes with, because most commands do without."""
+    """Returns a problem if torch or torch_xla is missing; `tpujob` does not install them, because most commands need
+    neither."""
     remedy = f"{sys.executable} does not have; install tpu-training-operator[trainer] there"
     if find_spec("torch") is None:
         return Problem("spec.trainer", f"the workers need torch, which {remedy}")
@@ -56,7 +57,7 @@ def _find_module(name: str, paths: list[str]) -> tuple[ModuleSpec | None, Proble
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for index, part in enumerate(parts):
-        # By its last part: to find a namespace package by its full name, Python would import its parent.
+        # Looked up by its last part: with the full name, Python would import the parent package.
         spec = _find_top_level(part, paths) if where is None else PathFinder.find_spec(part, where)
         if spec is None:
             return None, _no_module(".".join(parts[: index + 1]), part, where or paths)
@@ -65,7 +66,7 @@ def _find_module(name: str, paths: list[str]) -> tuple[ModuleSpec | None, Proble
 
 
 def _find_top_level(name: str, paths: list[str]) -> ModuleSpec | None:
-    """Looks where the workers look first, then where this Python looks; an editable install may have its own finder."""
+    """Looks where the workers look first, then with this Python's finders, of which an editable install may add one."""
     here = PathFinder.find_spec(name, paths)
     return here or next(filter(None, (finder.find_spec(name, None) for finder in sys.meta_path)), None)
 
@@ -79,7 +80,7 @@ def _no_module(full_name: str, part: str, where: list[str]) -> Problem:
 
 def _attribute_problem(module: str, attribute: str, source: Path) -> Problem | None:
     try:
-        # As bytes: Python detects the encoding.
+        # From bytes, so that Python detects the encoding.
         tree = ast.parse(source.read_bytes(), str(source))
     except SyntaxError as error:
         where = f" in line {error.lineno}" if error.lineno else ""
@@ -95,7 +96,7 @@ def _attribute_problem(module: str, attribute: str, source: Path) -> Problem | N
 
 
 def _top_level_names(tree: ast.Module) -> set[str] | None:
-    """The names that a module defines; None if only running it would tell."""
+    """Returns the names that a module defines; None if only running it would show them."""
     names: set[str] = set()
     for statement in tree.body:
         match statement:
@@ -112,6 +113,6 @@ def _top_level_names(tree: ast.Module) -> set[str] | None:
             case ast.Expr():
                 continue
             case _:
-                # Definitions inside an if, try or with.
+                # The statement may define names, as an if, try or with does.
                 return None
     return names

@@ -1,13 +1,13 @@
-"""What .gitignore and .tpujobignore files leave out, by git's rules (gitignore(5)).
+"""Applies .gitignore and .tpujobignore files by git's rules (gitignore(5)).
 
-Only the text of these files decides: unlike git, this does not know which ignored files are tracked all the same.
+Only the text of these files decides: unlike git, this does not know which ignored files are tracked.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# In the order in which they apply: the later one has the last word.
+# In the order in which they apply: the later file overrides.
 GIT_IGNORE, OUR_IGNORE = ".gitignore", ".tpujobignore"
 
 _STAR, _FOLDERS, _ALL = "[^/]*", "(?:.*/)?", ".*"
@@ -26,25 +26,26 @@ _CLASSES = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """`whole`: it matches paths from its file's directory on; otherwise names in any directory below. `names`: it says
-    which path it means, without wildcards."""
+    """One line of an ignore file. `is_anchored`: it matches paths below its file's directory; otherwise it matches
+    names in any directory below. `is_literal`: it has no wildcards."""
 
     matches: re.Pattern[str]
-    whole: bool
+    is_anchored: bool
     keeps: bool
     only_directories: bool
-    names: bool
+    is_literal: bool
 
     def applies(self, path: str, *, is_directory: bool) -> bool:
-        """`path`: from its file's directory on."""
+        """Whether the pattern matches `path`, which is relative to its file's directory."""
         if self.only_directories and not is_directory:
             return False
-        return self.matches.fullmatch(path if self.whole else path.rpartition("/")[2]) is not None
+        return self.matches.fullmatch(path if self.is_anchored else path.rpartition("/")[2]) is not None
 
 
 @dataclass(frozen=True)
 class IgnoreFile:
-    """`directory`: where it lies, with a slash at the end unless it is empty. `is_ours`: it is a .tpujobignore."""
+    """A parsed file. `directory`: where it is, with a slash at the end unless it is empty. `is_ours`: it is a
+    .tpujobignore."""
 
     directory: str
     patterns: tuple[Pattern, ...]
@@ -52,13 +53,13 @@ class IgnoreFile:
 
 
 def parse_ignore_file(directory: str, text: str, *, is_ours: bool = False) -> IgnoreFile:
-    found = (_pattern(line.removesuffix("\r")) for line in text.removeprefix("\ufeff").split("\n"))
-    return IgnoreFile(directory, tuple(pattern for pattern in found if pattern is not None), is_ours)
+    patterns = (_pattern(line.removesuffix("\r")) for line in text.removeprefix("\ufeff").split("\n"))
+    return IgnoreFile(directory, tuple(pattern for pattern in patterns if pattern is not None), is_ours)
 
 
 def is_ignored(files: Sequence[IgnoreFile], path: str, *, is_directory: bool) -> bool:
-    """Whether the path is left out, by the last pattern that matches it. `files`: those of all directories above it,
-    the topmost first. The caller does not look into directories that are left out."""
+    """Whether the last pattern that matches the path leaves it out. `files`: the ignore files of all directories above
+    it, the topmost first. The caller must not look into directories that are left out."""
     for file in reversed(files):
         below = path.removeprefix(file.directory)
         for pattern in reversed(file.patterns):
@@ -71,7 +72,8 @@ def is_asked_for(files: Sequence[IgnoreFile], path: str, *, is_directory: bool) 
     """Whether a .tpujobignore names the path in a line such as `!.env`."""
     ours = ((path.removeprefix(file.directory), pattern) for file in files if file.is_ours for pattern in file.patterns)
     return any(
-        pattern.keeps and pattern.names and pattern.applies(below, is_directory=is_directory) for below, pattern in ours
+        pattern.keeps and pattern.is_literal and pattern.applies(below, is_directory=is_directory)
+        for below, pattern in ours
     )
 
 
@@ -83,12 +85,12 @@ def _pattern(line: str) -> Pattern | None:
     text = text.removeprefix("!") if keeps else text
     only_directories = text.endswith("/")
     text = text.removesuffix("/")
-    whole = "/" in text
-    expression = _expression(text.removeprefix("/"), whole)
+    is_anchored = "/" in text
+    expression = _expression(text.removeprefix("/"), is_anchored)
     if not text or expression is None:
         return None
-    names = not _WILDCARDS & set(text)
-    return Pattern(re.compile(expression, re.DOTALL), whole, keeps, only_directories, names)
+    is_literal = not _WILDCARDS & set(text)
+    return Pattern(re.compile(expression, re.DOTALL), is_anchored, keeps, only_directories, is_literal)
 
 
 def _without_trailing_spaces(line: str) -> str:
@@ -98,8 +100,8 @@ def _without_trailing_spaces(line: str) -> str:
     return f"{stripped} " if backslashes % 2 and stripped != line else stripped
 
 
-def _expression(glob: str, whole: bool) -> str | None:
-    """As a regular expression; None if the pattern is one that matches nothing."""
+def _expression(glob: str, is_anchored: bool) -> str | None:
+    """Translates the pattern into a regular expression; None if it can match nothing."""
     parts: list[str] = []
     at = 0
     while at < len(glob):
@@ -107,7 +109,7 @@ def _expression(glob: str, whole: bool) -> str | None:
         if character == "*":
             end = at + len(glob[at:]) - len(glob[at:].lstrip("*"))
             alone = (at == 0 or glob[at - 1] == "/") and glob[end : end + 1] in ("", "/")
-            if whole and end - at > 1 and alone:
+            if is_anchored and end - at > 1 and alone:
                 across = _FOLDERS if glob[end : end + 1] else _ALL
                 parts += [] if across == _FOLDERS and parts[-1:] == [_FOLDERS] else [across]
                 at = end + 1
@@ -136,8 +138,9 @@ def _expression(glob: str, whole: bool) -> str | None:
 
 
 def _first_fits(parts: Sequence[str], wildcard: str, shortest: str, ends: Sequence[str]) -> list[str]:
-    """The parts of an expression; each wildcard that another one follows before one of `ends` takes the first place
-    that fits: the later one can have the rest. Trying all places would take forever for a dozen of them."""
+    """Returns the parts of the expression without backtracking into a wildcard that another one follows before one of
+    `ends`: such a wildcard takes the first match, and the later one takes the rest. With a dozen wildcards,
+    backtracking would not end."""
     fitted: list[str] = []
     at = 0
     while at < len(parts):
@@ -151,7 +154,7 @@ def _first_fits(parts: Sequence[str], wildcard: str, shortest: str, ends: Sequen
 
 
 def _bracket(glob: str, start: int) -> tuple[str | None, int]:
-    """The expression of `[...]`, and where it ends; None if it never does."""
+    """Returns the expression for `[...]`, and where it ends; None if the bracket never closes."""
     at = start + 1
     negated = glob[at : at + 1] in ("!", "^") and at < len(glob)
     at += negated

@@ -1,4 +1,4 @@
-"""`--code FOLDER` of `tpujob submit`, `run` and `compile-check`: a folder of code instead of the image's."""
+"""`--code FOLDER` of `tpujob submit`, `run` and `compile-check` replaces the image's code by a folder."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def code_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def module_paths(file: JobFile, code: Path | None) -> list[Path]:
-    """Where modules are found besides what is installed. As in a cluster, a job with code has no other place."""
+    """Returns where modules are found besides installed packages: for a job with code only there, as in a cluster."""
     if code is not None:
         return [code.resolve()]
     if file.job.spec.trainer.code is not None:
@@ -36,19 +36,19 @@ def module_paths(file: JobFile, code: Path | None) -> list[Path]:
 
 
 def code_problem(file: JobFile, code: Path | None, python_path: list[Path]) -> Problem | None:
-    """What keeps the code from being found on this machine."""
+    """Returns the problem that keeps the code from being found on this machine; None if there is none."""
     trainer = file.job.spec.trainer
     if code is not None or trainer.code is None:
         return find_problem(trainer, python_path)
     if trainer.code.secret is None:
-        # The worker that fetches it finds out what it holds.
+        # Only the worker that fetches the archive can look into it.
         return None
     return Problem("spec.trainer.code.uri", f"{trainer.code.uri} is in a cluster; here, add --code FOLDER")
 
 
 def code_warnings(file: JobFile, packed: PackedCode | None) -> list[str]:
-    """A warning if files look like secrets, and one if the entrypoint is not in the folder: perhaps an ignore file
-    leaves it out. And one for each file that takes the place of a module that the trainer needs."""
+    """Returns warnings about the packed code: files that look like secrets, files that replace a module that the
+    trainer needs, and an entrypoint that is not in the folder, perhaps because of an ignore file."""
     entrypoint = file.job.spec.trainer.entrypoint
     if packed is None:
         return []
@@ -78,15 +78,15 @@ def _shadowing_warnings(packed: PackedCode) -> Iterator[str]:
             continue
         if module in sys.stdlib_module_names:
             yield (
-                f"{name} has the name of a module of Python's own: torch and all others that import {module} get yours;"
+                f"{name} has the name of a standard module: torch and all others that import {module} would get yours;"
                 " rename it"
             )
         elif module in _OF_THE_TRAINER:
-            yield f"{name} has the name of a package that the trainer imports: it gets yours; rename it"
+            yield f"{name} has the name of a package that the trainer imports: it would get yours; rename it"
 
 
 def add_code(file: JobFile, packed: PackedCode, uri: str) -> JobFile:
-    """The job with its code. Raises BadInput."""
+    """Adds the code to the job. Raises BadInput."""
     file.body["spec"]["trainer"]["code"] = {"uri": uri, "sha256": packed.sha256}
     return check(file.path, file.body)
 

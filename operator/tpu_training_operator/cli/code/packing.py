@@ -1,6 +1,6 @@
-"""Packs a folder of code for `--code`: the same files give the same bytes, whoever packs them, when and where.
+"""Packs a folder of code for `--code`. The same files always give the same bytes.
 
-No file that a program may need is left out silently: what cannot be packed is an error that says what to do.
+No file that a program may need is left out silently: a file that cannot be packed is an error that says what to do.
 """
 
 import gzip
@@ -27,7 +27,7 @@ from tpu_training_operator.cli.code.ignore_files import (
 from tpu_training_operator.cli.code.secret_files import is_secret
 from tpu_training_operator.cli.common.errors import CommandError
 
-# Of no use on another machine.
+# Useless on another machine.
 _NEVER = {".git", ".hg", ".svn", "__pycache__"}
 _ENVIRONMENT = "pyvenv.cfg"
 _MOST_SHOWN = 5
@@ -41,8 +41,8 @@ class CannotPack(CommandError):
 
 @dataclass(frozen=True)
 class PackedCode:
-    """`sizes`: of the files by their names, in the archive's order. `secrets`: what was left out because it looks like
-    secrets."""
+    """A packed folder. `sizes`: file sizes by name, in the archive's order. `secrets`: names of files that were
+    left out because they look like secrets."""
 
     archive: bytes
     sizes: dict[str, int]
@@ -58,7 +58,7 @@ class PackedCode:
 
 
 def pack(folder: Path) -> PackedCode:
-    """Raises CannotPack, and OSError if a file cannot be read."""
+    """Packs the folder. Raises CannotPack, and OSError if a file cannot be read."""
     if not folder.is_dir():
         raise CannotPack(f"--code {folder}: {'not a folder' if folder.exists() else 'there is no such folder'}")
     sizes, total, problems, secrets = dict[str, int](), 0, dict[str, str](), list[str]()
@@ -74,29 +74,29 @@ def pack(folder: Path) -> PackedCode:
                 raise CannotPack(_too_large(folder, sizes, total))
     problems |= _links_to_omitted_files(folder, sizes)
     if problems:
-        said = [f"--code {folder}: {name!a} {problems[name]}; {_LEAVE_OUT}" for name in sorted(problems)]
-        more = len(said) - _MOST_SHOWN
-        raise CannotPack("\n".join([*said[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]))
+        lines = [f"--code {folder}: {name!a} {problems[name]}; {_LEAVE_OUT}" for name in sorted(problems)]
+        more = len(lines) - _MOST_SHOWN
+        raise CannotPack("\n".join([*lines[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])]))
     if not sizes:
         raise CannotPack(f"--code {folder}: it has no files, or ignore files leave out all of them")
     packed = _build_archive(folder, sorted(sizes), tuple(sorted(secrets)))
     if len(packed.archive) > LARGEST_CODE_ARCHIVE:
         raise CannotPack(
-            f"--code {folder}: packed it has {size_text(len(packed.archive))}, and at most"
-            f" {size_text(LARGEST_CODE_ARCHIVE)} are taken; {largest(packed.sizes)}"
+            f"--code {folder}: the archive has {size_text(len(packed.archive))}, and the limit is"
+            f" {size_text(LARGEST_CODE_ARCHIVE)}; {largest(packed.sizes)}"
         )
     return packed
 
 
 def size_text(size: int) -> str:
-    """12 bytes, 3.4 KiB, 5.6 MiB"""
+    """Returns for example: 12 bytes, 3.4 KiB, 5.6 MiB."""
     if size < 1024:
         return f"{size} bytes"
     return f"{size / 1024:.1f} KiB" if size < 1024**2 else f"{size / 1024**2:.1f} MiB"
 
 
 def largest(sizes: dict[str, int]) -> str:
-    """What somebody who has to make the folder smaller wants to know."""
+    """Names the largest files, for a user who has to make the folder smaller."""
     first = sorted(sizes, key=lambda name: (-sizes[name], name))[:_MOST_SHOWN]
     shown = ", ".join(f"{ascii(name)[1:-1]} {size_text(sizes[name])}" for name in first)
     return f"the largest files: {shown}; leave files out with lines in .gitignore or .tpujobignore"
@@ -136,7 +136,7 @@ def _build_archive(folder: Path, names: list[str], secrets: tuple[str, ...]) -> 
 
 
 def _problem(folder: Path, name: str) -> str | None:
-    """Why the file cannot be packed; None if it can."""
+    """Returns why the file cannot be packed; None if it can."""
     too_long = len(name) > _LONGEST_NAME or any(
         len(part.encode(errors="replace")) > _LONGEST_PART for part in name.split("/")
     )
@@ -155,7 +155,7 @@ def _problem(folder: Path, name: str) -> str | None:
 
 
 def _links_to_omitted_files(folder: Path, names: Collection[str]) -> dict[str, str]:
-    """Says by the link's name what is wrong with it. Packed as its target, it would bring back what was left out."""
+    """Returns a problem for each link whose target is left out, by its name. Packing the link would pack its target."""
     top = folder.resolve()
     targets = {name: (folder / name).resolve() for name in names if (folder / name).is_symlink()}
     return {
@@ -166,8 +166,8 @@ def _links_to_omitted_files(folder: Path, names: Collection[str]) -> dict[str, s
 
 
 def _files(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Everything below that is not a folder and not ignored, with names as in the archive, and whether it looks like a
-    secret; then it may also be a folder. Links are not followed."""
+    """Yields every file below that is not ignored, by its name in the archive, and whether it looks like a secret. A
+    folder that looks like a secret is yielded, too. Links are not followed."""
     root = _repository(folder)
     prefix = "" if root == folder.resolve() else f"{folder.resolve().relative_to(root).as_posix()}/"
     above = [_read(path, "") for path in _global_ignore_files(root) if path.is_file()]
@@ -180,13 +180,13 @@ def _files(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _walk(folder: Path, above_folder: str, rules_above: list[IgnoreFile]) -> Iterator[tuple[str, bool]]:
-    """`above_folder`: the folder's path in its repository, with a slash at the end unless it is empty."""
+    """Yields as `_files`. `above_folder`: the folder's path in its repository, with a slash at the end unless empty."""
     waiting = [(folder, above_folder, rules_above)]
     while waiting:
         directory, prefix, above = waiting.pop()
         rules = [*above, *_ignore_files(directory, prefix)]
-        with os.scandir(directory) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+        with os.scandir(directory) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
         for entry in entries:
             path, is_directory = prefix + entry.name, entry.is_dir(follow_symlinks=False)
             name = path.removeprefix(above_folder)
@@ -201,23 +201,23 @@ def _walk(folder: Path, above_folder: str, rules_above: list[IgnoreFile]) -> Ite
 
 
 def _global_ignore_files(root: Path) -> list[Path]:
-    """The user's own ignore file for all repositories."""
+    """Returns the path of the user's ignore file for all repositories."""
     if git := shutil.which("git"):
-        asked = subprocess.run(  # noqa: S603 - a question to git about its settings
+        answer = subprocess.run(  # noqa: S603 - a question to git about its settings
             [git, "config", "--type=path", "--get", "core.excludesFile"],
             cwd=root,
             capture_output=True,
             text=True,
             check=False,
         )
-        if asked.returncode == 0 and asked.stdout.strip():
-            return [root / asked.stdout.strip()]
+        if answer.returncode == 0 and answer.stdout.strip():
+            return [root / answer.stdout.strip()]
     settings = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return [Path(settings).expanduser() / "git" / "ignore"]
 
 
 def _repository(folder: Path) -> Path:
-    """The top of the folder's git repository, whose ignore files count; else the folder itself."""
+    """Returns the top of the folder's git repository, whose ignore files count; else the folder itself."""
     here = folder.resolve()
     return next((place for place in (here, *here.parents) if (place / ".git").exists()), here)
 

@@ -1,4 +1,4 @@
-"""Where packed code waits for the workers: a file in the job's bucket or on a shared volume, or a Secret."""
+"""Stores packed code for the workers: in the job's bucket, on a shared volume, or in a Secret."""
 
 import base64
 import os
@@ -15,7 +15,7 @@ from tpu_training_operator.cli.common.errors import CommandError
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
 
 IN_CLUSTER = "secret"
-# Enough of the hash that two archives of one job differ.
+# Enough digits of the hash to distinguish the archives of one job.
 _SHOWN_OF_HASH = 10
 
 
@@ -23,17 +23,17 @@ class NoPlace(CommandError):
     """The packed code cannot be put where workers would find it."""
 
 
-def place_of(packed: PackedCode, job: TPUTrainingJob, given: str | None) -> str:
-    """For `trainer.code.uri`. `given`: what --code-to says. By default the job's folder in a bucket, because it takes
-    any size; a directory of the workers' is not one of this machine's. Raises NoPlace for code that is too large for a
-    Secret."""
+def place_of(packed: PackedCode, job: TPUTrainingJob, code_to: str | None) -> str:
+    """Returns the value of `trainer.code.uri`. The default is the job's folder in a bucket, which takes any size, and
+    else a Secret; a directory of the workers may not exist on this machine. Raises NoPlace for code that is too large
+    for a Secret."""
     checkpoint = job.spec.checkpoint
-    if given is None and checkpoint is not None and checkpoint.uri.startswith("gs://"):
-        given = folder(job, checkpoint)
-    if given is not None and given != IN_CLUSTER:
-        if not given.startswith(("gs://", "/")):
-            raise NoPlace(f"--code-to {given}: expected gs://bucket/path, an absolute path, or {IN_CLUSTER}")
-        return f"{given.rstrip('/')}/code-{packed.sha256}.tar.gz"
+    if code_to is None and checkpoint is not None and checkpoint.uri.startswith("gs://"):
+        code_to = folder(job, checkpoint)
+    if code_to is not None and code_to != IN_CLUSTER:
+        if not code_to.startswith(("gs://", "/")):
+            raise NoPlace(f"--code-to {code_to}: expected gs://bucket/path, an absolute path, or {IN_CLUSTER}")
+        return f"{code_to.rstrip('/')}/code-{packed.sha256}.tar.gz"
     size = len(packed.archive)
     if size > LARGEST_SECRET:
         raise NoPlace(
@@ -57,15 +57,15 @@ def put(archive: bytes, uri: str) -> None:
             f" --code-to {IN_CLUSTER} for code of at most 1 MiB"
         ) from error
     except Exception as error:
-        # Each file system has errors of its own for denied access and lost connections.
-        said = (str(error).strip().splitlines() or [""])[-1]
-        raise NoPlace(f"{uri}: the code cannot be written there: {type(error).__name__}: {said}") from error
+        # Each file system raises its own errors for denied access and lost connections.
+        reason = (str(error).strip().splitlines() or [""])[-1]
+        raise NoPlace(f"{uri}: the code cannot be written there: {type(error).__name__}: {reason}") from error
 
 
 def _put_into_bucket(archive: bytes, uri: str) -> None:
     from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 
-    # An emulator takes no credentials; looking for Google's would take seconds.
+    # An emulator needs no credentials, and looking for Google's would take seconds.
     token = "anon" if os.environ.get("STORAGE_EMULATOR_HOST") else None
     files = GCSFileSystem(token=token, use_listings_cache=False, skip_instance_cache=True)
     files.pipe_file(uri.removeprefix("gs://"), archive)
@@ -79,12 +79,12 @@ def _put_into_directory(archive: bytes, path: Path) -> None:
         unfinished.write_bytes(archive)
         unfinished.replace(path)
     finally:
-        # Half an archive would keep a full disk full.
+        # After a failed write, half an archive would still fill the disk.
         unfinished.unlink(missing_ok=True)
 
 
 def secret(name: str, packed: PackedCode, job: dict[str, Any]) -> dict[str, Any]:
-    """`job`: as stored. The Secret is deleted with it. Unlike a ConfigMap, role `view` cannot read it."""
+    """Makes the Secret, which `job`, as stored, owns. Unlike a ConfigMap, it is not readable with role `view`."""
     metadata = job["metadata"]
     owner = {
         "apiVersion": constants.API_VERSION,

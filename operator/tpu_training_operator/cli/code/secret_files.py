@@ -1,8 +1,8 @@
-"""Files that hold secrets by their usual names. `--code` packs them only if `.tpujobignore` names them."""
+"""Recognises files that usually hold secrets. `--code` packs them only if `.tpujobignore` names them."""
 
 from tpu_training_operator.cli.code.ignore_files import is_ignored, parse_ignore_file
 
-# As in an ignore file. Matched in lower case.
+# Lines of an ignore file, matched in lower case.
 _USUAL = """
 .env
 .env.*

@@ -1,7 +1,7 @@
-"""`tpujob compile-check`: what the TPU's compiler says about a job's step, on a machine without a TPU.
+"""`tpujob compile-check` compiles a job's step with the TPU's compiler, on a machine without a TPU.
 
-The trainer traces and compiles in a process (`python -m tpu_trainer compile-check`); this prints its answer, and what
-follows from the peaks of the slice.
+The trainer traces and compiles in its own process (`python -m tpu_trainer compile-check`); this prints its answer and
+the bounds that follow from the peaks of the slice.
 """
 
 import json
@@ -37,7 +37,7 @@ _DOES_NOT_FIT = 1
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """What is asked about. `aloud`: what goes on is told on stderr."""
+    """A job to compile. `shows_progress`: whether progress is printed to stderr."""
 
     file: JobFile
     python_path: list[Path]
@@ -83,19 +83,19 @@ def compile_check(
         _check_job(request, largest=largest) if compare is None else _check_types(request, compare, largest=largest)
     )
     if output == "json":
-        documents = [as_json(one) for one in checked]
+        documents = [as_json(check) for check in checked]
         click.echo(json.dumps(documents[0] if compare is None else documents, indent=2))
     else:
         if compare is None:
             print_check(file, checked[0])
         else:
             print_comparison(file, checked)
-    if not all(one.all_fit for one in checked):
+    if not all(check.all_fit for check in checked):
         sys.exit(_DOES_NOT_FIT)
 
 
 def _unsupported_problem(file: JobFile) -> Problem | None:
-    """Why the job has no step that the trainer could compile; None if it has one."""
+    """Returns why the trainer cannot compile the job's step; None if it can."""
     trainer = file.job.spec.trainer
     if trainer.entrypoint is None:
         return Problem("spec.trainer.command", "the check traces the trainer's own loop; it cannot trace a command")
@@ -107,19 +107,19 @@ def _unsupported_problem(file: JobFile) -> Problem | None:
 
 
 def _check_job(request: CompileRequest, *, largest: bool) -> list[SliceCheck]:
-    """On its own slice and on its alternatives."""
-    own = _check_slice(request, request.file.resolution, largest=largest)
+    """Checks the job on its own slice and on its alternatives."""
+    preferred = _check_slice(request, request.file.resolution, largest=largest)
     elsewhere = other_programs(request.file.options[0], request.file.options)
     others = (_check_slice(request, option.resolution, largest=False) for option in elsewhere)
-    return [replace(own, others=tuple(others))]
+    return [replace(preferred, others=tuple(others))]
 
 
 def _check_types(request: CompileRequest, compare: str, *, largest: bool) -> list[SliceCheck]:
-    """On the accelerator types that `compare` lists."""
+    """Checks the job on the accelerator types that `compare` lists."""
     from tpu_training_operator.cli.plan.compare import columns
 
-    found = columns(request.file, [name.strip() for name in compare.split(",")], None)
-    return [_check_slice(request, column.resolution, largest=largest) for column in found]
+    slices = columns(request.file, [name.strip() for name in compare.split(",")], None)
+    return [_check_slice(request, column.resolution, largest=largest) for column in slices]
 
 
 def _check_slice(request: CompileRequest, resolution: Resolution, *, largest: bool) -> SliceCheck:
@@ -130,17 +130,17 @@ def _check_slice(request: CompileRequest, resolution: Resolution, *, largest: bo
     if "step" not in answer or generation is None:
         return SliceCheck(resolution, answer, None, None)
     step = answer["step"]
-    exchanged = [Exchanged(one["kind"], one["bytes"]) for one in step["collectives"]]
+    exchanged = [Exchanged(collective["kind"], collective["bytes"]) for collective in step["collectives"]]
     cost = StepCost(step["flops"], step["modelFlops"], step["traffic"], exchanged)
     bound = bound_of(cost, generation, answer["replicas"])
     return SliceCheck(resolution, answer, bound, cost_of(resolution, bound.seconds))
 
 
 def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> dict[str, Any]:
-    """The trainer's answer. Raises CommandError if it has none."""
+    """Returns the trainer's answer. Raises CommandError if there is none."""
     file, python_path = request.file, request.python_path
     job = TPUTrainingJob.model_validate(dict(file.job) | {"metadata": {**file.job.metadata, "uid": _UID}})
-    own = {one.name: one.value for one in job.spec.trainer.env or () if one.value is not None}
+    job_env = {variable.name: variable.value for variable in job.spec.trainer.env or () if variable.value is not None}
     paths = [*map(str, python_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory(prefix="tpujob-") as name:
         spec, written = Path(name) / "runspec.json", Path(name) / "answer.json"
@@ -150,11 +150,11 @@ def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> di
             [sys.executable, "-m", "tpu_trainer", "compile-check", *options],
             # A worker runs code in its folder.
             cwd=python_path[0] if len(python_path) == 1 else None,
-            env={**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, **job_env, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL,
-            # Each try of the search, which may take minutes.
+            # The search for the largest batch prints each try, which may take minutes.
             stdout=sys.stderr if request.shows_progress else subprocess.DEVNULL,
-            # The answer repeats what it says about a failure.
+            # The answer repeats the error.
             stderr=subprocess.DEVNULL,
             check=False,
         )

@@ -1,4 +1,4 @@
-"""The answer of `tpujob compile-check`, for people."""
+"""Prints the answer of `tpujob compile-check`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _LEAST_WIDE = 0.1
 _MOST_COLLECTIVES = 4
 _FINDINGS = {
     "HostRead": "reads a number off the device: the step waits for it, and is cut into two programs",
-    "DynamicShape": "has a result whose size depends on the data: every batch would be a program of its own",
+    "DynamicShape": "has a result whose size depends on the data: every batch would be another program",
     "Fallback": "has no TPU kernel in torch_xla: it runs on the host's CPU, and cuts the step in two",
     "DifferentPrograms": "two batches make two programs: each new one is compiled, which takes as long as the first",
 }
@@ -25,18 +25,18 @@ _FINDINGS = {
 
 @dataclass(frozen=True)
 class SliceCheck:
-    """The trainer's answer for one slice, and what follows from it; None where nothing was compiled."""
+    """The trainer's answer for one slice. `bound` and `cost` follow from it; None if nothing was compiled."""
 
     resolution: Resolution
     answer: Mapping[str, Any]
     bound: Bound | None
     cost: Cost | None
     others: tuple["SliceCheck", ...] = ()
-    """The same job on those alternatives whose steps are other programs."""
+    """The same job on the alternatives whose steps are other programs."""
 
     @property
     def all_fit(self) -> bool:
-        return all(one.answer["fits"] for one in (self, *self.others))
+        return all(check.answer["fits"] for check in (self, *self.others))
 
 
 def print_check(file: JobFile, checked: SliceCheck) -> None:
@@ -80,18 +80,18 @@ def print_comparison(file: JobFile, checked: Sequence[SliceCheck]) -> None:
     )
     for name in ("", "batch", "fits", "HBM", "steps/s", "examples/s", "bound by", "MFU", "hours", "chip-hours"):
         table.add_column(name, justify="left" if name in ("", "fits", "bound by") else "right")
-    for one in checked:
-        table.add_row(*_comparison_cells(one))
+    for check in checked:
+        table.add_row(*_comparison_cells(check))
     out = console(_PIPE_WIDTH)
     out.print(table)
     out.print(_method(checked[0].answer), soft_wrap=True)
 
 
-def _comparison_cells(one: SliceCheck) -> Iterator[str]:
-    answer, bound, cost = one.answer, one.bound, one.cost
+def _comparison_cells(check: SliceCheck) -> Iterator[str]:
+    answer, bound, cost = check.answer, check.bound, check.cost
     largest = answer.get("largestBatch")
     fits = {True: "yes", False: "no", None: "-"}[answer["fits"]]
-    yield str(one.resolution.layout)
+    yield str(check.resolution.layout)
     yield str(answer["batch"]["perReplica"])
     yield fits if largest is None else f"{fits}, {largest['fits']} does"
     memory = answer.get("memory", {})
@@ -100,7 +100,7 @@ def _comparison_cells(one: SliceCheck) -> Iterator[str]:
         yield from "-" * 6
         return
     yield f"{1 / bound.seconds:.3g}"
-    yield f"{one.resolution.recipe.batch.total / bound.seconds:.4g}"
+    yield f"{check.resolution.recipe.batch.total / bound.seconds:.4g}"
     yield bound.by
     yield f"{bound.utilisation:.0%}"
     yield f"{cost.hours:.3g}"
@@ -136,22 +136,22 @@ def _verdict(answer: Mapping[str, Any]) -> str | None:
 
 
 def _largest(answer: Mapping[str, Any]) -> str | None:
-    found = answer.get("largestBatch")
-    if found is None:
+    largest = answer.get("largestBatch")
+    if largest is None:
         return None
-    if not found["fits"]:
+    if not largest["fits"]:
         return "not even one example per replica fits"
-    refused = "no larger one was refused" if found["refused"] is None else f"{found['refused']} does not fit"
-    whole = found["fits"] * answer["replicas"] * answer["batch"].get("accumulation", 1)
-    return f"largest batch per replica that fits: {found['fits']} ({refused}); {whole} per slice and step"
+    refused = "no larger one was refused" if largest["refused"] is None else f"{largest['refused']} does not fit"
+    total = largest["fits"] * answer["replicas"] * answer["batch"].get("accumulation", 1)
+    return f"largest batch per replica that fits: {largest['fits']} ({refused}); {total} per slice and step"
 
 
 def _rows(checked: SliceCheck, bound: Bound) -> Iterator[tuple[str, str, str]]:
     memory, step = checked.answer["memory"], checked.answer["step"]
-    kept = memory["inPlace"]
-    yield "arguments", gib(memory["arguments"]), f"{gib(kept)} of them updated in place: weights, optimizer state"
+    in_place = memory["inPlace"]
+    yield "arguments", gib(memory["arguments"]), f"{gib(in_place)} of them updated in place: weights, optimizer state"
     yield "temporaries", gib(memory["temporaries"]), "activations, gradients"
-    yield "results", gib(memory["results"] - kept), "besides what is updated in place"
+    yield "results", gib(memory["results"] - in_place), "besides what is updated in place"
     yield "program", gib(memory["code"]), ""
     yield "batches ahead", gib(memory["batchesAhead"]), "prepared while the device works"
     model = f"{step['modelFlops'] / 1e12:.4g} by the shapes of the model's products"
@@ -173,20 +173,21 @@ def _rows(checked: SliceCheck, bound: Bound) -> Iterator[tuple[str, str, str]]:
         yield "training at best", f"{cost.hours:.3g} hours", steps
 
 
-def _collectives(found: Sequence[Mapping[str, Any]]) -> str:
-    said = [f"{one['kind']} of {_mb(one['bytes'])} after {one['after']:.0%}" for one in found[:_MOST_COLLECTIVES]]
-    more = len(found) - len(said)
+def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
+    texts = [f"{c['kind']} of {_mb(c['bytes'])} after {c['after']:.0%}" for c in collectives[:_MOST_COLLECTIVES]]
+    more = len(collectives) - len(texts)
     tail = f" and {more} more" if more else ""
-    return f"{', '.join(said)}{tail}; % of the matrix products before it" if said else ""
+    return f"{', '.join(texts)}{tail}; % of the matrix products before it" if texts else ""
 
 
 def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
     padding = answer.get("padding", {})
-    for one in padding.get("products", []):
-        computed = f"{one['name']} {one['shape']} is multiplied as {one['computed']}"
-        yield f"{computed}: {one['waste']:.0%} of it is padding; make features multiples of 128"
-    for one in padding.get("tensors", []):
-        yield f"{one['name']} {one['shape']} takes {_mb(one['padded'])} instead of {_mb(one['bytes'])}, by its tiles"
+    for product in padding.get("products", []):
+        computed = f"{product['name']} {product['shape']} is multiplied as {product['computed']}"
+        yield f"{computed}: {product['waste']:.0%} of it is padding; make features multiples of 128"
+    for tensor in padding.get("tensors", []):
+        sizes = f"{_mb(tensor['padded'])} instead of {_mb(tensor['bytes'])}"
+        yield f"{tensor['name']} {tensor['shape']} takes {sizes}, because of its tiles"
     step = answer.get("step")
     if step is not None and step["wideFlops"] > step["modelFlops"] * _LEAST_WIDE:
         share = step["wideFlops"] / step["modelFlops"]

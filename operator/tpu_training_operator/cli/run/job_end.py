@@ -1,6 +1,7 @@
-"""What the report page of a local run knows besides the history: how the job ended, and the log of who failed first.
+"""Reads what the report page of a local run shows besides the history: how the job ended, and the log of the
+first worker that failed.
 
-The history is written by one worker. It may have been killed before it could, and it does not see why a peer failed.
+One worker writes the history. It may be killed before it can, and it does not know why a peer failed.
 """
 
 import json
@@ -13,50 +14,50 @@ from typing import Any
 from tpu_training_operator.api.status import Failure, RungStatus
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
-from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, JobState, LogTail
+from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, JobResult, LogTail
 from tpu_training_operator.html_report.ladder import RungRow
 
 RESULT = "result.json"
 
 MOST_LINES = 40
-"""Of a log, before what the worker said last."""
+"""The most lines of a log that are shown before the worker's last words."""
 
 _MOST_BYTES = 1 << 16
-# The trainer's own last line of a log begins so.
+# The trainer's last words in a log begin like this.
 _LAST_WORDS = re.compile(rf"^({'|'.join(ENDINGS)}): ")
 
 
 def job_end(directory: Path) -> JobEnd | None:
-    """How the run in this directory ended; None if it has not, or if nobody knows."""
+    """Reads how the run in this directory ended; None if it has not ended, or if its result cannot be read."""
     try:
         result = json.loads((directory / RESULT).read_bytes())
-        state = JobState(result["state"])
-        last = Failure.read(result["failure"]) if state is JobState.FAILED and result["failure"] else None
-        # After a failure of an earlier attempt the job went on; something else has ended it.
+        state = JobResult(result["state"])
+        last = Failure.read(result["failure"]) if state is JobResult.FAILED and result["failure"] else None
+        # The job survived a failure of an earlier attempt; something else has ended it.
         failure = last if last is not None and last.attempt == result["attempts"] else None
         rungs = rungs_of(result.get("rungs"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if failure is None:
         return JobEnd(state, gist=str(result.get("message", "")), rungs=rungs)
-    # The directory may have been moved since, with all that is in it.
+    # The directory may have been moved since.
     log = directory / Path(result.get("logs", "")).name / failure.pod / "log.txt"
     words, before = _split_last_words(_read_end(log))
-    said = words or failure.message
+    message = words or failure.message
     return JobEnd(
         state,
         cause=failure.reason,
         where=_where(failure),
         gist=gist(failure),
-        # A worker that was killed has no last words; Kubernetes takes the end of its log for them.
-        message="" if not words and before and before[-1] in said else said,
+        # For a worker that was killed, the failure's message is the end of its log, which is shown below.
+        message="" if not words and before and before[-1] in message else message,
         log=LogTail(str(log.relative_to(directory)), before) if before else None,
         rungs=rungs,
     )
 
 
 def rungs_of(rungs: Any) -> tuple[RungRow, ...]:
-    """Of the job's ladder; `rungs`: as in its status."""
+    """Returns the rows of the job's ladder. `rungs`: as in its status."""
     return tuple(_rungs(rungs))
 
 
@@ -100,7 +101,7 @@ def _read_end(log: Path) -> list[str]:
 
 
 def _split_last_words(lines: Sequence[str]) -> tuple[str, list[str]]:
-    """What the trainer said last, and the lines before it."""
+    """Returns the trainer's last words, and the lines before them."""
     begin = max((index for index, line in enumerate(lines) if _LAST_WORDS.match(line)), default=len(lines))
     words = "\n".join(lines[begin:])
     before = list(lines[:begin])[-MOST_LINES:]

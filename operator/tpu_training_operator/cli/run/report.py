@@ -1,4 +1,4 @@
-"""`tpujob report`: the page about a training, made from the history that its trainer left behind."""
+"""`tpujob report` writes the page about a training, made from the history that the trainer wrote."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tpu_training_operator.local.run import RunOutcome
 
 PAGE = "report.html"
-# A trainer's has at most some MiB, however long the run.
+# The trainer keeps a history within a few MiB, however long the run.
 _LARGEST_HISTORY = 64 * 1024**2
 
 
@@ -58,7 +58,7 @@ async def _write_job_page(connection: Connection, name: str, place: str | None, 
     job = await find_job(connection, name)
     place = place or _report_uri(name, job)
     status = job.get("status") or {}
-    # The library that reads buckets has an event loop of its own.
+    # The library that reads buckets runs its own event loop.
     document = await asyncio.to_thread(read_history, place)
     write_page(
         document,
@@ -71,7 +71,7 @@ async def _write_job_page(connection: Connection, name: str, place: str | None, 
 
 
 def _report_uri(name: str, job: Mapping[str, Any]) -> str:
-    """Raises BadInput for a directory: the workers' is not this machine's, and whoever made the job chose the path."""
+    """Returns spec.report.uri. Raises BadInput for a directory: on the workers it is another than on this machine."""
     place = ((job.get("spec") or {}).get("report") or {}).get("uri")
     if place is None:
         raise BadInput(name, [Problem("spec.report.uri", "is not set, so the job leaves no report")])
@@ -86,30 +86,30 @@ def is_uri(place: str) -> bool:
 
 
 def read_history(place: str) -> bytes:
-    """Raises BadInput if there is none, or it cannot be read."""
+    """Reads the history in a bucket or a directory. Raises BadInput if there is none, or it cannot be read."""
     return _read_from_bucket(place) if is_uri(place) else _read_from_directory(Path(place))
 
 
 def write_page(
     document: bytes, place: str, output: Path, end: JobEnd | None = None, rungs: Sequence[RungRow] = ()
 ) -> None:
-    """Raises BadInput if the document, read from `place`, is not a history."""
+    """Writes the page to `output`. Raises BadInput if the document, read from `place`, is not a history."""
     try:
         page = render(parse_history(document), end, rungs)
     except UnreadableHistory as error:
         raise BadInput(f"{place.rstrip('/')}/{HISTORY}", [Problem("", str(error))]) from error
-    # A name that a trainer took from a file system may hold bytes that have no UTF-8 form.
+    # A file name in a history may hold bytes that are not UTF-8.
     output.write_text(page, encoding="utf-8", errors="replace")
 
 
 def run_history(file: "JobFile", outcome: "RunOutcome", directory: Path) -> tuple[bytes, str] | None:
-    """The file, and the place it is from. None if there is no page to make: a loop of the user's own need not leave a
-    history, and a job that never began has none."""
-    own, report = str(directory), file.job.spec.report
-    place = report.uri if report is not None and report.uri else own
+    """Returns the history of a local run and where it is from: the worker's own, or else one made of its reports. None
+    for a command that left none, and for a job that never began."""
+    default, report = str(directory), file.job.spec.report
+    place = report.uri if report is not None and report.uri else default
     try:
         document = read_history(place)
-        if place == own or _is_written_since(document, datetime.now(UTC) - timedelta(seconds=outcome.seconds)):
+        if place == default or _is_written_since(document, datetime.now(UTC) - timedelta(seconds=outcome.seconds)):
             return document, place
     except BadInput as error:
         if is_uri(place):
@@ -120,11 +120,11 @@ def run_history(file: "JobFile", outcome: "RunOutcome", directory: Path) -> tupl
 
 
 def lost_history(file: "JobFile", outcome: "RunOutcome") -> bytes:
-    """Of a run whose worker was killed before it could leave one: what the operator has heard."""
+    """Makes a history from the reports of a worker that was killed before it could write one."""
     status, losses = outcome.status, outcome.curves.losses
     number = max(1, status.attempt)
-    told = status.progress.step if status.progress else 0
-    attempt = {"number": number, "first": 0, "last": max(told, *losses, 0), "split": {}}
+    reported = status.progress.step if status.progress else 0
+    attempt = {"number": number, "first": 0, "last": max(reported, *losses, 0), "split": {}}
     points = [
         {"step": step, "count": 1, "mean": loss, "low": loss, "high": loss, "broken": int(loss is None)}
         for step, loss in losses.items()
@@ -139,8 +139,8 @@ def lost_history(file: "JobFile", outcome: "RunOutcome") -> bytes:
 
 
 def _is_written_since(document: bytes, begun: datetime) -> bool:
-    """Whether it was written since then: a place for reports may hold an earlier run's. An unreadable one is reported
-    when the page is made."""
+    """Whether the document was written since then: the place may still hold an earlier run's. An unreadable one counts:
+    the page's writer reports it."""
     try:
         return parse_history(document).written >= begun
     except UnreadableHistory:
@@ -172,9 +172,9 @@ def _read_from_bucket(uri: str) -> bytes:
     except FileNotFoundError as error:
         raise _missing_history(uri) from error
     except Exception as error:
-        # Each file system has errors of its own for denied access and lost connections.
-        said = (str(error).strip().splitlines() or [""])[-1]
-        raise BadInput(uri, [Problem("", f"cannot be read: {type(error).__name__}: {said}")]) from error
+        # Each file system raises its own errors for denied access and lost connections.
+        reason = (str(error).strip().splitlines() or [""])[-1]
+        raise BadInput(uri, [Problem("", f"cannot be read: {type(error).__name__}: {reason}")]) from error
 
 
 def _read_bounded(file: BinaryIO, place: str) -> bytes:

@@ -1,4 +1,4 @@
-"""`tpujob run`: train a job on this machine, hosts as processes."""
+"""`tpujob run` trains a job on this machine, with processes as hosts."""
 
 import asyncio
 import contextlib
@@ -91,9 +91,9 @@ def run(
     if problem is not None:
         raise BadInput(filename, [problem])
     packed = None if code is None else pack(code)
-    # The process id keeps apart two runs that start within one second.
+    # The process id distinguishes runs that start within one second.
     directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
-    # A run that was killed, or still runs, has no result yet.
+    # A run that was killed or still runs has pods but no result.
     if ((directory / RESULT).exists() or pods_below(directory).exists()) and not overwrite:
         raise click.UsageError(
             f"--output-dir {directory} holds another run: name another directory, or add --overwrite to replace it"
@@ -109,12 +109,12 @@ def run(
     print_summary(file, [*file.resolution.warnings, *_omitted_parts(file), *code_warnings(file, packed)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose, outages))
     result, page = directory / RESULT, directory / PAGE
-    # A full disk must not hide how the training ended.
+    # Even with a full disk, the user sees how the training ended.
     with _reporting_failures(result):
         result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
     with _reporting_failures(page):
-        if (found := run_history(file, outcome, directory)) is not None:
-            write_page(*found, page, job_end(directory))
+        if (history := run_history(file, outcome, directory)) is not None:
+            write_page(*history, page, job_end(directory))
     _print_end(file, outcome, directory, result)
     sys.exit(_INTERRUPTED if outcome.cancelled else 0 if outcome.status.state is State.SUCCEEDED else 1)
 
@@ -132,7 +132,7 @@ def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: 
 
 
 def _with_code(file: JobFile, packed: PackedCode, directory: Path) -> JobFile:
-    """Puts the code where the workers fetch, check and unpack it, as from a shared volume."""
+    """Puts the code into the run's directory, where the workers fetch it as from a shared volume."""
     uri = str(directory / f"code-{packed.sha256}.tar.gz")
     put(packed.archive, uri)
     return add_code(file, packed, uri)
@@ -151,7 +151,7 @@ def _reporting_failures(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         click.echo(f"{program_name()}: {path}: {(error.strerror or str(error)).lower()}", err=True)
-        # Half a file is worse than none.
+        # Half a file would be worse than none.
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
     except BadInput as error:
@@ -161,7 +161,7 @@ def _reporting_failures(path: Path) -> Iterator[None]:
 def _make_writable(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # An existing directory may belong to somebody else, and its disk may be read-only or full.
+        # An existing directory may belong to another user, and its disk may be read-only or full.
         with TemporaryFile(dir=directory) as file:
             file.write(b"x")
     except OSError as error:
@@ -170,8 +170,7 @@ def _make_writable(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    """Two runs at once in one directory would report each other's numbers. The lock ends with the process, however that
-    ends."""
+    """Locks the directory, because two runs in it would report each other's numbers. The lock ends with the process."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,8 +209,8 @@ async def _run(
             hosts = [host for pod in pods if (host := host_of(pod)) is not None]
             shown.show(job_view(job, hosts, datetime.now(UTC)))
 
-        def say_logs(*, whole: bool = False) -> None:
-            for pod, line in logs.new_lines(whole=whole):
+        def say_logs(*, with_last: bool = False) -> None:
+            for pod, line in logs.new_lines(with_last=with_last):
                 shown.say(f"{pod}: {plain(line)}")
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -220,7 +219,7 @@ async def _run(
             return await run_job(file.body, directory, python_path, show, interrupts, outages)
         finally:
             if verbose:
-                say_logs(whole=True)
+                say_logs(with_last=True)
             for number in (signal.SIGINT, signal.SIGTERM):
                 with contextlib.suppress(ValueError):
                     loop.remove_signal_handler(number)
@@ -233,7 +232,7 @@ def _suspension_problem(file: JobFile) -> Problem | None:
 
 
 def _memory_problem(file: JobFile) -> Problem | None:
-    """A command of the user's own may be of any size."""
+    """Returns a problem if the processes need more memory than is free; a command's need is not known."""
     trainer, free = file.job.spec.trainer, free_gb()
     layout = max((option.layout for option in file.options), key=lambda layout: layout.hosts)
     if trainer.entrypoint is None or free is None:
@@ -295,8 +294,8 @@ def _place(file: JobFile) -> str:
 
 
 def what_ended(status: Status) -> Iterator[str]:
-    """The failure of the last attempt, in lines. Without one, something else ended the job: a gate, a deadline, its
-    budget. The status then says what; a failure of an earlier attempt had nothing to do with it."""
+    """Yields the failure of the last attempt, in lines. Without one, a gate, a deadline or the budget ended the job,
+    and the lines are the status's message; an earlier attempt's failure is no reason."""
     failure, ready = status.last_failure, find(status.conditions, ConditionType.READY)
     if failure is not None and failure.attempt == status.attempt:
         after = "" if failure.step is None else f" after {count(failure.step, 'step')}"

@@ -1,8 +1,7 @@
-"""`tpujob submit`: creates a job on a cluster, and brings its code along.
+"""`tpujob submit` creates a job on a cluster, and its code.
 
-Code in a bucket is there before the job. A Secret comes after the job, because the job owns it; pods that are faster
-wait for it. So whatever ends this command between two steps, nothing stays behind that nobody deletes, and the same
-command does the rest.
+Code in a bucket is written before the job. A Secret is created after the job, which owns it; pods wait for it. So if
+this command is interrupted, nothing is left behind that is never deleted, and running it again does the rest.
 """
 
 import asyncio
@@ -25,13 +24,13 @@ from tpu_training_operator.kube.cluster import JOBS, SECRETS, Object, resource_o
 from tpu_training_operator.kube.errors import AlreadyExists, ApiError, InvalidRequest, NotFound, Unavailable
 
 _RIGHTS = f"get, create and delete {PLURAL}.{GROUP}; with --code also get, create and delete secrets"
-# Not the operator's name, which manages fields of the same objects.
+# Not the operator's field manager, which owns fields of the same objects.
 _WRITE = {"fieldManager": "tpujob", "fieldValidation": "Strict"}
 
 
 @dataclass(frozen=True)
 class _Request:
-    """`has_namespace`: the file names one. `code_to`: as given."""
+    """What to submit. `has_namespace`: whether the file names one. `code_to`: the option's value."""
 
     file: JobFile
     has_namespace: bool
@@ -100,13 +99,13 @@ async def _submit(connection: Connection, request: _Request) -> int:
     if packed is not None and code is not None and code.secret is not None:
         await _create_secret(connection, job, secret(code.secret, packed, job), is_new=is_new)
     name, namespace = file.job.name, file.job.namespace
-    click.echo(f"job {name} {'created' if is_new else 'is there already'} in namespace {namespace}")
+    click.echo(f"job {name} {'created' if is_new else 'already exists'} in namespace {namespace}")
     click.echo(f"follow it with: {program_name()} watch {name} -n {namespace}")
     return 0
 
 
 async def _create(connection: Connection, file: JobFile) -> tuple[Object, bool]:
-    """The job as stored, and whether it is new. One with the same spec was created by this command before."""
+    """Returns the job as stored, and whether it is new. A stored job with the same spec counts as created before."""
     namespace, name = file.job.namespace, file.job.name
     body = {key: value for key, value in file.body.items() if key != "status"}
     try:
@@ -135,8 +134,8 @@ def _is_same(there: Object, file: JobFile) -> bool:
 
 
 async def _create_secret(connection: Connection, job: Object, body: Object, *, is_new: bool) -> None:
-    """Creates the Secret `body`. If the cluster refuses, a job that has just been created goes again: it would wait
-    for its code forever, and perhaps hold a slice."""
+    """Creates the Secret `body`. If the cluster refuses it, deletes a job that was just created: it would wait for its
+    code forever, and perhaps hold a slice."""
     try:
         await _replace_secret(connection, body, job["metadata"]["uid"])
     except Unavailable as error:
@@ -145,12 +144,12 @@ async def _create_secret(connection: Connection, job: Object, body: Object, *, i
         if is_new:
             meta = job["metadata"]
             await connection.client.delete(JOBS, meta["namespace"], meta["name"], meta["uid"])
-        what = "the job was deleted again" if is_new else f"the {KIND} waits for it"
+        what = "so the job was removed" if is_new else f"the {KIND} waits for it"
         raise ClusterProblem(f"the cluster refuses the Secret with the code, {what}: {error}") from None
 
 
 async def _replace_secret(connection: Connection, body: Object, uid: str) -> None:
-    """Creates the Secret, if need be instead of one that an earlier job of this name has left behind."""
+    """Creates the Secret, and replaces one that an earlier job of this name left behind."""
     client, resource, meta = connection.client, resource_of(body), body["metadata"]
     path = SECRETS.path(meta["namespace"])
     try:

@@ -1,4 +1,4 @@
-"""Draws a job: in full, live on a terminal, or in a pipe as a line for every change."""
+"""Shows a job: in full, live on a terminal, or in a pipe as a line for every change."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ def print_report(view: JobView) -> None:
 def screen(
     title: str, style: str, rows: Iterable[tuple[str, Sequence[str], str]], note: str | None = None
 ) -> RenderableType:
-    """`rows`: a label, its lines and their style. `note`: a last line about the display itself."""
+    """Lays out the title and the rows. `rows`: a label, its lines and their style. `note`: a last line."""
     table = Table.grid(padding=(0, 1))
     table.add_column(width=_LABEL_WIDTH, style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -41,7 +41,7 @@ def screen(
 
 class Display(Protocol):
     def show(self, view: JobView, trouble: str | None = None) -> None:
-        """`trouble`: why the view may be out of date."""
+        """Shows the view. `trouble`: why it may be out of date."""
         ...
 
     def say(self, text: str) -> None: ...
@@ -49,7 +49,7 @@ class Display(Protocol):
 
 @contextmanager
 def display(out: Console) -> Iterator[Display]:
-    """The display that fits the console. A dumb terminal cannot draw again in place."""
+    """Yields the display that fits the console. A dumb terminal cannot redraw in place."""
     if not out.is_terminal or out.is_dumb_terminal:
         yield Lines()
         return
@@ -58,7 +58,7 @@ def display(out: Console) -> Iterator[Display]:
 
 
 class LiveTable:
-    """Drawn again in its place."""
+    """A table that is redrawn in place."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -73,7 +73,7 @@ class LiveTable:
 
 
 class Lines:
-    """The lines that differ from the last ones."""
+    """Prints the lines that differ from the last ones."""
 
     def __init__(self) -> None:
         self._last: list[str] = []

@@ -1,6 +1,6 @@
-"""A job of a cluster as facts: the status, the pods and the clock together, without any layout.
+"""Combines a job's status, its pods and the clock into facts, without any layout.
 
-An older or newer operator may have written the status, so whatever is missing or unknown is left out.
+An older or newer operator may have written the status, so fields that are missing or unknown are left out.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,12 +25,14 @@ from tpu_training_operator.domain.plan.common.restart_budget import Budget, budg
 
 @dataclass(frozen=True)
 class JobView:
-    """`state_word`: the state as written, which this version may not know; empty before the first status.
+    """The facts about a job at one moment.
 
-    `hosts`: None until the job is resolved. `budgets`: one for each class, in the API's order; empty if the spec cannot
-    be read. `window`: how long a restart counts. `goodput`: includes the current activity's seconds up to `now`, and
-    those of the chips that the workers held when the status was written. `prices`: None if the user gave none.
-    `manager`: who runs the job instead of this cluster's operator; empty if that does.
+    `state_word`: the state as written, which this version may not know; empty before the first status.
+
+    `hosts`: None until the job is resolved. `budgets`: one for each failure class, in the API's order; empty if the
+    spec cannot be read. `window`: how long a restart counts. `goodput`: includes the current activity up to `now`, for
+    the chips that the workers held when the status was written. `prices`: None if the user gave none. `manager`: the
+    controller that runs the job; empty if it is this cluster's operator.
     """
 
     name: str
@@ -64,7 +66,7 @@ class JobView:
 
     @property
     def has_failed(self) -> bool:
-        """The job ended without success. An invalid spec ends it, too, because a spec cannot be changed."""
+        """Whether the job ended without success. An invalid spec ends it, too."""
         return is_true(self.status.conditions, ConditionType.FAILED) or self.state is State.INVALID
 
     @property
@@ -73,13 +75,13 @@ class JobView:
 
     @property
     def life(self) -> int:
-        """Seconds since the job was created, at most until it ended: the sum of the goodput's parts."""
+        """Seconds from the job's creation to now or to its end: the sum of the goodput's parts."""
         end = parse_time(self.goodput.since) if self.goodput else self.now
         return int((end - self.created).total_seconds())
 
     @property
     def slice(self) -> str:
-        """2 x v5litepod-16"""
+        """The slice as text, such as 2 x v5litepod-16."""
         resolved = self.status.resolved
         if resolved is None:
             return ""
@@ -94,11 +96,11 @@ class JobView:
 
 
 def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> JobView:
-    """`hosts` may include pods of other owners and of earlier attempts."""
+    """Reads the job's facts. `hosts` may include pods of other owners and of earlier attempts."""
     metadata, spec = job["metadata"], job["spec"]
     status, restart = Status.read(job.get("status")), _restart(spec)
     resolved, goodput = status.resolved, status.goodput
-    ours = [host for host in hosts if host.owner == metadata["uid"]]
+    own_hosts = [host for host in hosts if host.owner == metadata["uid"]]
     return JobView(
         name=metadata["name"],
         namespace=metadata["namespace"],
@@ -110,7 +112,9 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         status=status,
         state_word=str((job.get("status") or {}).get("state") or ""),
         message=_message(status),
-        hosts=summarize_hosts(ours, status.attempt, resolved.slices, resolved.hosts_per_slice) if resolved else None,
+        hosts=summarize_hosts(own_hosts, status.attempt, resolved.slices, resolved.hosts_per_slice)
+        if resolved
+        else None,
         window=span(restart.window_seconds) if restart else "",
         budgets=tuple(budget(restart, status.restarts, kind, now) for kind in FailureClass) if restart else (),
         goodput=goodput and accounts.charge(goodput, now, goodput.activity),
@@ -119,7 +123,7 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
 
 
 def _message(status: Status) -> str:
-    """The last decision; before it, the error that keeps the operator from the next one."""
+    """Returns the last decision, after the error that keeps the operator from the next one, if there is one."""
     ready, reconciling = (find(status.conditions, kind) for kind in (ConditionType.READY, ConditionType.RECONCILING))
     decided = ready.message if ready else ""
     if reconciling is None or reconciling.reason != Reason.PROGRESSING_WITH_RETRY:

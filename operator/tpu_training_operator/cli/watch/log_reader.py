@@ -1,6 +1,6 @@
 """Reads the logs of a job's workers, over broken connections and over restarts of the gang.
 
-Lines are printed as they come. All that is kept of a log is where the reader is in it, and the line it is reading.
+Lines are printed as they come. The reader remembers only its position in a log and an unfinished line.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tpu_training_operator.kube.informer import Informer
 # A longer line is printed in parts of this many bytes.
 _LONGEST_LINE = 2**20
 _TRIES = 5
-# Then the pod is looked at, and its log opened again.
+# After so long without output the reader looks at the pod and opens the log again.
 _SILENT_SECONDS = 30.0
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
@@ -36,7 +36,7 @@ class NoLog(Exception):
 
 @dataclass(frozen=True)
 class JobNow:
-    """What decides whose log comes next: which job this is (`uid`), and how far it is."""
+    """The parts of a job that decide whose log comes next."""
 
     uid: str
     status: Status
@@ -52,40 +52,40 @@ class JobNow:
 
 
 class LogLines:
-    """The lines of one log, each once, however often its stream breaks off. Every line comes after its time.
+    """Returns each line of a log once, however often its stream breaks. In the stream, every line follows its time.
 
     After a break the log is read again from `since`. The API server takes that time in whole seconds, so some lines
-    come twice: earlier lines are recognised by their time, lines with the newest time by their number.
+    come twice: earlier lines are recognised by their time, and lines with the newest time by their count.
     """
 
     def __init__(self, *, show_times: bool = False) -> None:
         self._show_times = show_times
         # The time of the newest line, and how many lines of that time were returned.
         self._newest, self._returned = b"", 0
-        # How many lines of that time a stream opened after a break has repeated.
+        # The same values at the last break, and how many lines of that time the new stream has repeated.
         self._known, self._repeated = (b"", 0), 0
         self._rest = b""
-        # The time of the line that `rest` continues, once a first part of it was returned.
+        # The time of the line that `_rest` continues, if the first part of that line was returned.
         self._time: bytes | None = None
 
     @property
     def since(self) -> str | None:
-        """The time to read from; None before the first line."""
+        """The time from which to read; None before the first line."""
         return self._newest.decode() or None
 
     def reopened(self) -> None:
-        """What follows begins with a whole line, at `since`."""
+        """Prepares for a new stream, which begins with a complete line at `since`."""
         self._known, self._repeated = (self._newest, self._returned), 0
         self._rest, self._time = b"", None
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The new lines that this piece of the stream completes."""
+        """Returns the new lines that this piece of the stream completes."""
         *ended, rest = (self._rest + piece).split(b"\n")
         new = [line for text in ended for line in self._parts(text, is_whole=True)]
         return new + list(self._parts(rest, is_whole=False))
 
     def end(self) -> list[bytes]:
-        """The last line, if it has no newline."""
+        """Returns the last line if it has no newline."""
         return list(self._parts(self._rest, is_whole=True)) if self._rest else []
 
     def _parts(self, text: bytes, *, is_whole: bool) -> Iterator[bytes]:
@@ -103,7 +103,7 @@ class LogLines:
             self._time, _, text = text.partition(b" ") if _is_time(text[:20]) else (b"", b"", text)
         time = self._time
         if not time:
-            # The kubelet's own words, for example that the log was rotated away.
+            # A message of the kubelet's, for example that the log was rotated.
             return text
         known, returned = self._known
         if time == known:
@@ -119,16 +119,16 @@ def _is_time(text: bytes) -> bool:
 
 
 def _order(time: bytes) -> tuple[bytes, bytes]:
-    """By the fraction's digits, which may be any number, and without the zone behind them."""
+    """Returns a key that sorts times: the fraction may have any number of digits, and the zone is ignored."""
     fraction = time[20:]
     return time[:19], fraction[: len(fraction) - len(fraction.lstrip(b"0123456789"))]
 
 
 class LogReader:
-    """The logs of one job, as it was when it was read.
+    """Reads the logs of one job, identified by its uid.
 
-    `write` receives the next lines of a worker, without their newlines; `say` what is to be said about the logs.
-    `tail`: at most this many old lines of each log.
+    `write` receives the next lines of a worker, without newlines; `say` receives messages about the reading itself.
+    `tail`: at most this many earlier lines of each log.
     """
 
     def __init__(
@@ -153,23 +153,23 @@ class LogReader:
         selection = Selection(JOBS, key.namespace, fields={"metadata.name": key.name})
         self._jobs = Informer[JobNow](client, selection, JobNow.of, updated=self._look)
         self._changed = asyncio.Event()
-        self._waits_told: set[int] = set()
+        self._announced_waits: set[int] = set()
 
     async def show(self, workers: Sequence[WorkerId]) -> None:
-        """What the workers have written so far, one worker after the other. Raises NoLog or ApiError."""
+        """Writes the logs as they are now, one worker after the other. Raises NoLog or ApiError."""
         for worker in workers:
             await self._log(worker, follow=False)
 
     async def follow(self, workers: Sequence[WorkerId], *, further_attempts: bool) -> None:
-        """What the workers write until the job ends; with `further_attempts` also what their successors write.
+        """Writes the logs until the job ends; with `further_attempts`, also those of later attempts.
 
         Raises ApiError if the job or a log may not be read.
         """
         await _race(self._jobs.run(), self._follow_attempts(workers, further_attempts))
 
     def _look(self) -> None:
-        found = self._jobs.replica.get((self._key.namespace, self._key.name))
-        self._now = found if found is not None and found.uid == self._uid else None
+        job = self._jobs.replica.get((self._key.namespace, self._key.name))
+        self._now = job if job is not None and job.uid == self._uid else None
         self._changed.set()
 
     async def _follow_attempts(self, workers: Sequence[WorkerId], further_attempts: bool) -> None:
@@ -182,7 +182,7 @@ class LogReader:
             workers = [WorkerId(attempt, worker.slice, worker.host) for worker in workers]
 
     async def _attempt_after(self, attempt: int) -> int | None:
-        """The next attempt, as soon as it begins; None if the job ends instead."""
+        """Waits for the next attempt and returns it; None if the job ends instead."""
         while self._now is not None:
             if self._now.status.attempt > attempt:
                 return self._now.status.attempt
@@ -194,16 +194,16 @@ class LogReader:
         return None
 
     def _is_left_behind(self, attempt: int) -> bool:
-        """No worker of this attempt will start any more."""
+        """Whether no worker of this attempt can start any longer."""
         return self._now is None or self._now.has_finished or self._now.status.attempt > attempt
 
     async def _log(self, worker: WorkerId, *, follow: bool) -> None:
-        """The worker's whole log, however often its stream breaks off."""
+        """Writes the worker's whole log, however often its stream breaks."""
         lines = LogLines(show_times=self._show_times)
         fruitless = 0
         while True:
             before = lines.since
-            # Asked before the log is opened: only then does the end of the log mean the end of the worker.
+            # Asked before the log is opened: only then is the end of the stream the end of the log.
             is_last_read = not follow or await self._has_ended(worker)
             try:
                 await self._read(worker, lines, follow=follow)
@@ -234,7 +234,7 @@ class LogReader:
         elif self._tail is not None:
             query["tailLines"] = str(self._tail)
         path = f"{PODS.path(self._key.namespace)}/{self._pod(worker)}/log"
-        # Closed here: when the event loop ends and closes what is left, the connection is gone already.
+        # Closed here, because the event loop would close it only after the connection is gone.
         async with aclosing(self._client.stream(path, query, silent_seconds=_SILENT_SECONDS)) as pieces:
             async for piece in pieces:
                 self._pass_on(worker, lines.feed(piece))
@@ -251,8 +251,8 @@ class LogReader:
         return pod.has_ended or bool(pod.termination)
 
     def _say_waiting(self, worker: WorkerId, error: Exception) -> None:
-        if worker.attempt not in self._waits_told:
-            self._waits_told.add(worker.attempt)
+        if worker.attempt not in self._announced_waits:
+            self._announced_waits.add(worker.attempt)
             self._say(f"waiting for {self._pod(worker)}: {error}")
 
     def _pod(self, worker: WorkerId) -> str:
@@ -260,13 +260,13 @@ class LogReader:
 
 
 async def _race(*work: Coroutine[Any, Any, None]) -> None:
-    """Ends all when the first one ends, and raises its error as it is."""
+    """Cancels all when the first one ends, and raises its error unchanged."""
     await _run(work, asyncio.FIRST_COMPLETED)
 
 
 async def _run(work: Iterable[Coroutine[Any, Any, None]], until: str = asyncio.FIRST_EXCEPTION) -> None:
-    """Runs all of it; an error ends the rest, and is raised as it is."""
-    tasks = [asyncio.create_task(one) for one in work]
+    """Runs all coroutines; the first error cancels the rest and is raised unchanged."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=until)
         for task in done:

@@ -1,4 +1,4 @@
-"""`tpujob logs NAME`: what the workers write; of one host, of several, or of the one that failed."""
+"""`tpujob logs NAME` prints the logs of one host, of several, or of the worker that failed."""
 
 import sys
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tpu_training_operator.domain.failures.messages import failed_when, failed_w
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.kube.cluster import JobKey
 
-# Following a log takes a connection, here and from the API server to the node.
+# Each followed log takes a connection here, and one from the API server to the node.
 MOST_FOLLOWED = 100
 
 
@@ -24,14 +24,14 @@ _ENTRY_CHECK = WorkerId(0, 0, 0)
 
 
 class NothingToShow(ClusterProblem):
-    """The job exists, the log does not: exit status 1."""
+    """The job exists, but the log does not: exit status 1."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True)
 class LogSelection:
-    """Whose logs, as given by the options."""
+    """The workers whose logs the options ask for."""
 
     hosts: tuple[int, ...] = ()
     slice: int | None = None
@@ -101,8 +101,8 @@ async def _print_logs(
 def _printer(*, places: bool) -> Write:
     """Prints lines to stdout; with `places`, each after `[slice/host]`.
 
-    A terminal obeys control characters, and a log is a stranger's text, so a terminal gets it without them. A pipe or a
-    file gets the bytes that the container wrote.
+    A terminal obeys control characters, and logs are not trusted, so a terminal gets them without such characters. A
+    pipe or a file gets the bytes that the container wrote.
     """
     out, is_terminal = sys.stdout.buffer, sys.stdout.isatty()
 
@@ -164,7 +164,7 @@ def _range(noun: str, number: int) -> str:
 
 
 def _print_failure(job: JobNow, workers: list[WorkerId], error: NoLog, name: str) -> None:
-    """What the status says of a worker whose log was deleted with its pod."""
+    """Prints what the status says about a worker whose log was deleted with its pod."""
     failure = job.status.last_failure
     if failure is None:
         raise NothingToShow(str(error))

@@ -1,4 +1,4 @@
-"""A job in words: one list of sections. `tpujob status` prints all of it, `tpujob watch` the brief part."""
+"""Describes a job in sections: `tpujob status` prints the full lines, `tpujob watch` the brief ones."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _MOST_GROUPS = 4
 _MOST_NAMES = 4
 _MOST_NODES = 8
 _BAR = 30
-# A worker reports every ten seconds, also while a step takes long.
+# A worker reports every ten seconds, even during a long step.
 _STALE_SECONDS = 60
 
 
@@ -37,8 +37,8 @@ class Section:
 
 
 def sections(view: JobView, command: str) -> list[Section]:
-    """What the job does and why, what failed, where the time went, what to do. `command`: how `tpujob` was called."""
-    found = [
+    """Returns the sections that have any lines. `command`: how `tpujob` was called."""
+    every_section = [
         _manager_section(view),
         _why(view),
         _next(view),
@@ -55,7 +55,7 @@ def sections(view: JobView, command: str) -> list[Section]:
         *_chips(view),
         _full_only("to do", advice(view, command), "bold"),
     ]
-    return [section for section in found if section.full or section.brief]
+    return [section for section in every_section if section.full or section.brief]
 
 
 def headline(view: JobView) -> str:
@@ -78,7 +78,7 @@ def state_style(view: JobView) -> str:
 
 
 def plain_lines(view: JobView) -> list[str]:
-    """All that changes except clocks: printing the lines that differ from the last ones gives a log of the job."""
+    """Returns the lines that change with the job, without clocks: printing each new line gives a log of the job."""
     parts = [headline(view)]
     if hosts := _visible_hosts(view):
         parts += [f"{hosts.ready + hosts.finished}/{hosts.total} hosts", *map(_group, hosts.others[:1])]
@@ -107,20 +107,20 @@ def _full_only(label: str, lines: Iterable[str], style: str = "") -> Section:
 
 
 def _why(view: JobView) -> Section:
-    """The operator's message. Live, the states of a healthy job need none."""
+    """Shows the operator's message. The live display omits it for a healthy job."""
     lines = tuple(view.message.splitlines())
     needs_none = view.state in (State.RUNNING, State.SUCCEEDED)
     return Section("why", lines, () if needs_none else lines[:1], state_style(view))
 
 
 def _compiled_section(view: JobView) -> Section:
-    """What the entry check's pod has found out about the step."""
+    """Shows what the entry check has found about the compiled step."""
     found = find(view.status.conditions, ConditionType.STEP_FITS)
     return _full_only("compiled", [] if found is None else [found.message])
 
 
 def _manager_section(view: JobView) -> Section:
-    """Who else runs the job. The pods, if there are any, are in another cluster."""
+    """Names another controller that runs the job. Its pods, if any, are in another cluster."""
     if not view.manager:
         return _full_only("managed by", ())
     if view.manager == MULTIKUEUE:
@@ -131,18 +131,18 @@ def _manager_section(view: JobView) -> Section:
 
 
 def move_lines(placement: Placement | None, now: datetime) -> Iterator[str]:
-    """A line for each move that the status has kept, the newest last; none for a job that never moved."""
+    """Yields a line for each move in the status, the newest last, then the chip-hours on each slice."""
     if placement is None or not placement.moves:
         return
     for move in placement.moves:
         yield f"{ago(parse_time(move.at), now)}: {move_words(move)}"
-    spent = [f"{name} {hours(seconds)}" for name, seconds in placement.chip_seconds.items()]
-    if spent:
-        yield f"chip-hours: {', '.join(spent)}"
+    by_slice = [f"{name} {hours(seconds)}" for name, seconds in placement.chip_seconds.items()]
+    if by_slice:
+        yield f"chip-hours: {', '.join(by_slice)}"
 
 
 def move_words(move: Move) -> str:
-    """v6e-16 to v5p-32 at step 120: 4 placeholders hold the nodes of v5p-32; ..."""
+    """Returns for example: v6e-16 to v5p-32 at step 120: 4 placeholders hold the nodes of v5p-32; ..."""
     before, after = move.from_slice or f"slice {move.from_}", move.to_slice or f"slice {move.to}"
     step = f" at step {move.step}" if move.step else ""
     return f"{before} to {after}{step}: {move.why}"
@@ -169,7 +169,7 @@ def _spec(view: JobView) -> list[Section]:
 
 def _visible_hosts(view: JobView) -> Hosts | None:
     without = (State.QUEUED, State.SUSPENDED, State.SUCCEEDED, State.FAILED, State.INVALID)
-    # The entry check, which comes before the first attempt, has no hosts; another cluster's pods cannot be seen here.
+    # The entry check, before the first attempt, has no hosts, and pods in another cluster are not visible here.
     return None if view.state in without or not view.status.attempt or view.manager else view.hosts
 
 
@@ -187,13 +187,13 @@ def _hosts(view: JobView) -> Section:
 
 
 def _group(group: HostGroup) -> str:
-    """Names the nodes only if there are few: then they may be the cause."""
+    """Describes hosts in one state. Names their nodes only if they are few, because then a node may be the cause."""
     nodes = f" on {', '.join(group.nodes)}" if 0 < len(group.nodes) <= _MOST_NAMES else ""
     return f"{group_words(group)} ({several(group.places, _MOST_NAMES)}{nodes})"
 
 
 def _progress(view: JobView) -> list[Section]:
-    """What was reported last. Speed and silence matter only while the job runs."""
+    """Shows the last report. Its age matters only while the job runs."""
     progress = view.status.progress
     if progress is None:
         waits = "nothing reported yet" if view.has_own_loop else "nothing reported yet: the hosts import torch and meet"
@@ -219,13 +219,13 @@ def _phase(phase: ReportPhase) -> str:
 
 
 def best_checkpoint(progress: Progress) -> str:
-    """For example: val_loss 0.12 at step 240, step-00000240-5f0c1234-1. Empty without checkpoint.keepBest."""
+    """Returns for example: val_loss 0.12 at step 240, step-00000240-5f0c1234-1; "" without checkpoint.keepBest."""
     best = progress.best_checkpoint
     return f"{best.metric} {best.value} at step {best.step}, {best.name}" if best else ""
 
 
 def _metrics(progress: Progress) -> list[str]:
-    """Of the last evaluation, and what the task logs."""
+    """Returns the metrics of the last evaluation and the values that the task logs."""
     return [f"{name} {value}" for name, value in progress.metrics.items()]
 
 
@@ -248,13 +248,13 @@ def _report_age(view: JobView, progress: Progress) -> Section:
 
 def _failures(view: JobView) -> list[Section]:
     first, last = view.status.first_failure, view.status.last_failure
-    found = []
+    failures = []
     if last is not None:
         brief = (f"{_failure_line(last)}, {ago(parse_time(last.time), view.now)}", gist(last))
-        found.append(Section("failure", _failure_in_full(last, view), brief))
+        failures.append(Section("failure", _failure_in_full(last, view), brief))
     if first is not None and first != last:
-        found.append(_full_only("first one", _failure_in_full(first, view)))
-    return found
+        failures.append(_full_only("first one", _failure_in_full(first, view)))
+    return failures
 
 
 def _failure_line(failure: Failure) -> str:
@@ -294,7 +294,7 @@ def _nodes(view: JobView) -> list[Section]:
 
 
 def _time(view: JobView) -> Section:
-    """The parts add up to the job's life."""
+    """Shows where the time went; the parts add up to the job's life."""
     goodput = view.goodput
     if goodput is None:
         return _always("time", [])
@@ -313,7 +313,7 @@ def _time(view: JobView) -> Section:
 
 
 def _time_parts(goodput: Goodput) -> dict[str, tuple[Activity | None, int]]:
-    """Where the time went, in seconds, in the order in which a job spends it."""
+    """Returns the seconds of each activity, in the order in which a job spends them."""
     return {
         "queue": (Activity.QUEUE, goodput.queue_seconds),
         "start": (Activity.START, goodput.start_seconds),
@@ -326,7 +326,7 @@ def _time_parts(goodput: Goodput) -> dict[str, tuple[Activity | None, int]]:
 
 
 def _chips(view: JobView) -> list[Section]:
-    """Chip-hours: used, allowed, expected; what the chips did; what that costs."""
+    """Shows the chip-hours used, allowed and expected, what the chips did, and the cost."""
     spent, usage = view.goodput.chip_seconds if view.goodput else None, view.status.usage
     if spent is None:
         return []
@@ -381,7 +381,7 @@ _AFTER_A_RESTART = {
 
 
 def advice(view: JobView, command: str) -> list[str]:
-    """What the user should do next, in sentences; docs/failures.md has the long form."""
+    """Returns what the user should do next, in sentences; docs/failures.md has the details."""
     job = f"{view.name} -n {view.namespace}"
     match view.state:
         case None if view.manager and not view.state_word:
@@ -425,12 +425,12 @@ def _after_the_end(view: JobView, log: str) -> list[str]:
     if _is_over_budget(view, ConditionType.FAILED):
         return [
             "Its chip-hours were used up. A new job of the same name and checkpoint.uri continues from the newest"
-            " checkpoint, with a budget of its own."
+            " checkpoint, with its own budget."
         ]
     failed, failure = find(view.status.conditions, ConditionType.FAILED), view.status.last_failure
     if failed is not None and failed.reason == Reason.DEADLINE_EXCEEDED:
         return [
-            "Its time was over. A new job with a longer spec.runPolicy.activeDeadlineSeconds continues from the newest"
+            "It ran out of time. A new job with a longer spec.runPolicy.activeDeadlineSeconds continues from the newest"
             " checkpoint."
         ]
     if failed is not None and failed.reason == Reason.GATE_FAILED:
@@ -449,7 +449,7 @@ def _about(failure: Failure | None, words: dict[FailureClass, str]) -> list[str]
 
 
 def _without_node(view: JobView) -> Sequence[str]:
-    """For a gang that waits for nodes: the scheduler knows why."""
+    """Returns how to ask the scheduler why a gang still waits for nodes."""
     waits = view.goodput is not None and view.goodput.activity is Activity.QUEUE
     without = [group.workers[0] for group in view.hosts.others if group.is_unscheduled] if view.hosts and waits else []
     if not without:

@@ -1,4 +1,4 @@
-"""`tpujob status`: the jobs of a cluster as a table; one job in full, in words."""
+"""`tpujob status` lists the jobs of a cluster, or shows one job in full."""
 
 import json
 from dataclasses import replace
@@ -79,7 +79,7 @@ async def _list(connection: Connection, namespace: str | None, output: str) -> i
 
 
 def table_row(view: JobView) -> tuple[str, ...]:
-    """The cells under HEADER."""
+    """Returns the cells under HEADER."""
     progress, resolved = view.status.progress, view.status.resolved
     left = progress.estimated_remaining_seconds if progress and not view.is_over else None
     return (
@@ -115,7 +115,7 @@ def _entry(view: JobView) -> dict[str, Any]:
 
 
 def as_json(view: JobView, raw_status: dict[str, Any]) -> dict[str, Any]:
-    """The status as the operator wrote it, and what is computed here from the status, the pods and the clock."""
+    """Returns the status as the operator wrote it, and what follows from it, the pods and the clock."""
     hosts, goodput = view.hosts, view.goodput
     return {
         "name": view.name,

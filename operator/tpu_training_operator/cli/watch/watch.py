@@ -1,4 +1,4 @@
-"""`tpujob watch NAME`: a job of a cluster, live: a table on a terminal, a line for every change elsewhere."""
+"""`tpujob watch NAME` follows a job live: as a table on a terminal, elsewhere as a line for every change."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
 from tpu_training_operator.kube.informer import Informer
 
 _TICK_SECONDS = 1.0
-# Events that arrive together are shown together: a gang of thousands starts with as many of them.
+# Events that arrive together are shown together: the start of a large gang brings thousands.
 _SETTLE_SECONDS = 0.1
 _FAILED = 1
 
@@ -66,7 +66,7 @@ async def _until_over(connection: Connection, name: str, uid: str, shown: Displa
 
 @dataclass(frozen=True)
 class WatchedJob:
-    """`job`: None if there is no job of that name. `trouble`: why this may be out of date."""
+    """A job and its pods at one moment. `job`: None if it does not exist. `trouble`: why this may be out of date."""
 
     job: Object | None
     hosts: list[Host]
@@ -76,7 +76,7 @@ class WatchedJob:
 async def watch_job(
     client: Client, key: JobKey, tick_seconds: float = _TICK_SECONDS
 ) -> AsyncGenerator[WatchedJob, None]:
-    """The job and its pods now, after every change, and after `tick_seconds` without one, because clocks move on.
+    """Yields the job and its pods now, after every change, and after `tick_seconds` without one.
 
     Raises ApiError if the first list fails.
     """
