@@ -115,8 +115,8 @@ def _why(view: JobView) -> Section:
 
 def _compiled_section(view: JobView) -> Section:
     """Shows what the entry check has found about the compiled step."""
-    found = find(view.status.conditions, ConditionType.STEP_FITS)
-    return _full_only("compiled", [] if found is None else [found.message])
+    condition = find(view.status.conditions, ConditionType.STEP_FITS)
+    return _full_only("compiled", [] if condition is None else [condition.message])
 
 
 def _manager_section(view: JobView) -> Section:
@@ -417,8 +417,8 @@ def advice(view: JobView, command: str) -> list[str]:
 
 
 def _is_over_budget(view: JobView, kind: ConditionType) -> bool:
-    found = find(view.status.conditions, kind)
-    return found is not None and found.is_true and found.reason == Reason.BUDGET_EXCEEDED
+    condition = find(view.status.conditions, kind)
+    return condition is not None and condition.is_true and condition.reason == Reason.BUDGET_EXCEEDED
 
 
 def _after_the_end(view: JobView, log: str) -> list[str]:

@@ -32,10 +32,9 @@ from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
 from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
 from tpu_training_operator.domain.plan.common.slice_record import find_strays
-from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import carry_out, move
 from tpu_training_operator.domain.plan.placement.search import next_slice
-from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
+from tpu_training_operator.domain.plan.plan import Batch, Batches, Freshness, Plan
 from tpu_training_operator.domain.plan.queue.queueing import read_placement
 from tpu_training_operator.domain.plan.restarts.restart import fail_or_restart, release
 from tpu_training_operator.domain.plan.restarts.start_deadline import (

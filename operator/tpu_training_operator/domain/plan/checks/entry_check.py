@@ -31,8 +31,7 @@ from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, describe_stuck, is_stuck, look_again
-from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Plan
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Freshness, Plan
 
 _CHECKED = ConditionType.ENTRY_CHECK_PASSED
 # How a cluster refuses the pod for good.
