@@ -12,7 +12,7 @@ from tpu_training_operator.api.words import count, duration
 from tpu_training_operator.cli.common.terminal import ago, several
 from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.watch.job_view import JobView
-from tpu_training_operator.domain.cluster_state.hosts import Group, Hosts, group_words
+from tpu_training_operator.domain.cluster_state.hosts import HostGroup, Hosts, group_words
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
 from tpu_training_operator.domain.plan.common.restart_budget import Budget
@@ -186,7 +186,7 @@ def _hosts(view: JobView) -> Section:
     return _always("hosts", lines, "yellow" if len(lines) > 1 else "")
 
 
-def _group(group: Group) -> str:
+def _group(group: HostGroup) -> str:
     """Describes hosts in one state. Names their nodes only if they are few, because then a node may be the cause."""
     nodes = f" on {', '.join(group.nodes)}" if 0 < len(group.nodes) <= _MOST_NAMES else ""
     return f"{group_words(group)} ({several(group.places, _MOST_NAMES)}{nodes})"
