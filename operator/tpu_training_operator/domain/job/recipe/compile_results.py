@@ -22,7 +22,7 @@ UNFINISHED = "Unfinished"
 _TROUBLES = {
     NOT_THERE: "the image cannot compile it",
     UNFINISHED: "the pod ended while it was compiled",
-    "TooSlow": "it was not read_compile_result in time",
+    "TooSlow": "it was not compiled in time",
     "Ended": "compiling ended without an answer",
     "UnknownSlice": "the image's libtpu does not know the slice",
 }
@@ -70,7 +70,7 @@ def _too_large(words: Mapping[str, Any]) -> str:
         text += f"; {int(largest)} fit" + (f" ({int(refused)} do not)" if refused else "")
     elif largest == 0:
         text += "; not even one fits"
-    return f"{text}; read_compile_result, not run"
+    return f"{text}; compiled, not run"
 
 
 def _fitting(words: Mapping[str, Any], layout: SliceLayout) -> Iterator[str]:
