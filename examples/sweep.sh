@@ -37,7 +37,7 @@ metadata:
 spec:
   recipe:
     seed: $seed
-    optimizer: {learningRate: \"$rate\"}
+    optimizer: {learningRate: $rate}
 " | kubectl apply --filename -
 }
 

@@ -159,7 +159,7 @@ def counts(requests: Iterable[Request]) -> dict[str, dict[str, int]]:
 @dataclass(frozen=True)
 class Cost:
     """What one or more attempts took of the API server. `other_writes`: the operator's, besides the pods' creation
-    and events, for which nobody waits. `endpoint_writes`: by anybody."""
+    and events, for which nobody waits. `endpoint_writes`: by anyone."""
 
     creates: int
     other_writes: int

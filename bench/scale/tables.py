@@ -39,7 +39,7 @@ def _compared(rounds: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
 def requests_table(rounds: Sequence[Mapping[str, Any]]) -> str:
     """What one attempt costs the API server; the largest number of all rounds counts."""
     columns = ["creates", "other_writes", "events", "reads", "endpoint_writes"]
-    head = ["what", "pods created", "other writes", "events", "reads", "endpoint writes by anybody", "CPU per host, ms"]
+    head = ["what", "pods created", "other writes", "events", "reads", "endpoint writes by anyone", "CPU per host, ms"]
     rows = [head]
     for jobs, hosts in dict.fromkeys((each["jobs"], each["hosts"]) for each in rounds):
         same = [each[OPERATOR] for each in rounds if (each["jobs"], each["hosts"]) == (jobs, hosts)]

@@ -19,7 +19,7 @@ from tpu_trainer.reporting import report
 from tpu_training_operator.api import constants, status
 from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.api.words import number_text
-from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.shared import config_map
@@ -65,7 +65,7 @@ def meant(best: Best) -> status.BestCheckpoint:
 
 @given(reports)
 def test_every_part_of_a_report_arrives(sent: report.ProgressReport) -> None:
-    assert payload.read_progress(report.operator_body(sent), SENDER, NOW) == Report(
+    assert payload.read_progress(report.operator_body(sent), SENDER, NOW) == WorkerReport(
         attempt=ATTEMPT,
         pod_uid="4d5f",
         received=NOW,

@@ -22,7 +22,7 @@ from tests.controlplane.bound_tokens import AUDIENCE, claims, token, with_claims
 from tests.controlplane.operator_process import ACCOUNT, grant
 from tests.controlplane.test_kubernetes_cluster import credentials_of
 from tests.unit.tls_probe import LOOPBACK, trusting
-from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.job.naming import WorkerId, worker_labels
 from tpu_training_operator.kube.client import Client, connect
 from tpu_training_operator.kube.cluster import JobKey, Object
@@ -133,7 +133,7 @@ class Space:
         ):
             return response.status, await response.json()
 
-    def report(self, job: str = "digits") -> Report:
+    def report(self, job: str = "digits") -> WorkerReport:
         report = self.inboxes.of(JobKey(self.namespace, job)).report
         assert report is not None
         return report

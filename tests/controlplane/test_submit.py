@@ -91,7 +91,7 @@ def a_submission_that_was_cut_off_is_finished_by_the_same_command(desk: Desk) ->
     space.kubectl("delete", "secret", kept["metadata"]["name"])
     for _ in range(2):
         done = desk.submit()
-        assert (done.returncode, "job digits is there already" in done.stdout) == (0, True), done.stderr
+        assert (done.returncode, "job digits already exists" in done.stdout) == (0, True), done.stderr
     assert space.job()["metadata"]["uid"] == job["metadata"]["uid"]
     assert [one["data"] for one in secrets_of(space)] == [kept["data"]]
 

@@ -46,9 +46,9 @@ def test_a_sweep_is_one_job_for_each_rate_and_seed_and_one_table(space: Namespac
         ["NAME", "STATE", "RATE", "SEED", "LOSS", "ACCURACY"],
         ["digits-lr-0-02-seed-0", "<none>", "0.02", "0", "<none>", "<none>"],
         ["digits-lr-0-02-seed-7", "<none>", "0.02", "7", "<none>", "<none>"],
-        ["digits-lr-1e-3-seed-0", "<none>", "1e-3", "0", "<none>", "<none>"],
-        ["digits-lr-1e-3-seed-7", "<none>", "1e-3", "7", "<none>", "<none>"],
+        ["digits-lr-1e-3-seed-0", "<none>", "0.001", "0", "<none>", "<none>"],
+        ["digits-lr-1e-3-seed-7", "<none>", "0.001", "7", "<none>", "<none>"],
     ]
     job = space.job("digits-lr-1e-3-seed-7")
     assert job["metadata"]["labels"] == {"sweep": "digits"}
-    assert job["spec"]["recipe"]["optimizer"]["momentum"] == "0.9"
+    assert job["spec"]["recipe"]["optimizer"]["momentum"] == 0.9

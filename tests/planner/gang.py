@@ -33,7 +33,7 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.job.naming import WorkerId, is_placeholder
 from tpu_training_operator.domain.plan.common.pod_cleanup import is_on_lost_node
-from tpu_training_operator.domain.plan.freshness import Freshness
+from tpu_training_operator.domain.plan.plan import Freshness
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Conflict
 

@@ -9,7 +9,7 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import KEY
 from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.domain.cluster_state.observed import format_time
-from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.runtime.inbox import Inboxes
 
@@ -213,7 +213,7 @@ def report(
     assert inboxes is not None, "nobody listens"
     if (pod := reporter(cluster)) is not None:
         uid, attempt = pod["metadata"]["uid"], cluster.status.attempt
-        inboxes.put(KEY, Report(attempt, uid, cluster.now, phase, step, **fields))
+        inboxes.put(KEY, WorkerReport(attempt, uid, cluster.now, phase, step, **fields))
 
 
 def reporter(cluster: ModelCluster) -> Object | None:

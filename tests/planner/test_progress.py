@@ -16,7 +16,7 @@ from tests.unit.pods import at, time_at
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, BestCheckpoint, Progress, ReportPhase, State, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time
-from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.plan.common.progress import apply_report, carry_over
 from tpu_training_operator.domain.plan.plan import Plan
 
@@ -249,7 +249,7 @@ def test_reports_count_again_at_once_when_the_clock_was_set_back() -> None:
 # Properties of reports.
 
 _report = st.builds(
-    Report,
+    WorkerReport,
     attempt=st.integers(1, 2),
     pod_uid=st.just("uid"),
     received=st.integers(-100, 100).map(at),
@@ -260,7 +260,7 @@ _report = st.builds(
 
 
 @given(st.lists(_report, max_size=20))
-def test_no_order_of_reports_takes_anything_back(said: list[Report]) -> None:
+def test_no_order_of_reports_takes_anything_back(said: list[WorkerReport]) -> None:
     status = Status(attempt=1)
     for report in said:
         before, status = status.progress, apply_report(status, report, 300, at(10**6))

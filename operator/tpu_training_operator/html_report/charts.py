@@ -146,9 +146,13 @@ def rate_chart(measured: Measurements) -> Element | None:
 def norm_chart(measured: Measurements) -> Element | None:
     """Draws the norm of the gradients before clipping; None if fewer than two values are known."""
     points = [
-        _point(each.step, each.gradient_norm, f"{_step_range(each.step, each.steps)}: {number(each.gradient_norm)}")
-        for each in _stretch_columns(measured, SMALL_COLUMNS)
-        if each.gradient_norm is not None and drawable(each.gradient_norm)
+        _point(
+            stretch.step,
+            stretch.gradient_norm,
+            f"{_step_range(stretch.step, stretch.steps)}: {number(stretch.gradient_norm)}",
+        )
+        for stretch in _stretch_columns(measured, SMALL_COLUMNS)
+        if stretch.gradient_norm is not None and drawable(stretch.gradient_norm)
     ]
     if len(points) < 2:
         return None
@@ -189,13 +193,13 @@ def _column_groups(points: Sequence[P], limit: int = COLUMNS) -> list[Sequence[P
 
 
 def _merge_losses(group: Sequence[LossSpan]) -> LossSpan:
-    steps, broken = sum(each.count for each in group), sum(each.broken for each in group)
-    finite = [each for each in group if each.mean is not None and each.low is not None and each.high is not None]
+    steps, broken = sum(point.count for point in group), sum(point.broken for point in group)
+    finite = [point for point in group if point.mean is not None and point.low is not None and point.high is not None]
     if not finite:
         return LossSpan(step=group[-1].step, count=steps, mean=None, low=None, high=None, broken=broken)
     # Each term is divided first: the sum of losses near the largest float would overflow.
-    mean = math.fsum((each.mean or 0.0) * ((each.count - each.broken) / (steps - broken)) for each in finite)
-    low, high = min(each.low or 0.0 for each in finite), max(each.high or 0.0 for each in finite)
+    mean = math.fsum((point.mean or 0.0) * ((point.count - point.broken) / (steps - broken)) for point in finite)
+    low, high = min(point.low or 0.0 for point in finite), max(point.high or 0.0 for point in finite)
     return LossSpan(step=group[-1].step, count=steps, mean=min(max(mean, low), high), low=low, high=high, broken=broken)
 
 
@@ -203,9 +207,9 @@ def _stretch_columns(measured: Measurements, limit: int = COLUMNS) -> list[Stret
     return [
         Stretch(
             step=group[-1].step,
-            steps=sum(each.steps for each in group),
-            seconds=sum(each.seconds for each in group),
-            split={"evaluate": sum(each.split.get("evaluate", 0.0) for each in group)},
+            steps=sum(stretch.steps for stretch in group),
+            seconds=sum(stretch.seconds for stretch in group),
+            split={"evaluate": sum(stretch.split.get("evaluate", 0.0) for stretch in group)},
             learning_rate=group[-1].learning_rate,
             gradient_norm=_mean_norm(group),
         )
@@ -214,7 +218,7 @@ def _stretch_columns(measured: Measurements, limit: int = COLUMNS) -> list[Stret
 
 
 def _mean_norm(group: Sequence[Stretch]) -> float | None:
-    known = [(each.gradient_norm, each.steps) for each in group if each.gradient_norm is not None]
+    known = [(stretch.gradient_norm, stretch.steps) for stretch in group if stretch.gradient_norm is not None]
     steps = sum(count for _, count in known)
     return sum(norm * (count / steps) for norm, count in known) if known else None
 
@@ -222,7 +226,9 @@ def _mean_norm(group: Sequence[Stretch]) -> float | None:
 def _x_axis(measured: Measurements) -> Axis:
     """Returns the x axis of every chart: from the first known step to the last."""
     first = measured.losses[0].step - measured.losses[0].count if measured.losses else 0
-    known = [point.step for point in measured.losses[-1:]] + [each.step for each in measured.evaluations[-1:]]
+    known = [point.step for point in measured.losses[-1:]] + [
+        evaluation.step for evaluation in measured.evaluations[-1:]
+    ]
     return step_axis(first, max(known, default=1))
 
 

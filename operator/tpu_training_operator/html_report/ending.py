@@ -39,7 +39,7 @@ class LogTail:
     lines: Sequence[str]
 
 
-class JobState(StrEnum):
+class JobResult(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     CANCELLED = "Cancelled"
@@ -53,7 +53,7 @@ class JobEnd:
     was wrong, in one line; `message`: its whole message.
     """
 
-    state: JobState
+    state: JobResult
     cause: str = ""
     where: str = ""
     gist: str = ""
@@ -63,7 +63,7 @@ class JobEnd:
 
     @property
     def failed(self) -> bool:
-        return self.state is JobState.FAILED
+        return self.state is JobResult.FAILED
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def badge(history: History, end: JobEnd | None) -> Badge:
         kind, words = ENDINGS.get(outcome.code, ("bad", outcome.code))
     elif end is not None:
         # The worker was killed, or is a user's own loop that does not record its end.
-        kind, words = "well" if end.state is JobState.SUCCEEDED else "pause", end.state.value
+        kind, words = "well" if end.state is JobResult.SUCCEEDED else "pause", end.state.value
     else:
         kind, words = "running", "Running"
     if kind != "bad" and not finite:

@@ -135,21 +135,21 @@ def _throughput(measured: Measurements, spec: RecordedRunSpec) -> Element | None
 
 def _time(split: Mapping[str, float], measured: Measurements, words: Mapping[str, tuple[str, str]]) -> Element | None:
     split = {phase: seconds for phase, seconds in split.items() if phase in words and seconds >= SHORTEST}
-    whole, attempts = sum(split.values()), len(measured.attempts)
-    if not whole:
+    total, attempts = sum(split.values()), len(measured.attempts)
+    if not total:
         return None
     rows = [
         tag(
             "tr",
             tag("th", tag("i", class_=f"swatch {phase}"), words[phase][0], scope="row"),
             tag("td", duration(seconds), class_="right"),
-            tag("td", share(seconds / whole), class_="right"),
+            tag("td", share(seconds / total), class_="right"),
             tag("td", words[phase][1], class_="apart wide"),
         )
         for phase, seconds in split.items()
     ]
     over = f", over {plural(attempts, 'attempt')}" if attempts > 1 else ""
-    note = f"Measured by the reporting replica. {duration(whole)} in all{over}."
+    note = f"Measured by the reporting replica. {duration(total)} in all{over}."
     return section(
         "time",
         "Where the time went",

@@ -226,7 +226,7 @@ class Kubelet:
         return {mount["mountPath"]: str(volumes[mount["name"]]) for mount in mounts if mount["name"] in volumes}
 
     def _files(self, volume: Object, pod: Object, config_maps: dict[str, dict[str, str]]) -> dict[str, str] | None:
-        """The volume's files, by path; None for kinds that need a cluster and are left out."""
+        """Returns the volume's files, by path; None for kinds that need a cluster and are left out."""
         if "emptyDir" in volume:
             return {}
         if "configMap" in volume:
@@ -242,7 +242,7 @@ class Kubelet:
         return files
 
     def _rendezvous_port(self, pod: Object) -> int:
-        """One free port for all workers of an attempt: the usual one may be taken, even by the previous attempt."""
+        """Returns a free port for an attempt's workers: the usual one may be taken, even by the previous attempt."""
         labels = pod["metadata"]["labels"]
         attempt = (labels[LABEL_JOB_NAME], labels.get(LABEL_ATTEMPT, ""))
         if attempt not in self._ports:

@@ -46,12 +46,12 @@ class LocalStore:
     ) -> list[Object]:
         wanted = (labels or {}).items()
         return [
-            copy.deepcopy(found)
-            for (plural, place, _), found in sorted(self._objects.items())
+            copy.deepcopy(stored)
+            for (plural, place, _), stored in sorted(self._objects.items())
             if plural == resource.plural
             and namespace in (None, place)
-            and wanted <= (found["metadata"].get("labels") or {}).items()
-            and all(_field(found, path) == value for path, value in (fields or {}).items())
+            and wanted <= (stored["metadata"].get("labels") or {}).items()
+            and all(_field(stored, path) == value for path, value in (fields or {}).items())
         ]
 
     async def create(self, body: Object) -> Object:
@@ -114,36 +114,36 @@ class LocalStore:
 
     def bind(self, namespace: str, name: str, uid: str, node: str) -> bool:
         """Assigns the pod to a node; returns False if it is gone. From then on its deletion waits for `remove_pod`."""
-        found = self._pod(namespace, name, uid)
-        if found is not None:
-            found["spec"]["nodeName"] = node
-            self._write(_key(found), found)
-        return found is not None
+        stored = self._pod(namespace, name, uid)
+        if stored is not None:
+            stored["spec"]["nodeName"] = node
+            self._write(_key(stored), stored)
+        return stored is not None
 
     def set_pod_status(self, namespace: str, name: str, uid: str, status: Object) -> None:
         """Writes the pod's status, as a kubelet does; does nothing if the pod is gone."""
-        found = self._pod(namespace, name, uid)
-        if found is not None:
-            self._set_status(found, status)
+        stored = self._pod(namespace, name, uid)
+        if stored is not None:
+            self._set_status(stored, status)
 
     def has_pod(self, namespace: str, name: str, uid: str) -> bool:
         return self._pod(namespace, name, uid) is not None
 
     def remove_pod(self, namespace: str, name: str, uid: str) -> None:
         """Removes a deleted pod that the kubelet has stopped."""
-        found = self._pod(namespace, name, uid)
-        if found is not None:
-            self._remove(found)
+        stored = self._pod(namespace, name, uid)
+        if stored is not None:
+            self._remove(stored)
 
     def _pod(self, namespace: str, name: str, uid: str) -> Object | None:
-        found = self._objects.get((PODS.plural, namespace, name))
-        return found if found is not None and found["metadata"]["uid"] == uid else None
+        stored = self._objects.get((PODS.plural, namespace, name))
+        return stored if stored is not None and stored["metadata"]["uid"] == uid else None
 
     def _find(self, resource: Resource, namespace: str, name: str) -> Object:
-        found = self._objects.get((resource.plural, namespace, name))
-        if found is None:
+        stored = self._objects.get((resource.plural, namespace, name))
+        if stored is None:
             raise NotFound(404, "NotFound", f"{resource.plural} {name!r} not found")
-        return found
+        return stored
 
     def _current(self, body: Object) -> Object:
         """Returns the stored object. Raises Conflict if `body` is from another version of it."""
@@ -183,12 +183,12 @@ class LocalStore:
 
     def _collect_garbage(self) -> None:
         """Deletes objects whose owners are gone, as the garbage collector does in the background."""
-        uids = {found["metadata"]["uid"] for found in self._objects.values()}
-        for found in list(self._objects.values()):
-            owners = found["metadata"].get("ownerReferences") or ()
+        uids = {stored["metadata"]["uid"] for stored in self._objects.values()}
+        for stored in list(self._objects.values()):
+            owners = stored["metadata"].get("ownerReferences") or ()
             orphaned = owners and not any(owner["uid"] in uids for owner in owners)
-            if orphaned and _key(found) in self._objects:
-                self._delete(found)
+            if orphaned and _key(stored) in self._objects:
+                self._delete(stored)
 
     def _tell(self, body: Object) -> None:
         for callback in self._subscribers:

@@ -2,7 +2,7 @@
 
 kopf, informers and the answers to this process's own requests fill the memory, so a pass sees what an earlier one did.
 It may be behind the changes of others. `fresh` bypasses it, for decisions that must not rest on old news
-(`domain.plan.freshness`), and adds to it. Memory is not used if the API server has not confirmed it for minutes, or if
+(`domain.plan.plan`), and adds to it. Memory is not used if the API server has not confirmed it for minutes, or if
 an unanswered request may have made it wrong.
 """
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpu_training_operator.domain.cluster_state.worker_reports import NOTHING_HEARD, Inbox, Report
+from tpu_training_operator.domain.cluster_state.worker_reports import NOTHING_HEARD, Inbox, WorkerReport
 from tpu_training_operator.kube.cluster import JobKey
 
 _LEAST_PAUSE = timedelta(seconds=5)
@@ -35,7 +35,7 @@ class Inboxes:
         seconds = len(self._inboxes) * _REQUESTS_PER_REPORT / (self._requests_per_second / 2)
         return max(_LEAST_PAUSE, timedelta(seconds=seconds))
 
-    def put(self, key: JobKey, report: Report) -> None:
+    def put(self, key: JobKey, report: WorkerReport) -> None:
         """Keeps the report, unless a later attempt has reported already. A stack dump is kept until the gang makes
         progress: the next hang may be elsewhere."""
         inbox = self.of(key)
@@ -78,5 +78,5 @@ class Inboxes:
         self._inboxes.pop(key, None)
 
 
-def _is_stuck(known: Report, report: Report) -> bool:
+def _is_stuck(known: WorkerReport, report: WorkerReport) -> bool:
     return (known.attempt, known.phase) == (report.attempt, report.phase) and report.step <= known.step

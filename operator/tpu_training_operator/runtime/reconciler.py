@@ -22,9 +22,8 @@ from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.blocked import show_obstacle, show_retry, undo_retry
-from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.parse_cache import ParseCache
-from tpu_training_operator.domain.plan.plan import Plan
+from tpu_training_operator.domain.plan.plan import Freshness, Plan
 from tpu_training_operator.domain.plan.planner import plan
 from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, ClusterReader, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound

@@ -20,8 +20,7 @@ from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.options import options_of
 from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
-from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.plan import Turn
+from tpu_training_operator.domain.plan.plan import Freshness, Turn
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.errors import Forbidden
 

@@ -29,7 +29,7 @@ from tests.trainer.task.test_task import hyperparameters
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.data.loading import Share, epoch_order
 from tpu_trainer.lightning import NeedsTrainerError, adopt, is_lightning
-from tpu_trainer.lightning.optimizers import configured
+from tpu_trainer.lightning.optimizers import read_configuration
 from tpu_trainer.task.board import ReportLogger
 
 DATA = TensorDataset(torch.arange(40.0)[:, None])
@@ -253,7 +253,7 @@ def constant(of: SGD) -> LambdaLR:
 def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tuple[str, int]]) -> None:
     one = optimizer()
     scheduler = constant(one)
-    found = configured(form(one, scheduler))
+    found = read_configuration(form(one, scheduler))
     assert found.optimizer is one
     assert [(each.interval, each.frequency) for each in found.schedulers] == schedules
     assert all(each.scheduler is scheduler for each in found.schedulers)
@@ -263,10 +263,10 @@ def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tupl
     ("form", "complaint"),
     [
         (lambda o: None, "a NoneType; it must return an"),
-        (lambda o: [o, optimizer()], "optimization there is one"),
+        (lambda o: [o, optimizer()], "optimization takes one"),
         (lambda o: [{"optimizer": o}, {"optimizer": optimizer()}], "it returns 2 optimizers"),
         (lambda o: ([o, optimizer()], []), "it returns 2 optimizers"),
-        (lambda o: {"optimiser": o}, '"optimizer", it has optimiser'),
+        (lambda o: {"optimiser": o}, 'no "optimizer", only optimiser'),
         (lambda o: {"optimizer": o, "lr_schedulers": constant(o)}, "lr_schedulers; it must return"),
         (lambda o: ["adam"], "str is not a torch optimizer"),
         (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, "ReduceLROnPlateau needs"),
@@ -291,7 +291,7 @@ def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tupl
 )
 def test_what_configure_optimizers_must_not_return_is_named(form: Any, complaint: str) -> None:
     with pytest.raises(UserCodeError) as caught:
-        configured(form(optimizer()))
+        read_configuration(form(optimizer()))
     assert complaint in str(caught.value)
 
 

@@ -26,7 +26,7 @@ from tpu_trainer.lightning import NeedsTrainerError, adopt
 from tpu_trainer.lightning.choice import reason_in_code
 from tpu_trainer.lightning_trainer.loaders import shares
 from tpu_trainer.lightning_trainer.package import package_of, refuse_mixed
-from tpu_trainer.lightning_trainer.state import marked, unmarked
+from tpu_trainer.lightning_trainer.state import mark, unmark
 
 # Lightning warns of what a user should think of, such as a step that returned nothing.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -167,7 +167,7 @@ def test_a_run_that_prunes_continues_and_says_that_it_prunes_otherwise(tmp_path:
     job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
     again = run("Pruned", tmp_path, job=job, checkpoint={"uri": str(only), "keep": 1})
     assert (again.outcome.code, len(again.losses)) == (ExitCode.Succeeded, 4), again.outcome.message
-    said = "callback ModelPruning: a checkpoint has the pruned weights and not which they are"
+    said = "callback ModelPruning: a checkpoint keeps the weights but not which of them are pruned"
     assert all(any(text.startswith(said) for text in one.warnings) for one in (first, again))
 
 
@@ -336,7 +336,7 @@ def test_what_cannot_be_kept_later_costs_a_warning_and_no_checkpoint(tmp_path: P
     kept = {"uri": str(tmp_path / "kept"), "everySteps": 2, "keep": 1}
     first = run("keeps_a_function", tmp_path, parameters={"since": "3"}, checkpoint=kept)
     assert first.outcome.code is ExitCode.Succeeded, first.outcome.message
-    said = [text for text in first.warnings if "leave out /callbacks/_KeepsAFunction/annealing/function" in text]
+    said = [text for text in first.warnings if "cannot keep /callbacks/_KeepsAFunction/annealing/function" in text]
     assert len(said) == 1
     job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
     again = run("keeps_a_function", tmp_path, parameters={"since": "3"}, trainSteps=14, job=job, checkpoint=kept)
@@ -363,7 +363,7 @@ def test_a_step_that_returns_none_is_a_warning_before_the_first_step_of_several_
     gang = launcher.start(spec("Skips", hosts=2, replicas=2), packages=fork_server.LIGHTNING)
     assert ExitCode.UserError in gang.wait()
     assert "training_step may return None" in gang.output()
-    assert "training_step returns None. A" in gang.output()
+    assert "training_step returns None. One" in gang.output()
 
 
 @pytest.mark.parametrize(("world", "said"), [(1, "tpu_trainer.LightningRun"), (2, "recipe.onNotFinite: Skip")])
@@ -416,13 +416,13 @@ NESTED = st.recursive(
 
 @given(NESTED)
 def test_lightnings_state_comes_back_as_it_was(value: Any) -> None:
-    tree, tensors = take_apart(marked(value), "it")
-    assert unmarked(put_together(tree, tensors)) == value
+    tree, tensors = take_apart(mark(value), "it")
+    assert unmark(put_together(tree, tensors)) == value
 
 
 def test_tensors_and_numbers_of_numpy_are_part_of_the_state() -> None:
     weights = torch.arange(3.0)
-    tree, tensors = take_apart(marked({0: (weights, torch.ones(1).numpy()[0])}), "it")
-    back = unmarked(put_together(tree, tensors))
+    tree, tensors = take_apart(mark({0: (weights, torch.ones(1).numpy()[0])}), "it")
+    back = unmark(put_together(tree, tensors))
     assert back[0][0] is weights
     assert back[0][1] == 1.0

@@ -87,7 +87,7 @@ def test_a_program_in_the_folder_is_found(tmp_path: Path) -> None:
     [
         ("random.py", "random.py has the name of a standard module: torch and all others that import random"),
         ("logging/__init__.py", "logging/__init__.py has the name of a standard module"),
-        ("torch.py", "torch.py has the name of a package that the trainer imports: it gets yours; rename it"),
+        ("torch.py", "torch.py has the name of a package that the trainer imports: it would get yours; rename it"),
         ("numpy/__init__.py", "numpy/__init__.py has the name of a package that the trainer imports"),
         ("tools/json.py", None),
         ("tools/numpy/__init__.py", None),

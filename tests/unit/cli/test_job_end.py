@@ -16,7 +16,7 @@ from tpu_training_operator.api.status import Failure
 from tpu_training_operator.cli.main import main
 from tpu_training_operator.cli.run.job_end import MOST_LINES, RESULT, job_end
 from tpu_training_operator.cli.run.run import what_ended
-from tpu_training_operator.html_report.ending import JobEnd, JobState, LogTail
+from tpu_training_operator.html_report.ending import JobEnd, JobResult, LogTail
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"/app/train.py\", line 20, in loss\nKeyError: 'label'"
 FAILURE = {
@@ -48,7 +48,7 @@ def test_the_log_has_the_whole_traceback_and_the_lines_before_it(tmp_path: Path)
     lines = [f"batch {number}" for number in range(100)]
     end = ended(tmp_path, "\n".join([*lines, "\x1b[31mred", f"UserError: {TRACEBACK}", ""]))
     assert end == JobEnd(
-        JobState.FAILED,
+        JobResult.FAILED,
         cause="UserError",
         where="slice 0 host 3, attempt 2, after step 4: UserError (exit code 1)",
         gist="KeyError: 'label'",
@@ -72,12 +72,12 @@ def test_without_a_log_the_failures_own_message_stands(tmp_path: Path) -> None:
 
 
 def test_a_failure_that_a_restart_has_overcome_is_not_the_end(tmp_path: Path) -> None:
-    assert ended(tmp_path, state="Succeeded") == JobEnd(JobState.SUCCEEDED)
+    assert ended(tmp_path, state="Succeeded") == JobEnd(JobResult.SUCCEEDED)
 
 
 def test_a_job_that_something_else_has_ended_after_a_restart_tells_its_own_message(tmp_path: Path) -> None:
     end = ended(tmp_path, attempts=3, message="rung 2 of 3: no")
-    assert end == JobEnd(JobState.FAILED, gist="rung 2 of 3: no")
+    assert end == JobEnd(JobResult.FAILED, gist="rung 2 of 3: no")
 
 
 OVER = "10.02 of 10 chip-hours (spec.runPolicy.budget) are used"
@@ -100,7 +100,7 @@ def test_a_run_says_once_what_ended_it(last: Failure | None, lines: list[str]) -
 
 def test_a_job_that_failed_without_a_worker_tells_its_own_message(tmp_path: Path) -> None:
     end = ended(tmp_path, failure=None, message="no start within 5 s")
-    assert end == JobEnd(JobState.FAILED, gist="no start within 5 s")
+    assert end == JobEnd(JobResult.FAILED, gist="no start within 5 s")
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_links_in_a_circle_are_links_to_nothing(tmp_path: Path) -> None:
         (
             "LARGEST_CODE_ARCHIVE",
             9,
-            r"packed it has \d+ bytes, and at most 9 bytes are taken; the largest files: big",
+            r"the archive has \d+ bytes, and the limit is 9 bytes; the largest files: big",
         ),
         ("MOST_CODE_FILES", 1, "it has more than 1 files; so far big has 1, x has 1; leave files out"),
     ],

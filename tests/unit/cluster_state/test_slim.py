@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.pods import pod
 from tpu_training_operator.api import constants
-from tpu_training_operator.domain.cluster_state.hosts import waits_for
+from tpu_training_operator.domain.cluster_state.hosts import why_not_ready
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, slim, slim_worker
 from tpu_training_operator.domain.cluster_state.pod_events import explain_wait, slim_event
 
@@ -62,7 +62,7 @@ def test_whether_kueue_holds_a_worker_alone_is_kept_and_said(
     raw["spec"].pop("nodeName", None)
     raw["status"] = {"phase": "Pending"}
     assert WorkerPod(slim(raw)).was_taken_by_kueue == taken
-    assert ("integrations.externalFrameworks" in waits_for(WorkerPod(slim(raw)))) == taken
+    assert ("integrations.externalFrameworks" in why_not_ready(WorkerPod(slim(raw)))) == taken
 
 
 @pytest.mark.parametrize("name", [constants.CONTAINER_NAME, "sidecar"])

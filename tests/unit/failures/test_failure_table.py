@@ -20,7 +20,7 @@ from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.cluster_state import observed
 from tpu_training_operator.domain.failures import table
-from tpu_training_operator.domain.failures.first import device_fault, first_failure, next_look
+from tpu_training_operator.domain.failures.first import first_failure, is_device_fault, next_look
 from tpu_training_operator.domain.failures.table import TABLE, classify
 from tpu_training_operator.domain.plan.restarts import waiting
 
@@ -156,7 +156,7 @@ def test_faults_of_chips_count_against_their_node(reason: str, counts: bool) -> 
     (case, *_) = (case for case in ENDED if case.reason == reason)
     found = failure_of(case.body)
     assert found is not None
-    assert device_fault(found) is counts
+    assert is_device_fault(found) is counts
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.ended_pods import ENDED
 from tests.unit.pods import NOON, pod, seen
 from tests.unit.stuck_pods import STUCK
-from tpu_training_operator.api.run_policy import FailureClass, RestartLimits
-from tpu_training_operator.domain.failures.first import hang, missing_worker
+from tpu_training_operator.api.run_policy import FailureClass, Restart
+from tpu_training_operator.domain.failures.first import hang_failure, missing_worker
 from tpu_training_operator.domain.failures.table import TABLE
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.plan.restarts.start_deadline import Late, start_failure
@@ -31,9 +31,12 @@ def reasons_in_code() -> set[tuple[str, str]]:
     first, hidden = WorkerId(1, 0, 0), copy.deepcopy(pod())
     del hidden["metadata"]["labels"]
     gone = [missing_worker(first, "digits", trace, NOON) for trace in (None, *seen(hidden))]
-    without_a_pod = (*gone, hang(*seen(pod()), "no step", 1, NOON))
+    without_a_pod = (*gone, hang_failure(*seen(pod()), "no step", 1, NOON))
     late = Late(*seen(pod()), timedelta(0), NOON)
-    without_a_pod += (start_failure(late, "", 1, NOON), hang(*seen(pod()), "no end", 1, NOON, reason="Straggler"))
+    without_a_pod += (
+        start_failure(late, "", 1, NOON),
+        hang_failure(*seen(pod()), "no end", 1, NOON, reason="Straggler"),
+    )
     told = {(case.reason, case.failure_class) for case in (*ENDED, *STUCK)}
     fixed = {(row.reason, str(row.failure_class)) for row in TABLE if isinstance(row.reason, str)}
     return told | fixed | {(failure.reason, str(failure.failure_class)) for failure in without_a_pod}
@@ -57,5 +60,5 @@ def test_every_reason_says_what_happened_and_what_to_do() -> None:
 @pytest.mark.parametrize("failure_class", FailureClass)
 def test_the_page_gives_the_default_budgets(failure_class: FailureClass) -> None:
     told = {re.sub(r"\[(\w+)\].*", r"\1", row[0]): row[1] for row in rows("Budgets")}
-    limit = RestartLimits().of(failure_class)
+    limit = Restart().limit_of(failure_class)
     assert told[failure_class] == ("unlimited" if limit is None else str(limit))

@@ -12,7 +12,7 @@ from tests.unit.pods import NOON, at, deleted, disrupted, ended, pod, ready, see
 from tests.unit.stuck_pods import DENIED, STUCK, backs_off
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
-from tpu_training_operator.domain.failures.first import SETTLE, first_failure, hang, missing_worker, next_look
+from tpu_training_operator.domain.failures.first import SETTLE, first_failure, hang_failure, missing_worker, next_look
 from tpu_training_operator.domain.job.naming import WorkerId
 
 LATER = NOON + 10 * SETTLE
@@ -258,7 +258,7 @@ def test_a_missing_pod_counts_as_deleted() -> None:
 
 def test_a_hang_is_charged_to_the_reporting_worker() -> None:
     why = "no step for 900 s"
-    found = hang(*seen(ready(pod(0, node="tpu-node-1"))), why, 4, at(7))
+    found = hang_failure(*seen(ready(pod(0, node="tpu-node-1"))), why, 4, at(7))
     assert (found.failure_class, found.reason, found.message) == (
         "Hang",
         "NoProgress",
@@ -268,7 +268,7 @@ def test_a_hang_is_charged_to_the_reporting_worker() -> None:
 
 
 def test_a_hang_keeps_the_end_of_its_stacks_below_what_happened() -> None:
-    found = hang(*seen(ready(pod(0))), "no step; the stacks:\n" + "x" * 4000 + "all_reduce", 1, NOON)
+    found = hang_failure(*seen(ready(pod(0))), "no step; the stacks:\n" + "x" * 4000 + "all_reduce", 1, NOON)
     assert found.message.startswith("no step; the stacks:\nxxx")
     assert found.message.endswith("all_reduce")
     assert len(found.message) == 1000

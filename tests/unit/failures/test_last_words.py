@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.domain.failures.messages import one_line, shortened
+from tpu_training_operator.domain.failures.messages import one_line, shorten
 
 IMPORT = """Traceback (most recent call last):
   File "/app/reg.py", line 1, in <module>
@@ -62,11 +62,11 @@ def test_the_line_has_the_error_and_its_place_in_the_users_code(text: str, line:
 
 
 def test_a_text_that_fits_is_unchanged() -> None:
-    assert shortened(RAGGED, len(RAGGED)) == RAGGED
+    assert shorten(RAGGED, len(RAGGED)) == RAGGED
 
 
 def test_frames_of_libraries_go_before_the_users() -> None:
-    assert shortened(RAGGED, len(RAGGED) - 1) == (
+    assert shorten(RAGGED, len(RAGGED) - 1) == (
         "Traceback (most recent call last):\n"
         '  File "/app/mytask.py", line 7, in batches\n'
         "    yield from loader\n"
@@ -75,13 +75,11 @@ def test_frames_of_libraries_go_before_the_users() -> None:
 
 
 def test_a_long_text_is_cut_between_lines() -> None:
-    assert (
-        shortened("spam spam\nspam spam\nOSError: the disk is full", 39) == "...\nspam spam\nOSError: the disk is full"
-    )
+    assert shorten("spam spam\nspam spam\nOSError: the disk is full", 39) == "...\nspam spam\nOSError: the disk is full"
 
 
 @given(text=st.text() | st.just(RAGGED * 3), room=st.integers(0, 300))
 def test_no_text_exceeds_its_room_and_a_line_stays_one_line(text: str, room: int) -> None:
-    assert len(shortened(text, room)) <= room
+    assert len(shorten(text, room)) <= room
     assert len(one_line(text)) <= 300
     assert "\n" not in one_line(text)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from tests.unit.histories import SUCCEEDED, attempt, history, page_of, run_of
-from tpu_training_operator.html_report.ending import Badge, JobEnd, JobState, LogTail, badge
+from tpu_training_operator.html_report.ending import Badge, JobEnd, JobResult, LogTail, badge
 
 FINITE, BROKEN = run_of(20), run_of(20, broken=(19, 20))
 RECOVERED = run_of(20, broken=(7, 8))
 WHERE, GIST = "slice 0 host 2: UserError (exit code 1)", "KeyError: 'label' (train.py:20)"
-FAILED = JobEnd(JobState.FAILED, "UserError", WHERE, GIST)
+FAILED = JobEnd(JobResult.FAILED, "UserError", WHERE, GIST)
 PEER_LOST = {"code": "PeerLost", "message": "the connection to a peer was lost"}
 TRACEBACK = "Traceback (most recent call last):\n  File \"train.py\", line 20, in loss\nKeyError: 'label'"
 
@@ -22,7 +22,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File \"train.py\", line 20, i
         (FINITE, SUCCEEDED, None, "well", "Succeeded"),
         (RECOVERED, SUCCEEDED, None, "well", "Succeeded"),
         (BROKEN, SUCCEEDED, None, "bad", "Succeeded, loss not finite"),
-        (BROKEN, SUCCEEDED, JobEnd(JobState.SUCCEEDED), "bad", "Succeeded, loss not finite"),
+        (BROKEN, SUCCEEDED, JobEnd(JobResult.SUCCEEDED), "bad", "Succeeded, loss not finite"),
         ({}, SUCCEEDED, None, "well", "Succeeded"),
         (FINITE, None, None, "running", "Running"),
         (BROKEN, None, None, "bad", "Running, loss not finite"),
@@ -30,10 +30,10 @@ TRACEBACK = "Traceback (most recent call last):\n  File \"train.py\", line 20, i
         (FINITE, PEER_LOST, None, "bad", "Lost a peer"),
         (FINITE, PEER_LOST, FAILED, "bad", "Failed in the task's code"),
         (FINITE, None, FAILED, "bad", "Failed in the task's code"),
-        (FINITE, None, JobEnd(JobState.FAILED, "Crashed"), "bad", "Failed"),
-        (FINITE, SUCCEEDED, JobEnd(JobState.FAILED, "Succeeded"), "bad", "Failed"),
-        (FINITE, None, JobEnd(JobState.CANCELLED), "pause", "Cancelled"),
-        (FINITE, None, JobEnd(JobState.SUCCEEDED), "well", "Succeeded"),
+        (FINITE, None, JobEnd(JobResult.FAILED, "Crashed"), "bad", "Failed"),
+        (FINITE, SUCCEEDED, JobEnd(JobResult.FAILED, "Succeeded"), "bad", "Failed"),
+        (FINITE, None, JobEnd(JobResult.CANCELLED), "pause", "Cancelled"),
+        (FINITE, None, JobEnd(JobResult.SUCCEEDED), "well", "Succeeded"),
         (FINITE, {"code": "OfTheFuture", "message": ""}, None, "bad", "OfTheFuture"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit import chromium
 from tests.unit.histories import SUCCEEDED, attempt, losses_of, page_of, run_of, typical, warned
-from tpu_training_operator.html_report.ending import JobEnd, JobState, LogTail
+from tpu_training_operator.html_report.ending import JobEnd, JobResult, LogTail
 
 LONG = "a" * 200
 SCALING = [
@@ -66,7 +66,7 @@ def report(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     job = {"namespace": "vision", "name": name, "uid": "5f0c", "attempt": 1}
     spec = {"job": job, "entrypoint": f"{LONG}:{LONG}", "trainSteps": 5000, "scaling": SCALING}
     file = tmp_path / "report.html"
-    end = JobEnd(JobState.FAILED, "", LONG, LONG, f"a\n{LONG}", LogTail(LONG, [LONG])) if name == LONG else None
+    end = JobEnd(JobResult.FAILED, "", LONG, LONG, f"a\n{LONG}", LogTail(LONG, [LONG])) if name == LONG else None
     file.write_text(page_of(recorded, end, spec=spec, outcome=outcome), encoding="utf-8")
     return file
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tpu_training_operator.domain.plan.checks.locality import Bucket, Near, judge_locality, region_of
+from tpu_training_operator.domain.plan.checks.data_in_region import Bucket, Near, judge_locality, region_of
 
 US = "us-central1"
 

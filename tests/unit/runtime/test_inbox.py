@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.pods import NOON
 from tpu_training_operator.api.status import ReportPhase
-from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, Report
+from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, WorkerReport
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime import inbox as module
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -16,8 +16,8 @@ KEY = JobKey("default", "digits")
 STACKS = "Thread 1: in step"
 
 
-def said(step: int = 10, phase: ReportPhase = ReportPhase.TRAINING, attempt: int = 1, **fields: Any) -> Report:
-    return Report(attempt, "uid", NOON, phase, step, **fields)
+def said(step: int = 10, phase: ReportPhase = ReportPhase.TRAINING, attempt: int = 1, **fields: Any) -> WorkerReport:
+    return WorkerReport(attempt, "uid", NOON, phase, step, **fields)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_stacks_are_kept_while_the_gang_makes_no_progress(inboxes: Inboxes) -> N
 @pytest.mark.parametrize(
     "goes_on", [said(11), said(phase=ReportPhase.EVALUATING), said(attempt=2), said(11, stacks=STACKS)], ids=str
 )
-def test_progress_drops_the_stacks_so_the_next_hang_asks_again(inboxes: Inboxes, goes_on: Report) -> None:
+def test_progress_drops_the_stacks_so_the_next_hang_asks_again(inboxes: Inboxes, goes_on: WorkerReport) -> None:
     inboxes.put(KEY, said())
     inboxes.ask_for_stacks(KEY)
     inboxes.put(KEY, said(stacks=STACKS))

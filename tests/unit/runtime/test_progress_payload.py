@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu_training_operator.api.status import BestCheckpoint, Progress, ReportPhase
-from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.runtime.progress import payload
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status
 from tpu_training_operator.runtime.progress.tokens import ReportRefused, Sender
@@ -19,11 +19,11 @@ SENDER = Sender("digits", attempt=2, pod_uid="uid-of-the-pod", total_steps=300)
 LEAST = {"phase": "Training", "step": 7}
 
 
-def progress(**said: Any) -> Report:
+def progress(**said: Any) -> WorkerReport:
     return read_progress(json.dumps(LEAST | said).encode(), SENDER, NOW)
 
 
-def trainer_status(sender: Sender = SENDER, /, **status: Any) -> Report:
+def trainer_status(sender: Sender = SENDER, /, **status: Any) -> WorkerReport:
     return read_trainer_status(json.dumps({"trainerStatus": status}).encode(), sender, NOW)
 
 
@@ -55,7 +55,7 @@ def test_a_whole_report_is_read() -> None:
         estimatedRemainingSeconds=61,
         stacks="Thread 1: ...",
     )
-    assert said == Report(
+    assert said == WorkerReport(
         attempt=2,
         pod_uid="uid-of-the-pod",
         received=NOW,
@@ -74,7 +74,9 @@ def test_a_whole_report_is_read() -> None:
 
 
 def test_phase_and_step_are_enough() -> None:
-    least = Report(attempt=2, pod_uid="uid-of-the-pod", received=NOW, phase=ReportPhase.TRAINING, step=7, metrics={})
+    least = WorkerReport(
+        attempt=2, pod_uid="uid-of-the-pod", received=NOW, phase=ReportPhase.TRAINING, step=7, metrics={}
+    )
     assert progress() == least
     nothing = dict.fromkeys(("totalSteps", "loss", "metrics", "warnings", "stacks", "checkpointStep", "bestCheckpoint"))
     assert progress(**nothing) == least
@@ -205,7 +207,7 @@ def test_the_example_of_kep_2779_is_read() -> None:
         metrics=metrics(loss="0.2347", eval_loss="0.2451", accuracy="0.9876", currentEpoch="2", totalEpochs="5"),
         lastUpdatedTime="2025-01-23T10:30:45Z",
     )
-    assert said == Report(
+    assert said == WorkerReport(
         attempt=2,
         pod_uid="uid-of-the-pod",
         received=NOW,

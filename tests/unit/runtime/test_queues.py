@@ -18,11 +18,11 @@ from tpu_training_operator.domain.cluster_state.workload import (
     Priority,
     Queue,
     Workload,
-    placement_of,
+    pod_settings,
     workload_name,
 )
 from tpu_training_operator.domain.job.recipe.resolve import resolve
-from tpu_training_operator.domain.objects.workload import conflicts, placed, workload
+from tpu_training_operator.domain.objects.workload import conflicts, with_pod_settings, workload
 from tpu_training_operator.kube.cluster import KUEUE_VERSIONS, PRIORITY_CLASSES, Object
 from tpu_training_operator.kube.errors import ApiError, Forbidden
 from tpu_training_operator.runtime.queues import Queues
@@ -217,15 +217,15 @@ def test_a_value_that_differs_is_never_overwritten(
     placement = PodSettings(node_selector={key: (value, "ResourceFlavor f") for key, value in wanted.items()})
     assert bool(conflicts(pod, placement)) is differ
     assert conflicts(pod, placement) == snapshot
-    assert placed(pod, placement)["spec"]["nodeSelector"]["zone"] == "a"
+    assert with_pod_settings(pod, placement)["spec"]["nodeSelector"]["zone"] == "a"
 
 
 def test_a_toleration_of_two_flavors_and_of_the_job_is_there_once() -> None:
     toleration = {"key": "a", "operator": "Exists"}
     flavors = tuple({"metadata": {"name": name}, "spec": {"tolerations": [toleration]}} for name in "ab")
-    placement = placement_of(Queue("q", workload=Workload({"metadata": {}, "spec": {}}), flavors=flavors))
+    placement = pod_settings(Queue("q", workload=Workload({"metadata": {}, "spec": {}}), flavors=flavors))
     pod = {"metadata": {}, "spec": {"tolerations": [toleration]}}
-    assert placed(pod, placement)["spec"]["tolerations"] == [toleration]
+    assert with_pod_settings(pod, placement)["spec"]["tolerations"] == [toleration]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import ReportPhase, State, Status
-from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.objects.actions import Create
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.plan import Batch, Plan
@@ -104,7 +104,7 @@ async def listening(store: FakeCluster) -> tuple[Reconciler, Inboxes]:
 async def test_a_report_is_shown_in_the_status(store: FakeCluster, listening: tuple[Reconciler, Inboxes]) -> None:
     reconciler, inboxes = listening
     pod = await store.get(PODS, "default", "digits-1-0-0")
-    inboxes.put(KEY, Report(1, pod["metadata"]["uid"], NOON, ReportPhase.TRAINING, 7))
+    inboxes.put(KEY, WorkerReport(1, pod["metadata"]["uid"], NOON, ReportPhase.TRAINING, 7))
     await reconciler.reconcile(KEY)
     progress = (await status_of(store)).progress
     assert progress is not None
@@ -115,7 +115,7 @@ async def test_reports_of_a_namesakes_worker_are_forgotten(
     store: FakeCluster, listening: tuple[Reconciler, Inboxes]
 ) -> None:
     reconciler, inboxes = listening
-    inboxes.put(KEY, Report(3, "of-the-job-before", NOON, ReportPhase.TRAINING, 7))
+    inboxes.put(KEY, WorkerReport(3, "of-the-job-before", NOON, ReportPhase.TRAINING, 7))
     await reconciler.reconcile(KEY)
     assert ((await status_of(store)).progress, inboxes.of(KEY).report) == (None, None)
 

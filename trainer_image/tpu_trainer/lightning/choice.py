@@ -1,7 +1,7 @@
-"""What a module's source says of its needs, before anything is built: some would show only in the middle of a run.
+"""Finds in a module's source what only Lightning's Trainer does, before a step fails on it in the middle of a run.
 
-A guard around such a place (`if self.logger:`) is not understood: the module is then trained by Lightning's Trainer
-although the trainer's own loop could do it, which costs speed but never the run.
+A guard (`if self.logger:`) is not evaluated: Lightning's Trainer may then train a module that the trainer's own loop
+could have trained, which costs speed but never the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from tpu_trainer.lightning.session import LIGHTNING, offered
+from tpu_trainer.lightning.session import LIGHTNING, readable_names
 from tpu_trainer.task.board import ReportLogger, SummaryWriter
 
 if TYPE_CHECKING:
@@ -29,32 +29,34 @@ _CALLS = {
 """Methods of a LightningModule that call its Trainer's strategy."""
 
 _LOGGERS = ("logger", "loggers")
-_OF_LOGGER = {*dir(ReportLogger), "experiment"} - {"log_dir", "save_dir"}
-"""What the logger of the trainer's own loop can do. It has no directory."""
+_LOGGER_NAMES = {*dir(ReportLogger), "experiment"} - {"log_dir", "save_dir"}
+"""Names that the logger of the trainer's own loop provides. It has no directory."""
 
-# Replicas may be threads, and Python's parser counts its depth for all of them together.
+# Replicas may be threads, and Python's parser counts its recursion depth for all threads together.
 _PARSER = Lock()
 
 
 def reason_in_code(module: nn.Module) -> str | None:
-    """The first thing in the source of the module's own methods that only Lightning's Trainer does; None if there is
-    none, or the source is not known."""
+    """Returns the first reason in the source of the module's own methods to use Lightning's Trainer; None without one,
+    or without the source."""
     for name, tree in _methods(module):
         for node in ast.walk(tree):
-            if (reason := _of_attribute(node) or (name == "training_step" and _of_return(node, tree)) or None) is None:
+            if (
+                reason := _attribute_reason(node) or (name == "training_step" and _return_reason(node, tree)) or None
+            ) is None:
                 continue
             return f"{type(module).__name__}.{name}: {reason}"
     return None
 
 
-def may_skip(module: nn.Module) -> bool:
-    """Whether the source of `training_step` has a place where it returns None."""
+def may_skip_step(module: nn.Module) -> bool:
+    """Returns whether the source of `training_step` has a path that returns None."""
     steps = (tree for name, tree in _methods(module) if name == "training_step")
-    return any(_of_return(node, tree) for tree in steps for node in ast.walk(tree))
+    return any(_return_reason(node, tree) for tree in steps for node in ast.walk(tree))
 
 
 def _methods(module: nn.Module) -> Iterator[tuple[str, ast.AST]]:
-    """The methods as they are used in training, each with its syntax tree, in the order of their definition."""
+    """Yields the name and syntax tree of each method that training may call, in the order of definition."""
     seen: set[str] = set()
     for owner in type(module).__mro__:
         root = owner.__module__.partition(".")[0]
@@ -74,18 +76,18 @@ def _tree(function: Callable[..., object]) -> ast.AST | None:
         with _PARSER:
             return ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
-        # Defined in a shell, or by a decorator that hides its source.
+        # Defined in a shell, or wrapped by a decorator that hides the source.
         return None
 
 
-def _of_attribute(node: ast.AST) -> str | None:
+def _attribute_reason(node: ast.AST) -> str | None:
     if not isinstance(node, ast.Attribute):
         return None
     holder, name = node.value, node.attr
     if isinstance(holder, ast.Name) and holder.id == "self":
         return _CALLS.get(name)
     if isinstance(holder, ast.Attribute) and holder.attr in _LOGGERS:
-        return None if name in _OF_LOGGER else f"it uses self.{holder.attr}.{name}"
+        return None if name in _LOGGER_NAMES else f"it uses self.{holder.attr}.{name}"
     if isinstance(holder, ast.Attribute) and holder.attr == "experiment":
         return None if hasattr(SummaryWriter, name) else f"it uses {ast.unparse(node)}"
     if (isinstance(holder, ast.Attribute) and holder.attr == "trainer") or (
@@ -93,13 +95,13 @@ def _of_attribute(node: ast.AST) -> str | None:
     ):
         if isinstance(node.ctx, ast.Store):
             return f"it sets trainer.{name}"
-        if name not in offered():
+        if name not in readable_names():
             return f"it uses trainer.{name}"
     return None
 
 
-def _of_return(node: ast.AST, step: ast.AST) -> str | None:
-    """`return` without a value, in the step itself and not in a function inside it."""
+def _return_reason(node: ast.AST, step: ast.AST) -> str | None:
+    """Returns why a `return` without a value needs Lightning's Trainer, unless an inner function holds it."""
     if not isinstance(node, ast.Return) or any(node in ast.walk(inner) for inner in _inner_functions(step)):
         return None
     return "it may return None, which skips the batch" if node.value is None or _may_be_none(node.value) else None

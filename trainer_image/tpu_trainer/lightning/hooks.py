@@ -1,4 +1,4 @@
-"""Passes the loop's calls on as Lightning's hooks, in Lightning's order."""
+"""Translates the loop's calls into Lightning's hooks, in Lightning's order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.optim import LBFGS
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.gang.exchange import check_weight, widen
-from tpu_trainer.lightning.needs import NeedsTrainerError, without_loss
-from tpu_trainer.lightning.optimizers import configured
-from tpu_trainer.lightning.session import Session
-from tpu_trainer.lightning.validation import give_back, snapshots
+from tpu_trainer.lightning.needs import NeedsTrainerError, missing_loss_error
+from tpu_trainer.lightning.optimizers import read_configuration
+from tpu_trainer.lightning.session import ModuleSession
+from tpu_trainer.lightning.validation import restore_metrics, snapshots
 from tpu_trainer.optim.optimizers import late_closure_error, repeated_closure_error, takes_closure
 from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.task.hooks import Hooks
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _OWN_KEYS = ("state_dict", "epoch", "global_step")
-"""What `on_save_checkpoint` finds in the checkpoint; everything else in it is the module's, and is kept."""
+"""Entries that `on_save_checkpoint` receives; all others are the module's, and are kept."""
 
 
 def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Any]:
-    """Lightning's closure without its work: the gradients exist already, so the first call only returns the loss.
+    """Returns a closure that only returns the loss, since the gradients exist already.
 
-    A second call would expect gradients at other weights, and get the old ones. So would a first call after the
-    optimizer has changed the weights or the gradients.
+    It refuses a second call, and a first one after the optimizer has changed weights or gradients: the optimizer would
+    expect gradients at the changed weights and get the old ones.
     """
-    # Now: during a step of a divided optimizer its groups hold parts of the weights.
+    # Listed before the step: during it the groups of a sharded optimizer hold parts of the weights.
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     calls, before = count(), _versions(weights)
 
@@ -49,23 +49,23 @@ def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Any]:
 
 
 def _versions(weights: Sequence[Tensor]) -> list[tuple[int, int | None]]:
-    """How often each weight and its gradient were written to, as torch counts it; None without a gradient."""
+    """Returns torch's version counters of each weight and its gradient; None without a gradient."""
     return [(weight._version, None if weight.grad is None else weight.grad._version) for weight in weights]
 
 
 class LightningHooks(Hooks):
-    """Keeps nothing of a step past its end: a tensor that is alive there becomes an output of the compiled graph."""
+    """Calls the module's hooks. It keeps no tensor past the end of a step, which would make it a graph output."""
 
     gives_closure = True
     changes_gradients = False
 
-    def __init__(self, session: Session, hp: Hyperparameters) -> None:
+    def __init__(self, session: ModuleSession, hp: Hyperparameters) -> None:
         self._session, self._view, self._hp = session, session.view, hp
         self._schedules: Schedules | None = None
         self.clips = session.has("configure_gradient_clipping")
         if hp.gradient_clip_norm is not None:
             self._view.gradient_clip_val, self._view.gradient_clip_algorithm = hp.gradient_clip_norm, "norm"
-        # The epoch now, or at the checkpoint, and the examples of it that were used by then.
+        # The epoch, and how many of its examples a checkpoint had used: 0 once the epoch has begun in this process.
         self._begun = (0, 0)
         self._index = -1
         self._pass = 0
@@ -73,40 +73,41 @@ class LightningHooks(Hooks):
         self._outputs: dict[str, Any] = {}
 
     def configure(self, parameters: Iterable[nn.Parameter], hp: Hyperparameters) -> Optimizer:
-        """The Task's `optimizer`. The module is on its device."""
+        """Returns the module's optimizer: the task's `optimizer`. The module is on its device."""
         session = self._session
         with user_code("configure_optimizers"):
-            given = session.module.configure_optimizers()  # type: ignore[operator]
-        found = configured(given)
-        if isinstance(found.optimizer, LBFGS) and found.optimizer.param_groups[0]["max_iter"] > 1:
+            returned = session.module.configure_optimizers()  # type: ignore[operator]
+        configuration = read_configuration(returned)
+        optimizer, schedulers = configuration.optimizer, configuration.schedulers
+        if isinstance(optimizer, LBFGS) and optimizer.param_groups[0]["max_iter"] > 1:
             raise NeedsTrainerError("LBFGS evaluates its closure several times a step")
-        self.scheduled = found.schedulers
-        self._schedules = Schedules(found.optimizer, found.schedulers, self._advance)
+        self.scheduled = schedulers
+        self._schedules = Schedules(optimizer, schedulers, self._advance)
         self.monitors = self._schedules.monitors
         if self.monitors and hp.evaluate_every_steps is None:
             # Lightning's Trainer evaluates at the end of every epoch.
             raise NeedsTrainerError("ReduceLROnPlateau follows evaluations, and recipe.evaluateEverySteps is not set")
         # Modules that set rates by hand do so in optimizer_step; the recipe must not overwrite them before every step.
-        self.own_schedule = bool(found.schedulers) or session.has("optimizer_step")
-        self._view.optimizers = [found.optimizer]
-        self._view.lr_scheduler_configs = list(found.schedulers)
-        return found.optimizer
+        self.own_schedule = bool(schedulers) or session.has("optimizer_step")
+        self._view.optimizers = [optimizer]
+        self._view.lr_scheduler_configs = list(schedulers)
+        return optimizer
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        """The Task's `loss`. `step_begins` has received this batch already.
+        """Returns the loss of the batch that `step_begins` received: the task's `loss`.
 
-        A dict with "loss_weight" beside "loss" gives the weight of its mean. The loss stays a mean, so that Lightning's
-        own Trainer can run the module, too.
+        "loss_weight" beside "loss" in a dict is the weight of a mean. The module returns the mean itself, so that
+        Lightning's own Trainer can train it, too.
         """
-        given = self._session.step("training_step", self._batch, self._index)
-        outputs = given if isinstance(given, Mapping) else {"loss": given}
+        returned = self._session.step("training_step", self._batch, self._index)
+        outputs = returned if isinstance(returned, Mapping) else {"loss": returned}
         loss = outputs.get("loss")
         if not isinstance(loss, Tensor):
             if loss is None:
-                raise without_loss(self._view.world_size)
+                raise missing_loss_error(self._view.world_size)
             raise UserCodeError(
-                f"training_step: the loss is a {type(loss).__name__}; it must return a tensor, or a dict with the "
-                'tensor "loss"'
+                f"training_step: the loss is a {type(loss).__name__}; training_step must return a tensor, or a dict "
+                'with the tensor "loss"'
             )
         self._outputs = {key: value.detach() if isinstance(value, Tensor) else value for key, value in outputs.items()}
         weight = outputs.get("loss_weight")
@@ -137,7 +138,7 @@ class LightningHooks(Hooks):
         view.sanity_checking = True
         yield
         view.sanity_checking = False
-        give_back(metrics)
+        restore_metrics(metrics)
         view.callback_metrics.clear()
         view.callback_metrics.update(logged)
         session.log.metrics[:] = in_training
@@ -155,7 +156,7 @@ class LightningHooks(Hooks):
 
     def step_begins(self, batch: Batch, step: int) -> None:
         self._index += 1
-        self._batch = self._session.received(batch)
+        self._batch = self._session.move(batch)
         if self._session.call("on_train_batch_start", self._batch, self._index) == -1:
             raise NeedsTrainerError("on_train_batch_start returns -1, which ends the epoch")
 
@@ -174,8 +175,8 @@ class LightningHooks(Hooks):
         self._session.call("on_before_optimizer_step", optimizer)
         if self.clips:
             view = self._view
-            given = {name: getattr(view, name) for name in ("gradient_clip_val", "gradient_clip_algorithm")}
-            self._session.call("configure_gradient_clipping", optimizer, **given)
+            clipping = {name: getattr(view, name) for name in ("gradient_clip_val", "gradient_clip_algorithm")}
+            self._session.call("configure_gradient_clipping", optimizer, **clipping)
 
     def update(self, optimizer: Optimizer) -> None:
         closure = _closure(optimizer, self._outputs["loss"])
@@ -194,7 +195,7 @@ class LightningHooks(Hooks):
         self._batch_ends()
 
     def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
-        # After the last step there is no step whose rate it could change.
+        # After the last step no rate is left to change.
         if self._schedules is not None and not self._session.trained:
             self._schedules.evaluated(metrics)
 
@@ -222,17 +223,17 @@ class LightningHooks(Hooks):
 
     def state(self) -> dict[str, Any]:
         steps = (self._index + 1) // self._hp.accumulation_steps
-        kept: dict[str, Any] = {"epoch": self._begun[0], "examples": steps * self._hp.global_batch_size}
-        if self._schedules is not None and (counted := self._schedules.state()) is not None:
-            kept["plateau"] = counted
+        state: dict[str, Any] = {"epoch": self._begun[0], "examples": steps * self._hp.global_batch_size}
+        if self._schedules is not None and (plateau := self._schedules.state()) is not None:
+            state["plateau"] = plateau
         if self._session.has("on_save_checkpoint"):
             checkpoint = self._checkpoint()
             self._session.call("on_save_checkpoint", checkpoint)
-            kept["module"] = {key: value for key, value in checkpoint.items() if key not in _OWN_KEYS}
+            state["module"] = {key: value for key, value in checkpoint.items() if key not in _OWN_KEYS}
         if self._session.data_has("state_dict"):
             with user_code("state_dict of the LightningDataModule"):
-                kept["data"] = self._session.data.state_dict()
-        return kept
+                state["data"] = self._session.data.state_dict()
+        return state
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._begun = (state["epoch"], state["examples"])

@@ -1,8 +1,8 @@
-"""Makes a Task and Hooks of a LightningModule, and takes its data.
+"""Makes a Task and Hooks from a LightningModule and its dataloaders.
 
-Everything that can be refused before the first step is refused here, or when the optimizer is built. A dataloader says
-which dataset, how examples become a batch, and how many processes read. The order and size of batches are the
-trainer's: they follow from the recipe, and the trajectory must not depend on the slice.
+What the trainer's own loop cannot do is refused here, or when the optimizer is built. A dataloader determines the
+dataset, the collate function and the number of workers. The order and size of batches follow from the recipe, so that
+the trajectory does not depend on the slice.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from tpu_trainer.data.loading import Share, has_length, refuse_own_iterator
 from tpu_trainer.lightning.choice import reason_in_code
 from tpu_trainer.lightning.hooks import LightningHooks
 from tpu_trainer.lightning.needs import NeedsTrainerError
-from tpu_trainer.lightning.session import Log, Session, overridden, takes_index, view_of
-from tpu_trainer.lightning.validation import Validation, metrics_of, without_own_collectives
+from tpu_trainer.lightning.session import ModuleLog, ModuleSession, overrides, takes_index, trainer_view
+from tpu_trainer.lightning.validation import Validation, disable_own_collectives, metrics_of
 from tpu_trainer.task.task import Hyperparameters, Task
 
 if TYPE_CHECKING:
@@ -49,26 +49,26 @@ _ONLY_TRAINER = ("backward", "configure_callbacks", "configure_sharded_model")
 
 
 def is_lightning(made: object) -> bool:
-    """Any torch module with a training step and an optimizer of its own counts as a LightningModule."""
+    """Returns whether `made` is a torch module with training_step and configure_optimizers."""
     return isinstance(made, nn.Module) and all(
         callable(getattr(made, name, None)) for name in ("training_step", "configure_optimizers")
     )
 
 
 def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tuple[Task, LightningHooks]:
-    """The task that trains `module` on the data of `data`, a LightningDataModule, or on the module's own if None.
+    """Returns the task that trains `module` on `data`, a LightningDataModule, or on the module's own data if None.
 
     Raises:
-        UserCodeError: the module has no data, or raised.
-        NeedsTrainerError: it needs Lightning's own Trainer.
+        UserCodeError: the module has no data, or its code raised.
+        NeedsTrainerError: the module needs Lightning's own Trainer.
     """
     _refuse(module, data)
-    view = view_of(hp, share, data)
-    session = Session(module, data, view, Log(view.callback_metrics))
+    view = trainer_view(hp, share, data)
+    session = ModuleSession(module, data, view, ModuleLog(view.callback_metrics))
     _attach(session)
     prepare(session)
     session.call("configure_model")
-    without_own_collectives(metrics_of(module))
+    disable_own_collectives(metrics_of(module))
     training, held_out = training_source(session), validation_source(session)
     if share.rank == 0 and (note := note_batch_size(training, hp)):
         print(f"note: {note}", file=sys.stderr, flush=True)
@@ -99,17 +99,17 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
 
 def _refuse(module: nn.Module, data: Any) -> None:
     for name in ("training_step", "configure_optimizers"):
-        if not overridden(module, name):
+        if not overrides(module, name):
             raise UserCodeError(f"{type(module).__name__} has no {name}()")
     if not getattr(module, "automatic_optimization", True):
         raise NeedsTrainerError(f"{type(module).__name__}: automatic_optimization is False")
     for name in _ONLY_TRAINER:
-        if overridden(module, name):
+        if overrides(module, name):
             raise NeedsTrainerError(f"{type(module).__name__} overrides {name}()")
     if (reason := reason_in_code(module)) is not None:
         raise NeedsTrainerError(reason)
     for name in ("training_step", "validation_step"):
-        if overridden(module, name):
+        if overrides(module, name):
             takes_index(getattr(module, name))
     if data is not None and not callable(getattr(data, "train_dataloader", None)):
         raise UserCodeError(
@@ -118,26 +118,26 @@ def _refuse(module: nn.Module, data: Any) -> None:
         )
 
 
-def _attach(session: Session) -> None:
-    """Answers what the module asks its Trainer for: from the view, this trainer's log and its one optimizer."""
+def _attach(session: ModuleSession) -> None:
+    """Sets on the module what it would get from a Trainer: the view, the log and the one optimizer."""
     module, view = session.module, session.view
     if session.data is not None:
         session.data.trainer = view
-    # Set on the object, so that they hide Lightning's own methods, which call a real Trainer.
-    answers: dict[str, Any] = {
+    # Attributes of the object shadow Lightning's own methods, which call a real Trainer.
+    attributes: dict[str, Any] = {
         "trainer": view,
         "log": session.log.log,
         "log_dict": session.log.log_dict,
         "optimizers": lambda use_pl_optimizer=True: view.optimizers[0],
-        "lr_schedulers": lambda: _one_or_all([each.scheduler for each in view.lr_scheduler_configs]),
+        "lr_schedulers": lambda: _one_or_all([config.scheduler for config in view.lr_scheduler_configs]),
         "clip_gradients": _clip_gradients,
     }
-    for name, answer in answers.items():
-        setattr(module, name, answer)
+    for name, value in attributes.items():
+        setattr(module, name, value)
 
 
-def release(module: nn.Module) -> None:
-    """Takes off the answers that `adopt` has set on the module, for another Trainer, which sets itself."""
+def detach(module: nn.Module) -> None:
+    """Removes what `adopt` has set on the module, before Lightning's Trainer attaches itself."""
     for name in ("log", "log_dict", "optimizers", "lr_schedulers", "clip_gradients"):
         vars(module).pop(name, None)
 
@@ -151,7 +151,7 @@ def _one_or_all(schedulers: list[Any]) -> Any:
 def _clip_gradients(
     optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
 ) -> None:
-    """`clip_gradients` of a LightningModule, for its configure_gradient_clipping: by "norm" or by "value"."""
+    """Clips by "norm" or by "value": `clip_gradients` for a module's configure_gradient_clipping."""
     if not gradient_clip_val:
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -165,8 +165,8 @@ def _clip_gradients(
 
 @dataclass(frozen=True)
 class Source:
-    """What is used of a dataloader. `batch_size`: examples per process and batch, as the loader had it. `sampler`: one
-    that chooses anything else than every example once. `init`: called in each of the workers."""
+    """The parts of a dataloader that are used. `batch_size`: the loader's own. `sampler`: None for every example once.
+    `init`: called in each worker."""
 
     dataset: Dataset[Any]
     collate: Callable[[list[Any]], Any]
@@ -178,8 +178,8 @@ class Source:
 
 @dataclass(frozen=True)
 class SamplerOrder:
-    """A sampler as a task's `order`: every process draws all of an epoch's indices, with generators that depend on seed
-    and epoch only. So a resumed run draws them again."""
+    """A sampler as a task's `order`. Every process draws all indices of an epoch, with generators that depend only on
+    the seed and the epoch, so that a resumed run draws the same."""
 
     sampler: Sampler[Any]
 
@@ -187,19 +187,19 @@ class SamplerOrder:
         return len(self.sampler)  # type: ignore[arg-type]
 
     def __call__(self, epoch: int, seed: int, size: int) -> list[int]:
-        # One that was given to it has a state, which no checkpoint keeps.
-        own = getattr(self.sampler, "generator", None)
-        if isinstance(own, torch.Generator):
-            own.manual_seed(int(torch.randint(2**63 - 1, ())))
+        # No checkpoint keeps the state of a generator that the user gave to the sampler.
+        generator = getattr(self.sampler, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(int(torch.randint(2**63 - 1, ())))
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
-        # As many as it says: it may go on forever.
+        # No more than its length: it may be endless.
         return list(islice(self.sampler, len(self.sampler)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Collate:
-    """`on_before_batch_transfer` after collating; a class, so that it can be sent to the processes that read data."""
+    """Collates, then calls `on_before_batch_transfer`. A class, because the workers of a loader must unpickle it."""
 
     collate: Callable[[list[Any]], Any]
     before_transfer: Callable[[Any, int], Any]
@@ -208,12 +208,10 @@ class Collate:
         return self.before_transfer(self.collate(examples), 0)
 
 
-def prepare(session: Session) -> None:
-    """Calls `prepare_data` and `setup`. Processes of one host prepare in turn: the second finds what the first fetched.
-
-    Every host prepares, since hosts share no disk.
-    """
-    if session.of_data("prepare_data") is not None:
+def prepare(session: ModuleSession) -> None:
+    """Calls `prepare_data` and `setup`. The processes of a host prepare in turn, so that the second finds what the
+    first has fetched; every host prepares, since hosts share no disk."""
+    if session.data_hook("prepare_data") is not None:
         with _one_at_a_time():
             session.call_both("prepare_data")
     session.call_both("setup", "fit")
@@ -221,7 +219,7 @@ def prepare(session: Session) -> None:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    # A lock on the directory itself leaves no file behind, and ends with the process that holds it.
+    # A lock on the directory itself leaves no file behind, and ends with its process.
     directory = os.open(tempfile.gettempdir(), os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
@@ -230,8 +228,8 @@ def _one_at_a_time() -> Iterator[None]:
         os.close(directory)
 
 
-def training_source(session: Session) -> Source:
-    """Raises UserCodeError if there is no such dataloader, NeedsTrainerError if it cannot be replaced."""
+def training_source(session: ModuleSession) -> Source:
+    """Reads the training dataloader. Raises UserCodeError without one, NeedsTrainerError if it cannot be replaced."""
     loader = _loader(session, "train_dataloader")
     if loader is None:
         raise UserCodeError(
@@ -241,8 +239,8 @@ def training_source(session: Session) -> Source:
     return _source(session, loader, "train_dataloader", trains=True)
 
 
-def validation_source(session: Session) -> Source | None:
-    """None if there is nothing to validate. Raises NeedsTrainerError as `training_source` does."""
+def validation_source(session: ModuleSession) -> Source | None:
+    """Reads the validation dataloader; None without one. Raises NeedsTrainerError as `training_source` does."""
     if not session.has("validation_step"):
         return None
     loader = _loader(session, "val_dataloader")
@@ -255,30 +253,30 @@ def validation_source(session: Session) -> Source | None:
 
 
 def note_batch_size(source: Source, hp: Hyperparameters) -> str | None:
-    """What to say if the loader's batch size differs from the recipe's."""
+    """Returns a note for users if the loader's batch size differs from the recipe's."""
     if source.batch_size == hp.per_replica_batch_size:
         return None
     return (
-        f"train_dataloader: batch_size {source.batch_size} is not used; by the recipe a step has "
+        f"train_dataloader: batch_size {source.batch_size} is not used; the recipe gives a step "
         f"{hp.global_batch_size} examples, {hp.per_replica_batch_size} per replica"
     )
 
 
-def _loader(session: Session, name: str) -> DataLoader[Any] | None:
-    method = session.of_data(name)
+def _loader(session: ModuleSession, name: str) -> DataLoader[Any] | None:
+    method = session.data_hook(name)
     if method is None:
         return None
     with user_code(name):
-        given = method()
-    if isinstance(given, Sequence) and len(given) <= 1:
-        given = given[0] if given else None
-    if given is None or isinstance(given, DataLoader):
-        return given
-    many = f" of {len(given)}" if isinstance(given, Sequence) else ""
-    raise NeedsTrainerError(f"{name}: it returns a {type(given).__name__}{many}, not one torch.utils.data.DataLoader")
+        loader = method()
+    if isinstance(loader, Sequence) and len(loader) <= 1:
+        loader = loader[0] if loader else None
+    if loader is None or isinstance(loader, DataLoader):
+        return loader
+    many = f" of {len(loader)}" if isinstance(loader, Sequence) else ""
+    raise NeedsTrainerError(f"{name}: it returns a {type(loader).__name__}{many}, not one torch.utils.data.DataLoader")
 
 
-def _source(session: Session, loader: DataLoader[Any], name: str, *, trains: bool) -> Source:
+def _source(session: ModuleSession, loader: DataLoader[Any], name: str, *, trains: bool) -> Source:
     refuse_own_iterator(loader, name)
     if loader.batch_size is None and loader.batch_sampler is None:
         raise NeedsTrainerError(f"{name}: batch_size is None, so the dataset makes the batches")
@@ -286,18 +284,18 @@ def _source(session: Session, loader: DataLoader[Any], name: str, *, trains: boo
     if sampler is not None and not trains:
         raise NeedsTrainerError(f"{name}: sampler {type(sampler).__name__}")
     collate: Callable[[list[Any]], Any] = loader.collate_fn
-    if (before := session.of_data("on_before_batch_transfer")) is not None:
+    if (before := session.data_hook("on_before_batch_transfer")) is not None:
         collate = Collate(collate, before)
-    # A loader that was given torch's own BatchSampler has no batch size itself.
+    # A loader with a BatchSampler has no batch size itself.
     size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", 1)
     return Source(loader.dataset, collate, loader.num_workers, loader.worker_init_fn, size, sampler)
 
 
 def _sampler(loader: DataLoader[Any], name: str) -> Sampler[Any] | None:
-    """None for one that means "all examples, each once", which the trainer's own order replaces.
+    """Returns the loader's sampler; None if it takes every example once, which the trainer's own order replaces.
 
     Raises:
-        NeedsTrainerError: it makes batches, or does not say how many examples an epoch has.
+        NeedsTrainerError: the sampler makes batches, or has no length.
     """
     if type(loader.batch_sampler) is not BatchSampler:
         raise NeedsTrainerError(f"{name}: batch_sampler {type(loader.batch_sampler).__name__}")

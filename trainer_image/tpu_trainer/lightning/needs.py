@@ -1,9 +1,8 @@
-"""How a LightningModule comes to be trained by Lightning's own Trainer.
+"""Why a LightningModule needs Lightning's own Trainer.
 
-The trainer's own loop is faster and continues on any slice, but it does not do all that Lightning's Trainer does. A
-module that needs more is trained by Lightning's Trainer instead, and the run says why. What can be known before the
-first step is a reason to change over; what shows up only in a step is an error that names the way out, since other
-replicas may not have come to it.
+The trainer's own loop is faster and resumes on any slice, but it does less than Lightning's Trainer. A module that
+needs more is trained by Lightning's Trainer, and the run reports why. A need that shows only in a step is an error
+that names the way out, since other replicas may not have met it.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ ADVICE = "return tpu_trainer.LightningRun(module, data) from the entrypoint to t
 
 
 class NeedsTrainerError(UserCodeError):
-    """The module asks for something that only Lightning's own Trainer does; the text says for what.
+    """The module needs something that only Lightning's own Trainer does.
 
-    `why`: the text; None if the entrypoint itself asks for that Trainer.
+    `why`: what it needs; None if the entrypoint itself asks for that Trainer.
     """
 
     def __init__(self, why: str | None) -> None:
@@ -29,28 +28,28 @@ class NeedsTrainerError(UserCodeError):
         self.why = why
 
     def in_training(self) -> UserCodeError:
-        """The same, found in a step, when it is too late to change over."""
+        """Returns the error of a step, where it is too late to change the Trainer."""
         return UserCodeError(f"{self}. Lightning's Trainer can do it: {ADVICE}")
 
 
-def without_loss(processes: int) -> UserCodeError:
-    """Returns the error of a training_step that has returned None: Lightning's Trainer skips the batch where there is
-    one process."""
+def missing_loss_error(processes: int) -> UserCodeError:
+    """Returns the error of a training_step that returned None; Lightning's Trainer allows it with one process."""
     if processes == 1:
         return NeedsTrainerError("training_step returns None, which skips the batch")
-    return UserCodeError(f"training_step returns None. {only_alone(processes)}")
+    return UserCodeError(f"training_step returns None. {advise_on_skipping(processes)}")
 
 
-def only_alone(processes: int) -> str:
+def advise_on_skipping(processes: int) -> str:
+    """Returns why one process of several cannot skip a step, and what to do instead."""
     return (
-        f"A step of {processes} processes cannot be skipped by one of them, and Lightning's Trainer ends there, too. "
-        "Return the loss in every case: in the trainer's own loop recipe.onNotFinite: Skip leaves out a step that is "
-        "not finite, in all processes alike"
+        f"One of {processes} processes cannot skip a step alone; under Lightning's Trainer the run ends there, too. "
+        "Always return the loss: in the trainer's own loop recipe.onNotFinite: Skip leaves out a step that is not "
+        "finite, in all processes alike"
     )
 
 
 class LightningRun:
-    """What an entrypoint returns to have its module trained by Lightning's own Trainer.
+    """The result of an entrypoint whose module Lightning's own Trainer shall train.
 
     `module` is a LightningModule, `data` a LightningDataModule or None. `options` are the Trainer's own (callbacks,
     logger, precision, gradient_clip_val), except for those that follow from the recipe and the slice.

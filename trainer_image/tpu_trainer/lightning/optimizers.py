@@ -1,9 +1,10 @@
-"""What `configure_optimizers` returns: one optimizer, with or without schedulers."""
+"""Reads the result of `configure_optimizers`: one optimizer, with or without schedulers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,61 +30,61 @@ _FORMS = (
 
 
 @dataclass(frozen=True)
-class Configured:
+class OptimizerConfiguration:
     optimizer: Optimizer
     schedulers: tuple[SteppedScheduler, ...]
 
 
-def configured(given: Any) -> Configured:
-    """The optimizer and its schedulers, from any form that Lightning accepts for one optimizer.
+def read_configuration(returned: Any) -> OptimizerConfiguration:
+    """Reads the optimizer and its schedulers from any form that Lightning accepts for one optimizer.
 
     Raises:
-        UserCodeError: no optimizer or several, or a form unknown to Lightning.
-        NeedsTrainerError: a scheduler that waits for a metric, unless it is torch's ReduceLROnPlateau.
+        UserCodeError: there is not exactly one optimizer, or Lightning does not know the form.
+        NeedsTrainerError: a scheduler waits for a metric, and is not torch's ReduceLROnPlateau.
     """
-    optimizers, schedulers = _parts(given)
+    optimizers, configs = _parts(returned)
     if len(optimizers) != 1:
         raise UserCodeError(
-            f"configure_optimizers: it returns {len(optimizers)} optimizers; with automatic optimization there is one. "
-            "Set automatic_optimization = False and make the steps in training_step: Lightning's own Trainer then "
-            "trains it"
+            f"configure_optimizers: it returns {len(optimizers)} optimizers; automatic optimization takes one. "
+            "Set automatic_optimization = False and make the steps in training_step; Lightning's own Trainer then "
+            "trains the module"
         )
     (optimizer,) = optimizers
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserCodeError(f"configure_optimizers: a {type(optimizer).__name__} is not a torch optimizer")
-    found = tuple(_scheduled(scheduler, optimizer) for scheduler in schedulers)
-    if len(found) > 1 and any(each.monitor is not None for each in found):
+    schedulers = tuple(_scheduler(config, optimizer) for config in configs)
+    if len(schedulers) > 1 and any(scheduler.monitor is not None for scheduler in schedulers):
         raise UserCodeError(
             "configure_optimizers: ReduceLROnPlateau beside another scheduler is not supported, because a resumed run "
             "could not tell which of them has set the rate"
         )
-    return Configured(optimizer, found)
+    return OptimizerConfiguration(optimizer, schedulers)
 
 
 def _parts(given: Any) -> tuple[list[Any], list[Any]]:
-    """The optimizers and the schedulers."""
+    """Returns the optimizers and the schedulers."""
     if isinstance(given, torch.optim.Optimizer):
         return [given], []
     if isinstance(given, Mapping):
-        return _of_mapping(given)
+        return _mapping_parts(given)
     if isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) == 2 and isinstance(given[0], list):
             schedulers = given[1]
             return list(given[0]), list(schedulers) if isinstance(schedulers, list | tuple) else [schedulers]
-        if given and all(isinstance(each, Mapping) for each in given):
-            parts = [_of_mapping(each) for each in given]
-            return [one for found, _ in parts for one in found], [one for _, found in parts for one in found]
+        if given and all(isinstance(item, Mapping) for item in given):
+            optimizers, schedulers = zip(*(_mapping_parts(item) for item in given), strict=True)
+            return list(chain(*optimizers)), list(chain(*schedulers))
         return list(given), []
     raise UserCodeError(f"configure_optimizers: it returns a {type(given).__name__}; it must return {_FORMS}")
 
 
-def _of_mapping(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+def _mapping_parts(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     if "optimizer" not in given:
         raise UserCodeError(
-            f'configure_optimizers: a dict without "optimizer", it has {", ".join(map(str, given)) or "nothing"}; it '
+            f'configure_optimizers: its dict has no "optimizer", only {", ".join(map(str, given)) or "nothing"}; it '
             f"must return {_FORMS}"
         )
-    # Lightning warns and leaves it out: a schedule under a misspelt key would train with another rate.
+    # Lightning only warns, and would train at another rate than a schedule under a misspelt key asks for.
     if unknown := sorted(str(key) for key in set(given) - _OPTIMIZER_KEYS):
         raise UserCodeError(f"configure_optimizers: its dict has {', '.join(unknown)}; it must return {_FORMS}")
     scheduler = given.get("lr_scheduler")
@@ -92,13 +93,13 @@ def _of_mapping(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     return [given["optimizer"]], [] if scheduler is None else [scheduler]
 
 
-def _scheduled(given: Any, optimizer: Optimizer) -> SteppedScheduler:
+def _scheduler(given: Any, optimizer: Optimizer) -> SteppedScheduler:
     parts: Mapping[str, Any] = given if isinstance(given, Mapping) else {"scheduler": given}
     scheduler = parts.get("scheduler")
     if unknown := sorted(set(parts) - _SCHEDULER_KEYS):
         raise UserCodeError(f"configure_optimizers: lr_scheduler has {', '.join(unknown)}; it must return {_FORMS}")
     if isinstance(scheduler, ReduceLROnPlateau):
-        return _on_plateau(parts, scheduler)
+        return _plateau_scheduler(parts, scheduler)
     if parts.get("reduce_on_plateau"):
         raise NeedsTrainerError(f"configure_optimizers: {type(scheduler).__name__} waits for a metric")
     check_scheduler(scheduler, optimizer, "configure_optimizers")
@@ -110,7 +111,7 @@ def _scheduled(given: Any, optimizer: Optimizer) -> SteppedScheduler:
     return SteppedScheduler(scheduler, interval, frequency)
 
 
-def _on_plateau(parts: Mapping[str, Any], scheduler: ReduceLROnPlateau) -> SteppedScheduler:
+def _plateau_scheduler(parts: Mapping[str, Any], scheduler: ReduceLROnPlateau) -> SteppedScheduler:
     monitor = parts.get("monitor")
     if not isinstance(monitor, str) or not monitor:
         raise UserCodeError(

@@ -1,6 +1,6 @@
-"""One LightningModule in training: which hooks it has, how they are called, and what it sees of a Trainer.
+"""One LightningModule in training: its hooks, its log, and what it sees of a Trainer.
 
-`self.log` keeps values as they are, on the device: reading one would make every step wait for the device.
+`self.log` leaves values on the device: reading one would make every step wait for the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
-"""Packages whose own methods are defaults: they do nothing, or call a Trainer that does not exist here."""
+"""Packages whose own methods are defaults: they do nothing, or call a Trainer that is not there."""
 
 
 @runtime_checkable
@@ -51,17 +51,16 @@ def is_metric(value: Any) -> TypeGuard[Metric]:
 _KINDS: Mapping[Any, Literal["mean", "sum"]] = {"mean": "mean", "sum": "sum", torch.mean: "mean", torch.sum: "sum"}
 
 
-def kind_of(name: str, reduce_fx: Any) -> Literal["mean", "sum"]:
-    """Raises NeedsTrainerError for a reduction that sums over processes cannot give."""
+def reduction_of(name: str, reduce_fx: Any) -> Literal["mean", "sum"]:
+    """Returns how to reduce a logged value. Raises NeedsTrainerError for anything but a mean and a sum."""
     kind = _KINDS.get(reduce_fx)
     if kind is None:
-        given = getattr(reduce_fx, "__name__", reduce_fx)
-        raise NeedsTrainerError(f'self.log("{name}"): reduce_fx {given}')
+        raise NeedsTrainerError(f'self.log("{name}"): reduce_fx {getattr(reduce_fx, "__name__", reduce_fx)}')
     return kind
 
 
 def _note(name: str, value: Any, weight: float, style: Style) -> None:
-    """A metric object is reported with its value for this step's batch, which its forward has computed."""
+    """Notes a logged value; for a metric object, the value that its forward has computed for this batch."""
     if is_metric(value):
         value = getattr(value, "_forward_cache", None)
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -71,17 +70,17 @@ def _note(name: str, value: Any, weight: float, style: Style) -> None:
 
 
 class Collector(Protocol):
-    """Takes the values that are logged while it is the log's collector."""
+    """Takes the values that an evaluation logs."""
 
     def add(
-        self, name: str, value: Tensor | float | Metric, reduce_fx: Any, weight: float | None, *, meant: bool
+        self, name: str, value: Tensor | float | Metric, reduce_fx: Any, weight: float | None, *, sync_dist: bool
     ) -> None:
-        """`meant`: the mean over the processes is what the module asks for."""
+        """Adds a value. `sync_dist`: the module asks for the mean over the processes."""
 
 
-class Log:
-    """`latest`: the last value of every name. `metrics`: the metric objects logged in training, to be reset at the end
-    of the epoch. `collector`: set while an evaluation runs."""
+class ModuleLog:
+    """A module's `self.log`. `latest`: the last value of every name. `metrics`: metric objects logged in training,
+    which the end of the epoch resets. `collector`: set while an evaluation runs."""
 
     def __init__(self, latest: dict[str, Any]) -> None:
         self.latest = latest
@@ -102,7 +101,7 @@ class Log:
         sync_dist: bool = False,
         **__: Any,
     ) -> None:
-        """Lightning's `log`. What is logged is always reduced over all processes, whatever `sync_dist` says."""
+        """Logs a value: Lightning's `log`. Values are always reduced over all processes, whatever `sync_dist` is."""
         if isinstance(value, Tensor):
             if value.numel() != 1:
                 raise UserCodeError(f'self.log("{name}"): a single number is needed, got shape {list(value.shape)}')
@@ -111,17 +110,17 @@ class Log:
             self.latest[name] = value
         elif not is_metric(value):
             raise UserCodeError(
-                f'self.log("{name}"): a {type(value).__name__} is not a number, tensor or metric; several values go to '
-                "self.log_dict"
+                f'self.log("{name}"): a {type(value).__name__} is not a number, tensor or metric; log several values '
+                "with self.log_dict"
             )
         elif self.collector is None and not any(value is known for known in self.metrics):
             self.metrics.append(value)
         if self.collector is not None:
             if on_epoch is not False:
-                self.collector.add(name, value, reduce_fx, batch_size, meant=sync_dist)
+                self.collector.add(name, value, reduce_fx, batch_size, sync_dist=sync_dist)
         # The loss is reported anyway.
         elif logger is not False and name != "loss":
-            style = Style(kind_of(name, reduce_fx), on_step is not False, bool(on_epoch), prog_bar)
+            style = Style(reduction_of(name, reduce_fx), on_step is not False, bool(on_epoch), prog_bar)
             _note(name, value, 1.0 if batch_size is None or style.kind == "sum" else batch_size, style)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
@@ -129,20 +128,20 @@ class Log:
             self.log(name, value, *args, **options)
 
     def epoch_ends(self) -> None:
-        """As in Lightning, metrics logged in an epoch are reset for the next."""
+        """Resets the metrics that the epoch logged, as Lightning does."""
         for metric in self.metrics:
             metric.reset()
         self.metrics.clear()
 
 
-# Slots, so that setting an attribute that nobody reads, such as `trainer.should_stop`, is an error.
+# With slots, setting an attribute without effect, such as `trainer.should_stop`, is an error.
 @dataclass(slots=True)
 class TrainerView:
-    """What a LightningModule sees as `self.trainer`: names and meanings are Lightning's, other names are an error.
+    """A LightningModule's `self.trainer`: names and meanings are Lightning's, other names are an error.
 
-    A rank is a process; steps are the job's, not one process's batches. max_epochs and num_training_batches are -1 and
-    infinity if the training data has no length. callback_metrics holds the last value of everything logged, on the
-    device in training, and the results of an evaluation after it.
+    A rank is a process; steps are the job's, not one process's batches. max_epochs is -1 and num_training_batches
+    infinite if the training data has no length. callback_metrics holds the last value of every name: on the device in
+    training, an evaluation's results after it.
     """
 
     max_steps: int
@@ -184,7 +183,7 @@ class TrainerView:
 
     @property
     def num_devices(self) -> int:
-        """With `num_nodes` 1, so that their product is the number of processes, as modules expect."""
+        """The number of processes: modules expect that `num_nodes` (1) x `num_devices` is."""
         return self.world_size
 
     @property
@@ -198,18 +197,18 @@ class TrainerView:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"trainer.{name} is not provided by tpu_trainer; it provides {', '.join(offered())}. Lightning's Trainer "
-            f"has more: {ADVICE}"
+            f"trainer.{name} is not provided by tpu_trainer; it provides {', '.join(readable_names())}. Lightning's "
+            f"Trainer has more: {ADVICE}"
         )
 
 
-def offered() -> list[str]:
-    """The names that a module may read."""
+def readable_names() -> list[str]:
+    """Returns the names that a module may read."""
     properties = [name for name, value in vars(TrainerView).items() if isinstance(value, property)]
     return sorted([*(part.name for part in fields(TrainerView)), *properties])
 
 
-def view_of(hp: Hyperparameters, share: Share, datamodule: Any) -> TrainerView:
+def trainer_view(hp: Hyperparameters, share: Share, datamodule: Any) -> TrainerView:
     return TrainerView(
         max_steps=hp.train_steps,
         accumulate_grad_batches=hp.accumulation_steps,
@@ -220,8 +219,8 @@ def view_of(hp: Hyperparameters, share: Share, datamodule: Any) -> TrainerView:
     )
 
 
-def overridden(target: object, name: str) -> bool:
-    """Whether `target` has a method `name` that is not Lightning's own default."""
+def overrides(target: object, name: str) -> bool:
+    """Returns whether `target` has a method `name` that is not Lightning's own default."""
     for owner in type(target).__mro__:
         if name in vars(owner):
             return owner.__module__.partition(".")[0] not in LIGHTNING
@@ -229,29 +228,30 @@ def overridden(target: object, name: str) -> bool:
 
 
 @dataclass
-class Session:
-    """`data`: the LightningDataModule, or None; `trained`: the last step is done; `remarks`: for users."""
+class ModuleSession:
+    """A module in training. `data`: the LightningDataModule, or None; `trained`: the last step is done; `remarks`:
+    texts for users."""
 
     module: nn.Module
     data: Any
     view: TrainerView
-    log: Log
+    log: ModuleLog
     trained: bool = False
     remarks: list[str] = field(default_factory=list)
     _known: dict[str, bool] = field(default_factory=dict)
     _indexed: dict[str, bool] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        """Whether the module has a hook of its own; cached, since every step asks for a dozen."""
+        """Returns whether the module has its own hook; cached, since every step asks for a dozen."""
         if name not in self._known:
-            self._known[name] = overridden(self.module, name)
+            self._known[name] = overrides(self.module, name)
         return self._known[name]
 
     def data_has(self, name: str) -> bool:
-        return self.data is not None and overridden(self.data, name)
+        return self.data is not None and overrides(self.data, name)
 
     def call(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """Calls the module's hook, if it has one of its own; returns None otherwise."""
+        """Calls the module's hook; returns None if it does not override the hook."""
         if not self.has(name):
             return None
         return _call(self.module, name, *arguments, **named)
@@ -259,23 +259,23 @@ class Session:
     def call_both(self, name: str, *arguments: Any) -> None:
         """Calls the data module's hook, then the module's."""
         for target in (self.data, self.module):
-            if target is not None and overridden(target, name):
+            if target is not None and overrides(target, name):
                 _call(target, name, *arguments)
 
-    def of_data(self, name: str) -> Callable[..., Any] | None:
-        """A hook of the data module or else of the module, as in Lightning; None if neither has it."""
+    def data_hook(self, name: str) -> Callable[..., Any] | None:
+        """Returns the hook of the data module, or else of the module, as Lightning does; None if neither has it."""
         for target in (self.data, self.module):
-            if target is not None and overridden(target, name):
+            if target is not None and overrides(target, name):
                 method: Callable[..., Any] = getattr(target, name)
                 return method
         return None
 
-    def received(self, batch: Batch) -> Batch:
-        """The batch after the hooks that move it to the device."""
-        if (move := self.of_data("transfer_batch_to_device")) is not None:
+    def move(self, batch: Batch) -> Batch:
+        """Returns the batch after the hooks that move it to the device."""
+        if (move := self.data_hook("transfer_batch_to_device")) is not None:
             with user_code("transfer_batch_to_device"):
                 batch = move(batch, next(self.module.parameters()).device, 0)
-        if (after := self.of_data("on_after_batch_transfer")) is not None:
+        if (after := self.data_hook("on_after_batch_transfer")) is not None:
             with user_code("on_after_batch_transfer"):
                 batch = after(batch, 0)
         return batch
@@ -289,17 +289,13 @@ class Session:
             return method(batch, index) if self._indexed[name] else method(batch)
 
     def finish(self) -> None:
-        """Nothing more will be trained or evaluated."""
+        """Calls the hooks at the end of the run."""
         self.call("on_fit_end")
         self.call_both("teardown", "fit")
 
 
 def takes_index(step: Callable[..., Any]) -> bool:
-    """Whether a step takes (batch, batch_idx).
-
-    Raises:
-        NeedsTrainerError: it takes other arguments.
-    """
+    """Returns whether a step takes (batch, batch_idx). Raises NeedsTrainerError for other arguments than a batch."""
     parameters = list(inspect.signature(step).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return True
@@ -307,7 +303,7 @@ def takes_index(step: Callable[..., Any]) -> bool:
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if not positional or len(needed) > 2:
         name = getattr(step, "__name__", "the step")
-        raise NeedsTrainerError(f"{name} takes ({', '.join(needed)}), and not (batch) or (batch, batch_idx)")
+        raise NeedsTrainerError(f"{name} takes ({', '.join(needed)}), not (batch) or (batch, batch_idx)")
     return len(positional) > 1
 
 

@@ -1,8 +1,8 @@
-"""Gradients averaged over the replicas where Lightning makes them, and the signals that travel with them.
+"""Averages gradients over the replicas under Lightning's Trainer, with the signals that travel along.
 
-With automatic optimization that is once a step, between the last backward pass and what hooks and clipping do to the
-gradients. With manual optimization a module makes its steps itself, so gradients are averaged after every backward
-pass: whatever it then reads, clips or steps with is the gang's.
+With automatic optimization they are averaged once a step, between the last backward pass and the module's hooks and
+clipping. With manual optimization the module makes its own steps, so they are averaged after every backward pass:
+whatever the module then reads, clips or steps with is the gang's.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tpu_trainer.loop.instruments import Instruments
 
 
 class Gradients:
-    """`watch` says which parameters; `add` counts a backward pass in; `average` is a collective.
+    """The gradients of a step. `average` is a collective.
 
-    Replicas may differ in which parameters have a gradient, but not in how often `average` is called. To average a
-    gradient again, grown since or not, does no harm: what was averaged before is equal on all replicas.
+    Replicas may differ in which parameters have a gradient, but not in how often they call `average`. Averaging a
+    gradient twice is harmless: the part averaged before is equal on all replicas.
     """
 
     def __init__(
         self, backend: Backend, instruments: Instruments, stop: StopFlag, *, manual: bool, last: float | None = None
     ) -> None:
-        """`manual`: the module makes its steps itself. `last`: the loss of the step before this process's first."""
+        """`manual`: the module makes its own steps. `last`: the loss of the step before this process's first."""
         self._manual = manual
         self._backend, self._instruments, self._stop = backend, instruments, stop
         self._parameters: list[nn.Parameter] = []
@@ -42,7 +42,7 @@ class Gradients:
         self._last = backend.to_device(torch.tensor([last or 0.0, 1.0]))
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """In the model's order, which is the same in all replicas. Those that are known already are not added again."""
+        """Adds the parameters that are not yet known, in the model's order, which is the same in all replicas."""
         for parameter in parameters:
             if parameter not in self._known and parameter.requires_grad:
                 self._known.add(parameter)
@@ -55,29 +55,29 @@ class Gradients:
         self._backend.seed(drawn)
 
     def forward_begins(self, step: int) -> None:
-        """Prepares a forward pass of step `step`; called before each of them."""
+        """Prepares a forward pass of step `step`; called before each pass."""
         if step != self._begun:
             self._begun = step
             self._instruments.forward_begins()
-            # An exchange of buffers has moved the generator on.
+            # Exchanging the buffers has advanced the generator.
             self._backend.seed(self._drawn)
 
     def add(self, loss: Tensor, weight: Tensor) -> None:
-        """A backward pass was made. `loss`: times its weight; both of shape []."""
-        own = Loss(loss.detach().reshape(()).float(), weight.detach().reshape(()).float())
-        self._loss = own if self._loss is None else self._loss.plus(own)
+        """Counts a backward pass. `loss`: the loss times its weight; both of shape []."""
+        added = Loss(loss.detach().reshape(()).float(), weight.detach().reshape(()).float())
+        self._loss = added if self._loss is None else self._loss.plus(added)
 
     def average(self, step: int) -> None:
-        """Replaces the changed gradients by the mean over the replicas, by weight. A replica without a backward pass
-        takes part with nothing.
+        """Replaces the changed gradients by their weighted mean over the replicas. A replica without a backward pass
+        contributes weight 0.
 
         Raises:
-            UserCodeError, DivergedError, PeerLostError: as `exchange` and `Instruments.exchange`.
+            UserCodeError, DivergedError, PeerLostError: see `exchange` and `Instruments.exchange`.
         """
         nothing = torch.zeros((), device=self._backend.device)
         loss, self._loss = self._loss or Loss(nothing, nothing), None
         parameters = [parameter for parameter in self._parameters if parameter.requires_grad]
-        # Where all replicas run one program they know without asking which gradients need not be sent again.
+        # Replicas that run one program agree on which gradients need not be sent again.
         done = [(p, p.grad) for p in parameters if p.grad is not None and p not in self._changed]
         set_aside = done if self._backend.one_program else []
         for parameter, _ in set_aside:
@@ -91,19 +91,19 @@ class Gradients:
         if self._sums is not None:
             added = sums.signals.clone()
             if not self._manual:
-                # An optimizer that asks again (LBFGS, SAM) asks at weights that are not the step's.
+                # An optimizer that evaluates again (LBFGS, SAM) does so at other weights than the step's.
                 added[LOSS : WEIGHT + 1] = 0
-            # The longest gradient of the step; NaN stays NaN.
+            # The largest norm of the step; NaN stays NaN.
             sums = Sums(self._sums.signals + added, torch.maximum(self._sums.norm, sums.norm))
         self._sums = sums
 
     @property
     def pending(self) -> bool:
-        """Whether a gradient has changed and is not averaged."""
+        """Whether a gradient has changed since the last average."""
         return bool(self._changed)
 
     def signals(self, step: int) -> Sums:
-        """The step's; a step in which all replicas skipped their batch has the loss of the one before."""
+        """Returns the signals of the step; if all replicas skipped their batch, with the loss of the step before."""
         if self._sums is None:
             self.average(step)
         assert self._sums is not None

@@ -1,12 +1,12 @@
-"""How a module's dataloaders are divided among the processes: who reads which examples in which batch.
+"""Divides a module's dataloaders among the processes: who reads which examples in which batch.
 
-A plain loader gets the trainer's own order, in which global batch j of an epoch is the same on any slice. A sampler of
-the user's is drawn from in every process alike, with a seed of the run and the epoch, and its examples are divided in
-the order in which they come. A batch sampler's batches, and what a loader without a batch size yields, cannot be
-divided: the processes take them in turn.
+A plain loader gets the trainer's own order, in which global batch j of an epoch is the same on any slice. Every process
+draws from a user's sampler alike, seeded by the run and the epoch, and its examples are divided in the order drawn.
+Ready-made batches, from a batch sampler or from a dataset behind a loader without a batch size, cannot be divided: the
+processes take them in turn.
 
-In validation every example counts once, and all processes see equally many batches, so that what a module exchanges in
-`validation_step` meets.
+In validation every example counts once, and all processes have equally many batches, so that collectives in
+`validation_step` match.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from tpu_trainer.gang.backends.base import Backend
 
 _PLAIN = (SequentialSampler, RandomSampler, DistributedSampler)
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 Unit = Any
-"""What is handed out whole: an example's index, or a batch sampler's list of them."""
+"""What one process gets undivided: an example's index, or a batch sampler's list of indices."""
 
 
 def shares(size: int, world: int, rank: int, rows: int) -> list[range]:
-    """Process `rank`'s part of `size` examples, as equal batches of at most `rows`; every process has as many.
+    """Returns process `rank`'s part of `size` examples, as equal batches of at most `rows`; all have as many batches.
 
-    Every example is in one process's part. If there are too few to give each batch one, the last is repeated.
+    Every example is in one process's part. If there are fewer examples than batches, the last example is repeated.
     """
     if size == 0:
         return []
@@ -71,17 +71,17 @@ def shares(size: int, world: int, rank: int, rows: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where training data stands: `batches` of epoch `epoch`, of each process's, have been used."""
+    """A place in the training data: each process has used `batches` batches of epoch `epoch`."""
 
     epoch: int = 0
     batches: int = 0
 
 
 class Division:
-    """Makes this process's loader of one of the user's. `start`: where the run continues; `before`: the examples that
-    the first of its training data had then. `examples`: those that it has now.
+    """Makes this process's loader from one of the user's. `start`: where the run resumes; `before`: the size of the
+    first training dataset at that time; `examples`: its size now.
 
-    `warn` takes what a user should know of a loader whose order is not the trainer's own, `note` what is usual.
+    `warn` takes warnings about a loader whose order is not the trainer's own, `note` takes notes.
     """
 
     def __init__(
@@ -91,23 +91,23 @@ class Division:
         start: Place,
         backend: Backend,
         clock: Clock,
-        warn: Say,
-        note: Say,
+        warn: Notify,
+        note: Notify,
         before: int | None = None,
     ) -> None:
-        """`order`: its passes are the step's; `rows`: examples of a pass in this process."""
+        """`order`: has the passes of a step; `rows`: examples of a pass in this process."""
         self.examples: int | None = None
         self._before = before
         self._order, self._rows, self._start = order, rows, start
         self._backend, self._clock, self._warn, self._note = backend, clock, warn, note
-        self._said: set[str] = set()
+        self._warnings: set[str] = set()
         self._first: int | None = None
 
-    def of(self, loader: object, *, training: bool) -> object:
-        """A loader for this process.
+    def divide(self, loader: object, *, training: bool) -> object:
+        """Returns a loader for this process.
 
         Raises:
-            UserCodeError: it cannot be divided.
+            UserCodeError: the loader cannot be divided.
         """
         name = "train_dataloader" if training else "val_dataloader"
         if not isinstance(loader, DataLoader):
@@ -122,7 +122,7 @@ class Division:
         if self._order.share.world > 1:
             raise UserCodeError(
                 f"{name}: a {type(loader).__name__} cannot be divided among {self._order.share.world} processes; "
-                "it must return a torch.utils.data.DataLoader"
+                f"{name} must return a torch.utils.data.DataLoader"
             )
         return loader
 
@@ -133,43 +133,44 @@ class Division:
             if (
                 text := describe_resize(loader.dataset, self._before, Position(self._start.epoch, self._start.batches))
             ) is not None:
-                self._tell(text)
+                self._warn_once(text)
         batched = loader.batch_sampler
         sampler = loader.sampler if batched is None else getattr(batched, "sampler", None)
         if batched is None or type(batched) is not BatchSampler:
             # A loader with batch_size None: its dataset's items are batches.
             units = loader.sampler if batched is None else batched
-            self._tell(
-                f"{name}: {type(units).__name__} decides which examples make a batch, so a step has {self._whole} of "
-                f"its batches, one for every process and pass, and not the recipe's {self._order.global_batch} examples"
+            self._warn_once(
+                f"{name}: {type(units).__name__} decides which examples make a batch, so a step has {self._passes} of "
+                f"its batches, one for every process and pass, not the recipe's {self._order.global_batch} examples"
             )
-            order = replace(self._order, global_batch=self._whole)
-            plan = Plan(self._drawn(units), order, self._start, whole=True)
-            return self._made(loader, plan, whole=batched is None)
+            order = replace(self._order, global_batch=self._passes)
+            batches = ProcessBatches(self._draw_units(units), order, self._start, ready=True)
+            return self._build(loader, batches, ready=batched is None)
         rows = self._size(batched.batch_size, name)
-        order = replace(self._order, global_batch=rows * self._whole)
+        order = replace(self._order, global_batch=rows * self._passes)
         if type(sampler) in _PLAIN and not _draws(sampler):
-            return self._made(loader, Plan(partial(_permuted, size, order.seed), order, self._start))
-        self._tell(f"{name}: its {type(sampler).__name__} decides the order of the examples")
-        return self._made(loader, Plan(self._drawn(sampler), order, self._start))
+            return self._build(loader, ProcessBatches(partial(_permute, size, order.seed), order, self._start))
+        self._warn_once(f"{name}: its {type(sampler).__name__} decides the order of the examples")
+        return self._build(loader, ProcessBatches(self._draw_units(sampler), order, self._start))
 
     @property
-    def _whole(self) -> int:
+    def _passes(self) -> int:
+        """The passes of a step in all processes together."""
         return self._order.share.world * self._order.passes
 
     def _size(self, batch_size: int, name: str) -> int:
-        """Examples of a pass: the recipe's for the first loader; others keep their proportion to it."""
+        """Returns the examples of a pass: the recipe's for the first loader, in proportion for the others."""
         if self._first is None:
             self._first = batch_size
         if batch_size == self._first:
             if batch_size != self._rows:
                 self._note(
-                    f"note: {name}: batch_size {batch_size} is not used; by the recipe a step has "
+                    f"note: {name}: batch_size {batch_size} is not used; the recipe gives a step "
                     f"{self._order.global_batch} examples, {self._rows} per process and pass"
                 )
             return self._rows
         rows = max(1, round(batch_size * self._rows / self._first))
-        self._tell(
+        self._warn_once(
             f"{name}: a loader with batch_size {batch_size} beside the first one's {self._first} gets {rows} examples "
             "per process and pass"
         )
@@ -179,35 +180,37 @@ class Division:
         share, batched = self._order.share, loader.batch_sampler
         if batched is None or type(batched) is not BatchSampler:
             units = list(loader.sampler if batched is None else batched)
-            own = [units[at] for (at,) in shares(len(units), share.world, share.rank, 1)]
-            return self._made(loader, own, whole=batched is None)
+            batches = [units[at] for (at,) in shares(len(units), share.world, share.rank, 1)]
+            return self._build(loader, batches, ready=batched is None)
         indices = list(range(len(loader.dataset)))  # type: ignore[arg-type]
         if type(batched.sampler) not in _PLAIN or _draws(batched.sampler):
-            indices = list(self._drawn(batched.sampler)(0))
-        batches = shares(len(indices), share.world, share.rank, self._rows)
-        return self._made(loader, [[indices[at] for at in batch] for batch in batches])
+            indices = list(self._draw_units(batched.sampler)(0))
+        parts = shares(len(indices), share.world, share.rank, self._rows)
+        return self._build(loader, [[indices[at] for at in part] for part in parts])
 
     def _stream(self, loader: DataLoader[Any], name: str, training: bool) -> DataLoader[Any]:
         share, items = self._order.share, loader.batch_size is None
         rows = 1 if items else self._rows
-        dataset = OwnPart(loader.dataset, share, rows, training)
+        dataset = ProcessStream(loader.dataset, share, rows, training)
         if training and self._start.batches:
-            self._tell(f"{name}: its dataset is iterable, so epoch {self._start.epoch} begins again")
+            self._warn_once(f"{name}: its dataset is iterable, so epoch {self._start.epoch} begins again")
         if loader.num_workers:
-            self._tell(f"{name}: its {loader.num_workers} workers are not used: each would read the whole stream")
-        return Timed(self._clock, dataset=dataset, batch_size=None if items else rows, collate_fn=loader.collate_fn)
+            self._warn_once(f"{name}: its {loader.num_workers} workers are not used: each would read the whole stream")
+        return TimedLoader(
+            self._clock, dataset=dataset, batch_size=None if items else rows, collate_fn=loader.collate_fn
+        )
 
-    def _made(self, loader: DataLoader[Any], batches: Any, whole: bool = False) -> DataLoader[Any]:
-        """`whole`: the units are items of the dataset that are batches already."""
-        options: dict[str, Any] = {"sampler": batches, "batch_size": None} if whole else {"batch_sampler": batches}
+    def _build(self, loader: DataLoader[Any], batches: Any, ready: bool = False) -> DataLoader[Any]:
+        """Returns a loader like `loader` that yields `batches`. `ready`: the dataset's items are batches already."""
+        options: dict[str, Any] = {"sampler": batches, "batch_size": None} if ready else {"batch_sampler": batches}
         if loader.num_workers:
             options |= {
                 "prefetch_factor": loader.prefetch_factor,
-                # Processes that stay would not see the next epoch.
+                # Persistent workers would not see the next epoch.
                 "persistent_workers": loader.persistent_workers and not any(with_epochs(loader.dataset)),
                 "multiprocessing_context": loader.multiprocessing_context,
             }
-        return Timed(
+        return TimedLoader(
             self._clock,
             dataset=loader.dataset,
             collate_fn=loader.collate_fn,
@@ -218,8 +221,8 @@ class Division:
             **options,
         )
 
-    def _drawn(self, sampler: Any) -> Callable[[int], Sequence[Unit]]:
-        """What the sampler gives in an epoch, the same in every process."""
+    def _draw_units(self, sampler: Any) -> Callable[[int], Sequence[Unit]]:
+        """Returns a function that draws an epoch's units from the sampler, the same in every process."""
 
         def draw(epoch: int) -> Sequence[Unit]:
             with GENERATORS, keep_generators():
@@ -228,43 +231,43 @@ class Division:
                     sampler.set_epoch(epoch)
                 with user_code(f"the sampler {type(sampler).__name__}"):
                     units = list(sampler)
-            # 24 bits, all that float32 holds exactly.
+            # 24 bits are what float32 holds exactly.
             digest = float(zlib.crc32(repr(units).encode()) % 2**24)
             if len({row[0] for row in self._backend.gather([digest])}) > 1:
                 raise UserCodeError(
                     f"the sampler {type(sampler).__name__} does not give the same examples in all processes; the "
-                    "trainer divides them, so it must not depend on the rank or on a generator with a seed of its own"
+                    "trainer divides them, so it must not depend on the rank or on a generator that it seeds itself"
                 )
             return units
 
         return draw
 
-    def _tell(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.add(text)
             self._warn(text)
 
 
-class Plan(Sampler[Any]):
-    """A batch sampler: this process's units of every pass, epoch by epoch. The first time it begins at `start`."""
+class ProcessBatches(Sampler[Any]):
+    """A batch sampler: this process's units of every pass, epoch by epoch. The first iteration begins at `start`."""
 
     def __init__(
-        self, units: Callable[[int], Sequence[Unit]], order: Order, start: Place, *, whole: bool = False
+        self, units: Callable[[int], Sequence[Unit]], order: Order, start: Place, *, ready: bool = False
     ) -> None:
-        """`whole`: a unit is a batch, and not an example of one.
+        """`ready`: a unit is a batch, not an example.
 
         Raises:
             UserCodeError: an epoch has less than one global batch.
         """
-        self._units, self._order, self._start, self._whole = units, order, start, whole
+        self._units, self._order, self._start, self._ready = units, order, start, ready
         self._epoch = start.epoch
         self._drawn = (start.epoch, units(start.epoch))
-        # Where Lightning looks for the epoch's setter.
+        # Lightning looks for set_epoch here.
         self.sampler = self
         if len(self) == 0:
-            what = "batches" if whole else "examples"
+            what = "batches" if ready else "examples"
             raise UserCodeError(
-                f"the train dataset has {len(self._of_epoch())} {what}, fewer than one global batch of "
+                f"the train dataset has {len(self._epoch_units())} {what}, fewer than one global batch of "
                 f"{order.global_batch}; more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
             )
 
@@ -273,37 +276,37 @@ class Plan(Sampler[Any]):
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        # Lightning sets 0 before it knows where the run continues.
+        # Lightning sets 0 before it knows where the run resumes.
         self._epoch = max(epoch, self._start.epoch)
 
     def __len__(self) -> int:
-        """Of a whole epoch, wherever it begins."""
-        return len(self._of_epoch()) // self._order.global_batch * self._order.passes
+        """Returns the number of batches in a full epoch, also if the first iteration begins inside one."""
+        return len(self._epoch_units()) // self._order.global_batch * self._order.passes
 
     def __iter__(self) -> Iterator[Any]:
-        order, epoch, units = self._order, self._epoch, self._of_epoch()
+        order, epoch, units = self._order, self._epoch, self._epoch_units()
         steps = len(units) // order.global_batch
         skipped = self._start.batches % (steps * order.passes) if epoch == self._start.epoch else 0
         self._start = Place(self._start.epoch)
         for number in range(skipped, steps * order.passes):
             step, part = divmod(number, order.passes)
-            whole = units[step * order.global_batch : (step + 1) * order.global_batch]
-            own = list(order.split_passes(whole[order.own_rows]))[part]
-            # What the dataset draws depends on the batch alone, as far as it is read in this process.
+            batch = units[step * order.global_batch : (step + 1) * order.global_batch]
+            selected = list(order.split_passes(batch[order.own_rows]))[part]
+            # Random numbers that the dataset draws in this process depend on the batch alone.
             with GENERATORS:
                 seed_generators(random_seed(order.seed, epoch * steps * order.passes + number, order.share.rank))
-            yield own[0] if self._whole else list(own)
+            yield selected[0] if self._ready else list(selected)
 
-    def _of_epoch(self) -> Sequence[Unit]:
+    def _epoch_units(self) -> Sequence[Unit]:
         if self._drawn[0] != self._epoch:
             self._drawn = (self._epoch, self._units(self._epoch))
         return self._drawn[1]
 
 
-class OwnPart(IterableDataset[Any]):
-    """A process's examples of a stream that every process reads whole: `rows` of every world x rows.
+class ProcessStream(IterableDataset[Any]):
+    """A process's part of a stream that every process reads in full: `rows` of every world x rows examples.
 
-    In training the end that does not fill the processes' rows is dropped; in validation it is divided.
+    An incomplete last group is dropped in training and divided in validation.
     """
 
     def __init__(self, dataset: Any, share: Share, rows: int, training: bool) -> None:
@@ -321,27 +324,27 @@ class OwnPart(IterableDataset[Any]):
             examples = iter(self._dataset)
         while True:
             with user_code("the next examples of the dataset"):
-                whole = list(islice(examples, share.world * rows))
-            if len(whole) == share.world * rows:
-                yield from whole[share.rank * rows : (share.rank + 1) * rows]
+                group = list(islice(examples, share.world * rows))
+            if len(group) == share.world * rows:
+                yield from group[share.rank * rows : (share.rank + 1) * rows]
                 continue
             if not self._training:
-                for batch in shares(len(whole), share.world, share.rank, rows):
-                    yield from (whole[at] for at in batch)
+                for part in shares(len(group), share.world, share.rank, rows):
+                    yield from (group[at] for at in part)
             return
 
 
-class Timed(DataLoader[Any]):
-    """A loader whose waiting counts as waiting for input."""
+class TimedLoader(DataLoader[Any]):
+    """A loader that counts the time until the next batch as waiting for input."""
 
     def __init__(self, clock: Clock, **options: Any) -> None:
         super().__init__(**options)
         self._clock = clock
 
     def __iter__(self) -> Any:
-        for plan in (self.batch_sampler, self.sampler):
-            if isinstance(plan, Plan):
-                enter_epoch(self.dataset, plan.epoch)
+        for sampler in (self.batch_sampler, self.sampler):
+            if isinstance(sampler, ProcessBatches):
+                enter_epoch(self.dataset, sampler.epoch)
         batches = super().__iter__()
         while True:
             with self._clock.during(Phase.INPUT):
@@ -352,13 +355,13 @@ class Timed(DataLoader[Any]):
             yield batch
 
 
-def _permuted(size: int, seed: int, epoch: int) -> list[int]:
+def _permute(size: int, seed: int, epoch: int) -> list[int]:
     indices: list[int] = permutation(size, seed, epoch).tolist()
     return indices
 
 
 def _draws(sampler: Any) -> bool:
-    """Whether a RandomSampler draws otherwise than all examples, each once."""
+    """Returns whether a RandomSampler draws anything but every example once."""
     if not isinstance(sampler, RandomSampler):
         return False
     return sampler.replacement or sampler.num_samples != len(sampler.data_source)

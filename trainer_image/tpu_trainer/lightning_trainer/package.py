@@ -1,7 +1,7 @@
-"""Lightning under the name by which the user's module knows it, and this package's parts as classes of it.
+"""Imports the Lightning package that the user's module derives from, and derives classes from its classes.
 
 `lightning.pytorch` and `pytorch_lightning` are the same code with different classes: a Trainer of one does not take a
-module of the other. So a class that extends one of Lightning's is put together at run time.
+module of the other. So a class that extends one of Lightning's is built at run time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def package_of(module: nn.Module, why: str) -> Any:
-    """The package whose LightningModule `module` is; `why`: what needs it.
+    """Returns the Lightning package of `module`. `why`: what the module needs of it.
 
     Raises:
-        UserCodeError: it is none.
+        UserCodeError: the module is not a LightningModule.
     """
     if (name := _package_name(module)) is not None and isinstance(
         module, importlib.import_module(name).LightningModule
@@ -38,41 +38,38 @@ def package_of(module: nn.Module, why: str) -> Any:
 
 
 def refuse_mixed(module: nn.Module, parts: Iterable[object]) -> None:
-    """Lightning itself ends with "Expected a parent".
-
-    Raises:
-        UserCodeError: one of the parts is of the other package than the module.
-    """
+    """Raises UserCodeError if a part and the module are of different packages; Lightning would only say "Expected a
+    parent"."""
     name = _package_name(module)
     for part in parts:
         if _package_name(part) not in (None, name):
             raise UserCodeError(
-                f"{type(module).__name__} is of {name} and {type(part).__name__} of {_package_name(part)}, which"
-                f" Lightning's Trainer does not take together: import both from {name}"
+                f"{type(module).__name__} is from {name} and {type(part).__name__} from {_package_name(part)}; "
+                f"Lightning's Trainer does not take both: import both from {name}"
             )
 
 
 def _package_name(part: object) -> str | None:
-    """The package that the nearest class of Lightning's below `part`'s is of; None for a part of neither."""
+    """Returns the package of the nearest base class that is Lightning's; None without one."""
     bases = [f"{owner.__module__}." for owner in type(part).__mro__]
     return next((name for base in bases for name in _PACKAGES if base.startswith(f"{name}.")), None)
 
 
-def as_kind_of(base: type, methods: type) -> Any:
-    """A class with `methods` before those of `base`."""
+def derive(base: type, methods: type) -> Any:
+    """Returns a subclass of `base` whose methods `methods` overrides."""
     return type(methods.__name__, (methods, base), {})
 
 
 def _quieten(name: str) -> None:
-    """Lightning advertises, and describes devices that it was not asked to use."""
+    """Silences Lightning's advertisements, its list of devices, and warnings that do not apply here."""
     logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric" if name == "lightning.pytorch" else "lightning_fabric").setLevel(
         logging.WARNING
     )
     for text in (
-        # The order of examples continues where it was, whatever the loader can do.
+        # The trainer resumes the order of examples, whatever the loader can do.
         ".*ended before the epoch ended and your dataloader is.*not resumable.*",
-        # A number for one process per machine, not for a gang.
+        # Its advice is for one process per machine, not for a gang.
         ".*does not have many workers which may be a bottleneck.*",
         # The report has the loss of every step.
         ".*is smaller than the logging interval.*",

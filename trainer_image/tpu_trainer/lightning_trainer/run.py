@@ -1,11 +1,12 @@
-"""One replica's run under Lightning's own Trainer, from the module to the outcome.
+"""Runs one replica under Lightning's own Trainer, from the module to the outcome.
 
-Lightning has its loop, hooks, callbacks and optimizers; gang, order of examples, checkpoints, doctor and reports are
-the trainer's (`strategy`, `loaders`, `state`, `watch`).
+Loop, hooks, callbacks and optimizers are Lightning's; gang, order of examples, checkpoints, doctor and reports are the
+trainer's (`strategy`, `loaders`, `state`, `callbacks`).
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -19,24 +20,29 @@ from tpu_trainer.checkpoint.handover import fetch_all
 from tpu_trainer.checkpoint.resume import Start, document
 from tpu_trainer.checkpoint.snapshot import Snapshot, is_from_lightning
 from tpu_trainer.contract.clock import Phase
-from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.contract.errors import TrainerError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding, NumericalHealth
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.spec import NotFinitePolicy, RunSpec
 from tpu_trainer.data.loading import Order, Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.last_weights import checksum_of
-from tpu_trainer.lightning.choice import may_skip
-from tpu_trainer.lightning.needs import LightningRun, only_alone
-from tpu_trainer.lightning.session import overridden
+from tpu_trainer.lightning.choice import may_skip_step
+from tpu_trainer.lightning.needs import LightningRun, advise_on_skipping
+from tpu_trainer.lightning.session import overrides
+from tpu_trainer.lightning_trainer.callbacks import (
+    FirstCallback,
+    GangCallback,
+    GangTrainer,
+    StoppedError,
+    log_everywhere,
+)
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division, Place
-from tpu_trainer.lightning_trainer.logs import Logs
-from tpu_trainer.lightning_trainer.package import as_kind_of, package_of, refuse_mixed
-from tpu_trainer.lightning_trainer.rates import Rates
-from tpu_trainer.lightning_trainer.state import snapshot_of_state, state_of_snapshot
-from tpu_trainer.lightning_trainer.strategy import HERE, GangAccelerator, GangStrategy, XlaAutocast
-from tpu_trainer.lightning_trainer.watch import First, GangTrainer, StoppedError, Watch, log_everywhere
+from tpu_trainer.lightning_trainer.package import derive, package_of, refuse_mixed
+from tpu_trainer.lightning_trainer.rates import OptimizerRates
+from tpu_trainer.lightning_trainer.state import HERE, snapshot_of_state, state_of_snapshot
+from tpu_trainer.lightning_trainer.strategy import GangAccelerator, GangStrategy, XlaAutocast
 from tpu_trainer.loop.buffers import Buffers
 from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left, report_origin, start_of
 from tpu_trainer.loop.context import RunContext
@@ -51,6 +57,7 @@ from tpu_trainer.loop.ending import (
 from tpu_trainer.loop.entrypoint import load_lightning
 from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.reporting.throughput import Throughput, Utilisation
+from tpu_trainer.storage import open_store
 from tpu_trainer.task.logbook import Logbook
 from tpu_trainer.task.task import Hyperparameters
 
@@ -62,30 +69,34 @@ _DECIDED = {
     "default_root_dir": "checkpoint.uri",
     **dict.fromkeys(("fast_dev_run", "barebones"), "the run spec"),
 }
-"""Options of Lightning's Trainer that follow from something else."""
+"""Options of Lightning's Trainer that follow from the recipe or the slice, and from what exactly."""
+
+_LOGGER_FOLDER = "lightning"
 
 _DIFFERENT = (
-    "Steps are slower than in the trainer's own loop, and a run that continues with another global batch begins its "
-    "epoch again; docs/lightning.md has the differences"
+    "Steps are slower than in the trainer's own loop, and a run that resumes with another global batch restarts its "
+    "epoch; docs/lightning.md has the differences"
 )
 
 
 def _parts(run: LightningRun) -> Iterator[object]:
-    """What comes to the Trainer beside the module; an option may be one part or a list of them."""
+    """Yields the data module, callbacks and loggers; an option may be one part or a list."""
     for part in (run.data, run.options.get("callbacks"), run.options.get("logger")):
         yield from part if isinstance(part, list | tuple) else [part]
 
 
 @dataclass(frozen=True)
-class OwnTrainer:
+class LightningTraining:
+    """A replica's training by Lightning's Trainer."""
+
     context: RunContext
 
-    def whole(self, why: str | None) -> Outcome:
-        """`why`: what the module needs that only Lightning's Trainer does; None if the entrypoint asks for it.
+    def run(self, why: str | None) -> Outcome:
+        """Runs the training. `why`: what only Lightning's Trainer does for the module; None if the entrypoint asks.
 
         Raises:
-            UserCodeError: the module or the recipe asks for what Lightning's Trainer cannot do here, or the module's
-                code raised.
+            UserCodeError: the module or the recipe needs what Lightning's Trainer cannot do here, or the module's code
+                raised.
         """
         hp, backend = Hyperparameters.of(self.context.spec), self.context.backend
         run = self._load(hp)
@@ -98,31 +109,33 @@ class OwnTrainer:
         if hp.evaluate_every_steps is not None and not _validates(run):
             text = f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the module has nothing to validate"
             self.context.outputs.add_finding(Finding("Recipe", 0, text))
-        if backend.world > 1 and run.module.automatic_optimization and may_skip(run.module):
-            said = "training_step may return None, and the first time that it does ends the run"
-            self.context.outputs.add_finding(Finding("Lightning", 0, f"{said}. {only_alone(backend.world)}"))
+        if backend.world > 1 and run.module.automatic_optimization and may_skip_step(run.module):
+            text = "training_step may return None, which would end the run"
+            self.context.outputs.add_finding(Finding("Lightning", 0, f"{text}. {advise_on_skipping(backend.world)}"))
         hp = self._in_one_pass(run.module, hp)
         storage = CheckpointStorage.of(self.context.spec, run.module, backend)
-        found = storage.choose(backend, self.context.outputs)
-        start = replace(start_of(found, hp, self.context.spec, None), ended=storage.ended(found))
-        if found is not None and storage.target is not None:
-            _check_kind(found)
-            found = fetch_all(found, backend)
-            report_origin(start, found, storage.target.author, hp, self.context.outputs)
-        return self._train(lightning, run, hp, storage, found, start)
+        checkpoint = storage.choose(backend, self.context.outputs)
+        start = replace(start_of(checkpoint, hp, self.context.spec, None), ended=storage.ended(checkpoint))
+        if checkpoint is not None and storage.target is not None:
+            _check_kind(checkpoint)
+            checkpoint = fetch_all(checkpoint, backend)
+            report_origin(start, checkpoint, storage.target.author, hp, self.context.outputs)
+        return self._train(lightning, run, hp, storage, checkpoint, start)
 
     def _load(self, hp: Hyperparameters) -> LightningRun:
         with self.context.seeded(hp.seed):
             return load_lightning(self.context.spec.entrypoint, hp)
 
     def _in_one_pass(self, module: Any, hp: Hyperparameters) -> Hyperparameters:
-        """Without accumulation if the module makes its own steps: only it could accumulate."""
+        """Returns the hyperparameters, without accumulation if the module makes its own steps."""
         if module.automatic_optimization or hp.accumulation_steps == 1:
             return hp
         rows = hp.per_replica_batch_size * hp.accumulation_steps
         self.context.outputs.add_finding(
             Finding(
-                "Lightning", 0, f"manual optimization does not accumulate: a replica takes its {rows} examples at once"
+                "Lightning",
+                0,
+                f"manual optimization does not accumulate: a step is one pass of {rows} examples in each replica",
             )
         )
         return replace(hp, accumulation_steps=1, per_replica_batch_size=rows)
@@ -133,40 +146,42 @@ class OwnTrainer:
         run: LightningRun,
         hp: Hyperparameters,
         storage: CheckpointStorage,
-        found: LoadedCheckpoint | None,
+        checkpoint: LoadedCheckpoint | None,
         start: Start,
     ) -> Outcome:
         module, backend, outputs = run.module, self.context.backend, self.context.outputs
-        rates = Rates(hp, start.ramp, outputs.add_finding)
+        rates = OptimizerRates(hp, start.ramp, outputs.add_finding)
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
-            own = document(start, step, position, rates.rate_after(step), hp, health)
-            own |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **watch.kept}
-            own |= {**instruments.closing.state(), "trainExamples": division.examples}
+            entries = document(start, step, position, rates.rate_after(step), hp, health)
+            entries |= {"passes": hp.accumulation_steps, "lightningRates": rates.state(), **callback.entries}
+            entries |= {**instruments.closing.state(), "trainExamples": division.examples}
             return snapshot_of_state(
                 strategy.state,
                 module,
                 step,
-                int(own["examples"]),
-                own,
+                int(entries["examples"]),
+                entries,
                 lambda text: outputs.add_finding(Finding("Checkpoint", step, text)),
             )
 
-        checkpoints = storage.checkpoints_of(self.context.spec, take, outputs, None if found is None else start.step)
-        instruments = self._instruments(module, checkpoints, hp, start)
-        kept = {} if found is None else found.snapshot.document
-        gradients = Gradients(
-            backend, instruments, self.context.stop, manual=not module.automatic_optimization, last=kept.get("loss")
+        checkpoints = storage.checkpoints_of(
+            self.context.spec, take, outputs, None if checkpoint is None else start.step
         )
-        place, exact = _place(kept, hp)
-        watch = as_kind_of(lightning.Callback, Watch)(
+        instruments = self._instruments(module, checkpoints, hp, start)
+        resumed = {} if checkpoint is None else checkpoint.snapshot.document
+        gradients = Gradients(
+            backend, instruments, self.context.stop, manual=not module.automatic_optimization, last=resumed.get("loss")
+        )
+        place, exact = _place(resumed, hp)
+        callback = derive(lightning.Callback, GangCallback)(
             backend,
             hp,
             instruments,
             gradients,
             lambda: rates.current,
             place,
-            kept,
+            resumed,
             keeps=self.context.spec.checkpoint is not None,
         )
         order = Order(hp.global_batch_size, hp.seed, self.context.share, hp.accumulation_steps)
@@ -179,66 +194,68 @@ class OwnTrainer:
             self.context.clock,
             warn=lambda text: outputs.add_finding(Finding("Lightning", 0, text)),
             note=outputs.progress.say,
-            before=kept.get("trainExamples"),
+            before=resumed.get("trainExamples"),
         )
-        strategy = as_kind_of(lightning.strategies.Strategy, GangStrategy)(
+        strategy = derive(lightning.strategies.Strategy, GangStrategy)(
             backend,
             order.share,
             gradients,
             division,
             hp,
             rates,
-            lambda: watch.step,
-            watch.ended,
+            lambda: callback.step,
+            callback.take_final_state,
         )
-        if found is not None:
-            strategy.state = state_of_snapshot(found.snapshot)
-            strategy.kept_rates = kept["lightningRates"]
-            if kept["epochBegins"] or not exact:
+        if checkpoint is not None:
+            strategy.state = state_of_snapshot(checkpoint.snapshot)
+            strategy.kept_rates = resumed["lightningRates"]
+            if resumed["epochBegins"] or not exact:
                 begin_epoch(strategy.state, None if exact else start.step)
             elif not place.batches:
                 end_epoch(strategy.state)
-                watch.ends_epoch = True
-        log_everywhere(module, watch.logged, watch.own)
+                callback.ends_epoch = True
+        log_everywhere(module, callback.logged, callback.local)
         self.context.begin(start.step)
-        done = describe_nothing_left(start, found, hp)
+        done = describe_nothing_left(start, checkpoint, hp)
         try:
-            trainer = partial(self._trainer, lightning, run, hp, strategy, watch)
-            was_stopped = self._fit(trainer, run, HERE if found is not None else None, instruments, watch, done)
-            return self._end(module, watch, instruments, hp, done, was_stopped)
+            trainer = partial(self._trainer, lightning, run, hp, strategy, callback)
+            path = HERE if checkpoint is not None else None
+            was_stopped = self._fit(trainer, run, path, instruments, callback, done)
+            return self._end(module, callback, instruments, hp, done, was_stopped)
         except BaseException:
             instruments.leave()
             raise
         finally:
-            # However the run ends, a snapshot that was taken is worth writing.
+            # Whatever ends the run, a snapshot is worth writing.
             with self.context.clock.during(Phase.CHECKPOINT):
                 checkpoints.finish()
             outputs.progress.set_checkpoint(checkpoints.last_step)
 
     def _fit(
         self,
-        make: Callable[[Logs], Any],
+        make: Callable[[LoggerFiles], Any],
         run: LightningRun,
-        checkpoint: str | None,
+        checkpoint_path: str | None,
         instruments: Instruments,
-        watch: Any,
+        callback: Any,
         done: str | None,
     ) -> bool:
-        """`make` makes the Trainer; `done`: what is left of the run is to validate. Returns whether it was stopped."""
+        """Trains and validates, or only validates if the run is `done`; returns whether the run was stopped. `make`
+        returns the Trainer."""
         place = self.context.spec.report.uri or _absolute(self.context.environment.report_directory)
         with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as scratch:
-            logs = Logs(place, Path(scratch), self.context.spec.job.attempt)
+            logs = LoggerFiles(place, Path(scratch), self.context.spec.job.attempt)
             trainer = make(logs)
             try:
                 with user_code("Lightning's Trainer"), suppress(StoppedError):
                     if done is None:
-                        trainer.fit(run.module, datamodule=run.data, ckpt_path=checkpoint)
-                        # Lightning validates before the hooks of the end, which may have changed the weights.
-                        last = watch.step, instruments.weights()
+                        trainer.fit(run.module, datamodule=run.data, ckpt_path=checkpoint_path)
+                        # Lightning validates before its last hooks, which may have changed the weights.
+                        last = callback.step, instruments.weights()
                         if not self._is_on_lower_rung and _validates(run) and instruments.evaluated != last:
                             trainer.validate(run.module, datamodule=run.data, verbose=False)
                     elif _validates(run):
-                        trainer.validate(run.module, datamodule=run.data, ckpt_path=checkpoint, verbose=False)
+                        trainer.validate(run.module, datamodule=run.data, ckpt_path=checkpoint_path, verbose=False)
                     return False
                 return True
             finally:
@@ -246,16 +263,16 @@ class OwnTrainer:
                     logs.upload()
 
     def _trainer(
-        self, lightning: Any, run: LightningRun, hp: Hyperparameters, strategy: Any, watch: Any, logs: Logs
+        self, lightning: Any, run: LightningRun, hp: Hyperparameters, strategy: Any, callback: Any, logs: LoggerFiles
     ) -> Any:
         kind = self.context.backend.device.type
         manual = not run.module.automatic_optimization
-        own: dict[str, Any] = {
+        decided: dict[str, Any] = {
             "strategy": strategy,
             "accelerator": kind if kind in ("cpu", "cuda") else self._accelerator(lightning),
             "devices": 1,
             "num_nodes": self.context.backend.world,
-            # With manual optimization Lightning counts every optimizer's steps; `watch` counts the gang's.
+            # With manual optimization Lightning counts every optimizer's steps, `callback` the gang's.
             "max_steps": -1 if manual else hp.train_steps,
             "max_epochs": -1,
             "accumulate_grad_batches": hp.accumulation_steps,
@@ -264,45 +281,45 @@ class OwnTrainer:
             "default_root_dir": self._root(logs),
         }
         if hp.gradient_clip_norm is not None:
-            own["gradient_clip_val"] = hp.gradient_clip_norm
+            decided["gradient_clip_val"] = hp.gradient_clip_norm
         if hp.evaluate_every_steps is not None:
-            own |= {
+            decided |= {
                 "val_check_interval": hp.evaluate_every_steps * hp.accumulation_steps,
                 "check_val_every_n_epoch": None,
             }
-        given = dict(run.options)
-        callbacks = given.pop("callbacks", None) or []
+        options = dict(run.options)
+        callbacks = options.pop("callbacks", None) or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-        # Nobody would see them, and Lightning takes none where it is to show none.
-        callbacks = [one for one in callbacks if not isinstance(one, lightning.callbacks.ProgressBar)]
-        usual: dict[str, Any] = {
+        # Lightning refuses a progress bar beside enable_progress_bar=False.
+        callbacks = [part for part in callbacks if not isinstance(part, lightning.callbacks.ProgressBar)]
+        defaults: dict[str, Any] = {
             "enable_model_summary": False,
             "num_sanity_val_steps": 1,
             "log_every_n_steps": 10,
-            "enable_checkpointing": any(isinstance(one, lightning.callbacks.Checkpoint) for one in callbacks),
+            "enable_checkpointing": any(isinstance(part, lightning.callbacks.Checkpoint) for part in callbacks),
         }
-        if "logger" not in given:
-            usual["logger"] = logs.logger(lightning)
+        if "logger" not in options:
+            defaults["logger"] = logs.logger(lightning)
         if hp.precision == "BFloat16Mixed":
-            given["precision"] = "bf16-mixed"
-        if kind == "xla" and (precision := given.pop("precision", None)) is not None:
-            own["plugins"] = [self._precision(lightning, precision)]
+            options["precision"] = "bf16-mixed"
+        if kind == "xla" and (precision := options.pop("precision", None)) is not None:
+            decided["plugins"] = [self._precision(lightning, precision)]
         with user_code("the options of Lightning's Trainer"):
-            kind_of_trainer = as_kind_of(lightning.Trainer, GangTrainer)
-            first = as_kind_of(lightning.Callback, First)(watch)
-            return kind_of_trainer(**{**usual, **given, **own}, callbacks=[first, *callbacks, watch])
+            first = derive(lightning.Callback, FirstCallback)(callback)
+            trainer_class = derive(lightning.Trainer, GangTrainer)
+            return trainer_class(**{**defaults, **options, **decided}, callbacks=[first, *callbacks, callback])
 
     def _accelerator(self, lightning: Any) -> Any:
-        return as_kind_of(lightning.accelerators.Accelerator, GangAccelerator)()
+        return derive(lightning.accelerators.Accelerator, GangAccelerator)()
 
     def _precision(self, lightning: Any, precision: Any) -> Any:
         if precision not in ("bf16-mixed", "32-true", 32, "32"):
-            raise UserCodeError(f'LightningRun: precision {precision!r}: on XLA "32-true" and "bf16-mixed" are known')
+            raise UserCodeError(f'LightningRun: precision {precision!r}: on XLA it must be "32-true" or "bf16-mixed"')
         plain = lightning.plugins.precision.Precision
-        return as_kind_of(plain, XlaAutocast)() if precision == "bf16-mixed" else plain()
+        return derive(plain, XlaAutocast)() if precision == "bf16-mixed" else plain()
 
-    def _root(self, logs: Logs) -> str:
-        """Where files of the module's own go, such as ModelCheckpoint's."""
+    def _root(self, logs: LoggerFiles) -> str:
+        """Returns the directory of the module's own files, such as ModelCheckpoint's."""
         if self.context.spec.checkpoint is None:
             return str(logs.directory)
         return f"{self.context.spec.checkpoint.uri.rstrip('/')}/lightning"
@@ -325,7 +342,7 @@ class OwnTrainer:
         logbook = Logbook(
             self.context.backend, lambda text: self.context.outputs.add_finding(Finding("Logging", 0, text))
         )
-        # What the module logs goes to Lightning's loggers: there are no names to agree on later.
+        # The module logs to Lightning's loggers, so there are no names to agree on later.
         logbook.agree()
         return Instruments(
             backend=self.context.backend,
@@ -349,31 +366,62 @@ class OwnTrainer:
     def _end(
         self,
         module: Any,
-        watch: Any,
+        callback: Any,
         instruments: Instruments,
         hp: Hyperparameters,
         done: str | None,
         was_stopped: bool,
     ) -> Outcome:
         if was_stopped:
-            return stopped_outcome(watch.step, watch.loss, instruments)
-        warn_left_out(watch.step, watch.metrics, self.context.outputs)
+            return stopped_outcome(callback.step, callback.loss, instruments)
+        warn_left_out(callback.step, callback.metrics, self.context.outputs)
         if done is None:
             if not self._is_on_lower_rung:
-                save_result(watch.step, watch.position, instruments)
+                save_result(callback.step, callback.position, instruments)
                 write_weights(self.context, module)
             with self.context.clock.during(Phase.CHECKPOINT):
-                keep_last(watch.step, watch.position, instruments)
-        early = f" of {hp.last_step}, ended early by the module or a callback" if watch.step < hp.last_step else ""
-        said = done or f"trained {watch.step} steps{early}"
-        return succeeded_outcome(said, watch.step, watch.loss, watch.metrics, instruments)
+                keep_last(callback.step, callback.position, instruments)
+        early = f" of {hp.last_step}, ended early by the module or a callback" if callback.step < hp.last_step else ""
+        return succeeded_outcome(
+            done or f"trained {callback.step} steps{early}", callback.step, callback.loss, callback.metrics, instruments
+        )
+
+
+class LoggerFiles:
+    """The files of a module's logger: beside the report, or in `scratch` without one. `place`: the report's URI or
+    path; None without one."""
+
+    def __init__(self, place: str | None, scratch: Path, attempt: int) -> None:
+        self._place, self._attempt = place, attempt
+        self._local = place is not None and place.startswith("/")
+        self.directory = Path(place) if place is not None and self._local else scratch
+
+    def logger(self, lightning: Any) -> Any:
+        """Returns the module's logger: TensorBoard's if it is installed, or else one that writes CSV files."""
+        options = {"save_dir": str(self.directory), "name": _LOGGER_FOLDER, "version": f"attempt-{self._attempt}"}
+        try:
+            return lightning.loggers.TensorBoardLogger(**options)
+        except ModuleNotFoundError:
+            return lightning.loggers.CSVLogger(**options)
+
+    def upload(self) -> None:
+        """Uploads the files of a report in a bucket; a failure does not end the run."""
+        if self._place is None or self._local:
+            return
+        try:
+            store = open_store(self._place, "report.uri")
+            for file in sorted((self.directory / _LOGGER_FOLDER).rglob("*")):
+                if file.is_file():
+                    store.put(file.relative_to(self.directory).as_posix(), file.read_bytes())
+        except (OSError, TrainerError) as error:
+            print(f"report: cannot upload the module's logs: {error}", file=sys.stderr, flush=True)
 
 
 def begin_epoch(state: dict[str, Any], step: int | None = None) -> None:
-    """Lets Lightning's loops go on at the beginning of an epoch, where they would take the last one's batches for this
-    one's. `step`: the steps that count as done, if batches have had another size; None if their number stands.
+    """Makes Lightning's loops resume at the beginning of an epoch, by resetting the last epoch's counts of batches in
+    `state`, Lightning's checkpoint, in place. Optimizers, callbacks and schedulers keep their state.
 
-    Optimizers, callbacks and schedulers keep their state. `state`: Lightning's checkpoint, changed in place.
+    `step`: the steps done, if batches had another size; None if Lightning's own count stands.
     """
     loops = state["loops"]["fit_loop"]
     loops["epoch_loop.batch_progress"]["is_last_batch"] = False
@@ -392,31 +440,29 @@ def begin_epoch(state: dict[str, Any], step: int | None = None) -> None:
 
 
 def end_epoch(state: dict[str, Any]) -> None:
-    """Lets Lightning's loops go on with the end of an epoch whose last batch is done: of a state that was saved within
-    that batch, Lightning takes the epoch for over, and calls neither its last hooks nor the first of the next one."""
+    """Makes Lightning's loops resume between an epoch's last batch and its end. The state was saved within that batch,
+    so Lightning would otherwise skip the last hooks of this epoch and the first of the next one."""
     loops = state["loops"]["fit_loop"]
     for progress in (loops["epoch_loop.batch_progress"][part] for part in ("total", "current")):
         progress["completed"] = progress["processed"]
 
 
 def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
-    """Raises UserCodeError: the recipe or the entrypoint asks for what there is not with Lightning's Trainer."""
+    """Raises UserCodeError if the recipe or the entrypoint needs what Lightning's Trainer cannot do here."""
     if spec.backend == "xla-spmd":
         raise UserCodeError(
-            "backend XLASPMD: Lightning's Trainer knows one program per replica, not one for all; use XLA or Torch"
+            "backend XLASPMD: Lightning's Trainer runs one program per replica, not one for all; use XLA or Torch"
         )
     if spec.on_not_finite is NotFinitePolicy.SKIP:
-        raise UserCodeError(
-            "recipe.onNotFinite: Skip: under Lightning's Trainer a step cannot be undone; Stop and Warn are known"
-        )
+        raise UserCodeError("recipe.onNotFinite: Skip: Lightning's Trainer cannot undo a step; use Stop or Warn")
     if spec.torch.execution != "Eager":
         raise UserCodeError(
-            f"trainer.torch.execution: {spec.torch.execution}: Lightning's Trainer makes its own steps, so there "
-            "is Eager only; call torch.compile in the module's configure_model"
+            f"trainer.torch.execution: {spec.torch.execution}: Lightning's Trainer makes its own steps, so only "
+            "Eager works; call torch.compile in the module's configure_model"
         )
     if hp.ema_decay is not None:
         raise UserCodeError(
-            "recipe.emaDecay: under Lightning's Trainer a callback averages the weights: EMAWeightAveraging of "
+            "recipe.emaDecay: under Lightning's Trainer use the callback EMAWeightAveraging of "
             "pytorch_lightning.callbacks"
         )
     for setting, value in {
@@ -426,7 +472,7 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
     }.items():
         if value:
             raise UserCodeError(
-                f"{setting}: under Lightning's Trainer evaluations are the module's: use its own callbacks and "
+                f"{setting}: under Lightning's Trainer the module evaluates; use Lightning's callbacks and "
                 "schedulers (EarlyStopping, ModelCheckpoint, ReduceLROnPlateau)"
             )
     if spec.checkpoint is not None and spec.checkpoint.init_from is not None:
@@ -436,7 +482,7 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
     if hp.precision == "BFloat16":
         raise UserCodeError("recipe.precision: BFloat16: with Lightning's Trainer use BFloat16Mixed or Float32")
     if spec.sharding != "Replicated":
-        raise UserCodeError("recipe.sharding: Lightning's Trainer keeps optimizers whole; leave it out")
+        raise UserCodeError("recipe.sharding: Lightning's Trainer does not shard optimizers; leave it out")
     if hp.gradient_clip_norm is not None and not getattr(run.module, "automatic_optimization", True):
         raise UserCodeError(
             "recipe.gradientClipNorm: the module makes its own steps (automatic_optimization = False) and must clip"
@@ -453,20 +499,22 @@ def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
     if hp.evaluate_every_steps is not None:
         for name in ("val_check_interval", "check_val_every_n_epoch"):
             if name in run.options:
-                raise UserCodeError(f"LightningRun: {name}: recipe.evaluateEverySteps says when to evaluate, too")
+                raise UserCodeError(
+                    f"LightningRun: {name}: recipe.evaluateEverySteps sets this already; leave one of them out"
+                )
 
 
-def _check_kind(found: LoadedCheckpoint) -> None:
-    if not is_from_lightning(found.snapshot):
+def _check_kind(checkpoint: LoadedCheckpoint) -> None:
+    if not is_from_lightning(checkpoint.snapshot):
         raise UserCodeError(
-            f"checkpoint {found.folder} was written by the trainer's own loop, and Lightning's Trainer cannot continue "
-            "it; choose another checkpoint.uri, or load its model.safetensors in the entrypoint"
+            f"checkpoint {checkpoint.folder} was written by the trainer's own loop, and Lightning's Trainer cannot "
+            "continue it; choose another checkpoint.uri, or load its model.safetensors in the entrypoint"
         )
 
 
 def _place(kept: Mapping[str, Any], hp: Hyperparameters) -> tuple[Place, bool]:
-    """Where the data stands, and whether that is exact: only with the same batches. `kept`: the checkpoint's document,
-    empty without one."""
+    """Returns the place in the data, and whether it is exact: only with batches of the same size. `kept`: the
+    checkpoint's document, empty without one."""
     if not kept:
         return Place(), True
     same = kept["globalBatch"] == hp.global_batch_size and kept["passes"] == hp.accumulation_steps
@@ -474,8 +522,8 @@ def _place(kept: Mapping[str, Any], hp: Hyperparameters) -> tuple[Place, bool]:
 
 
 def _validates(run: LightningRun) -> bool:
-    loader = any(one is not None and overridden(one, "val_dataloader") for one in (run.module, run.data))
-    return loader and overridden(run.module, "validation_step") and run.module.validation_step is not None
+    loader = any(part is not None and overrides(part, "val_dataloader") for part in (run.module, run.data))
+    return loader and overrides(run.module, "validation_step") and run.module.validation_step is not None
 
 
 def _absolute(directory: Path | None) -> str | None:

@@ -1,11 +1,11 @@
-"""What Lightning keeps of a run, as this job's checkpoints store it, and back.
+"""Converts Lightning's state of a run to a snapshot of this job's checkpoints, and back.
 
-Lightning makes one nested object of model, optimizers, schedulers, callbacks and loops, and pickles it. Here its
-tensors go into safetensors and the rest into JSON, with a mark where Python has kinds that JSON lacks: tuples, and
-dicts whose keys are not text. The module's weights have the same file and names as in every other checkpoint.
+Lightning pickles model, optimizers, schedulers, callbacks and loops as one nested object. Here its tensors go into
+safetensors and the rest into JSON, with a mark for what JSON lacks: tuples, and dicts whose keys are not text. The
+module's weights have the same file and names as in every other checkpoint.
 
-Callbacks and schedulers may keep what is none of that, such as a function. Before the first step it is refused. Later,
-when hours of training would be lost, it is left out.
+Callbacks and schedulers may keep other objects, such as a function. Before the first step they are refused; later, when
+hours of training would be lost, they are left out.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _DROPPED = (
     "datamodule_hparams_name",
     "datamodule_hyper_parameters",
 )
-"""The module's own arguments: the entrypoint gives them again, and they may be objects of any kind."""
+"""The arguments of the module, which may be any objects: the entrypoint passes them again."""
 
 _ITEMS, _TUPLE = "$items", "$tuple"
 
+HERE = "the state of this run"
+"""The path under which Lightning saves and finds the state that goes into this job's own checkpoints."""
+
 
 def check_state(state: Mapping[str, Any], module: nn.Module) -> None:
-    """`state`: Lightning's checkpoint before the first step.
-
-    Raises:
-        UserCodeError: it holds something that is neither a tensor nor a plain value; the text names the place.
-    """
+    """Raises UserCodeError, with the place, for anything in Lightning's checkpoint that cannot be stored; called before
+    the first step."""
     left_out: list[str] = []
-    kept_of(_rest(state), left_out.append)
+    storable_part(_rest(state), left_out.append)
     if left_out:
         raise UserCodeError(
-            f"a checkpoint cannot keep what Lightning keeps of the run: at {left_out[0]}, where plain values and dense "
-            "tensors can be kept. A callback's state_dict() and on_save_checkpoint may leave out what is the same in "
-            "every attempt"
+            f"a checkpoint cannot keep Lightning's state of the run: at {left_out[0]}, where only plain values and "
+            "dense tensors can be kept. Let state_dict() or on_save_checkpoint of the callback leave out what is the "
+            "same in every attempt"
         )
-    _unique(state.get(_WEIGHTS, {}), module)
+    _unique_weights(state.get(_WEIGHTS, {}), module)
 
 
 def snapshot_of_state(
@@ -56,44 +56,44 @@ def snapshot_of_state(
     step: int,
     examples: int,
     document: Mapping[str, Any],
-    tell: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> Snapshot:
-    """`state`: Lightning's checkpoint. Copies everything, so that training can go on at once. `tell`: is told what of
-    callbacks and schedulers is neither a tensor nor a plain value, and so is left out.
+    """Copies `state`, Lightning's checkpoint, so that training can go on at once. `warn` takes one text for each entry
+    of callbacks and schedulers that cannot be stored and is left out.
 
     Raises:
-        UserCodeError: so is something of the weights or of the optimizers; the text names the place.
+        UserCodeError: weights or optimizers hold such an entry; the text names the place.
     """
 
     def left_out(place: str) -> None:
-        tell(f"checkpoints leave out {place}, which they cannot keep: a run that continues begins with a fresh one")
+        warn(f"checkpoints cannot keep {place} and leave it out: a resumed run begins with a fresh one")
 
-    weights, names = _unique(state.get(_WEIGHTS, {}), module)
-    rest = kept_of(_rest(state), left_out)
-    optimizers, of_optimizers = take_apart(marked(state.get(_OPTIMIZERS)), "the optimizers' state")
-    others, of_others = take_apart(marked(rest), "what Lightning keeps of the run")
-    live = {"model": weights, "optimizer": of_optimizers, "hooks": of_others}
+    weights, names = _unique_weights(state.get(_WEIGHTS, {}), module)
+    rest = storable_part(_rest(state), left_out)
+    optimizers, optimizer_tensors = take_apart(mark(state.get(_OPTIMIZERS)), "the optimizers' state")
+    others, other_tensors = take_apart(mark(rest), "Lightning's state of the run")
+    live = {"model": weights, "optimizer": optimizer_tensors, "hooks": other_tensors}
     trees = {"optimizer": optimizers, "hooks": {"names": names, "rest": others}}
     version = str(state.get("pytorch-lightning_version", ""))
     return Snapshot(step, examples, {**document, LIGHTNING: version}, trees, copy_to_host(live))
 
 
 def state_of_snapshot(snapshot: Snapshot) -> dict[str, Any]:
-    """The inverse of `snapshot_of_state`, with tensors on the host."""
+    """Inverts `snapshot_of_state`; tensors are on the host."""
     kept = snapshot.trees["hooks"]
-    state: dict[str, Any] = unmarked(put_together(kept["rest"], snapshot.tensors["hooks"]))
+    state: dict[str, Any] = unmark(put_together(kept["rest"], snapshot.tensors["hooks"]))
     optimizers = put_together(snapshot.trees["optimizer"], snapshot.tensors["optimizer"])
     weights = snapshot.tensors["model"]
     return {
         **state,
-        _OPTIMIZERS: unmarked(optimizers),
+        _OPTIMIZERS: unmark(optimizers),
         _WEIGHTS: {name: weights[first] for name, first in kept["names"].items()},
     }
 
 
-def kept_of(value: Any, leave_out: Callable[[str], None]) -> Any:
-    """Returns `value` without the entries of its dicts that hold anything else than tensors and plain values; each is
-    told by its place and kind."""
+def storable_part(value: Any, leave_out: Callable[[str], None]) -> Any:
+    """Returns `value` without the dict entries that hold anything but tensors and plain values. `leave_out` takes the
+    place and kind of each."""
 
     def walk(value: Any, place: str) -> Any:
         if isinstance(value, Mapping):
@@ -121,40 +121,40 @@ class _UnfitError(Exception):
 
 
 def _rest(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the loops, callbacks, schedulers and hooks keep."""
+    """Returns the state of loops, callbacks, schedulers and hooks."""
     return {key: value for key, value in state.items() if key not in (_WEIGHTS, _OPTIMIZERS, *_DROPPED)}
 
 
-def marked(value: Any) -> Any:
-    """`value` in dicts with text keys and lists, for `take_apart`."""
+def mark(value: Any) -> Any:
+    """Returns `value` as lists and dicts with text keys, for `take_apart`."""
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: marked(item) for key, item in value.items()}
-        return {_ITEMS: [[marked(key), marked(item)] for key, item in value.items()]}
+            return {key: mark(item) for key, item in value.items()}
+        return {_ITEMS: [[mark(key), mark(item)] for key, item in value.items()]}
     if isinstance(value, tuple):
-        return {_TUPLE: [marked(item) for item in value]}
+        return {_TUPLE: [mark(item) for item in value]}
     if isinstance(value, list):
-        return [marked(item) for item in value]
+        return [mark(item) for item in value]
     # Callbacks compare metrics with numpy's numbers.
     return value.item() if isinstance(value, np.generic) else value
 
 
-def unmarked(value: Any) -> Any:
-    """The inverse of `marked`."""
+def unmark(value: Any) -> Any:
+    """Inverts `mark`."""
     if isinstance(value, list):
-        return [unmarked(item) for item in value]
+        return [unmark(item) for item in value]
     if not isinstance(value, dict):
         return value
     if _ITEMS in value:
-        return {unmarked(key): unmarked(item) for key, item in value[_ITEMS]}
+        return {unmark(key): unmark(item) for key, item in value[_ITEMS]}
     if _TUPLE in value:
-        return tuple(unmarked(item) for item in value[_TUPLE])
-    return {key: unmarked(item) for key, item in value.items()}
+        return tuple(unmark(item) for item in value[_TUPLE])
+    return {key: unmark(item) for key, item in value.items()}
 
 
-def _unique(state: Mapping[str, Any], module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights to store, and for each name in `state` the one that its weight is stored under: a weight that is used
-    in several places has the name of the first."""
+def _unique_weights(state: Mapping[str, Any], module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Returns the weights to store, and for each name in `state` the name under which its weight is stored: a weight
+    used in several places has the name of the first."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
     live = module.state_dict(keep_vars=True)

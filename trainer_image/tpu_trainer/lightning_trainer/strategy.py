@@ -1,6 +1,6 @@
-"""Lightning's Strategy for this gang: its processes exist already, and every exchange between them is the backend's.
+"""Lightning's Strategy for a gang whose processes exist already and exchange data through the backend.
 
-The classes here are the methods of Lightning's own (`package.as_kind_of`).
+`package.derive` makes subclasses of Lightning's classes from the classes here.
 """
 
 from __future__ import annotations
@@ -21,30 +21,28 @@ from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.data.loading import Share
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import check_weight
-from tpu_trainer.lightning.needs import without_loss
+from tpu_trainer.lightning.needs import missing_loss_error
 from tpu_trainer.lightning.validation import metrics_of
 from tpu_trainer.lightning_trainer.callbacks import refuse_callbacks
-from tpu_trainer.lightning_trainer.gather import Gathered, pieces, table, total
+from tpu_trainer.lightning_trainer.gather import DifferentiableTable, pieces, table, total
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division
-from tpu_trainer.lightning_trainer.rates import Rates
+from tpu_trainer.lightning_trainer.rates import OptimizerRates
+from tpu_trainer.lightning_trainer.state import HERE
 from tpu_trainer.task.task import Hyperparameters
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-HERE = "the state of this run"
-"""The path under which Lightning saves and finds the state that goes into this job's own checkpoints."""
-
 _RATES = "tpu_trainer_rates"
-"""What the rates' state is called in a file that the module or a callback saves, and may load in the same run."""
+"""The key of the rates' state in a file that the module or a callback saves, and may load in the same run."""
 
 
 class GangStrategy:
-    """A replica's part. `share`: this process among all; `step`: steps done; `at_end`: is called with the Trainer after
-    all hooks of the training's end.
+    """One replica's strategy. `step` returns the steps done; `at_end` is called with the Trainer after all hooks of the
+    training's end.
 
-    `state`: what Lightning saved last under `HERE`, or will load from there; `kept_rates`: the rates' state with it.
+    `state`: the state that Lightning saved last under `HERE`, or will load from there; `kept_rates`: its rates.
     """
 
     strategy_name = "tpu_trainer"
@@ -56,7 +54,7 @@ class GangStrategy:
         gradients: Gradients,
         division: Division,
         hp: Hyperparameters,
-        rates: Rates,
+        rates: OptimizerRates,
         step: Callable[[], int],
         at_end: Callable[[Any], None],
     ) -> None:
@@ -65,7 +63,7 @@ class GangStrategy:
         self._hp, self._rates, self._step, self._at_end = hp, rates, step, at_end
         self._placed = False
         self.world_size, self.global_rank, self.local_rank = share.world, share.rank, share.local_rank
-        # As if every process were a node of one device: only their product is known to be right everywhere.
+        # As if every process were a node of one device: only the product of the two is right everywhere.
         self.num_nodes = share.world
         self.node_rank = share.rank
         self.state: Any = None
@@ -74,7 +72,7 @@ class GangStrategy:
         self._messages = 0
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
 
-    # Where this replica is.
+    # Devices and ranks.
 
     @property
     def root_device(self) -> torch.device:
@@ -82,7 +80,7 @@ class GangStrategy:
 
     @property
     def is_distributed(self) -> bool:
-        """Lightning's log asks whether there is anybody to reduce a value with."""
+        """Whether Lightning's log reduces values."""
         return self._backend.terms > 1
 
     @property
@@ -90,12 +88,12 @@ class GangStrategy:
         return self.global_rank == 0
 
     def model_to_device(self) -> None:
-        """Places the model, with rank 0's weights in every replica. A validation after the training finds it there."""
+        """Places the model, with rank 0's weights in every replica; once, also if a validation follows the training."""
         if not self._placed:
             self._backend.place(self.lightning_module)
         metrics: list[Any] = metrics_of(self.lightning_module) if self._placed else []
         for metric in metrics:
-            # Lightning's end of a training takes what was logged to the host, the metrics themselves with it.
+            # At the end of a training Lightning moves logged metric objects to the host.
             metric.to(self.root_device)
         self._placed = True
 
@@ -104,31 +102,31 @@ class GangStrategy:
         # Lightning's functions for "only in the first process" look for the rank there.
         rank_zero: Any = importlib.import_module("lightning_utilities.core.rank_zero")
         rank_zero.rank_zero_only.rank = self.global_rank
-        # What has been agreed on after a step must not be changed by a callback that runs later.
         trainer = self.lightning_module.trainer
-        # Here those of configure_callbacks are among them.
+        # By now they include those of configure_callbacks.
         refuse_callbacks(trainer.callbacks)
+        # The gang's callback runs last: no other may change what the replicas have agreed on after a step.
         trainer.callbacks.sort(key=lambda callback: getattr(callback, "gang_order", 0))
         for callback in trainer.checkpoint_callbacks:
-            # Otherwise they would lie beside the logger's files, which belong to an attempt.
+            # The default is beside the logger's files, which belong to one attempt.
             if getattr(callback, "dirpath", "none") is None:
                 callback.dirpath = f"{trainer.default_root_dir}/checkpoints"
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
         for metric in metrics_of(self.lightning_module):
-            # torchmetrics' own collectives know the process group's device only, if there is a group at all.
+            # torchmetrics' own collectives know only the process group's device, and need a group.
             vars(metric).update(
                 dist_sync_fn=lambda tensor, group=None: pieces(tensor, self._backend),
                 distributed_available_fn=lambda: self._backend.terms > 1,
             )
 
     def setup_optimizers(self, trainer: Any) -> None:
-        # Optimizers and schedulers ask how many epochs there are, which follows from the steps and the data.
+        # Optimizers and schedulers may read the number of epochs, which follows from the steps and the data.
         trainer.fit_loop.setup_data()
         epochs, batches = None, self._hp.train_steps * self._hp.accumulation_steps
         if 0 < trainer.num_training_batches < math.inf:
-            # Lightning steps no scheduler after an epoch that the run ends inside of.
+            # Lightning steps no scheduler after an incomplete last epoch.
             epochs = batches // trainer.num_training_batches
             trainer.fit_loop.max_epochs = math.ceil(batches / trainer.num_training_batches)
         super().setup_optimizers(trainer)  # type: ignore[misc]
@@ -144,11 +142,11 @@ class GangStrategy:
             self._rates.keep_over(lambda: load(checkpoint), self.optimizers, self.kept_rates)
 
     def teardown(self) -> None:
-        """The model stays where it is, and what the job still needs of it."""
+        """Leaves the model on its device, where the job still needs it."""
         self.precision_plugin.teardown()
         self.accelerator.teardown()
 
-    # What a step does.
+    # Steps.
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         if self.root_device.type == "xla":
@@ -156,12 +154,12 @@ class GangStrategy:
         return super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        # Modules and parameters that a hook has added since.
+        # A hook may have added parameters.
         self._gradients.watch(self.lightning_module.parameters())
         self._gradients.forward_begins(self._step())
         output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         if output is None and self.world_size > 1 and self.lightning_module.automatic_optimization:
-            raise without_loss(self.world_size)
+            raise missing_loss_error(self.world_size)
         weight = output.get("loss_weight") if isinstance(output, Mapping) else None
         if weight is not None and not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')
@@ -176,7 +174,7 @@ class GangStrategy:
         if weight is None or manual:
             weight = torch.full_like(loss.detach(), 1 if manual else 1 / self._hp.accumulation_steps)
         else:
-            # Lightning has divided the loss by the passes; the exchange divides the sum by the weights' sum.
+            # Lightning has divided the loss by the passes; the exchange divides by the sum of the weights.
             loss, weight = loss * weight, weight / self._hp.accumulation_steps
         result: Tensor = super().backward(loss, optimizer, *args, **kwargs)  # type: ignore[misc]
         self._gradients.add(closure_loss if self._weight is None or manual else loss, weight)
@@ -185,26 +183,26 @@ class GangStrategy:
         return result if loss is closure_loss else closure_loss.detach()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """The gradients are the gang's before hooks, clipping and the optimizer see them."""
+        """Averages the gradients over the gang before hooks, clipping and the optimizer read them."""
         manual = not self.lightning_module.automatic_optimization
 
-        def averaged() -> Any:
+        def averaging_closure() -> Any:
             result = closure()
             if not manual or self._gradients.pending:
                 self._gradients.average(self._step() + 1)
             return result
 
         self._rates.set(self._step())
-        return super().optimizer_step(optimizer, averaged, model, **kwargs)  # type: ignore[misc]
+        return super().optimizer_step(optimizer, averaging_closure, model, **kwargs)  # type: ignore[misc]
 
     def process_dataloader(self, dataloader: object) -> object:
-        return self._division.of(dataloader, training=self.lightning_module.trainer.training)
+        return self._division.divide(dataloader, training=self.lightning_module.trainer.training)
 
     def on_train_end(self) -> None:
-        """Ends the training: Lightning calls the strategy last, after callbacks and module."""
+        """Calls `at_end`: Lightning calls the strategy last, after callbacks and module."""
         self._at_end(self.lightning_module.trainer)
 
-    # What replicas tell each other.
+    # Collectives.
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         value = tensor if isinstance(tensor, Tensor) else torch.tensor(tensor, device=self.root_device)
@@ -218,22 +216,21 @@ class GangStrategy:
                 return table(value, self._backend).amax(dim=0)
             case "min":
                 return table(value, self._backend).amin(dim=0)
-        raise UserCodeError(f"a value cannot be reduced over the replicas by {reduce_op}; mean, sum, max and min can")
+        raise UserCodeError(f"values cannot be reduced over the replicas by {reduce_op}, only by mean, sum, max or min")
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         if sync_grads:
-            gathered: Tensor = Gathered.apply(tensor, self._backend)  # type: ignore[no-untyped-call]
+            gathered: Tensor = DifferentiableTable.apply(tensor, self._backend)  # type: ignore[no-untyped-call]
             return gathered
         with torch.no_grad():
             return table(tensor, self._backend)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002 - Lightning's name
-        said = [row[0] > 0 for row in self._backend.gather([float(decision)])]
-        return sum(said) == len(said) if all else any(said)
+        decisions = [row[0] > 0 for row in self._backend.gather([float(decision)])]
+        return sum(decisions) == len(decisions) if all else any(decisions)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Through the gang's own store, which only its members reach (`gate`): the object may be anything that can be
-        pickled."""
+        """Sends any object that can be pickled through the gang's store, which only its members reach (`gate`)."""
         store: Any = self._backend.store
         if store is None:
             return obj
@@ -245,12 +242,12 @@ class GangStrategy:
         return pickle.loads(store.get(name))  # noqa: S301 - from a process of this gang
 
     def barrier(self, name: str | None = None) -> None:
-        # Lightning has just set a handler that would begin a collective inside it. The trainer's own only sets a flag.
+        # Lightning has just set a handler that would start a collective. The trainer's handler only sets a flag.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
         self._backend.barrier()
 
-    # The run's state.
+    # Checkpoints.
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         if filepath == HERE:
@@ -274,7 +271,7 @@ class GangStrategy:
 
 
 class GangAccelerator:
-    """The device that the backend has found and opened, where Lightning has no class of its own for it."""
+    """The backend's device, if Lightning has no accelerator class for it."""
 
     def setup_device(self, device: torch.device) -> None: ...
 
@@ -302,7 +299,7 @@ class GangAccelerator:
 
 
 class XlaAutocast:
-    """`precision="bf16-mixed"` on XLA; the methods of Lightning's Precision."""
+    """`precision="bf16-mixed"` on XLA, for Lightning's Precision."""
 
     precision = "bf16-mixed"
 
@@ -319,5 +316,5 @@ def _check_held(module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
                 if id(parameter) not in known:
                     raise UserCodeError(
                         f"{type(optimizer).__name__} holds a parameter of shape {list(parameter.shape)} that is not in "
-                        "the module: no checkpoint would have it, and each replica would train its own"
+                        "the module: checkpoints would lack it, and each replica would train its own copy"
                     )

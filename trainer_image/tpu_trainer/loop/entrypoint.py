@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.data.loading import Share
-from tpu_trainer.lightning import LightningRun, NeedsTrainerError, adopt, is_lightning, release
+from tpu_trainer.lightning import LightningRun, NeedsTrainerError, adopt, detach, is_lightning
 from tpu_trainer.optim.schedulers import SchedulingHooks
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Hyperparameters, Task
@@ -74,7 +74,7 @@ def load_lightning(entrypoint: str, hyperparameters: Hyperparameters) -> Lightni
     if isinstance(made, Task):
         raise UserCodeError(f"entrypoint {entrypoint}: returned a LightningModule first, and then a Task")
     # It may return the same object each time.
-    release(made.module)
+    detach(made.module)
     return made if isinstance(made, LightningRun) else LightningRun(made.module, made.data)
 
 

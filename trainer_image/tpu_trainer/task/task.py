@@ -68,8 +68,7 @@ class Hyperparameters:
     seed: the run's seed. The entrypoint is called with all random generators seeded already.
     data_uri: the job's `data.uri`; None if it has none.
     parameters: the recipe's own parameters, as texts.
-    silent: the fields that the recipe leaves out. An entrypoint's parameter of that name keeps its default, if it has
-    one.
+    silent: the fields that the recipe leaves out. An entrypoint's parameter of that name keeps its default.
     """
 
     optimizer: str

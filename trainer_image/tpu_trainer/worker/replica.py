@@ -93,9 +93,9 @@ def _run(context: RunContext) -> Outcome:
     except NeedsTrainerError as error:
         why = error.why
     # Imported only here, because few runs need Lightning's Trainer.
-    from tpu_trainer.lightning_trainer import OwnTrainer
+    from tpu_trainer.lightning_trainer import LightningTraining
 
-    return OwnTrainer(context).whole(why)
+    return LightningTraining(context).run(why)
 
 
 def _board(outputs: RunOutputs, pace: StepPace, backend: Backend) -> Board:

@@ -78,11 +78,11 @@ def _shadowing_warnings(packed: PackedCode) -> Iterator[str]:
             continue
         if module in sys.stdlib_module_names:
             yield (
-                f"{name} has the name of a standard module: torch and all others that import {module} get yours;"
+                f"{name} has the name of a standard module: torch and all others that import {module} would get yours;"
                 " rename it"
             )
         elif module in _OF_THE_TRAINER:
-            yield f"{name} has the name of a package that the trainer imports: it gets yours; rename it"
+            yield f"{name} has the name of a package that the trainer imports: it would get yours; rename it"
 
 
 def add_code(file: JobFile, packed: PackedCode, uri: str) -> JobFile:

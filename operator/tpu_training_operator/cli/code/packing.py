@@ -82,8 +82,8 @@ def pack(folder: Path) -> PackedCode:
     packed = _build_archive(folder, sorted(sizes), tuple(sorted(secrets)))
     if len(packed.archive) > LARGEST_CODE_ARCHIVE:
         raise CannotPack(
-            f"--code {folder}: packed it has {size_text(len(packed.archive))}, and at most"
-            f" {size_text(LARGEST_CODE_ARCHIVE)} are taken; {largest(packed.sizes)}"
+            f"--code {folder}: the archive has {size_text(len(packed.archive))}, and the limit is"
+            f" {size_text(LARGEST_CODE_ARCHIVE)}; {largest(packed.sizes)}"
         )
     return packed
 

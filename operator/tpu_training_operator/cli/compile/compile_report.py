@@ -47,8 +47,8 @@ def print_check(file: JobFile, checked: SliceCheck) -> None:
     batch = count(answer["batch"]["perReplica"], "example")
     out.print(f"[bold]{file.job.name}: {checked.resolution.layout}, {batch} per replica[/bold]", soft_wrap=True)
     out.print(_method(answer), soft_wrap=True)
-    for found in answer["found"]:
-        out.print(f"[yellow]found:[/yellow] {escape(_finding_text(found))}", soft_wrap=True)
+    for finding in answer["found"]:
+        out.print(f"[yellow]found:[/yellow] {escape(_finding_text(finding))}", soft_wrap=True)
     for line in (_verdict(answer), _largest(answer)):
         if line is not None:
             out.print(f"[bold]{escape(line)}[/bold]", soft_wrap=True)
@@ -115,10 +115,10 @@ def _method(answer: Mapping[str, Any]) -> str:
     )
 
 
-def _finding_text(found: Mapping[str, str]) -> str:
-    where = f"{found['where']}: " if found["where"] else ""
-    shapes = f" ({found['shapes']})" if found["shapes"] else ""
-    return f"{where}{found['operation']} {_FINDINGS[found['kind']]}{shapes}"
+def _finding_text(finding: Mapping[str, str]) -> str:
+    where = f"{finding['where']}: " if finding["where"] else ""
+    shapes = f" ({finding['shapes']})" if finding["shapes"] else ""
+    return f"{where}{finding['operation']} {_FINDINGS[finding['kind']]}{shapes}"
 
 
 def _verdict(answer: Mapping[str, Any]) -> str | None:

@@ -28,7 +28,7 @@ class Column:
 
 def columns(file: JobFile, accelerator_types: list[str], step_seconds: float | None) -> list[Column]:
     """Resolves the job for each accelerator type. Raises BadInput with a problem for each that it cannot run on."""
-    found: list[Column] = []
+    results: list[Column] = []
     problems: list[Problem] = []
     for name in accelerator_types:
         target = Slice(accelerator_type=name, count=file.job.spec.slice.count, hardware=file.job.spec.slice.hardware)
@@ -41,35 +41,35 @@ def columns(file: JobFile, accelerator_types: list[str], step_seconds: float | N
         except InvalidJob as error:
             problems += [Problem(f"--compare {name}", str(problem)) for problem in error.problems]
         else:
-            found.append(Column(resolution, cost_of(resolution, step_seconds)))
+            results.append(Column(resolution, cost_of(resolution, step_seconds)))
     if problems:
         raise BadInput(file.path, problems)
-    return found
+    return results
 
 
-def as_json(found: list[Column]) -> list[dict[str, Any]]:
+def as_json(results: list[Column]) -> list[dict[str, Any]]:
     return [
         {
             "resolved": column.resolution.resolved.as_json(),
             "warnings": list(column.resolution.warnings),
             "cost": column.cost.as_json(),
         }
-        for column in found
+        for column in results
     ]
 
 
-def print_comparison(file: JobFile, found: list[Column], compiled: CompiledSteps | None = None) -> None:
+def print_comparison(file: JobFile, results: list[Column], compiled: CompiledSteps | None = None) -> None:
     table = Table(
-        title=f"{file.job.name}: one recipe on {count(len(found), 'slice')}", title_justify="left", title_style="bold"
+        title=f"{file.job.name}: one recipe on {count(len(results), 'slice')}", title_justify="left", title_style="bold"
     )
     table.add_column("")
-    for column in found:
+    for column in results:
         table.add_column(str(column.resolution.layout), justify="right")
 
     def row(name: str, values: list[object]) -> None:
         table.add_row(name, *(str(value) for value in values))
 
-    resolutions = [column.resolution for column in found]
+    resolutions = [column.resolution for column in results]
     row("topology", [r.layout.shape.topology for r in resolutions])
     row("hosts", [r.layout.hosts for r in resolutions])
     row("chips", [r.layout.chips for r in resolutions])
@@ -79,11 +79,11 @@ def print_comparison(file: JobFile, found: list[Column], compiled: CompiledSteps
     row("train steps", [r.recipe.train_steps for r in resolutions])
     row("warm-up steps", [r.recipe.warmup_steps for r in resolutions])
     row("learning rate", [r.recipe.learning_rate for r in resolutions])
-    for name in found[0].cost.lines():
-        row(name, [column.cost.lines()[name] for column in found])
+    for name in results[0].cost.lines():
+        row(name, [column.cost.lines()[name] for column in results])
     for name, values in (compiled.lines(resolutions) if compiled else {}).items():
         row(name, list(values))
-    out = console(40 + 24 * len(found))
+    out = console(40 + 24 * len(results))
     out.print(table)
     for resolution in resolutions:
         for warning in resolution.warnings:

@@ -30,8 +30,8 @@ class CompiledSteps:
 
     def __init__(self, path: Path) -> None:
         try:
-            found = json.loads(path.read_bytes())
-            self._answers = {_key(answer): _step(answer) for answer in _all_answers(found)}
+            content = json.loads(path.read_bytes())
+            self._answers = {_key(answer): _step(answer) for answer in _all_answers(content)}
         except OSError as error:
             raise click.UsageError(f"{OPTION} {path}: {(error.strerror or str(error)).lower()}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -45,16 +45,16 @@ class CompiledSteps:
 
     def lines(self, resolutions: Sequence[Resolution]) -> dict[str, list[str]]:
         """Returns the rows of a comparison: each row's name, and its value for each resolution."""
-        found = [self.of(resolution) for resolution in resolutions]
+        steps = [self.of(resolution) for resolution in resolutions]
         return {
-            "compiled": ["no" if answer is None else answer.verdict for answer in found],
-            "HBM": ["-" if answer is None else answer.memory for answer in found],
-            "step at best": ["-" if answer is None or not answer.at_best else answer.at_best for answer in found],
+            "compiled": ["no" if step is None else step.verdict for step in steps],
+            "HBM": ["-" if step is None else step.memory for step in steps],
+            "step at best": ["-" if step is None or not step.at_best else step.at_best for step in steps],
         }
 
 
-def _all_answers(found: Any) -> Iterator[Mapping[str, Any]]:
-    for answer in found if isinstance(found, list) else [found]:
+def _all_answers(content: Any) -> Iterator[Mapping[str, Any]]:
+    for answer in content if isinstance(content, list) else [content]:
         yield answer
         yield from answer.get("alternatives", ())
 

@@ -14,7 +14,7 @@ from typing import Any
 from tpu_training_operator.api.status import Failure, RungStatus
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
-from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, JobState, LogTail
+from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, JobResult, LogTail
 from tpu_training_operator.html_report.ladder import RungRow
 
 RESULT = "result.json"
@@ -31,8 +31,8 @@ def job_end(directory: Path) -> JobEnd | None:
     """Reads how the run in this directory ended; None if it has not ended, or if its result cannot be read."""
     try:
         result = json.loads((directory / RESULT).read_bytes())
-        state = JobState(result["state"])
-        last = Failure.read(result["failure"]) if state is JobState.FAILED and result["failure"] else None
+        state = JobResult(result["state"])
+        last = Failure.read(result["failure"]) if state is JobResult.FAILED and result["failure"] else None
         # The job survived a failure of an earlier attempt; something else has ended it.
         failure = last if last is not None and last.attempt == result["attempts"] else None
         rungs = rungs_of(result.get("rungs"))

@@ -99,7 +99,7 @@ async def _submit(connection: Connection, request: _Request) -> int:
     if packed is not None and code is not None and code.secret is not None:
         await _create_secret(connection, job, secret(code.secret, packed, job), is_new=is_new)
     name, namespace = file.job.name, file.job.namespace
-    click.echo(f"job {name} {'created' if is_new else 'is there already'} in namespace {namespace}")
+    click.echo(f"job {name} {'created' if is_new else 'already exists'} in namespace {namespace}")
     click.echo(f"follow it with: {program_name()} watch {name} -n {namespace}")
     return 0
 

@@ -16,7 +16,7 @@ from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Goodput, State, Status
 from tpu_training_operator.api.words import span
 from tpu_training_operator.cli.common.prices import Prices
-from tpu_training_operator.domain.cluster_state.hosts import Host, Hosts, summary
+from tpu_training_operator.domain.cluster_state.hosts import Host, Hosts, summarize_hosts
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.cluster_state.workload import manager_of
 from tpu_training_operator.domain.plan.common import goodput as accounts
@@ -112,7 +112,9 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         status=status,
         state_word=str((job.get("status") or {}).get("state") or ""),
         message=_message(status),
-        hosts=summary(own_hosts, status.attempt, resolved.slices, resolved.hosts_per_slice) if resolved else None,
+        hosts=summarize_hosts(own_hosts, status.attempt, resolved.slices, resolved.hosts_per_slice)
+        if resolved
+        else None,
         window=span(restart.window_seconds) if restart else "",
         budgets=tuple(budget(restart, status.restarts, kind, now) for kind in FailureClass) if restart else (),
         goodput=goodput and accounts.charge(goodput, now, goodput.activity),

@@ -153,7 +153,7 @@ class LogReader:
         selection = Selection(JOBS, key.namespace, fields={"metadata.name": key.name})
         self._jobs = Informer[JobNow](client, selection, JobNow.of, updated=self._look)
         self._changed = asyncio.Event()
-        self._waits_told: set[int] = set()
+        self._announced_waits: set[int] = set()
 
     async def show(self, workers: Sequence[WorkerId]) -> None:
         """Writes the logs as they are now, one worker after the other. Raises NoLog or ApiError."""
@@ -251,8 +251,8 @@ class LogReader:
         return pod.has_ended or bool(pod.termination)
 
     def _say_waiting(self, worker: WorkerId, error: Exception) -> None:
-        if worker.attempt not in self._waits_told:
-            self._waits_told.add(worker.attempt)
+        if worker.attempt not in self._announced_waits:
+            self._announced_waits.add(worker.attempt)
             self._say(f"waiting for {self._pod(worker)}: {error}")
 
     def _pod(self, worker: WorkerId) -> str:

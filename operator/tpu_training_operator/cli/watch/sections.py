@@ -12,7 +12,7 @@ from tpu_training_operator.api.words import count, duration
 from tpu_training_operator.cli.common.terminal import ago, several
 from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.watch.job_view import JobView
-from tpu_training_operator.domain.cluster_state.hosts import Group, Hosts, group_words
+from tpu_training_operator.domain.cluster_state.hosts import HostGroup, Hosts, group_words
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
 from tpu_training_operator.domain.plan.common.restart_budget import Budget
@@ -115,8 +115,8 @@ def _why(view: JobView) -> Section:
 
 def _compiled_section(view: JobView) -> Section:
     """Shows what the entry check has found about the compiled step."""
-    found = find(view.status.conditions, ConditionType.STEP_FITS)
-    return _full_only("compiled", [] if found is None else [found.message])
+    condition = find(view.status.conditions, ConditionType.STEP_FITS)
+    return _full_only("compiled", [] if condition is None else [condition.message])
 
 
 def _manager_section(view: JobView) -> Section:
@@ -186,7 +186,7 @@ def _hosts(view: JobView) -> Section:
     return _always("hosts", lines, "yellow" if len(lines) > 1 else "")
 
 
-def _group(group: Group) -> str:
+def _group(group: HostGroup) -> str:
     """Describes hosts in one state. Names their nodes only if they are few, because then a node may be the cause."""
     nodes = f" on {', '.join(group.nodes)}" if 0 < len(group.nodes) <= _MOST_NAMES else ""
     return f"{group_words(group)} ({several(group.places, _MOST_NAMES)}{nodes})"
@@ -417,20 +417,20 @@ def advice(view: JobView, command: str) -> list[str]:
 
 
 def _is_over_budget(view: JobView, kind: ConditionType) -> bool:
-    found = find(view.status.conditions, kind)
-    return found is not None and found.is_true and found.reason == Reason.BUDGET_EXCEEDED
+    condition = find(view.status.conditions, kind)
+    return condition is not None and condition.is_true and condition.reason == Reason.BUDGET_EXCEEDED
 
 
 def _after_the_end(view: JobView, log: str) -> list[str]:
     if _is_over_budget(view, ConditionType.FAILED):
         return [
             "Its chip-hours were used up. A new job of the same name and checkpoint.uri continues from the newest"
-            " checkpoint, with a budget of its own."
+            " checkpoint, with its own budget."
         ]
     failed, failure = find(view.status.conditions, ConditionType.FAILED), view.status.last_failure
     if failed is not None and failed.reason == Reason.DEADLINE_EXCEEDED:
         return [
-            "Its time was over. A new job with a longer spec.runPolicy.activeDeadlineSeconds continues from the newest"
+            "It ran out of time. A new job with a longer spec.runPolicy.activeDeadlineSeconds continues from the newest"
             " checkpoint."
         ]
     if failed is not None and failed.reason == Reason.GATE_FAILED:

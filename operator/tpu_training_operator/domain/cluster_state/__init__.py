@@ -1,1 +1,1 @@
-"""What the cluster holds and the workers report, as values; nothing here decides."""
+"""Values that describe what the cluster holds and what the workers report. Nothing here decides."""

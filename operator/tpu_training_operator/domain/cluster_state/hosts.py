@@ -1,4 +1,4 @@
-"""The hosts of a job: which are ready, and why the others are not.
+"""Summarizes the hosts of a job: which are ready, and why the others are not.
 
 The largest slices have thousands of hosts, so only a few words are kept for each.
 """
@@ -16,9 +16,9 @@ from tpu_training_operator.domain.job.naming import WorkerId
 _LONGEST_REASON = 300
 _NO_POD = "no pod yet"
 _TAKEN = (
-    "Kueue's pod integration holds each worker back as a job of its own. An administrator lists"
-    f" {constants.KUEUE_FRAMEWORK} under integrations.externalFrameworks in Kueue's configuration, and the job names"
-    f" its queue in the label {constants.LABEL_QUEUE} (docs/kueue.md)"
+    "Kueue's pod integration holds back each worker as a separate job. An administrator must list"
+    f" {constants.KUEUE_FRAMEWORK} under integrations.externalFrameworks in Kueue's configuration, and the job must"
+    f" name its queue in the label {constants.LABEL_QUEUE} (docs/kueue.md)"
 )
 
 
@@ -37,7 +37,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Group:
+class HostGroup:
     """Hosts that are not ready for the same reason."""
 
     why: str
@@ -47,12 +47,12 @@ class Group:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """`slice/host` of each, in order."""
+        """`slice/host` of each worker, in order."""
         return tuple(f"{worker.slice}/{worker.host}" for worker in self.workers)
 
 
-def group_words(group: Group) -> str:
-    """3 hosts: ImagePullBackOff: ..."""
+def group_words(group: HostGroup) -> str:
+    """Returns, for example: 3 hosts: ImagePullBackOff: ..."""
     return f"{count(len(group.workers), 'host')}: {group.why}"
 
 
@@ -64,23 +64,22 @@ class Hosts:
     ready: int
     finished: int
     earlier: int
-    others: tuple[Group, ...]
+    others: tuple[HostGroup, ...]
 
 
 def host_of(pod: Mapping[str, Any]) -> Host | None:
-    """None for a pod that is not a worker of the job that controls it."""
+    """Reads the host of a pod; None if the pod is not a worker of the job that controls it."""
     found, worker = WorkerPod(pod), worker_of(pod, str(controller(pod).get("name", "")))
     if worker is None:
         return None
     has_finished = found.phase == "Succeeded"
-    why = None if found.is_ready or has_finished else waits_for(found)
+    why = None if found.is_ready or has_finished else why_not_ready(found)
     is_unscheduled = found.node is None and not found.has_ended and not found.is_terminating
     return Host(worker, controller(pod).get("uid"), found.node, why, has_finished, found.has_ended, is_unscheduled)
 
 
-def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: int) -> Hosts:
-    """The hosts of the attempt. Of those that are not ready, the group that keeps others from their nodes comes first,
-    then the largest."""
+def summarize_hosts(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: int) -> Hosts:
+    """Counts the hosts of the attempt. The group that keeps others from their nodes comes first, then the largest."""
     by_worker = {host.worker: host for host in found}
     ready = finished = 0
     lacking: dict[str, dict[WorkerId, Host | None]] = {}
@@ -102,19 +101,19 @@ def summary(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: i
     )
 
 
-def _holds_up(group: Group) -> bool:
-    """Whether a worker 0 lacks a node: the others of its slice follow it."""
+def _holds_up(group: HostGroup) -> bool:
+    """Tells whether a worker 0 lacks a node: the others of its slice follow it."""
     return group.is_unscheduled and any(worker.host == 0 for worker in group.workers)
 
 
-def _group(why: str, members: Mapping[WorkerId, Host | None]) -> Group:
+def _group(why: str, members: Mapping[WorkerId, Host | None]) -> HostGroup:
     pods = [host for host in members.values() if host is not None]
     nodes = dict.fromkeys(pod.node for pod in pods if pod.node)
-    return Group(why, tuple(members), tuple(nodes), any(pod.is_unscheduled for pod in pods))
+    return HostGroup(why, tuple(members), tuple(nodes), any(pod.is_unscheduled for pod in pods))
 
 
-def waits_for(pod: WorkerPod) -> str:
-    """What a pod lacks that is neither ready nor has succeeded."""
+def why_not_ready(pod: WorkerPod) -> str:
+    """Explains what a pod lacks that is neither ready nor has succeeded."""
     if pod.phase == "Failed":
         code = "" if pod.exit_code is None else f", exit code {pod.exit_code}"
         reason = pod.termination.get("reason") or pod.raw["status"].get("reason") or "failed"

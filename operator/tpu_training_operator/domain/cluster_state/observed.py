@@ -1,4 +1,4 @@
-"""What the cluster holds, as the planner reads it. Built from raw objects, never written back."""
+"""A job and its pods as the planner reads them: built from raw objects, never written back."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.cluster_state.ownership import controller, is_ours, job_of
-from tpu_training_operator.domain.cluster_state.worker_reports import NOTHING_HEARD, Inbox, Notes, Report
+from tpu_training_operator.domain.cluster_state.worker_reports import NOTHING_HEARD, Inbox, Notes, WorkerReport
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.naming import WorkerId, entry_check_pod_name, is_placeholder
 from tpu_training_operator.domain.job.topology import SliceLayout
@@ -23,14 +23,14 @@ _KUEUE_GATE = {"name": constants.KUEUE_POD_GATE}
 
 @dataclass(frozen=True)
 class WorkerPod:
-    """The pod of one worker. `raw`: the pod as the API server returned it. What several questions about a pod need is
-    worked out once: a pass asks dozens of each pod."""
+    """The pod of one worker. `raw`: the pod as the API server returned it. Properties that a pass reads many times are
+    cached."""
 
     raw: Object
 
     @cached_property
     def named_worker(self) -> WorkerId | None:
-        """By the pod's name; None if it is not the name of a worker, whichever job's."""
+        """The worker that the pod's name stands for; None if it is not the name of any job's worker."""
         return WorkerId.of_pod(self.name)
 
     @property
@@ -49,7 +49,7 @@ class WorkerPod:
 
     @property
     def alternative(self) -> int:
-        """Which of the job's slices it was created for, as its label says."""
+        """Number of the job's slice that it was created for, from its label."""
         label = (self.raw["metadata"].get("labels") or {}).get(constants.LABEL_ALTERNATIVE, "0")
         return int(label) if label.isascii() and label.isdigit() and len(label) < 4 else 0
 
@@ -61,7 +61,7 @@ class WorkerPod:
     @property
     def addresses(self) -> list[str]:
         """Its IP addresses, as the kubelet reports them."""
-        return [str(one.get("ip")) for one in self.raw.get("status", {}).get("podIPs") or ()]
+        return [str(entry.get("ip")) for entry in self.raw.get("status", {}).get("podIPs") or ()]
 
     @cached_property
     def phase(self) -> str:
@@ -88,20 +88,20 @@ class WorkerPod:
 
     @property
     def is_about_to_end(self) -> bool:
-        """All its containers have ended, so the kubelet is about to say it of the pod, usually a second later."""
+        """Whether all its containers have ended; the kubelet then marks the pod, usually a second later."""
         states = [container.get("state") or {} for container in self.containers]
         return not self.has_ended and bool(states) and all("terminated" in state for state in states)
 
     @property
     def is_released(self) -> bool:
-        """Deleted, and its node has released it or was not asked. Only a finalizer keeps the object, and deleting it
-        again changes nothing."""
+        """Whether it is deleted, and its node has released it or never had it. Only a finalizer keeps the object, so
+        deleting it again changes nothing."""
         return self.is_terminating and self.raw["metadata"].get("deletionGracePeriodSeconds") == 0
 
     @property
     def may_use_chips(self) -> bool:
-        """Whether it may still use chips: not once it has ended, nor if only a finalizer keeps it, nor if it is deleted
-        before it has a node, because then it never gets one."""
+        """Whether it may still use chips. It cannot once it has ended, if only a finalizer keeps it, or if it was
+        deleted before it had a node, because then it never gets one."""
         return not self.has_ended and not self.is_released and not (self.is_terminating and self.node is None)
 
     @property
@@ -133,23 +133,25 @@ class WorkerPod:
 
     @property
     def was_taken_by_kueue(self) -> bool:
-        """Whether Kueue's pod integration holds the pod alone, apart from its gang. A pod of a group was given to it by
-        its owner."""
+        """Whether Kueue's pod integration holds the pod alone, apart from its gang. A pod of a group is in Kueue
+        because its owner wants that."""
         gates: Sequence[Object] = self.raw.get("spec", {}).get("schedulingGates") or ()
         labels = self.raw["metadata"].get("labels") or {}
         return constants.LABEL_POD_GROUP not in labels and _KUEUE_GATE in map(dict, gates)
 
     def waiting(self, *, sidecars: bool = False) -> tuple[str, str]:
-        """Reason and message of the first container that waits to start; ("", "") if none does. An init container that
-        a webhook added comes before the worker's. `sidecars`: look at these, too; no worker waits for them."""
+        """Returns reason and message of the first container that waits to start; ("", "") if none does. An init
+        container that a webhook added comes before the worker's. `sidecars`: include these; no worker waits for
+        them."""
         for container in (*self.init_containers, self.container, *(self.containers if sidecars else ())):
-            if found := (container.get("state") or {}).get("waiting"):
-                return str(found.get("reason") or ""), str(found.get("message") or "")
+            if state := (container.get("state") or {}).get("waiting"):
+                return str(state.get("reason") or ""), str(state.get("message") or "")
         return "", ""
 
     @cached_property
     def termination(self) -> Object:
-        """`state.terminated` of the worker's container (exitCode, reason, message, finishedAt); else empty."""
+        """`state.terminated` of the worker's container (exitCode, reason, message, finishedAt); empty before its
+        end."""
         terminated: Object = self.container.get("state", {}).get("terminated") or {}
         return terminated
 
@@ -164,14 +166,14 @@ class WorkerPod:
 
     @cached_property
     def last_words(self) -> str:
-        """The message within the trainer's JSON, or the whole termination message if that is plain text."""
+        """The message within the trainer's JSON, or the entire termination message if that is plain text."""
         if self.trainer_message is None:
             return plain(str(self.termination.get("message") or "").strip())
         return plain(str(self.trainer_message.get("message", "")))
 
     @cached_property
     def runs_trainer(self) -> bool:
-        """Whether it runs our trainer rather than the user's own loop."""
+        """Whether it runs the trainer rather than a loop of the user's own."""
         containers: Sequence[Object] = self.raw.get("spec", {}).get("containers") or ()
         ours = (container for container in containers if container["name"] == constants.CONTAINER_NAME)
         commands = (constants.TRAINER_COMMAND, constants.CHECK_COMMAND)
@@ -184,7 +186,7 @@ class WorkerPod:
 
 @dataclass(frozen=True)
 class EntryCheckPod(WorkerPod):
-    """The pod that tries the job on a CPU. Its failures are told as those of a worker of attempt 0."""
+    """The pod that tries the job on a CPU. Its failures count as those of a worker of attempt 0."""
 
     @property
     def worker(self) -> WorkerId:
@@ -197,8 +199,8 @@ class Observed:
 
     `entry_check_pod`: the pod that tries the job before any worker is created, if there is one. `placeholders`: pods
     that hold nodes of a better slice. `notes`: None if the plan is only shown, not carried out. `queue`: None for a job
-    that has nothing to do with Kueue. `trace`: a worker that is not among the pods, as it is or was last; it is looked
-    up only before such a worker is told as a failure. `is_namespace_going`: likewise known only where it matters.
+    without Kueue. `trace`: a missing worker's pod as it is or was last; it is looked up only before its loss is
+    recorded as a failure. `is_namespace_going`: likewise known only where it matters.
     """
 
     job: Object
@@ -214,12 +216,11 @@ class Observed:
     @staticmethod
     def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":
         name = job["metadata"]["name"]
-        own = [pod for pod in pods if is_ours(pod, job)]
-        ours = [WorkerPod(pod) for pod in own]
+        ours = [WorkerPod(pod) for pod in pods if is_ours(pod, job)]
         workers = (pod for pod in ours if pod.named_worker and pod.name == pod.named_worker.pod_name(name))
-        tried = (EntryCheckPod(pod) for pod in own if pod["metadata"]["name"] == entry_check_pod_name(name))
-        held = tuple(pod for pod in ours if is_placeholder(pod.name, name))
-        return Observed(job, tuple(workers), inbox, entry_check_pod=next(tried, None), placeholders=held)
+        checks = (EntryCheckPod(pod.raw) for pod in ours if pod.name == entry_check_pod_name(name))
+        placeholders = tuple(pod for pod in ours if is_placeholder(pod.name, name))
+        return Observed(job, tuple(workers), inbox, entry_check_pod=next(checks, None), placeholders=placeholders)
 
     @property
     def every_pod(self) -> tuple[WorkerPod, ...]:
@@ -231,22 +232,22 @@ class Observed:
         return int(self.job["metadata"].get("generation", 1))
 
     def within(self, layouts: Sequence[SliceLayout]) -> "Observed":
-        """Without the pods whose slice or host the job has on none of its slices."""
+        """Drops the pods whose slice or host exists on none of the job's slices."""
         places = ((pod, (pod.worker.slice, pod.worker.host)) for pod in self.pods)
         return replace(self, pods=tuple(pod for pod, place in places if any(layout.has(*place) for layout in layouts)))
 
     @property
-    def report(self) -> Report | None:
+    def report(self) -> WorkerReport | None:
         """The latest report, if its pod still exists: it may come from an older job of the same name. The last report
         of a gang that was stopped counts although its pod is gone."""
-        said = self.inbox.report
-        if said is None or any(pod.uid == said.pod_uid for pod in self.pods):
-            return said
-        return said if self._is_stopped and said.attempt == self.job["status"].get("attempt") else None
+        report = self.inbox.report
+        if report is None or any(pod.uid == report.pod_uid for pod in self.pods):
+            return report
+        return report if self._is_stopped and report.attempt == self.job["status"].get("attempt") else None
 
     @property
     def _is_stopped(self) -> bool:
-        """By a suspension, or because the job is back in its queue."""
+        """Whether a suspension or the job's queue has stopped the gang."""
         conditions: Sequence[Object] = (self.job.get("status") or {}).get("conditions") or ()
         stopped = (("Suspended", "True"), ("Admitted", "False"))
         return any((condition["type"], condition["status"]) in stopped for condition in conditions)
@@ -276,10 +277,10 @@ _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 
 
 def slim(pod: Object) -> dict[str, Any]:
-    """The pod with only its version and those fields that can change a plan."""
+    """Returns the pod with only its version and the fields that can change a plan."""
     status = _only(pod.get("status") or {}, _STATUS)
     if conditions := status.get("conditions"):
-        status["conditions"] = [_only(each, _CONDITION) for each in conditions if each["type"] in _CONDITIONS]
+        status["conditions"] = [_only(kept, _CONDITION) for kept in conditions if kept["type"] in _CONDITIONS]
     for name in ("initContainerStatuses", "containerStatuses"):
         if containers := status.get(name):
             status[name] = [_only(container, _CONTAINER_STATUS) for container in containers]
@@ -296,7 +297,7 @@ def slim(pod: Object) -> dict[str, Any]:
 
 
 def slim_worker(pod: Object) -> dict[str, Any] | None:
-    """The slim pod, if a job controls it; None for any other pod, whatever its labels."""
+    """Returns the slim pod if a job controls it; None for any other pod, whatever its labels."""
     return slim(pod) if job_of(pod) else None
 
 
@@ -304,14 +305,14 @@ def _only(fields: Object, names: Sequence[str]) -> dict[str, Any]:
     return {name: fields[name] for name in names if name in fields}
 
 
-# Inside the calendar of datetime: deadlines are added to a time, and grace periods subtracted.
+# Well within the range of datetime: deadlines are added to a time, and grace periods subtracted.
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = datetime(2200, 1, 1, tzinfo=UTC)
 _SECONDS = re.compile(r"(\d{4})(-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)")
 
 
 def parse_time(text: str) -> datetime:
-    """A Kubernetes timestamp (RFC 3339) in UTC, between EARLIEST and LATEST.
+    """Parses a Kubernetes timestamp (RFC 3339) into UTC, between EARLIEST and LATEST.
 
     The API server accepts more than RFC 3339 as a `date-time`, and users can edit a status. A time without a zone is in
     UTC, and an unreadable fraction or zone is ignored. Raises ValueError for any other text.
@@ -327,14 +328,14 @@ def _read_time(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text.upper())
     except ValueError:
-        found = _SECONDS.match(text)
-        if found is None:
+        match = _SECONDS.match(text)
+        if match is None:
             raise ValueError(f"{text!r} is not a time such as 2026-01-31T09:30:00Z") from None
-        year, date, time = found.groups()
+        year, date, time = match.groups()
         # Go has a year 0, Python does not.
         return datetime.fromisoformat(f"{max(int(year), 1):04}{date}T{time}+00:00")
 
 
 def format_time(moment: datetime) -> str:
-    """A moment in UTC, as Kubernetes writes it."""
+    """Formats a moment in UTC as Kubernetes does."""
     return moment.replace(microsecond=0, tzinfo=None).isoformat() + "Z"

@@ -1,7 +1,7 @@
-"""Why the cluster does not let the operator create an object: refusals, names that are taken, pods that it changes.
+"""Explains why an object cannot be created: refusals, names that are taken, pods that the cluster changes.
 
-The words of a refusal that comes from a LimitRange do not name it: one refuses what is outside of its bounds, and one
-adds default limits, with which the pod contradicts itself.
+The API server's message about a LimitRange does not name it. A LimitRange refuses values outside its bounds, or adds
+default limits that contradict the pod's requests.
 """
 
 import re
@@ -22,7 +22,8 @@ _FIELDS = {"minimum": "min", "maximum": "max"}
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A refusal. It lasts until a person changes something, unless it `passes` by itself."""
+    """What keeps an object from being created. It lasts until a person changes something, unless it `passes` by
+    itself."""
 
     reason: Reason
     message: str
@@ -30,7 +31,7 @@ class Obstacle:
 
 
 def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
-    """Why the job cannot use the name of an existing object; None if the object is the job's own."""
+    """Explains why the job cannot use the name of an existing object; None if the object is the job's own."""
     name = existing["metadata"]["name"]
     match claim(existing, job):
         case Claim.OURS:
@@ -43,16 +44,18 @@ def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
             what = "workers" if kind == "Pod" else kind
             message = f"waiting for the deleted job {job['metadata']['name']} to release its {what}"
             if is_ours(existing, job):
-                message = f"{kind} {name} is being deleted; once it is gone, it is created again"
+                message = f"{kind} {name} is being deleted and will be created again once it is gone"
             return Obstacle(Reason.WAITING_FOR_DELETED_JOB, message, passes=True)
         case Claim.FOREIGN:
-            message = f"{kind} {name} exists and belongs to somebody else; delete it or rename the job"
+            message = f"{kind} {name} already exists and does not belong to this job; delete it or rename the job"
             return Obstacle(Reason.NAME_CONFLICT, message)
 
 
 def changed_at_creation(asked: Object, created: Object) -> Obstacle | None:
-    """Names what the cluster has changed in a pod, if the job cannot use it: unseen or unowned it would run beside its
-    gang, and a worker that starts again in place cannot join its peers."""
+    """Explains why the job cannot use a pod that the cluster has changed; None if it can.
+
+    Without its label or owner it would run unseen beside its gang, and a worker that restarts in place cannot rejoin.
+    """
     label, owner, policy = ([read(pod) for pod in (asked, created)] for read in (_job_label, _owner, _restart_policy))
     lost = [
         (owner, "without its owner reference"),
@@ -63,8 +66,8 @@ def changed_at_creation(asked: Object, created: Object) -> Obstacle | None:
     if not how:
         return None
     message = (
-        f"Pod {asked['metadata']['name']} came into being {how}, and was deleted again: a mutating admission webhook"
-        " or policy of the cluster has changed it; exempt the pods of TPUTrainingJobs from it"
+        f"Pod {asked['metadata']['name']} was created {how}, so the operator deleted it: a mutating admission"
+        " webhook or policy of the cluster changed it; exempt the pods of TPUTrainingJobs from it"
     )
     return Obstacle(Reason.INVALID_OBJECT, message)
 
@@ -86,9 +89,9 @@ def limit_range_remedy(refusal: str, pod: Object) -> str:
     if bounds := _BOUND.findall(refusal):
         fields = ", ".join(dict.fromkeys(_FIELDS[bound] for bound, _, _ in bounds))
         resources = " and ".join(dict.fromkeys(resource for _, resource, _ in bounds))
-        return f"; a LimitRange of the namespace says so ({fields}): set {resources} within it in {_resources_of(pod)}"
+        return f"; a LimitRange of the namespace sets it ({fields}): set {resources} within it in {_resources_of(pod)}"
     if ratios := " and ".join(_RATIO.findall(refusal)):
-        return f"; a LimitRange of the namespace says so (maxLimitRequestRatio): set {ratios} in {_resources_of(pod)}"
+        return f"; a LimitRange of the namespace sets it (maxLimitRequestRatio): set {ratios} in {_resources_of(pod)}"
     if above := dict.fromkeys(_ABOVE_LIMIT.findall(refusal)):
         given = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
         limits = " and ".join(f"{_resources_of(pod)}.limits.{resource}" for resource in above if resource not in given)

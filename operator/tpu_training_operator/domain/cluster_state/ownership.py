@@ -1,7 +1,7 @@
-"""Which job an object belongs to, and which worker a pod is.
+"""Finds the job that an object belongs to, and the worker that a pod is.
 
-Anybody who may create pods in the namespace can copy labels and owner references, and labels change. A name is unique
-and permanent, so the operator takes a pod for the worker whose name it has.
+Anyone who may create pods in the namespace can copy labels and owner references, and labels change. A name is unique
+and permanent, so a pod is the worker whose name it has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,13 +32,13 @@ def claim(existing: Object, job: Object) -> Claim:
 
 
 def is_ours(raw: Object, job: Object) -> bool:
-    """Whether the job controls the object."""
+    """Tells whether the job controls the object."""
     return job_of(raw) is not None and controller(raw).get("uid") == job["metadata"]["uid"]
 
 
 def job_of(raw: Object) -> str | None:
-    """Name of the job that controls the object; None if no job does. Any version of the API counts: a worker keeps the
-    version it was created with."""
+    """Returns the name of the job that controls the object; None if no job does. Any version of the API counts: a
+    worker keeps the version it was created with."""
     owner = controller(raw)
     group = str(owner.get("apiVersion", "")).partition("/")[0]
     is_job = (group, owner.get("kind")) == (constants.GROUP, constants.KIND)
@@ -46,13 +46,13 @@ def job_of(raw: Object) -> str | None:
 
 
 def controller(raw: Object) -> Object:
-    """The owner reference to the object's controller; empty if it has none."""
+    """Returns the owner reference to the object's controller; empty if it has none."""
     references: Sequence[Object] = raw["metadata"].get("ownerReferences") or ()
     return next((reference for reference in references if reference.get("controller")), {})
 
 
 def worker_of(pod: Object, job: str) -> WorkerId | None:
-    """Which worker of the named job the pod is; None if its name is not one of a worker."""
+    """Returns which worker of the named job the pod is; None if its name is not that of a worker."""
     name = pod["metadata"]["name"]
     worker = WorkerId.of_pod(name)
     return worker if worker is not None and name == worker.pod_name(job) else None

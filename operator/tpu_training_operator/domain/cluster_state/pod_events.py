@@ -1,13 +1,13 @@
-"""What the events of a pod say: why it waits, and whether the cluster has a node pool for it.
+"""Reads the events of a pod: why it waits, and whether the cluster has a node pool for it.
 
-Whether a cluster has no node pool for a slice, so that waiting cannot help, takes two components to say about the same
-worker. The scheduler: no node matches the worker's selectors, not even one that is busy or not ready. The cluster
-autoscaler: none of its node pools matches either, with or without nodes. A pool that cannot grow right now (at its
-limit, or in backoff) counts as a pool.
+Two components must agree that a cluster has no node pool for a worker, so that waiting cannot help. The scheduler must
+say that no node matches the worker's selectors, not even one that is busy or not ready. The cluster autoscaler must say
+that none of its node pools matches either, with or without nodes. A pool that cannot grow right now (at its limit, or
+in backoff) counts as a pool.
 
 The autoscaler does not mention pools that it has yet to create. Where it creates them (Autopilot, node
-auto-provisioning, compute classes), its silence proves nothing. So the operator asks this of the events only if it is
-told that nothing creates node pools.
+auto-provisioning, compute classes), its silence proves nothing. So the operator draws this conclusion only if its
+options say that nothing creates node pools.
 """
 
 import re
@@ -23,15 +23,15 @@ _KNOWN_ANYWAY = ("FailedScheduling",)
 _OTHERS = r"node\(s\) (?:didn't match (?:Pod's node affinity/selector|Pod's node affinity|node selector)"
 _REASON = rf"(\d+) {_OTHERS}|had untolerated taint \{{nvidia\.com/gpu: [^{{}},]*\}})"
 _REASONS = rf"{_REASON}(?:, {_REASON})*"
-# After its full stop comes what taking nodes from others would help, in the words of each plugin that was asked.
-_SCHEDULER_MESSAGE = re.compile(rf"(?P<said>0/(?P<nodes>\d+) nodes are available: (?P<reasons>{_REASONS})\.)( .*)?")
+# After the full stop, the scheduler's plugins say whether preemption would help.
+_SCHEDULER_MESSAGE = re.compile(rf"(?P<sentence>0/(?P<nodes>\d+) nodes are available: (?P<reasons>{_REASONS})\.)( .*)?")
 _AUTOSCALER_NOTE = re.compile(rf"pod didn't trigger scale-up(?: \([^():]*\))?: {_REASONS}")
 _TRIES = ("TriggeredScaleUp", "FailedScaleUp")
 _LONGEST_NOTE = 400
 
 
 def autoscaler_has_none(events: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the autoscaler's events of a pod say that none of its node pools could ever have the pod."""
+    """Tells whether the autoscaler's events of a pod say that none of its node pools could ever take the pod."""
     notes = [str(event.get("note") or "") for event in events if event.get("reason") == "NotTriggerScaleUp"]
     has_tried = any(event.get("reason") in _TRIES for event in events)
     # A long note may have been cut, and its rest may have said anything.
@@ -43,28 +43,27 @@ def _is_ruled_out(note: str) -> bool:
 
 
 def scheduler_has_none(message: str) -> str | None:
-    """The scheduler's words if every node of the cluster lacks what the pod selects; else None."""
-    found = _SCHEDULER_MESSAGE.fullmatch(message.strip())
-    if found is None:
+    """Returns the scheduler's sentence if every node of the cluster lacks what the pod selects; otherwise None."""
+    match = _SCHEDULER_MESSAGE.fullmatch(message.strip())
+    if match is None:
         return None
-    lacking = sum(int(number) for number in re.findall(r"(\d+) node\(s\)", found["reasons"]))
-    return found["said"] if lacking == int(found["nodes"]) else None
+    lacking = sum(int(number) for number in re.findall(r"(\d+) node\(s\)", match["reasons"]))
+    return match["sentence"] if lacking == int(match["nodes"]) else None
 
 
 def explain_wait(events: Sequence[Mapping[str, Any]]) -> str:
-    """The newest of a pod's events that tells why the pod waits; empty if none does."""
-    telling = [event for event in events if _tells(event)]
-    if not telling:
+    """Returns the newest of a pod's events that explains why the pod waits; empty if none does."""
+    newest = max(filter(_explains, events), key=_time, default=None)
+    if newest is None:
         return ""
-    newest = max(telling, key=_time)
     line = " ".join(f"{newest.get('reason')}: {newest.get('note') or ''}".split()).removesuffix(":")
     return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
 
 
 def slim_event(event: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The fields that `explain_wait` reads; None if the event does not tell why a pod waits. The texts are cut, because
-    whoever may create events chooses their length."""
-    if not _tells(event):
+    """Returns the fields that `explain_wait` reads; None if the event does not explain why a pod waits. The texts are
+    cut, because whoever may create events chooses their length."""
+    if not _explains(event):
         return None
     series = event.get("series") or {}
     return {
@@ -78,13 +77,13 @@ def slim_event(event: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _tells(event: Mapping[str, Any]) -> bool:
+def _explains(event: Mapping[str, Any]) -> bool:
     reason = event.get("reason")
     return reason in _AUTOSCALER or (event.get("type") == "Warning" and reason not in _KNOWN_ANYWAY)
 
 
 def _time(event: Mapping[str, Any]) -> str:
-    """RFC 3339 in UTC, in whole seconds or finer: the first 19 characters sort as the times do."""
+    """Returns the latest RFC 3339 time of the event, in UTC. Its first 19 characters sort like the times."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))
     return max(str(time or "")[:19] for time in (*times, event["metadata"].get("creationTimestamp")))

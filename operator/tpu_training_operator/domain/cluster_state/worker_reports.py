@@ -1,6 +1,6 @@
-"""What the operator has heard about a job since it started: reports of its workers, and notes of its own.
+"""Values that an operator holds in memory about a job: the reports of its workers, and its own notes.
 
-None of it is needed for a correct plan. An operator without notes writes a status or reads events once too often.
+A correct plan needs none of them. An operator without notes writes a status or reads events once too often.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from tpu_training_operator.api.status import BestCheckpoint, ReportPhase
 
 
 @dataclass(frozen=True)
-class Report:
+class WorkerReport:
     """The latest report of an attempt. `attempt` and `pod_uid` belong to the pod whose token came with the report,
     whatever the report itself says. Numbers other than counts are texts of six digits. `exact`: the step was counted,
-    not computed from a percentage, which changes only every so many steps."""
+    not computed from a percentage, which changes only after many steps."""
 
     attempt: int
     pod_uid: str
@@ -35,13 +35,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Inbox:
-    """Everything this operator has heard from one job. `listening_since`: None if nobody listens; earlier reports went
-    to an operator that has stopped since. `unheard`: when a report last failed through no fault of a worker.
+    """Everything this operator has heard from one job. `listening_since`: None if it does not listen; earlier reports
+    went to another operator. `unheard`: when a report was last lost through no fault of a worker.
     `between_writes`: how often a report alone may cause a status write."""
 
     listening_since: datetime | None = None
     unheard: datetime | None = None
-    report: Report | None = None
+    report: WorkerReport | None = None
     asked_for_stacks: datetime | None = None
     between_writes: timedelta = timedelta(seconds=5)
 
@@ -59,8 +59,8 @@ class Reporting:
 
 @dataclass(frozen=True)
 class PodEvents:
-    """What the events of some pods said when they were `asked` for: one line by pod name. `without_pool`: names of pods
-    for which the cluster autoscaler has no node pool."""
+    """The events of some pods when they were `asked` for: one line by pod name. `without_pool`: names of pods for which
+    the cluster autoscaler has no node pool."""
 
     asked: datetime
     lines: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class PodEvents:
 
 @dataclass(frozen=True)
 class Notes:
-    """What this operator remembers of a job between two passes. `written`: when it last wrote the job's status.
+    """What this operator remembers about a job between two passes. `written`: when it last wrote the job's status.
     `published`: the addresses of its workers that it has published. `told`: why the gang cannot ask for a better slice.
     """
 

@@ -1,9 +1,9 @@
 """Kueue's Workload, as the planner reads and writes it.
 
-A job in a queue has one Workload, which it owns. It says what the job's workers need; Kueue says in its status whether
-the job may have it. Meaning and order of the conditions are those of Kueue's own jobs (pkg/controller/jobframework and
-pkg/workload of Kueue 0.19 and later): whoever runs the pods also reports that they are ready, gives the quota back
-after an eviction, and says when the job has finished.
+A job in a queue owns one Workload. Its spec says what the job's workers need; in its status Kueue says whether the job
+may have that. The conditions have the meaning and order that they have for Kueue's own jobs
+(pkg/controller/jobframework and pkg/workload of Kueue 0.19 and later): whoever runs the pods also reports that they are
+ready, gives the quota back after an eviction, and reports the end of the job.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from tpu_training_operator.api.text import plain
 Object = Mapping[str, Any]
 
 POD_SET = "main"
-# Of a message by Kueue: it lists each flavor that does not fit.
+# Characters of a message by Kueue, which lists each flavor that does not fit.
 _LONGEST_WORDS = 1000
 # Kueue uses the name as a label's value.
 _LONGEST_NAME = 63
@@ -39,36 +39,37 @@ _NEVER = ("> maximum capacity", "doesn't match node affinity", "unavailable in C
 
 
 def workload_name(job: str, uid: str, number: int = 0) -> str:
-    """Unique among jobs of the same name. `number`: of the slice among those that the job may use."""
+    """Returns a name that is unique among jobs of the same name. `number`: the slice's number among those of the
+    job."""
     named = f"{constants.GROUP}/{constants.KIND}/{job}/{uid}" + (f"/{number}" if number else "")
     digest = hashlib.sha256(named.encode()).hexdigest()[:_HASH]
     return f"{constants.KIND.lower()}-{job}"[: _LONGEST_NAME - _HASH - 1] + f"-{digest}"
 
 
 def queue_of(job: Object) -> str:
-    """The queue that the job's label names; empty if it names none."""
+    """Returns the queue that the job's label names; empty if it names none."""
     return str((job["metadata"].get("labels") or {}).get(constants.LABEL_QUEUE) or "")
 
 
 def manager_of(job: Object) -> str:
-    """Who runs the job instead of this operator; empty if this operator does."""
+    """Returns who runs the job instead of this operator; empty if this operator does."""
     spec = job.get("spec")
     named = spec.get("managedBy") if isinstance(spec, Mapping) else None
     return "" if named in (None, "", constants.MANAGED_BY_US) else str(named)
 
 
 def is_of_others(job: Object) -> bool:
-    """Whether another controller runs the job and writes its status; of MultiKueue's jobs this operator shows one."""
+    """Tells whether another controller writes the job's status. For MultiKueue's jobs this operator does."""
     return manager_of(job) not in ("", constants.MULTIKUEUE)
 
 
 def is_copy(job: Object) -> bool:
-    """Whether Kueue has made the job in this cluster for one in another cluster, and will delete it."""
+    """Tells whether Kueue has made the job in this cluster for one in another cluster, and will delete it."""
     return constants.LABEL_MULTIKUEUE_ORIGIN in (job["metadata"].get("labels") or {})
 
 
 def has_several_slices(job: Object) -> bool:
-    """Whether the job has a Workload for each slice on which it may run, one after the other."""
+    """Tells whether the job has a Workload for each slice on which it may run, one after the other."""
     spec = job.get("spec")
     return isinstance(spec, Mapping) and any(spec.get(name) is not None for name in ("placement", "ladder"))
 
@@ -127,7 +128,7 @@ class Workload:
 
     @property
     def version(self) -> str:
-        """Of Kueue's API."""
+        """The version of Kueue's API."""
         return str(self.raw["apiVersion"])
 
     @property
@@ -174,7 +175,7 @@ class Workload:
     def assignment(self) -> Object:
         """What Kueue has assigned to the workers; empty before."""
         assignments = (self._status.get("admission") or {}).get("podSetAssignments") or ()
-        return next((each for each in assignments if each.get("name", POD_SET) == POD_SET), {})
+        return next((pods for pods in assignments if pods.get("name", POD_SET) == POD_SET), {})
 
     @property
     def flavors(self) -> tuple[str, ...]:
@@ -183,7 +184,7 @@ class Workload:
 
     @property
     def updates(self) -> list[tuple[str, Object]]:
-        """What the admission checks add to the workers' pods, with the name of each check."""
+        """What the admission checks add to the workers' pods, with the name of the check."""
         return [
             (str(check.get("name")), update)
             for check in self._status.get("admissionChecks") or ()
@@ -207,44 +208,45 @@ class Workload:
 
     @property
     def waits_in_line(self) -> bool:
-        """Whether it waits for room, as far as Kueue says: another slice may have room.
+        """Whether it waits for quota, as far as Kueue says, which another slice may have.
 
         Kueue says nothing about a Workload behind the first one of a StrictFIFO queue, nor about a new one that is like
-        another for which it has just found no room. Such a Workload may wait as long as any other."""
+        another for which it has just found no quota. Such a Workload may wait as long as any other."""
         if not self.is_active or self.is_going or self.is_finished or (self.is_evicted and self.holds_quota):
             return False
-        said = self.condition("QuotaReserved")
-        is_about_quota = said.get("reason") not in _NOT_ABOUT_QUOTA and _KEPT_OUT not in str(said.get("message"))
+        quota = self.condition("QuotaReserved")
+        is_about_quota = quota.get("reason") not in _NOT_ABOUT_QUOTA and _KEPT_OUT not in str(quota.get("message"))
         return not self.is_admitted and is_about_quota
 
     @property
     def is_given_up(self) -> bool:
-        """Whether Kueue itself has taken it out of the queue for want of what it needs. Another slice may have that."""
+        """Whether Kueue has taken it out of the queue because it could not get what it needs. Another slice may have
+        that."""
         if self.is_active or self.holds_quota or self.is_going or self.is_finished:
             return False
         return self.is_evicted and self.condition("Evicted").get("reason") in _GIVEN_UP
 
     @property
     def is_too_large(self) -> bool:
-        """Whether Kueue says that it exceeds the quota even if nobody else uses any."""
-        said = self.condition("QuotaReserved")
-        if said.get("status") != "False":
+        """Whether Kueue says that it exceeds the quota even if no other job uses any."""
+        quota = self.condition("QuotaReserved")
+        if quota.get("status") != "False":
             return False
-        if said.get("reason") != "Pending":
-            return said.get("reason") in _TOO_LARGE
-        # Up to 0.19, unless its feature gate UnadmittedWorkloadsObservability is on, only the message tells, in which
-        # every flavor has its words.
-        message = str(said.get("message") or "")
+        if quota.get("reason") != "Pending":
+            return quota.get("reason") in _TOO_LARGE
+        # Up to 0.19, unless its feature gate UnadmittedWorkloadsObservability is on, only the message says so, once for
+        # every flavor.
+        message = str(quota.get("message") or "")
         return _WAITS not in message and any(words in message for words in _NEVER)
 
     @property
     def reserved_since(self) -> str | None:
         """When quota was reserved; None without a reservation."""
-        said = self.condition("QuotaReserved")
-        return str(said.get("lastTransitionTime")) if said.get("status") == "True" else None
+        quota = self.condition("QuotaReserved")
+        return str(quota.get("lastTransitionTime")) if quota.get("status") == "True" else None
 
     def waits_for(self) -> str:
-        """Why the job is not admitted, with Kueue's own reason and words."""
+        """Explains why the job is not admitted, with Kueue's own reason and message."""
         evicted = f"evicted by Kueue, {self._words('Evicted')}" if self.is_evicted else ""
         if evicted and (self.holds_quota or not self.is_active):
             return evicted
@@ -258,10 +260,11 @@ class Workload:
         return f"quota is reserved in {self.cluster_queue}; " + ("; ".join(lines) or self._words("Admitted"))
 
     def _lacks_quota_for(self, evicted: str) -> str:
-        """`evicted`: why it has lost its quota. Until Kueue looks at it again, it has no other reason."""
-        told, before = self.condition("QuotaReserved"), self.condition("Evicted")
-        is_news = bool(told) and told.get("message") != before.get("message")
-        # It is active again, so a deactivation is over.
+        """Explains what the job lacks. `evicted`: why it lost its quota, the only reason until Kueue considers it
+        again."""
+        quota, before = self.condition("QuotaReserved"), self.condition("Evicted")
+        is_news = bool(quota) and quota.get("message") != before.get("message")
+        # The Workload is active again, so a deactivation is over.
         past = "" if str(before.get("reason")).startswith(_DEACTIVATED) else evicted
         if is_news and past:
             return f"{self._words('QuotaReserved')}; before, {past}"
@@ -274,8 +277,8 @@ class Workload:
     # What the job's own controller writes.
 
     def with_pods_ready(self, are_ready: bool, now: str) -> dict[str, Any] | None:
-        """Tells Kueue whether the workers run; None if it knows. Kueue evicts a job whose workers do not start, or do
-        not recover, within the times in its configuration."""
+        """Reports to Kueue whether the workers run; None if Kueue knows. Kueue evicts a job whose workers do not start
+        or recover within the times in its configuration."""
         before = self.condition("PodsReady")
         value, reason = _pods_ready(before, are_ready)
         if (before.get("status"), before.get("reason")) == (value, reason):
@@ -284,7 +287,7 @@ class Workload:
         return self._with_status(self._all_but(), self._set("PodsReady", value, reason, message, now))
 
     def without_quota(self, now: str) -> dict[str, Any]:
-        """Gives the quota back after an eviction. Kueue alone decides what is next."""
+        """Gives the quota back after an eviction. Only Kueue decides what comes next."""
         evicted = self.condition("Evicted")
         reason, message = str(evicted.get("reason") or "Evicted"), str(evicted.get("message") or "")
         again = "True" if reason in _REQUEUED_BY_KUEUE else "False"
@@ -355,7 +358,7 @@ def _seconds(since: Any, now: str) -> int:
 
 @dataclass(frozen=True)
 class Priority:
-    """`group`: of the class that names it, Kueue's own or Kubernetes'."""
+    """A priority. `group`: the API group of its class, Kueue's or Kubernetes'."""
 
     group: str
     name: str
@@ -364,11 +367,13 @@ class Priority:
 
 @dataclass(frozen=True)
 class Queue:
-    """What the cluster says about a job in a queue. `name`: what the job's label says. `version`: of Kueue's API; empty
-    if the cluster has none. `flavors`: the ResourceFlavors of the assignment. `priority`: which the Workload lacks.
-    `problem`: what is missing for the job to be queued or placed, and what would help. `is_prebuilt`: the Workload is
-    Kueue's; `is_unowned`: so far no job has it. `others`: the same for each further Workload of the job; a job that may
-    run on several slices has one for each, if it has any."""
+    """What the cluster says about a job in a queue.
+
+    `name`: the queue that the job's label names. `version`: of Kueue's API; empty if the cluster has none. `flavors`:
+    the ResourceFlavors of the assignment. `priority`: the one that the Workload still lacks. `problem`: what keeps the
+    job from being queued or placed, and what would help. `is_prebuilt`: Kueue made the Workload; `is_unowned`: no job
+    owns it yet. `others`: the same for each further Workload: a job that may run on several slices has one for each.
+    """
 
     name: str
     version: str = ""
@@ -381,15 +386,15 @@ class Queue:
     others: tuple["Queue", ...] = ()
 
     def at(self, name: str) -> "Queue":
-        """The queue as it is about the Workload of this name, which may not exist."""
-        named = next((each for each in self.others if each.workload and each.workload.name == name), self)
-        return replace(named, others=tuple(each for each in self.others if each is not named))
+        """Returns the queue's state for the Workload of this name, which may not exist."""
+        named = next((other for other in self.others if other.workload and other.workload.name == name), self)
+        return replace(named, others=tuple(other for other in self.others if other is not named))
 
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What Kueue adds to the workers' pods, each value with its origin. `conflicts`: two origins that ask for different
-    values; nothing is overwritten."""
+    """What Kueue adds to the workers' pods, each value with its origin. `conflicts`: values on which two origins
+    disagree; the first one stays."""
 
     labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     annotations: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -398,8 +403,8 @@ class PodSettings:
     conflicts: tuple[str, ...] = ()
 
 
-def placement_of(queue: Queue) -> PodSettings:
-    """From the flavors, then from the admission checks."""
+def pod_settings(queue: Queue) -> PodSettings:
+    """Collects what Kueue adds to the pods: first from the flavors, then from the admission checks."""
     workload = queue.workload
     if workload is None:
         return PodSettings()
@@ -433,7 +438,7 @@ class _Values:
 
 
 def conflict(field_name: str, key: str, first: tuple[str, str], second: tuple[str, str]) -> str:
-    """Two values and who asks for them."""
+    """Describes two values and their origins."""
     return f"{field_name} {key}: {first[1]} asks for {first[0]!r}, {second[1]} for {second[0]!r}"
 
 

@@ -1,4 +1,4 @@
-"""What the entry check's pod has found out: the job is fine so far, the job is wrong, or nothing about the job.
+"""Judges the entry check's pod: the job is fine so far, the job is wrong, or the check says nothing about the job.
 
 Only the user's own errors count against the job. A pod that is evicted, that gets no node or too little memory, or
 whose image lacks the check says nothing about it, because the workers run elsewhere. Nor does an image that this node
@@ -14,7 +14,7 @@ from tpu_training_operator.api.entry_check import EntryCheck
 from tpu_training_operator.api.failures import ExitCode
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
-from tpu_training_operator.domain.cluster_state.hosts import waits_for
+from tpu_training_operator.domain.cluster_state.hosts import why_not_ready
 from tpu_training_operator.domain.cluster_state.observed import EARLIEST, EntryCheckPod
 from tpu_training_operator.domain.failures.first import first_failure, next_look
 from tpu_training_operator.domain.failures.messages import describe
@@ -23,14 +23,14 @@ from tpu_training_operator.domain.failures.table import EXIT_CODE_CLASSES
 
 # A node pool without TPUs may have to grow first.
 _LONGEST_WAIT = timedelta(minutes=5)
-# At its deadline the kubelet ends the pod; this is for the case that it does not.
+# The kubelet ends the pod at its deadline; this covers the case that it does not.
 _KUBELET = timedelta(seconds=60)
 _ENDING = timedelta(seconds=10)
 
 _USERS = (FailureClass.USER_ERROR, FailureClass.NOT_FINITE)
-# What the trainer says of the user's code, in its own words.
+# The trainer's own outcomes that blame the user's code.
 _OUTCOMES = {EXIT_CODE_CLASSES[code][1] for code in (ExitCode.USER_ERROR, ExitCode.BAD_SPEC, ExitCode.NOT_FINITE)}
-# What the kubelet says of the job, on whatever node.
+# Reasons of the kubelet that blame the job and would be the same on any node.
 _REASONS = frozenset(
     ("InvalidImageName", "ImageNotFound", "CannotStart", "RootImage", "CreateContainerConfigError", "ExitedEarly")
 )
@@ -38,54 +38,56 @@ _OTHER_PROCESSOR = re.compile(r"no match for platform|exec format error")
 _NO_TRAINER = re.compile(r"No module named '?tpu_trainer")
 
 
-class Finding(Enum):
+class CheckOutcome(Enum):
     PASSED = auto()
     FAILED = auto()
     NOTHING = auto()
-    """Nothing about the job."""
+    """The check says nothing about the job."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`failure`: of the pod, if it failed."""
+class CheckVerdict:
+    """The judgement of the check. `failure`: how the pod failed, if it did."""
 
-    finding: Finding
+    finding: CheckOutcome
     message: str
     failure: Failure | None = None
 
 
-def verdict(pod: EntryCheckPod, check: EntryCheck, now: datetime) -> Verdict | None:
-    """None as long as the pod may still find out."""
+def verdict(pod: EntryCheckPod, check: EntryCheck, now: datetime) -> CheckVerdict | None:
+    """Returns the verdict; None while the pod may still reach one."""
     if _ends_at(pod) > now:
         return None
     said = pod.trainer_message or {}
-    # A pod that still compiles has already said that its steps were made.
+    # A pod that is still compiling has already reported that its steps succeeded.
     if said.get("outcome") == "Succeeded" and (pod.exit_code == 0 or "compiled" in said):
-        return Verdict(Finding.PASSED, pod.last_words)
+        return CheckVerdict(CheckOutcome.PASSED, pod.last_words)
     if failure := first_failure([pod], pod.worker.attempt, now, settle_user_errors=False):
-        finding = Finding.FAILED if _is_users(failure, pod) else Finding.NOTHING
-        return Verdict(finding, describe(failure) + _remedy(failure), failure)
+        finding = CheckOutcome.FAILED if _is_users(failure, pod) else CheckOutcome.NOTHING
+        return CheckVerdict(finding, describe(failure) + _remedy(failure), failure)
     if _deadline(pod, check) > now:
         return None
     if pod.placed is None:
         waited = f"{_wait_for_node(check).total_seconds():.0f} s"
-        return Verdict(
-            Finding.NOTHING, f"no node without TPUs had room for {pod.name} within {waited}: {waits_for(pod)}"
+        return CheckVerdict(
+            CheckOutcome.NOTHING, f"no node without TPUs had room for {pod.name} within {waited}: {why_not_ready(pod)}"
         )
     took = f"{check.deadline_seconds} s (spec.entryCheck.deadlineSeconds)"
-    return Verdict(Finding.NOTHING, f"{pod.name} has not ended within {took}: {waits_for(pod)}")
+    return CheckVerdict(CheckOutcome.NOTHING, f"{pod.name} has not ended within {took}: {why_not_ready(pod)}")
 
 
 def next_verdict(pod: EntryCheckPod, check: EntryCheck, now: datetime) -> timedelta:
-    """When the verdict may change without news from the cluster."""
+    """Returns how soon the verdict may change without news from the cluster."""
     soonest = next_look([pod], now)
     left = min(moment - now for moment in (_deadline(pod, check), _ends_at(pod)) if moment > now)
     return left if soonest is None else min(left, soonest)
 
 
 def _ends_at(pod: EntryCheckPod) -> datetime:
-    """By when the kubelet should have ended the pod, once its container has ended. Deleted before that, the pod would
-    leave no log; with a sidecar, it does not end at all."""
+    """Returns by when the kubelet should have ended a pod whose container has ended.
+
+    A pod that is deleted earlier leaves no log. A pod with a sidecar does not end at all.
+    """
     ended = ended_at(pod)
     return EARLIEST if ended is None or pod.has_ended else ended + _ENDING
 

@@ -1,7 +1,7 @@
-"""Which worker failed first. Only this failure of an attempt is recorded and counts as a restart.
+"""Finds the worker that failed first. Only its failure is recorded for the attempt and counts as a restart.
 
-A gang fails as one: when a worker dies, the others lose their peer and die too. `domain.failures.table` gives the
-failure's class.
+A gang fails as one: when a worker dies, the others lose their peer and die too. `domain.failures.table` classifies the
+failure.
 """
 
 from collections.abc import Sequence
@@ -20,31 +20,31 @@ from tpu_training_operator.domain.failures.table import (
     DELETED_WHILE_RUNNING,
     DEVICE_FAULTS,
     Doubt,
-    Row,
+    FailureRow,
     classify,
     own_exit_code,
     with_started_peers,
 )
 from tpu_training_operator.domain.job.naming import WorkerId
 
-# A worker that lost its peer may be reported before the peer that caused it. A node's clock that is ahead puts an end
-# into the future; such an end does not show for how long it has been known, so nothing waits for it.
+# A worker that lost its peer may be reported before that peer. If a node's clock is ahead, an end lies in the future
+# and does not show how long it has been known, so nothing waits for it.
 SETTLE = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
 class _End:
     pod: WorkerPod
-    row: Row
+    row: FailureRow
     began: datetime
 
 
 def first_failure(
     pods: Sequence[WorkerPod], attempt: int, now: datetime, *, settle_user_errors: bool
 ) -> Failure | None:
-    """The failure that ended the attempt; None if there is none, or its cause may still show up.
+    """Returns the failure that ended the attempt; None if there is none, or if its cause may still show up.
 
-    `settle_user_errors`: the loop is the user's own, so its exit code may be the consequence of a lost peer.
+    `settle_user_errors`: the loop is the user's own, so a lost peer may have caused its exit code.
     """
     ends = _ends(pods, now)
     if not ends:
@@ -60,15 +60,17 @@ def first_failure(
 
 
 def next_look(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
-    """When `first_failure` may change without news from the cluster; None if it cannot."""
+    """Returns how soon `first_failure` may change without news from the cluster; None if it cannot."""
     moments = [end.began + SETTLE for end in _ends(pods, now) if end.began <= now]
     moments += [due for pod, row in _unwell(pods) if (due := _due(pod, row))]
     return min((moment - now for moment in moments if moment > now), default=None)
 
 
 def missing_worker(worker: WorkerId, job: str, trace: WorkerPod | None, now: datetime) -> Failure:
-    """The failure of a worker that is not among the pods of a gang that had been complete. `trace`: the pod as it was
-    last, or as it is, if it is hidden; None if nothing is known of it."""
+    """Returns the failure of a worker whose pod is missing from a gang that had been complete.
+
+    `trace`: the pod as it was last seen, or as it is now if it is hidden; None if nothing is known about it.
+    """
     name = worker.pod_name(job)
     known = trace if trace is not None and trace.name == name else None
     hidden = None if known is None else _hidden_words(known, job)
@@ -88,18 +90,18 @@ def missing_worker(worker: WorkerId, job: str, trace: WorkerPod | None, now: dat
 
 
 def _hidden_words(pod: WorkerPod, job: str) -> str | None:
-    """Why the operator no longer sees a worker that exists; None if nothing hides it."""
+    """Explains why the operator no longer sees a worker that exists; None if nothing hides it."""
     is_labelled = (pod.raw["metadata"].get("labels") or {}).get(LABEL_JOB_NAME) == job
     if is_labelled and job_of(pod.raw) == job:
         return None
     lost = "its owner reference" if is_labelled else f"its label {LABEL_JOB_NAME}"
-    return f"Pod {pod.name} has lost {lost} and is no worker any longer; delete the pod: it may still use its chips"
+    return f"Pod {pod.name} has lost {lost}, so it is no longer a worker; delete the pod: it may still use its chips"
 
 
-def hang(
+def hang_failure(
     pod: WorkerPod, message: str, attempt: int, now: datetime, *, reason: FailureReason = FailureReason.NO_PROGRESS
 ) -> Failure:
-    """The failure of a gang without progress. A long message keeps its first line and the end of its stacks."""
+    """Returns the failure of a gang without progress. A long message keeps its first line and the end of its stacks."""
     what, _, stacks = message.partition("\n")
     return failure_of(pod, attempt, FailureClass.HANG, reason, with_ending(what, stacks, "\n"), now)
 
@@ -107,7 +109,7 @@ def hang(
 def failure_of(
     pod: WorkerPod, attempt: int, failure_class: FailureClass, reason: str, message: str, time: datetime
 ) -> Failure:
-    """The record of a failure that `pod` shows."""
+    """Returns the record of a failure that `pod` shows."""
     return Failure(
         attempt=attempt,
         pod=pod.name,
@@ -121,20 +123,20 @@ def failure_of(
     )
 
 
-def device_fault(failure: Failure) -> bool:
-    """Whether the failure points at the chips of its node."""
+def is_device_fault(failure: Failure) -> bool:
+    """Tells whether the failure points at the chips of its node."""
     return failure.reason in DEVICE_FAULTS
 
 
-def _unwell(pods: Sequence[WorkerPod]) -> list[tuple[WorkerPod, Row]]:
-    """The workers with a sign of failure and its row, which for failed starts depends on the rest of the gang."""
+def _unwell(pods: Sequence[WorkerPod]) -> list[tuple[WorkerPod, FailureRow]]:
+    """Pairs each worker that shows a sign of failure with its row; that of a failed start depends on its peers."""
     found = [(pod, row) for pod in pods if (row := classify(pod))]
     started = [pod for pod in pods if has_started(pod)] if found else []
     return [(pod, with_started_peers(row) if any(peer is not pod for peer in started) else row) for pod, row in found]
 
 
 def _ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:
-    """The workers that failed or will never start, in the order in which they began to."""
+    """Returns the workers that failed or will never start, in the order in which that began."""
     ends = []
     for pod, row in _unwell(pods):
         due = _due(pod, row)
@@ -146,10 +148,10 @@ def _ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:
 
 
 def _cause(ends: Sequence[_End], doubts: set[Doubt]) -> _End:
-    """The first end that does not call itself a consequence.
+    """Returns the first end that does not report a lost peer.
 
-    If it may be one nevertheless, a certain sign that began shortly afterwards takes precedence, because Kubernetes
-    reports an end later than the peers that die of it.
+    If a lost peer may have caused it nevertheless, a certain sign that began shortly afterwards takes precedence,
+    because Kubernetes may report an end after those of the peers that it caused.
     """
     first = next((end for end in ends if end.row.doubt is not Doubt.LOST_PEER), ends[0])
     if first.row.doubt not in doubts:
@@ -158,11 +160,11 @@ def _cause(ends: Sequence[_End], doubts: set[Doubt]) -> _End:
     return next(sure, first)
 
 
-def _due(pod: WorkerPod, row: Row) -> datetime | None:
-    """When a pod that does not start counts as failed.
+def _due(pod: WorkerPod, row: FailureRow) -> datetime | None:
+    """Returns when a pod that does not start counts as failed.
 
-    A waiting container has no time, so patience starts when the pod gets its node. For a sign that shows only after a
-    long pull it is already over.
+    A waiting container has no timestamp, so patience starts when the pod gets its node. It is already over for a sign
+    that shows only after a long pull.
     """
     if row.patience is None or pod.placed is None:
         return None
@@ -170,7 +172,7 @@ def _due(pod: WorkerPod, row: Row) -> datetime | None:
 
 
 def _began(pod: WorkerPod, now: datetime) -> datetime:
-    """When the worker began to end: its peers may end first, during the grace period of a deletion or eviction."""
+    """Returns when the worker began to end: its peers may end before it, during its grace period."""
     announced = disruption(pod).get("lastTransitionTime")
     moments = [ended_at(pod), parse_time(announced) if announced else None, deletion_asked(pod)]
     known = [moment for moment in moments if moment]
@@ -178,7 +180,7 @@ def _began(pod: WorkerPod, now: datetime) -> datetime:
 
 
 def _last_heard(pod: WorkerPod, now: datetime) -> datetime:
-    """For a pod that failed without a time: the kubelet refused it, or the node forgot it."""
+    """Dates the end of a pod that failed without a time: the kubelet refused it, or the node forgot it."""
     started = pod.raw.get("status", {}).get("startTime")
     for time in (pod.condition("Ready").get("lastTransitionTime"), started):
         if time:

@@ -1,11 +1,11 @@
-"""Whether a running gang still makes progress.
+"""Finds gangs that run without making progress.
 
-The trainer has a watchdog in every process. This module finds what no watchdog in a worker can: a worker that is
-stopped as a whole, a node that computes nothing, a loop of the user's own. How long a standstill may last depends on
-the last report: a compilation or an evaluation may take long, a step may not.
+The trainer has a watchdog in every process. This module finds what no watchdog inside a worker can: a worker whose
+processes have all stopped, a node that computes nothing, a hung loop of the user's. How long a standstill may last
+depends on the last report: a compilation or an evaluation may take long, a step may not.
 
 Without `progressDeadlineSeconds` a worker counts as hung only if it keeps reporting the same step. A worker that is not
-heard may train well behind a network policy, and must not be stopped for that.
+heard may be training well behind a network policy, so silence is no reason to stop it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _STEPS = 20
 _LONGEST_STEP_SECONDS = 3600.0
 # A worker reports every five to ten seconds.
 _SILENCE = timedelta(minutes=1)
-# Between two operators, or in one operator over time.
+# Clocks of two operators, or one operator's clock over time.
 _CLOCKS_DIFFER = timedelta(minutes=1)
 # A worker that can answer does so in its next report, at most ten seconds later.
 STACKS_WAIT = timedelta(seconds=15)
@@ -45,7 +45,7 @@ STACKS_WAIT = timedelta(seconds=15)
 
 @dataclass(frozen=True)
 class Standstill:
-    """Nothing has happened since `since`; after `limit` it is a hang."""
+    """No progress since `since`. It counts as a hang after `limit`."""
 
     since: datetime
     limit: timedelta
@@ -57,13 +57,13 @@ class Standstill:
 
 
 def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *, reports: bool) -> Standstill | None:
-    """The gang's standstill; None if no limit applies.
+    """Returns the gang's standstill; None if no limit applies.
 
-    No limit applies if nobody listens, if the gang is not complete, or if it is not heard and has no
+    No limit applies if the operator receives no reports, if the gang is not complete, or if it is not heard and has no
     `progressDeadlineSeconds`. `reports`: the job runs the operator's own trainer, which always reports.
 
-    The time starts when this operator began to listen at the earliest, because earlier reports went to another. For a
-    worker that is not heard it starts after the last report that failed through no fault of a worker.
+    The time starts no earlier than this operator began to listen, because earlier reports went to another one. For a
+    gang that is not heard, it starts after the last report that was lost through no fault of a worker.
     """
     ready = find(status.conditions, ConditionType.GANG_READY)
     if inbox.listening_since is None or ready is None or not ready.is_true:
@@ -89,7 +89,7 @@ def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *
 
 @dataclass(frozen=True)
 class Straggler:
-    """A worker that still runs although peers have succeeded. At `deadline` it counts as hung."""
+    """A worker that still runs although peers have succeeded. It counts as hung at `deadline`."""
 
     pod: WorkerPod
     message: str
@@ -97,7 +97,7 @@ class Straggler:
 
 
 def straggler(pods: Sequence[WorkerPod], status: Status, policy: RunPolicy) -> Straggler | None:
-    """None if no worker has succeeded, or if the time of a success is unknown.
+    """Returns the worker that outlasts its peers; None if none has succeeded, or if the time of a success is unknown.
 
     The time starts at the last success, or at the last reported step if the reporting worker still runs.
     """
@@ -109,7 +109,7 @@ def straggler(pods: Sequence[WorkerPod], status: Status, policy: RunPolicy) -> S
     if len(moments) < len(ended):
         return None
     if ready := find(status.conditions, ConditionType.GANG_READY):
-        # Nobody was late before, whatever a node's clock says.
+        # No worker was late before that, whatever a node's clock says.
         moments.append(parse_time(ready.last_transition_time))
     progress, reporter = status.progress, WorkerId(status.attempt, 0, 0)
     if progress and progress.last_advance_time and running[0].worker == reporter:
@@ -123,7 +123,7 @@ def straggler(pods: Sequence[WorkerPod], status: Status, policy: RunPolicy) -> S
 
 
 def _is_heard(status: Status, inbox: Inbox, now: datetime) -> bool:
-    """Whether worker 0 reports, and reports steps: a percentage of a long training stays the same for many steps."""
+    """Tells whether worker 0 reports exact steps: a percentage of a long training stays the same for many steps."""
     report = inbox.report
     if report is None or not report.exact:
         return False
@@ -143,7 +143,7 @@ def _limit(phase: ReportPhase | None, status: Status, policy: RunPolicy) -> time
 
 
 def _usual_step(status: Status) -> timedelta:
-    """How long a step takes at the last reported rate; 0 if none was reported."""
+    """Returns how long a step takes at the last reported rate; 0 if none was reported."""
     rate = float(status.progress.examples_per_second or 0) if status.progress else 0.0
     if status.resolved is None or not rate > 0:
         return timedelta(0)
@@ -151,7 +151,7 @@ def _usual_step(status: Status) -> timedelta:
 
 
 def stacks_due(inbox: Inbox, now: datetime) -> timedelta | None:
-    """How long to wait for the stacks; None if they were not requested."""
+    """Returns how much longer to wait for the stacks; None if they were not requested."""
     if inbox.asked_for_stacks is None:
         return None
     if inbox.report is not None and inbox.report.stacks is not None:

@@ -1,7 +1,7 @@
-"""What a launcher such as torchrun hides: its own exit code is 1 whatever happened, and its own text comes last.
+"""Recovers what a launcher such as torchrun hides: it exits with code 1 whatever happened, and its own text comes last.
 
 The process that failed first may have left its last words in the termination message (`tpu_trainer.callbacks` does).
-Otherwise torchrun's closing lines tell that process's exit code, and sometimes its traceback.
+Otherwise torchrun's closing lines contain the exit code of that process, and sometimes its traceback.
 """
 
 import re
@@ -12,12 +12,12 @@ from signal import Signals
 
 _ROOT = "Root Cause (first observed failure):"
 _ROOT_FIELDS = ("rank", "exitcode", "traceback")
-# torchrun was told to stop, and ended its processes: "...SignalException: Process 7 got signal: 15".
+# torchrun was asked to stop and ended its processes: "...SignalException: Process 7 got signal: 15".
 _TOLD = re.compile(r"SignalException: Process \d{1,20} got signal: (\d{1,3})$")
 # The agent's first line about the end of its processes.
 _AGENT_SAYS = re.compile(r"torch/distributed/elastic/.{0,80}(?: failed \(exitcode: |Sending process \d{1,20} closing)")
 _TRACEBACK = "Traceback (most recent call last):"
-# torch.distributed puts it before every line of a process's traceback.
+# torch.distributed prefixes every line of a process's traceback with it.
 _RANK = re.compile(r"^\[rank(\d{1,9})\]: ?")
 _SIGNALLED = 128
 _LONGEST_LAST_LINE = 400
@@ -25,15 +25,15 @@ _LONGEST_LAST_LINE = 400
 
 @dataclass(frozen=True)
 class Launched:
-    """How the process that failed first ended: its exit code, 128 + N after signal N, and what it said."""
+    """The end of the process that failed first: its exit code, 128 + N after signal N, and its last words."""
 
     exit_code: int
     words: str
 
 
 @lru_cache(maxsize=256)
-def launched(text: str) -> Launched | None:
-    """What torchrun's closing lines say; None for any other text."""
+def read_launcher(text: str) -> Launched | None:
+    """Reads torchrun's closing lines; None for any other text."""
     lines = text.splitlines()
     roots = [index for index, line in enumerate(lines) if line.strip() == _ROOT]
     if not roots:
@@ -50,21 +50,19 @@ def launched(text: str) -> Launched | None:
 
 
 def without_ranks(text: str) -> str:
-    """Without the rank that torch.distributed puts before every line of a traceback."""
+    """Removes the rank that torch.distributed puts before every line of a traceback."""
     return "\n".join(_RANK.sub("", line) for line in text.splitlines()) if "[rank" in text else text
 
 
 def _told(lines: Sequence[str]) -> Launched | None:
-    found = next((found for line in lines if (found := _TOLD.search(line))), None)
-    return (
-        Launched(_SIGNALLED + int(found[1]), f"torchrun got signal {found[1]} and ended its processes")
-        if found
-        else None
-    )
+    signal = next((match[1] for line in lines if (match := _TOLD.search(line))), None)
+    if signal is None:
+        return None
+    return Launched(_SIGNALLED + int(signal), f"torchrun got signal {signal} and ended its processes")
 
 
 def _fields(lines: Sequence[str]) -> Mapping[str, str]:
-    """The fields below the title; the last one, the traceback, may have several lines."""
+    """Reads the fields below the title. The last one, the traceback, may have several lines."""
     fields: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
@@ -78,12 +76,12 @@ def _fields(lines: Sequence[str]) -> Mapping[str, str]:
 
 
 def _recorded(traceback: str) -> str:
-    """The traceback of a program that records its errors (`@record`); empty if it does not."""
+    """Returns the traceback of a program that records its errors (`@record`); empty if it does not."""
     return traceback if traceback.startswith(_TRACEBACK) else ""
 
 
 def _printed(above: Sequence[str], rank: str) -> str:
-    """The last traceback above the agent's lines, of that rank if the ranks are told apart; empty if there is none."""
+    """Returns the last traceback above the agent's lines, of that rank if lines name ranks; empty if there is none."""
     marked = [line for line in above if (found := _RANK.match(line)) and found[1] == rank]
     return "\n".join(_last_traceback([_RANK.sub("", line) for line in marked or above]))
 
@@ -94,7 +92,10 @@ def _last_traceback(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _end(code: int, above: Sequence[str]) -> str:
-    """Without a traceback. A program that refuses its arguments, or calls sys.exit with a text, says why at its end."""
+    """Describes an end without a traceback.
+
+    A program that refuses its arguments, or calls sys.exit with a text, gives its reason in its last line.
+    """
     if code >= 0:
         last = next((line.strip() for line in reversed(above) if line.strip()), "")
         if last:

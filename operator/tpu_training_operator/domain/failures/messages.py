@@ -1,4 +1,4 @@
-"""A failure as text: a worker's last words, shortened to fit the status or one line, and the failure in a sentence.
+"""Failures as text: a worker's last words, shortened to fit the status or one line, and the failure in a sentence.
 
 The trainer writes JSON into its termination message. For a loop of the user's own, which writes nothing, the kubelet
 puts the end of the container's log there (`terminationMessagePolicy: FallbackToLogsOnError`).
@@ -15,36 +15,36 @@ LONGEST_MESSAGE = 1000
 LONGEST_LINE = 300
 _LONGEST_PLACE = 100
 
-# As in the recipe: the largest number that a double holds exactly.
+# The recipe's own bound: the largest number that a double holds exactly.
 _LARGEST_STEP = 2**53
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
-# Users look last at Python's own files, installed packages and the trainer.
+# Frames of Python's own files, of installed packages and of the trainer.
 _NOT_THE_USERS = re.compile(r"^<frozen|/(site|dist)-packages/|/lib/python3[.\d]*/|/tpu_trainer/")
 _ENDED = re.compile(r"^(the worker was [^:]*\(exit code \d+\)): ")
 _LEFT_OUT = "..."
 
 
 def step_reached(pod: WorkerPod) -> int | None:
-    """The training step at which the trainer ended, if it says so."""
+    """Returns the training step at which the trainer ended, if it reported one."""
     step = (pod.trainer_message or {}).get("step")
     is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _LARGEST_STEP
     return step if is_step else None
 
 
 def cut(message: str) -> str:
-    return shortened(message, LONGEST_MESSAGE)
+    return shorten(message, LONGEST_MESSAGE)
 
 
 def with_ending(what: str, words: str, separator: str = ": ") -> str:
-    """What happened and, as far as it fits, the end of what was said."""
+    """Joins what happened and as much of the end of `words` as fits."""
     room = LONGEST_MESSAGE - len(what) - len(separator)
-    return f"{what}{separator}{shortened(words, room)}" if words and room > 0 else cut(what)
+    return f"{what}{separator}{shorten(words, room)}" if words and room > 0 else cut(what)
 
 
-def shortened(text: str, room: int) -> str:
-    """At most `room` characters, cut between lines unless a single line is too long.
+def shorten(text: str, room: int) -> str:
+    """Shortens the text to `room` characters, cut between lines unless a single line is too long.
 
-    A traceback ends with what was wrong, so the end stays. Frames outside the user's code go first.
+    A traceback ends with what was wrong, so the end is kept. Frames outside the user's code are dropped first.
     """
     if len(text) <= room:
         return text
@@ -62,9 +62,9 @@ def shortened(text: str, room: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """What was wrong: the error at the end of a traceback and its place in the user's code, or else the last line.
+    """Returns the error at the end of a traceback and its place in the user's code, or else the last line.
 
-    The last line of a worker that was killed says where it was, not what was wrong.
+    The last line of a worker that was killed shows where it was, not what was wrong.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
@@ -81,7 +81,7 @@ def one_line(text: str) -> str:
 
 
 def _without_foreign_frames(lines: list[str]) -> list[str]:
-    """A frame is a line with the place, followed by lines that are indented further."""
+    """Drops frames outside the user's code. A frame is a line with the place and the lines indented below it."""
     kept, is_foreign = [], False
     for line in lines:
         if found := _FRAME.match(line):
@@ -99,18 +99,18 @@ def _line(text: str, room: int = LONGEST_LINE) -> str:
 
 
 def failed_where(failure: Failure) -> str:
-    """For example: slice 0 host 2 on node-1."""
+    """Returns, for example: slice 0 host 2 on node-1."""
     what = "the entry check" if failure.attempt == 0 else f"slice {failure.slice} host {failure.host}"
     return what + (f" on {failure.node}" if failure.node else "")
 
 
 def failed_when(failure: Failure) -> str:
-    """For example: , attempt 2. Empty for the entry check, which comes before the first."""
+    """Returns, for example: , attempt 2. Empty for the entry check, which comes before the first attempt."""
     return f", attempt {failure.attempt}" if failure.attempt else ""
 
 
 def failed_why(failure: Failure) -> str:
-    """For example: Infrastructure (Killed, exit code 137), or UserError (exit code 1) if the reason is the class."""
+    """Returns, for example: Infrastructure (Killed, exit code 137). A reason that equals the class is left out."""
     details = [failure.reason] if failure.reason != failure.failure_class else []
     if failure.exit_code is not None:
         details.append(f"exit code {failure.exit_code}")
@@ -118,14 +118,14 @@ def failed_why(failure: Failure) -> str:
 
 
 def gist(failure: Failure) -> str:
-    """The message in one line. In a hang's message the first line is the finding, and the stacks follow."""
+    """Returns the message in one line. A hang's message starts with the finding; the stacks follow."""
     if failure.failure_class is FailureClass.HANG:
         return failure.message.partition("\n")[0]
     return one_line(failure.message)
 
 
 def describe(failure: Failure) -> str:
-    """Which worker failed, where and how, in a sentence."""
+    """Describes in one sentence which worker failed, where and how."""
     node = f" on {failure.node}" if failure.node else ""
     what = "the entry check" if failure.attempt == 0 else f"slice {failure.slice} host {failure.host}"
     where = f"{what} ({failure.pod}{node})"

@@ -1,4 +1,4 @@
-"""What Kubernetes writes into a pod when something goes wrong, and when: functions that read it.
+"""Reads what Kubernetes writes into a pod when something goes wrong.
 
 Names and texts come from Kubernetes 1.35 (pkg/kubelet: eviction, preemption, nodeshutdown, lifecycle, images,
 kuberuntime, devicemanager; pkg/controller: tainteviction, podgc) and containerd, whose errors the kubelet hands on.
@@ -20,7 +20,7 @@ _LONGEST_GRACE = timedelta(days=36500)
 
 
 def status_reason(pod: WorkerPod) -> str:
-    """Why the kubelet ended or refused the pod; empty if a container simply ended."""
+    """Returns why the kubelet ended or refused the pod; empty if a container simply ended."""
     return str(pod.raw.get("status", {}).get("reason") or "")
 
 
@@ -29,9 +29,9 @@ def status_message(pod: WorkerPod) -> str:
 
 
 def has_failed(pod: WorkerPod) -> bool:
-    """The worker has begun to end, and not in success.
+    """Tells whether the worker has begun to end without success.
 
-    The exit code alone counts, because a sidecar that still runs keeps the pod's phase at Running.
+    The exit code decides, because a sidecar that still runs keeps the pod's phase at Running.
     """
     if left_early(pod) or failed_with_code_0(pod) or was_stopped(pod):
         return True
@@ -41,30 +41,30 @@ def has_failed(pod: WorkerPod) -> bool:
 
 
 def left_early(pod: WorkerPod) -> bool:
-    """The trainer's process exited with code 0, but without the last words that a finished trainer leaves.
+    """Tells whether the trainer's process exited with code 0 but without the last words that a finished trainer leaves.
 
-    The task ended it (os._exit, a library), so the training is not done. This does not apply to a loop of the user's
-    own, which leaves no words. Only an empty message counts: with exit code 0 the kubelet does not replace it, and a
-    message that the kubelet could not read or had to cut is not empty.
+    Something in the task ended it (os._exit, a library), so the training is not done. This does not apply to a loop of
+    the user's own, which leaves no last words. Only an empty message counts: with exit code 0 the kubelet does not
+    replace it, and a message that the kubelet could not read or had to cut is not empty.
     """
     return pod.exit_code == 0 and not str(pod.termination.get("message") or "").strip() and pod.runs_trainer
 
 
 def failed_with_code_0(pod: WorkerPod) -> bool:
-    """The trainer's last words are of a failure, or of a stop, and its process exited with code 0 all the same.
+    """Tells whether the trainer's last words report a failure or a stop although its process exited with code 0.
 
-    Something that ran after the trainer replaced its exit code, such as an atexit handler that calls os._exit.
+    Something that ran after the trainer replaced the exit code, such as an atexit handler that calls os._exit.
     """
     outcome = (pod.trainer_message or {}).get("outcome") if pod.exit_code == 0 and pod.runs_trainer else None
     return isinstance(outcome, str) and outcome != "Succeeded"
 
 
 def was_stopped(pod: WorkerPod) -> bool:
-    """A loop of the user's own exited with code 0 after its deletion or disruption had begun.
+    """Tells whether a loop of the user's own exited with code 0 after its deletion or disruption had begun.
 
-    Many programs exit so when SIGTERM stops them, so the training may not be done. If the order of the two is not
-    certain, training again from the last checkpoint does less harm than a false success. The trainer has its own exit
-    code for stopping early.
+    Many programs exit with 0 when SIGTERM stops them, so the training may not be done. If the order of the two events
+    is uncertain, training again from the last checkpoint does less harm than a false success. The trainer has its own
+    exit code for being stopped.
     """
     ended_well = pod.phase == "Succeeded" or pod.exit_code == 0
     if not ended_well or pod.runs_trainer:
@@ -79,7 +79,7 @@ def has_succeeded(pod: WorkerPod) -> bool:
 
 
 def deletion_asked(pod: WorkerPod) -> datetime | None:
-    """When the deletion was requested, or None. The pod's timestamp is the end of the grace period."""
+    """Returns when the deletion was requested, or None. The pod's own timestamp is the end of the grace period."""
     metadata = pod.raw["metadata"]
     if not (ends := metadata.get("deletionTimestamp")):
         return None
@@ -87,25 +87,25 @@ def deletion_asked(pod: WorkerPod) -> datetime | None:
 
 
 def ended_at(pod: WorkerPod) -> datetime | None:
-    """When the worker's container ended; None before, or if the kubelet cannot know."""
+    """Returns when the worker's container ended; None before that, or if the kubelet cannot know."""
     return _known(pod, pod.termination.get("finishedAt"))
 
 
 def ended_by(pod: WorkerPod) -> datetime | None:
-    """The time by which the pod had certainly ended, according to its kubelet; None if the kubelet does not say."""
+    """Returns the time by which the pod had certainly ended according to its kubelet; None if it gives none."""
     ready = pod.condition("Ready")
     not_ready = _known(pod, ready.get("lastTransitionTime")) if ready.get("status") == "False" else None
     return max((moment for moment in (ended_at(pod), not_ready) if moment), default=None)
 
 
 def has_started(pod: WorkerPod) -> bool:
-    """The worker's container runs or has run. If it could not be started, its start time is in 1970."""
+    """Tells whether the worker's container runs or has run. If it could not start, its start time is in 1970."""
     runs = (pod.container.get("state") or {}).get("running") is not None
     return runs or _known(pod, pod.termination.get("startedAt")) is not None
 
 
 def _known(pod: WorkerPod, time: str | None) -> datetime | None:
-    """A time of the worker's container by the control plane's clock; None for 1970, which means unknown."""
+    """Converts a time of the worker's container to the control plane's clock; None for 1970, which means unknown."""
     if not time:
         return None
     moment = parse_time(time) + _lag(pod)
@@ -114,7 +114,7 @@ def _known(pod: WorkerPod, time: str | None) -> datetime | None:
 
 
 def _lag(pod: WorkerPod) -> timedelta:
-    """How far the node's clock is visibly behind: a kubelet cannot accept a pod before it was scheduled."""
+    """Returns how far the node's clock is visibly behind: a kubelet cannot accept a pod before it was scheduled."""
     taken_up = pod.raw.get("status", {}).get("startTime")
     scheduled = pod.condition("PodScheduled").get("lastTransitionTime")
     if not taken_up or not scheduled:
@@ -123,13 +123,13 @@ def _lag(pod: WorkerPod) -> timedelta:
 
 
 def disruption(pod: WorkerPod) -> Object:
-    """The condition DisruptionTarget, or Kueue's TerminationTarget; empty if there is none, or if it came after the
-    worker's own end.
+    """Returns the condition DisruptionTarget, or Kueue's TerminationTarget; empty if the pod has none.
 
-    A worker that has failed may still be evicted when its node is removed or drained.
+    One that came after the worker's own end does not count: a worker that has failed may still be evicted when its node
+    is removed or drained.
     """
     announced_by = (pod.condition(kind) for kind in ("DisruptionTarget", "TerminationTarget"))
-    condition = next((each for each in announced_by if each.get("status") == "True"), None)
+    condition = next((known for known in announced_by if known.get("status") == "True"), None)
     if condition is None:
         return {}
     ended, announced = ended_at(pod), condition.get("lastTransitionTime")
@@ -146,7 +146,7 @@ def is_held_up(pod: WorkerPod) -> bool:
 
 
 def failed_sidecar(pod: WorkerPod) -> str:
-    """How a container other than the worker's failed; empty if none did."""
+    """Describes how a container other than the worker's failed; empty if none did."""
     for container in (*pod.init_containers, *pod.containers):
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode") and container.get("name") != constants.CONTAINER_NAME:
@@ -156,7 +156,7 @@ def failed_sidecar(pod: WorkerPod) -> str:
 
 
 def deleted_first(pod: WorkerPod) -> bool:
-    """Its deletion was requested before it ended."""
+    """Tells whether the pod's deletion was requested before it ended."""
     asked, ended = deletion_asked(pod), ended_at(pod)
     if asked is None:
         return False

@@ -1,6 +1,6 @@
-"""The class and reason of every failure, by what Kubernetes and the worker say about it: one table, surest sign first.
+"""Classifies a worker's failure by what Kubernetes and the worker report: one table, the surest sign first.
 
-docs/failures.md explains each reason and what to do about it; a test holds the two together.
+docs/failures.md explains each reason and what to do about it; a test compares the two.
 """
 
 import re
@@ -14,7 +14,7 @@ from tpu_training_operator.api.failures import ExitCode, FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
-from tpu_training_operator.domain.failures.launcher import launched, without_ranks
+from tpu_training_operator.domain.failures.launcher import read_launcher, without_ranks
 from tpu_training_operator.domain.failures.messages import cut, with_ending
 from tpu_training_operator.domain.failures.pod_signs import (
     NODE_GONE,
@@ -49,7 +49,7 @@ EXIT_CODE_CLASSES: Mapping[ExitCode, tuple[FailureClass, str]] = {
     ExitCode.BAD_SPEC: (FailureClass.USER_ERROR, "BadSpec"),
 }
 
-# By the outcome that the trainer, or a loop of the user's own, names in the termination message.
+# Exit codes by the outcome that the trainer, or a loop of the user's own, names in the termination message.
 _CODES = {str(reason): code for code, (_, reason) in EXIT_CODE_CLASSES.items()}
 
 # Reasons that point at a node's chips rather than at the node or the network.
@@ -72,7 +72,7 @@ _SIGNALS = {
     159: "SIGSYS",
 }
 _AT_ONCE = timedelta(0)
-# Patience, from when the pod got its node. A Secret or an image may arrive a moment after the job that needs it.
+# Patience counts from when the pod got its node. A Secret or an image may arrive just after the job that needs it.
 _MOMENT = timedelta(minutes=1)
 # On a fresh node the kubelet's own credentials may be late.
 _CREDENTIALS = timedelta(minutes=2)
@@ -80,10 +80,10 @@ _RETRIES = timedelta(minutes=5)
 # Characters to search at either end of a text: errors are there, and the kubelet copies no more than this from a log.
 _SEARCHED = 1024
 
-# Errors that have only a text. The kubelet hands on the registry's, the container runtime's and the device manager's;
-# libtpu's and the kernel's are in the worker's last words. The patterns are narrow on purpose: a failure that they miss
-# still has its exit code, but one that they mistake has a wrong class. Tenants write these texts and may make them slow
-# to search, so every repeat has a bound.
+# Errors that are only texts. The kubelet passes on those of the registry, the container runtime and the device manager;
+# those of libtpu and the kernel are in the worker's last words. The patterns are narrow on purpose: a failure that they
+# miss still has its exit code, but one that they mistake gets a wrong class. Tenants write these texts and could make
+# them slow to search, so every repetition has a bound.
 _OWN_STORAGE_LIMIT = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")
 _UNHEALTHY_CHIPS = re.compile(r"healthy|unregistered device|devices unavailable")
 _NO_IMAGE = re.compile(
@@ -134,24 +134,24 @@ _ROOT_IMAGE = re.compile(r"runAsNonRoot|breaks non-root policy")
 
 
 class Doubt(Enum):
-    """Whether a failure may be the consequence of another worker's."""
+    """How likely another worker's failure caused this one."""
 
     NONE = auto()
     IN_OWN_LOOP = auto()
-    """Only in a loop of the user's own, whose exit code does not tell a lost peer from an error."""
+    """Possible only in a loop of the user's own, whose exit code does not distinguish a lost peer from an error."""
     LOST_PEER = auto()
-    """Yes: the worker says that it lost a peer."""
+    """Certain: the worker reports that it lost a peer."""
 
 
 @dataclass(frozen=True)
-class Row:
+class FailureRow:
     """A sign and what it means.
 
     `patience` is for pods that do not start: how long after a pod got its node the sign counts as a failure. It is None
     in rows for pods that have begun to end.
 
-    `is_early`: until the pod has ended, the container runtime may still give another reason. It learns of a lack of
-    memory separately, and under load only after the container's end.
+    `is_early`: until the pod has ended, the container runtime may still give another reason. It learns separately that
+    memory ran out, and under load only after the container has ended.
     """
 
     reason: str | Callable[[WorkerPod], str]
@@ -169,17 +169,17 @@ class Row:
         return cut(self.words(pod))
 
 
-def classify(pod: WorkerPod) -> Row | None:
-    """The first row that fits; None for a pod without any sign of failure."""
-    # Most pods of a gang are well, so they should cost one question only.
+def classify(pod: WorkerPod) -> FailureRow | None:
+    """Returns the first row that fits; None for a pod without any sign of failure."""
+    # Most pods of a gang are well, so they should cost only one test.
     rows = _ENDINGS if has_failed(pod) else _NEVER_STARTS if is_held_up(pod) else ()
     return next((row for row in rows if row.sign(pod)), None)
 
 
-def with_started_peers(row: Row) -> Row:
-    """The row for a worker that does not start although another worker of its gang has started.
+def with_started_peers(row: FailureRow) -> FailureRow:
+    """Adapts the row of a worker that does not start to a gang in which another worker has started.
 
-    All share the image and the spec, so those are good, and the cause is this worker's node or temporary.
+    They share the image and the spec, so both are good, and the cause is this worker's node or temporary.
     """
     if row not in _DOES_NOT_START or row.failure_class is FailureClass.INFRASTRUCTURE:
         return row
@@ -193,30 +193,30 @@ def with_started_peers(row: Row) -> Row:
 
 
 def own_exit_code(pod: WorkerPod) -> int | None:
-    """The exit code of the program that trains, which a launcher may have replaced by 1, and the task by 0."""
+    """Returns the exit code of the program that trains. A launcher may have replaced it by 1, the task by 0."""
     is_replaced = failed_with_code_0(pod) if pod.runs_trainer else pod.exit_code == ExitCode.USER_ERROR
     if not is_replaced:
         return pod.exit_code
     outcome = (pod.trainer_message or {}).get("outcome")
     if isinstance(outcome, str) and outcome in _CODES:
         return _CODES[outcome]
-    found = None if pod.runs_trainer else launched(pod.last_words)
+    found = None if pod.runs_trainer else read_launcher(pod.last_words)
     return found.exit_code if found else pod.exit_code
 
 
 def own_words(pod: WorkerPod) -> str:
-    """What the program that trains said last, without its launcher's closing lines."""
+    """Returns the last words of the program that trains, without its launcher's closing lines."""
     if pod.runs_trainer:
         return pod.last_words
     if (pod.trainer_message or {}).get("outcome") == "Succeeded":
-        # They were about the training; what failed afterwards, such as an export, left none.
+        # The last words are the training's; what failed afterwards, such as an export, left none.
         return with_ending(f"{_AFTER_THE_TRAINING} (exit code {pod.exit_code}; its log says why)", pod.last_words)
-    found = launched(pod.last_words)
+    found = read_launcher(pod.last_words)
     return found.words if found else without_ranks(pod.last_words)
 
 
 def _lost_its_peer(pod: WorkerPod) -> bool:
-    """Only in a loop of the user's own: the trainer has an exit code for it."""
+    """Tells whether a loop of the user's own lost its peer; the trainer has an exit code for that."""
     return (
         not pod.runs_trainer
         and own_exit_code(pod) == ExitCode.USER_ERROR
@@ -263,7 +263,7 @@ def _disrupted_by(*reasons: str) -> Sign:
 
 
 def _kubelet_says(*reasons: str) -> Sign:
-    """The pod's reason, not a container's."""
+    """Compares the pod's reason, not a container's."""
     return lambda pod: status_reason(pod) in reasons
 
 
@@ -280,12 +280,12 @@ def _exited_with(*codes: int) -> Sign:
 
 
 def _mentions(text: re.Pattern[str]) -> Sign:
-    """Whether the text matches the message of the pod, of the waiting container or of the ended one."""
+    """Searches the messages of the pod, of the waiting container and of the ended one."""
 
-    def found(pod: WorkerPod) -> bool:
+    def mentions(pod: WorkerPod) -> bool:
         return any(_is_in(_ends(said), text) for said in (status_message(pod), pod.waiting()[1], pod.last_words))
 
-    return found
+    return mentions
 
 
 # The workers of a gang often fail with the same text.
@@ -295,7 +295,7 @@ def _is_in(said: str, text: re.Pattern[str]) -> bool:
 
 
 def _ends(said: str) -> str:
-    """The beginning and the end of a long text, because searching takes time and there are thousands of pods."""
+    """Returns the beginning and the end of a long text: searching takes time, and there are thousands of pods."""
     return said if len(said) <= 2 * _SEARCHED else f"{said[:_SEARCHED]}\n{said[-_SEARCHED:]}"
 
 
@@ -304,12 +304,12 @@ def _both(one: Sign, other: Sign) -> Sign:
 
 
 def _never_ran(pod: WorkerPod) -> bool:
-    """The pod failed, but the worker's container did not."""
+    """Tells whether the pod failed although the worker's container did not."""
     return pod.phase == "Failed" and not pod.exit_code
 
 
 def _ended_by_kubelet(pod: WorkerPod) -> bool:
-    """The kubelet refused or stopped the pod. If a container simply ends, the kubelet gives no reason."""
+    """Tells whether the kubelet refused or stopped the pod. It gives no reason if a container simply ends."""
     return bool(status_reason(pod))
 
 
@@ -354,34 +354,34 @@ _USER, _INFRASTRUCTURE, _PREEMPTION, _UNKNOWN = (
 )
 
 _DISRUPTED = (
-    Row("NodeLost", _INFRASTRUCTURE, _disrupted_by(TAINT_EVICTION, NODE_GONE), _announced),
+    FailureRow("NodeLost", _INFRASTRUCTURE, _disrupted_by(TAINT_EVICTION, NODE_GONE), _announced),
     # The kubelet's condition has the same reason for all pods that it ends, so the pod's own reason decides.
-    Row("NodeShutdown", _PREEMPTION, _kubelet_says("Terminated", "NodeShutdown", "Shutdown"), _kubelet_said),
+    FailureRow("NodeShutdown", _PREEMPTION, _kubelet_says("Terminated", "NodeShutdown", "Shutdown"), _kubelet_said),
     # The pod exceeded its own limit, and would on any other node.
-    Row(
+    FailureRow(
         "StorageLimitExceeded",
         _UNKNOWN,
         _both(_kubelet_says("Evicted"), _mentions(_OWN_STORAGE_LIMIT)),
         _kubelet_said,
     ),
-    Row("Evicted", _INFRASTRUCTURE, _kubelet_says("Evicted"), _kubelet_said),
-    Row("PreemptedByKubelet", _PREEMPTION, _kubelet_says("Preempting"), _kubelet_said),
-    # PreemptionByScheduler, EvictionByEvictionAPI and any newer one: somebody wanted the node.
-    Row(lambda pod: str(disruption(pod).get("reason") or "Disrupted"), _PREEMPTION, is_disrupted, _announced),
+    FailureRow("Evicted", _INFRASTRUCTURE, _kubelet_says("Evicted"), _kubelet_said),
+    FailureRow("PreemptedByKubelet", _PREEMPTION, _kubelet_says("Preempting"), _kubelet_said),
+    # PreemptionByScheduler, EvictionByEvictionAPI and any newer one: the node was wanted for something else.
+    FailureRow(lambda pod: str(disruption(pod).get("reason") or "Disrupted"), _PREEMPTION, is_disrupted, _announced),
 )
 _ENDED_FROM_OUTSIDE = (
-    Row("OOMKilled", FailureClass.OUT_OF_MEMORY, _terminated_as("OOMKilled"), _then_last_words(_OUT_OF_MEMORY)),
-    Row(
+    FailureRow("OOMKilled", FailureClass.OUT_OF_MEMORY, _terminated_as("OOMKilled"), _then_last_words(_OUT_OF_MEMORY)),
+    FailureRow(
         FailureReason.DEVICES_UNHEALTHY,
         _INFRASTRUCTURE,
         _both(_kubelet_says("UnexpectedAdmissionError"), _mentions(_UNHEALTHY_CHIPS)),
         _kubelet_said,
     ),
-    # OutOfcpu, NodeAffinity, TopologyAffinityError and any other reason to refuse a pod: it concerns the node.
-    Row(status_reason, _INFRASTRUCTURE, _ended_by_kubelet, _kubelet_said),
-    Row(FailureReason.POD_DELETED, _INFRASTRUCTURE, deleted_first, _then_last_words(DELETED_WHILE_RUNNING)),
+    # OutOfcpu, NodeAffinity, TopologyAffinityError and any other reason to refuse a pod: the cause is the node.
+    FailureRow(status_reason, _INFRASTRUCTURE, _ended_by_kubelet, _kubelet_said),
+    FailureRow(FailureReason.POD_DELETED, _INFRASTRUCTURE, deleted_first, _then_last_words(DELETED_WHILE_RUNNING)),
     # After the node restarted containerd does not know how the container ended (255), or the kubelet cannot find it.
-    Row(
+    FailureRow(
         "ContainerStatusUnknown",
         _INFRASTRUCTURE,
         _terminated_as("ContainerStatusUnknown", "Unknown"),
@@ -389,30 +389,30 @@ _ENDED_FROM_OUTSIDE = (
     ),
 )
 _NEVER_RAN = (
-    Row("SidecarFailed", _UNKNOWN, _both(_never_ran, lambda pod: bool(failed_sidecar(pod))), failed_sidecar),
-    Row("PodFailed", _INFRASTRUCTURE, _never_ran, lambda pod: status_message(pod) or "the pod failed"),
+    FailureRow("SidecarFailed", _UNKNOWN, _both(_never_ran, lambda pod: bool(failed_sidecar(pod))), failed_sidecar),
+    FailureRow("PodFailed", _INFRASTRUCTURE, _never_ran, lambda pod: status_message(pod) or "the pod failed"),
 )
 _LAST_WORDS = (
-    Row(FailureReason.DEVICE_BUSY, _INFRASTRUCTURE, _mentions(_CHIP_BUSY), _last_words),
-    Row(FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, _mentions(_CHIP_BROKEN), _last_words),
-    Row("DeviceDenied", _USER, _mentions(_CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
-    Row("SharedMemoryFull", _USER, _mentions(_SHARED_MEMORY_FULL), _then_last_words(_RAISE_SHARED_MEMORY)),
-    Row("LoaderLost", _USER, _mentions(_LOADER_LOST), _then_last_words(_LOADER_KILLED)),
+    FailureRow(FailureReason.DEVICE_BUSY, _INFRASTRUCTURE, _mentions(_CHIP_BUSY), _last_words),
+    FailureRow(FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, _mentions(_CHIP_BROKEN), _last_words),
+    FailureRow("DeviceDenied", _USER, _mentions(_CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
+    FailureRow("SharedMemoryFull", _USER, _mentions(_SHARED_MEMORY_FULL), _then_last_words(_RAISE_SHARED_MEMORY)),
+    FailureRow("LoaderLost", _USER, _mentions(_LOADER_LOST), _then_last_words(_LOADER_KILLED)),
 )
 _START_ERRORS = (
-    Row(
+    FailureRow(
         "CannotStart",
         _USER,
         _both(_terminated_as("StartError", "ContainerCannotRun"), _mentions(_NO_PROGRAM)),
         _last_words,
     ),
-    Row("StartError", _UNKNOWN, _terminated_as("StartError", "ContainerCannotRun"), _said_or_code),
+    FailureRow("StartError", _UNKNOWN, _terminated_as("StartError", "ContainerCannotRun"), _said_or_code),
 )
 _EXIT_CODES = (
-    Row("ExitedEarly", _USER, left_early, lambda _: _EXITED_EARLY),
-    Row("PeerLost", _INFRASTRUCTURE, _lost_its_peer, _said_or_code, doubt=Doubt.LOST_PEER),
+    FailureRow("ExitedEarly", _USER, left_early, lambda _: _EXITED_EARLY),
+    FailureRow("PeerLost", _INFRASTRUCTURE, _lost_its_peer, _said_or_code, doubt=Doubt.LOST_PEER),
     *(
-        Row(
+        FailureRow(
             reason,
             failure_class,
             _exited_with(code),
@@ -422,39 +422,43 @@ _EXIT_CODES = (
         for code, (failure_class, reason) in EXIT_CODE_CLASSES.items()
     ),
     # 2: wrong arguments, in Python and most programs. 126 and 127: the shell could not execute or find the program.
-    Row("UserError", _USER, _exited_with(2), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
-    Row("CannotStart", _USER, _exited_with(126, 127), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
+    FailureRow("UserError", _USER, _exited_with(2), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
+    FailureRow("CannotStart", _USER, _exited_with(126, 127), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
     # 128 + SIGKILL and 128 + SIGTERM: ended from outside, not by the program.
-    Row("Killed", _INFRASTRUCTURE, _exited_with(137, 143), _killed, is_early=True),
-    Row("Crashed", _UNKNOWN, _exited_with(*_SIGNALS), _crashed, doubt=Doubt.IN_OWN_LOOP),
-    Row("ExitCode", _UNKNOWN, _always, _said_or_code, doubt=Doubt.IN_OWN_LOOP),
+    FailureRow("Killed", _INFRASTRUCTURE, _exited_with(137, 143), _killed, is_early=True),
+    FailureRow("Crashed", _UNKNOWN, _exited_with(*_SIGNALS), _crashed, doubt=Doubt.IN_OWN_LOOP),
+    FailureRow("ExitCode", _UNKNOWN, _always, _said_or_code, doubt=Doubt.IN_OWN_LOOP),
 )
 _NEVER_STARTS = (
-    Row("InvalidImageName", _USER, _waits_as("InvalidImageName"), _container_waits, _AT_ONCE),
-    Row("ErrImageNeverPull", _USER, _waits_as("ErrImageNeverPull"), _container_waits, _AT_ONCE),
-    Row("ImagePullDenied", _USER, _both(_PULLS, _mentions(_NO_ACCESS)), _container_waits, _CREDENTIALS),
+    FailureRow("InvalidImageName", _USER, _waits_as("InvalidImageName"), _container_waits, _AT_ONCE),
+    FailureRow("ErrImageNeverPull", _USER, _waits_as("ErrImageNeverPull"), _container_waits, _AT_ONCE),
+    FailureRow("ImagePullDenied", _USER, _both(_PULLS, _mentions(_NO_ACCESS)), _container_waits, _CREDENTIALS),
     # Ten seconds after the first error the kubelet backs off and, since Kubernetes 1.32, says why.
-    Row("ImageNotFound", _USER, _both(_waits_as("ImagePullBackOff"), _mentions(_NO_IMAGE)), _container_waits, _AT_ONCE),
-    Row("ImageNotFound", _USER, _both(_PULLS, _mentions(_NO_IMAGE)), _container_waits, _MOMENT),
-    Row("ImagePullFailed", _INFRASTRUCTURE, _PULLS, _container_waits, _RETRIES),
-    Row(
+    FailureRow(
+        "ImageNotFound", _USER, _both(_waits_as("ImagePullBackOff"), _mentions(_NO_IMAGE)), _container_waits, _AT_ONCE
+    ),
+    FailureRow("ImageNotFound", _USER, _both(_PULLS, _mentions(_NO_IMAGE)), _container_waits, _MOMENT),
+    FailureRow("ImagePullFailed", _INFRASTRUCTURE, _PULLS, _container_waits, _RETRIES),
+    FailureRow(
         FailureReason.DEVICE_FAILED,
         _INFRASTRUCTURE,
         _both(_CREATES, _mentions(_CHIP_BROKEN)),
         _container_waits,
         _MOMENT,
     ),
-    Row("ContainerNotCreated", _INFRASTRUCTURE, _both(_CREATES, _mentions(_MAY_HEAL)), _container_waits, _RETRIES),
-    Row("CannotStart", _USER, _both(_CREATES, _mentions(_NO_PROGRAM)), _container_waits, _MOMENT),
-    Row(
+    FailureRow(
+        "ContainerNotCreated", _INFRASTRUCTURE, _both(_CREATES, _mentions(_MAY_HEAL)), _container_waits, _RETRIES
+    ),
+    FailureRow("CannotStart", _USER, _both(_CREATES, _mentions(_NO_PROGRAM)), _container_waits, _MOMENT),
+    FailureRow(
         "RootImage",
         _USER,
         _both(_waits_as("CreateContainerConfigError"), _mentions(_ROOT_IMAGE)),
         lambda pod: with_ending(_NUMBER_THE_USER, _container_waits(pod)),
         _AT_ONCE,
     ),
-    Row("CreateContainerConfigError", _USER, _waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),
-    Row(lambda pod: pod.waiting()[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
+    FailureRow("CreateContainerConfigError", _USER, _waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),
+    FailureRow(lambda pod: pod.waiting()[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
 )
 _DOES_NOT_START = (*_START_ERRORS, *_NEVER_STARTS)
 _ENDINGS = (*_DISRUPTED, *_ENDED_FROM_OUTSIDE, *_NEVER_RAN, *_LAST_WORDS, *_START_ERRORS, *_EXIT_CODES)

@@ -1,4 +1,4 @@
-"""What a plan asks for: the operator's only effects, apart from writing the status."""
+"""The actions that a plan may ask for: the operator's only effects, apart from writing the status."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,11 +11,11 @@ AT_ONCE = timedelta(0)
 
 @dataclass(frozen=True)
 class Create:
-    """Create `body`. An object of that name which the job controls counts as created.
+    """Create `body`. An object of the same name that the job controls counts as created.
 
-    `optional`: if the cluster refuses it, the gang starts without it, and an event says so. `for_growth`: it is about a
-    better slice, so a gang that runs does not wait for it, and once one is refused, the rest of its stage is of no use
-    and is not sent. `again`: an earlier attempt has created it, so it is probably there.
+    `optional`: if the cluster refuses it, the gang starts without it, and an event reports that. `for_growth`: it is
+    about a better slice, so a gang that runs does not wait for it, and once one is refused, the rest of its stage is of
+    no use and is not sent. `again`: an earlier attempt has created it, so it is probably there.
     """
 
     body: dict[str, Any]
@@ -49,8 +49,7 @@ class DeleteEndpointSlice:
 
 @dataclass(frozen=True)
 class Publish:
-    """Create these objects, or replace the job's own ones that say something else. `version`: what to note once that is
-    done."""
+    """Create these objects, or replace the job's own where they differ. `version`: what to note once that is done."""
 
     bodies: tuple[dict[str, Any], ...]
     version: str
@@ -71,14 +70,14 @@ class AskForStacks:
 
 @dataclass(frozen=True)
 class WarnPlaceholderRefused:
-    """Say in an event why the gang cannot ask for a better slice, and note that it was said."""
+    """Send an event about why the gang cannot ask for a better slice, and note that it was sent."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class LookAtEvents:
-    """Note what the events of these pods say. `pods`: names and uids."""
+    """Read the events of these pods and note them. `pods`: names and uids."""
 
     pods: tuple[tuple[str, str], ...]
 
@@ -101,7 +100,7 @@ class WriteWorkloadStatus:
 
 @dataclass(frozen=True)
 class DeleteWorkload:
-    """Delete this Workload of the job's, and with it the quota that it holds. `version`: of Kueue's API."""
+    """Delete this Workload of the job, and with it the quota that it holds. `version`: of Kueue's API."""
 
     version: str
     name: str
@@ -126,7 +125,7 @@ Action = (
 
 @dataclass(frozen=True)
 class Event:
-    """A Kubernetes event about the job, sent once its status has been written. `warning`: something unwanted."""
+    """A Kubernetes event about the job, sent once its status has been written."""
 
     reason: EventReason
     message: str

@@ -1,4 +1,4 @@
-"""The addresses behind the names of a gang's workers, in the forms that DNS servers read.
+"""Publishes the addresses behind the names of a gang's workers, in the forms that DNS servers read.
 
 The headless Service has no selector: with one, the controller manager would write the same lists again for every worker
 that starts or stops. The operator writes them once, when every worker of the attempt has its address.
@@ -33,8 +33,10 @@ Address = IPv4Address | IPv6Address
 
 
 def endpoint_slice_names(job: str, layout: SliceLayout) -> list[str]:
-    """None for a single host, which calls itself localhost. The same for all attempts on a slice, so that names which
-    an operator with old news publishes too late do not stay."""
+    """Names the EndpointSlices of a job; none for a single host, which calls itself localhost.
+
+    All attempts on a slice share these names, so whatever an operator with stale news publishes is overwritten.
+    """
     if layout.hosts == 1:
         return []
     return [f"{job}-{index}" for index in range(math.ceil(layout.hosts / _MOST_ENDPOINTS))]
@@ -43,12 +45,14 @@ def endpoint_slice_names(job: str, layout: SliceLayout) -> list[str]:
 def publication(
     job: TPUTrainingJob, layout: SliceLayout, pods: Sequence[WorkerPod], published: str | None
 ) -> Publish | None:
-    """What makes the names of these workers resolve: all workers of one attempt, in order. None as long as one of them
-    has no address, and if these addresses have been `published`."""
+    """Returns what makes the names of these workers resolve: all workers of one attempt, in order.
+
+    Returns None while one of them has no address, or if these addresses have been `published`.
+    """
     if layout.hosts == 1 or (addresses := _addresses(pods)) is None:
         return None
-    told = (f"{pod.uid} {pod.node} {address}" for pod, address in zip(pods, addresses, strict=True))
-    version = hashlib.sha256("\n".join(told).encode()).hexdigest()
+    lines = (f"{pod.uid} {pod.node} {address}" for pod, address in zip(pods, addresses, strict=True))
+    version = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     if version == published:
         return None
     endpoint_slices = _endpoint_slices(job, layout, pods, addresses)
@@ -56,23 +60,23 @@ def publication(
 
 
 def _addresses(pods: Sequence[WorkerPod]) -> list[Address] | None:
-    """One address of each pod, all of the family that worker 0 has first; None until every pod has one.
+    """Returns one address of each pod, all of the family that worker 0 has first; None until every pod has one.
 
-    On a dual-stack cluster that is the cluster's first family. Two addresses a worker would make peers meet by one
-    family and exchange gradients by the other.
+    On a dual-stack cluster that is the cluster's first family. With two addresses per worker, peers would meet over one
+    family and exchange gradients over the other.
     """
     first = _usable(pods[0])
-    of_family = [next((one for one in _usable(pod) if one.version == first[0].version), None) for pod in pods if first]
+    of_family = [next((a for a in _usable(pod) if a.version == first[0].version), None) for pod in pods if first]
     addresses = [address for address in of_family if address is not None]
     return addresses if len(addresses) == len(pods) else None
 
 
 def _usable(pod: WorkerPod) -> list[Address]:
-    """Without what the API server refuses as an endpoint: one worker must not keep all others from their names."""
-    return [address for text in pod.addresses if (address := _parsed(text)) is not None]
+    """Leaves out what the API server refuses as an endpoint: one worker's address would cost all others their names."""
+    return [address for text in pod.addresses if (address := _parse_address(text)) is not None]
 
 
-def _parsed(text: str) -> Address | None:
+def _parse_address(text: str) -> Address | None:
     try:
         address = ip_address(text)
     except ValueError:
@@ -104,7 +108,7 @@ def _endpoint_slices(
 
 
 def _endpoint(job: TPUTrainingJob, layout: SliceLayout, pod: WorkerPod, address: Address) -> Object:
-    """Ready, because workers have to meet before they can be."""
+    """Returns an endpoint that counts as ready, because workers have to meet before they become ready."""
     return {
         "addresses": [str(address)],
         "conditions": {"ready": True},
@@ -117,7 +121,7 @@ def _endpoint(job: TPUTrainingJob, layout: SliceLayout, pod: WorkerPod, address:
 def _endpoints(
     job: TPUTrainingJob, layout: SliceLayout, pods: Sequence[WorkerPod], addresses: Sequence[Address]
 ) -> Object:
-    """One object for all hosts, under the Service's name, which is where kube-dns looks."""
+    """Returns one object for all hosts, named after the Service, which is where kube-dns looks."""
     listed = [
         {"ip": str(address), "hostname": naming.hostname(layout, pod.worker)}
         for pod, address in zip(pods, addresses, strict=True)
@@ -132,5 +136,5 @@ def _endpoints(
 
 
 def content(body: Mapping[str, Any]) -> Object:
-    """What a published object says, without what the API server adds to it."""
+    """Returns the content of a published object without what the API server adds."""
     return {name: body.get(name) for name in ("addressType", "endpoints", "subsets") if name in body}

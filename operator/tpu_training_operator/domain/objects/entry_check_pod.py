@@ -25,22 +25,24 @@ REPLICA_ZERO = WorkerId(0, 0, 0)
 
 _REQUESTS = {"cpu": "500m", "memory": "2Gi"}
 _REQUESTS_TO_COMPILE = {"cpu": "2", "memory": "8Gi"}
-# For a job that starts without an answer, too.
+# Also for a job that starts without an answer.
 _MOST_SECONDS_TO_COMPILE = 300
-# A node's other pods must not suffer from a model that is larger than the node.
+# Protects a node's other pods from a model that is larger than the node.
 _LIMITS = {"memory": "16Gi"}
 # Variables about the other slices of a gang.
 _OF_A_SLICE = ("MEGASCALE_",)
 _ON_A_CPU = {"PJRT_DEVICE": "CPU", "MASTER_ADDR": "localhost", "TPU_WORKER_HOSTNAMES": "localhost"}
-_TELLS = {"name": "TPUJOB_ENTRY_CHECK", "value": "true"}
+_MARK = {"name": "TPUJOB_ENTRY_CHECK", "value": "true"}
 # A pod group of Kueue's counts its pods, and a ProvisioningRequest brings TPU nodes.
 _OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/")
 _WHERE = "topology.kubernetes.io/"
 
 
 def entry_check_config_map(option: SliceOption, options: Iterable[SliceOption]) -> Object:
-    """Without the names of hosts, since none exists, but with the run spec of each slice for which the pod compiles.
-    `options`: where else the job may run."""
+    """Returns the pod's ConfigMap: the run spec of each slice for which the pod compiles, and no host names.
+
+    `options`: where else the job may run.
+    """
     body = config_map(option.job, option.resolution, REPLICA_ZERO.attempt)
     specs = map(_run_spec, compiled_elsewhere(option, options))
     data = {constants.COMPILE_SPEC_FILE.format(number): text for number, text in enumerate(specs, start=1)}
@@ -53,12 +55,12 @@ def _run_spec(option: SliceOption) -> str:
 
 
 def compiled_elsewhere(option: SliceOption, options: Iterable[SliceOption]) -> list[SliceOption]:
-    """Where else the pod compiles the step: on those of `options` where it is another program than on `option`."""
+    """Returns the other slices that the pod compiles for: those of `options` where the step is another program."""
     return [] if compile_seconds(option.job) is None else other_programs(option, options)
 
 
 def compile_seconds(job: TPUTrainingJob) -> int | None:
-    """How long the pod may compile the step; None if it is not to."""
+    """Returns how long the pod may compile the step; None if it does not compile."""
     spec, check = job.spec, job.spec.entry_check
     if check.compile is CompileCheck.SKIP or spec.trainer.backend is not Backend.XLA:
         return None
@@ -68,7 +70,7 @@ def compile_seconds(job: TPUTrainingJob) -> int | None:
 
 
 def entry_check_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
-    """It ends by itself, even while no operator runs."""
+    """Returns the pod, which ends at its deadline even while no operator runs."""
     body = worker_pod(job, resolution, REPLICA_ZERO)
     given = body["metadata"]
     labels = _without_capacity(job.spec.trainer.pod_labels or {}) | naming.entry_check_labels(job.name)
@@ -79,15 +81,15 @@ def entry_check_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
     spec.pop("dnsPolicy", None)
     spec |= {
         "containers": [_container(job, container)],
-        "volumes": [_whole(volume, job) for volume in spec["volumes"]],
+        "volumes": [_with_all_run_specs(volume, job) for volume in spec["volumes"]],
         "activeDeadlineSeconds": job.spec.entry_check.deadline_seconds,
         **_nodes(job, spec),
     }
     return {**body, "metadata": meta, "spec": {key: value for key, value in spec.items() if value not in ({}, [])}}
 
 
-def _whole(volume: Object, job: TPUTrainingJob) -> Object:
-    """The volume; if it is the pod's own ConfigMap, then with every run spec, of which a worker sees only one."""
+def _with_all_run_specs(volume: Object, job: TPUTrainingJob) -> Object:
+    """Returns the volume; that of the pod's own ConfigMap with every run spec, of which a worker sees only one."""
     own = naming.config_map_name(job.name, REPLICA_ZERO.attempt)
     if volume.get("configMap", {}).get("name") != own:
         return volume
@@ -103,10 +105,9 @@ def _container(job: TPUTrainingJob, container: Object) -> Object:
 
 
 def _env(given: list[Object]) -> list[Object]:
-    """In the same order, because later variables may refer to earlier ones."""
-    own = (variable for variable in given if not variable["name"].startswith(_OF_A_SLICE))
-    changed = [_on_a_cpu(variable) for variable in own]
-    return [_TELLS, *changed]
+    """Keeps the order, because later variables may refer to earlier ones."""
+    variables = (variable for variable in given if not variable["name"].startswith(_OF_A_SLICE))
+    return [_MARK, *map(_on_a_cpu, variables)]
 
 
 def _on_a_cpu(variable: Object) -> Object:
@@ -115,7 +116,7 @@ def _on_a_cpu(variable: Object) -> Object:
 
 
 def _resources(job: TPUTrainingJob) -> Object:
-    """Defaults for what is not given, except where a default request or limit could contradict a given one."""
+    """Adds defaults, except where a default request or limit could contradict one that the user set."""
     given = job.spec.entry_check.resources or Resources()
     requests, limits = dict(given.requests or {}), dict(given.limits or {})
     must_compile = job.spec.entry_check.compile is CompileCheck.REQUIRE
@@ -127,12 +128,14 @@ def _resources(job: TPUTrainingJob) -> Object:
 
 
 def _nodes(job: TPUTrainingJob, worker: Object) -> Object:
-    """Any node without TPUs, in the zone or region of the slice if the job names it. The user's tolerations stay: they
-    only add nodes."""
+    """Selects any node without TPUs, in the slice's zone or region if the job names it.
+
+    The user's tolerations stay, because they only add nodes.
+    """
     selector = dict(job.spec.trainer.node_selector or {})
     if job.spec.slice.hardware is Hardware.CPU:
         return {"nodeSelector": selector, "affinity": {}}
-    tolerations = [each for each in worker["tolerations"] if each.get("key") != constants.TPU_RESOURCE]
+    tolerations = [t for t in worker["tolerations"] if t.get("key") != constants.TPU_RESOURCE]
     no_tpus = {"matchExpressions": [{"key": constants.NODE_LABEL_ACCELERATOR, "operator": "DoesNotExist"}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [no_tpus]}}
     return {

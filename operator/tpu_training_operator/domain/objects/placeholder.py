@@ -1,7 +1,7 @@
-"""Placeholder pods: they find out whether a better slice can be had, and hold its nodes until the gang comes.
+"""Builds placeholder pods, which find out whether a better slice is available and hold its nodes until the gang comes.
 
-A placeholder asks for what a worker asks for, and does nothing. It has the workers' image, and so pulls it to the
-nodes. It has neither volumes nor environment nor a token.
+A placeholder requests what a worker requests, and does nothing. It has the workers' image, which its node therefore
+pulls in advance. It has no volumes, no environment and no token.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ _OF_CONTAINER = ("name", "image", "imagePullPolicy", "resources", "securityConte
 
 @dataclass(frozen=True)
 class PlaceholderCreations(Sequence[Action]):
-    """The stage that asks for the nodes of a better slice. Each pod is built only when it is asked for, as those of a
-    gang are. Nobody needs a part of a slice, so the first refusal ends the stage."""
+    """The batch that asks for the nodes of a better slice. Each pod is built only when it is asked for, like those of a
+    gang. Part of a slice is of no use, so the first refusal ends the batch."""
 
     option: SliceOption
     workers: tuple[WorkerId, ...]
@@ -49,7 +49,8 @@ class PlaceholderCreations(Sequence[Action]):
 
 
 def missing_placeholders(option: SliceOption, first: int, there: Sequence[str]) -> PlaceholderCreations:
-    """Those that are not `there`, by name, for the slices from `first` on: those before it run already."""
+    """Returns the placeholders for the slices from `first` on that are not `there`, by name. Earlier slices already
+    run."""
     known, name = set(there), option.job.name
     wanted = (worker for worker in naming.workers(option.layout, 0) if worker.slice >= first)
     missing = (worker for worker in wanted if naming.placeholder_name(name, option.number, worker) not in known)

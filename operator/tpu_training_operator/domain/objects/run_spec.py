@@ -1,6 +1,6 @@
-"""The run spec, `runspec/v1`, which the trainer reads. A JSON schema in `tpu_trainer` describes it.
+"""Builds the run spec, `runspec/v1`, which the trainer reads. A JSON schema in `tpu_trainer` describes it.
 
-A loop of the user's own has the same file, without an entrypoint.
+A loop of the user's own gets the same file, without an entrypoint.
 """
 
 import json
@@ -11,7 +11,7 @@ from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName, Sharding
 from tpu_training_operator.api.trainer import Backend, Execution, TorchRuntime
 from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval, left_by_rungs
-from tpu_training_operator.domain.job.recipe.comparison import Row, comparison
+from tpu_training_operator.domain.job.recipe.comparison import ComparisonRow, comparison
 from tpu_training_operator.domain.job.recipe.resolve import LowerRung, Resolution
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 
@@ -21,7 +21,7 @@ _BACKENDS = {Backend.XLA: "xla", Backend.XLA_SPMD: "xla-spmd", Backend.TORCH: "t
 
 
 def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[str, Any]:
-    """The run spec of one attempt, the same for all its workers."""
+    """Returns the run spec of one attempt, which all its workers share."""
     layout, recipe, spec = resolution.layout, resolution.recipe, job.spec
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -86,7 +86,7 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
 
 
 def _torch(torch: TorchRuntime) -> dict[str, Any]:
-    # The compile cache is a variable of TorchTPU's own (worker_env).
+    # TorchTPU reads the compile cache from a variable (worker_env).
     document = torch.model_dump(by_alias=True, mode="json", exclude={"compile_cache"})
     # An older image refuses unknown fields.
     if torch.execution is Execution.EAGER:
@@ -95,7 +95,7 @@ def _torch(torch: TorchRuntime) -> dict[str, Any]:
 
 
 def _lower_rung(lower_rung: LowerRung, attempt: int) -> dict[str, Any]:
-    """Of a rung of a ladder below the job."""
+    """Returns the fields that a lower rung of the ladder replaces."""
     document: dict[str, Any] = {"endAfterSteps": lower_rung.steps}
     if (place := lower_rung.place(attempt)) is not None:
         # Without an interval there is one checkpoint, at the end.
@@ -116,14 +116,14 @@ def _checkpoint(job: TPUTrainingJob, checkpoint: Checkpoint) -> dict[str, Any]:
     return document
 
 
-# They do not affect the weights, or are in the run spec already; the parameters may take half a megabyte.
+# They do not affect the weights, or the run spec already has them; the parameters may take half a megabyte.
 _NOT_COMPARED = {"parameters", "evaluate_every_steps", "gradient_noise_scale", "sharding"}
 
 
 def _written(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """The user's recipe by field path, without defaults: a field that a later version adds must not make the same
-    recipe look different."""
-    # A schedule or an end that follows the evaluations depends on how often there is one.
+    """Lists the user's recipe by field path. It leaves out defaults, so that a field that a later version adds does not
+    make the same recipe look different."""
+    # A schedule or an early stop that follows the evaluations depends on how often they happen.
     followed = recipe.stop_early is not None or recipe.schedule.name is ScheduleName.PLATEAU
     left_out = _NOT_COMPARED - {"evaluate_every_steps"} if followed else _NOT_COMPARED
     given = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=left_out, mode="json")
@@ -144,11 +144,11 @@ def _optimizer(optimizer: Optimizer, recipe: ScaledRecipe) -> dict[str, str]:
     return given | {name: value for name, value in scaled.items() if value is not None}
 
 
-def _scaling(row: Row) -> dict[str, str]:
+def _scaling(row: ComparisonRow) -> dict[str, str]:
     return {"name": row.name, "tunedOn": row.tuned_on, "runsOn": row.runs_on, "rule": row.rule}
 
 
 def _schedule(schedule: Schedule, recipe: ScaledRecipe) -> dict[str, Any]:
-    """The trainer knows milestones in steps only."""
+    """Returns the schedule with milestones in steps, the only unit that the trainer knows."""
     given = schedule.model_dump(by_alias=True, exclude_none=True, exclude={"milestone_epochs"}, mode="json")
     return given | {"milestones": list(recipe.milestones)}

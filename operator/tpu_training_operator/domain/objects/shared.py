@@ -1,7 +1,7 @@
-"""What the workers of a gang share: the Service, the ConfigMap and the NetworkPolicy.
+"""Builds what the workers of a gang share: the Service, the ConfigMap and the NetworkPolicy.
 
-The ConfigMap holds the list of hosts once, and each pod refers to it. A list in every pod would make the bytes written
-grow with the square of the hosts.
+The ConfigMap holds the list of hosts once, and each pod refers to it. With a list in every pod, the bytes written would
+grow with the square of the number of hosts.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ def metadata(job: TPUTrainingJob, name: str, labels: dict[str, str]) -> Object:
 
 
 def service(job: TPUTrainingJob) -> Object:
-    """A headless Service, which gives every worker a DNS name. It has no selector: see `endpoints`."""
+    """Returns a headless Service, which gives every worker a DNS name. It has no selector: see `endpoints`."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -53,7 +53,8 @@ def service(job: TPUTrainingJob) -> Object:
 
 
 def hosts_key(slice_index: int) -> str:
-    """The ConfigMap's key for the host names of one slice: separated by commas, in the order of TPU_WORKER_ID."""
+    """Returns the ConfigMap's key for the host names of one slice, separated by commas in the order of
+    TPU_WORKER_ID."""
     return f"hosts-{slice_index}"
 
 
@@ -96,16 +97,16 @@ def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, report
 
 
 def _as_text(run_spec: Mapping[str, Any]) -> str:
-    """For people, too, who look into the ConfigMap. With `indent`, json would take a millisecond for it."""
+    """Formats the run spec for people who read the ConfigMap, too. The json module would take a millisecond for it."""
     return orjson.dumps(run_spec, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
 
 
 @dataclass(frozen=True)
 class WorkerNetworkPolicy:
-    """Lets the workers of a job reach each other, and nobody else reach them.
+    """Lets only the workers of a job reach each other.
 
-    What workers send to each other is not encrypted and, except for the rendezvous, not authenticated.
-    `extra_ingress`: further ingress rules, for example for a Prometheus that reads libtpu's metrics.
+    Their traffic is not encrypted and, except for the rendezvous, not authenticated. `extra_ingress`: further ingress
+    rules, for example for a Prometheus that reads libtpu's metrics.
     """
 
     extra_ingress: tuple[Mapping[str, Any], ...] = ()

@@ -1,4 +1,4 @@
-"""The environment of a worker container.
+"""Builds the environment of a worker's container.
 
 It must not set TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS, TPU_VISIBLE_CHIPS, CLOUD_TPU_TASK_ID,
 TPU_PROCESS_ADDRESSES or TPU_PROCESS_PORT: torch_xla sets them for each process with setdefault, and a value for the
@@ -21,7 +21,7 @@ from tpu_training_operator.domain.objects.shared import hosts_key
 
 EnvVar = dict[str, Any]
 
-# GKE's device plugin uses it instead of a name in a slice of one host.
+# GKE's device plugin uses it instead of a host name on slices of one host.
 _LOCALHOST = "localhost"
 
 # Users may set it themselves.
@@ -34,9 +34,9 @@ CONTAINER_USER = {"HOME": "/tmp", "USER": "trainer"}  # noqa: S108 - a path insi
 def worker_env(
     job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, reporting: Reporting | None = None
 ) -> list[EnvVar]:
-    """The worker's variables. The operator's come first, so that the user's own can refer to them as $(NAME).
+    """Returns the worker's variables. The operator's come first, so that the user's can refer to them as $(NAME).
 
-    Reserved names keep one from overriding the other. `reporting`: where this worker reports to, None if it does not.
+    Reserved names keep the user's from overriding them. `reporting`: where this worker reports to; None if it does not.
     """
     layout = resolution.layout
     leader = naming.leader_name(job.name, job.namespace, layout, worker.attempt)
@@ -45,7 +45,7 @@ def worker_env(
         "MASTER_ADDR": leader if layout.hosts > 1 else _LOCALHOST,
         "MASTER_PORT": str(constants.RENDEZVOUS_PORT),
         "TPU_WORKER_ID": str(worker.host),
-        # As in an Indexed Job.
+        # The name that an Indexed Job uses.
         "JOB_COMPLETION_INDEX": str(worker.host),
         **_recipe_env(job, resolution),
         "TPUJOB_NUM_HOSTS": str(layout.hosts),
@@ -76,7 +76,7 @@ def worker_env(
         *({"name": name, "value": value} for name, value in values.items()),
         _worker_host_names(job, layout, worker),
         *_unless_given(
-            CONTAINER_USER | _gang_of_processes(job, resolution, worker) | _of_torch_tpu(job, layout, worker), user
+            CONTAINER_USER | _gang_of_processes(job, resolution, worker) | _torch_tpu_env(job, layout, worker), user
         ),
         *user,
     ]
@@ -114,15 +114,15 @@ def _code_env(code: Code | None) -> dict[str, str]:
 
 
 def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
-    """Whether the hosts of the user's own loop meet through torch.distributed.
+    """Tells whether the hosts of the user's own loop meet through torch.distributed.
 
-    With torch_xla libtpu joins the hosts, and torch_xla would take RANK as a sign of torchrun.
+    With torch_xla, libtpu joins the hosts, and torch_xla would take RANK as a sign of torchrun.
     """
     return job.spec.trainer.command is not None and job.spec.trainer.backend is Backend.TORCH
 
 
 def _gang_of_hosts(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
-    """torchrun reads each of its options from PET_*."""
+    """Returns torchrun's options, which it reads from PET_* variables."""
     if not _is_joined_by_torch(job):
         return {}
     return {
@@ -134,8 +134,8 @@ def _gang_of_hosts(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
 
 
 def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
-    """How many processes torchrun starts. If only one, then its rank too, so that a script also runs without torchrun
-    (`env://`)."""
+    """Returns how many processes torchrun starts. With only one, its rank is set too, so that a script also runs
+    without torchrun (`env://`)."""
     if not _is_joined_by_torch(job):
         return {}
     torch = job.spec.trainer.torch or TorchRuntime()
@@ -150,11 +150,11 @@ def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: Work
     return count | place
 
 
-def _of_torch_tpu(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> dict[str, str]:
-    """What TorchTPU's `set_tpu_launch_env` would otherwise find out on the host.
+def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> dict[str, str]:
+    """Returns what TorchTPU's `set_tpu_launch_env` would otherwise find out on the host.
 
-    It sees the chips of one host, which are not the topology of a slice with several. Given the slice's topology, it
-    would open the chips to ask for the host's place, and number the hosts in another order than their names.
+    It sees only the chips of one host, not the topology of a slice with several. Given only the topology, it would open
+    the chips to find the host's place, and number the hosts in another order than their names.
     """
     torch = job.spec.trainer.torch
     if torch is None or not torch.on_tpu:
@@ -173,7 +173,7 @@ def _of_torch_tpu(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) ->
 
 
 def _batch_of_processes(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
-    """A process that torchrun starts is no replica: replicas are counted in TPU chips on any hardware."""
+    """Divides the batch over torchrun's processes, which are not replicas: those count TPU devices on any hardware."""
     if not _is_joined_by_torch(job):
         return {}
     processes = resolution.layout.hosts * (job.spec.trainer.torch or TorchRuntime()).processes_per_host
@@ -182,7 +182,7 @@ def _batch_of_processes(job: TPUTrainingJob, resolution: Resolution) -> dict[str
 
 
 def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
-    """The trainer's variables, and Kubeflow Trainer's (KEP-2779), which callbacks such as Hugging Face's use."""
+    """Returns the trainer's variables, and those of Kubeflow Trainer (KEP-2779) that Hugging Face's callbacks use."""
     place = f"namespaces/{job.namespace}"
     return {
         "TPUJOB_PROGRESS_URL": (

@@ -1,4 +1,4 @@
-"""On which nodes a worker may run: node selector, affinity and tolerations."""
+"""Decides on which nodes a worker may run: node selector, affinity and tolerations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ def node_selector(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]
 
 
 def affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, avoid: Sequence[str]) -> Object:
-    """`avoid`: names of nodes."""
+    """Returns the worker's affinity. `avoid`: names of nodes."""
     return _pool_affinity(job, resolution, worker) | _node_affinity(_affinity_of_reservation(job), avoid)
 
 
@@ -67,7 +67,7 @@ _LABELS = {
 
 
 def _capacity(provisioning: Provisioning | None) -> dict[str, str]:
-    """GKE's node labels for the way the chips are paid for. Its autoscaler creates nodes for pods that select them."""
+    """Returns GKE's node labels for the provisioning. Its autoscaler creates nodes for pods that select them."""
     if provisioning is None:
         return {}
     reservation = _reservation(provisioning)
@@ -82,7 +82,7 @@ def _capacity(provisioning: Provisioning | None) -> dict[str, str]:
 
 
 def _tainted_capacity(provisioning: Provisioning | None) -> dict[str, str]:
-    """The labels that are also taints.
+    """Returns the labels that are also taints.
 
     GKE taints nodes with the label of their capacity, and nodes that its autoscaler creates for a reservation with the
     reservation's name (GKE's Cluster Toolkit, pkg/orchestrator/gke: resolveReservationTolerations).
@@ -96,11 +96,11 @@ def _reservation(provisioning: Provisioning | None) -> Reservation | None:
 
 
 def _affinity_of_reservation(job: TPUTrainingJob) -> list[Object]:
-    """Two alternatives: node pools that the autoscaler creates, and node pools that people create.
+    """Returns two alternatives: node pools that the autoscaler creates, and node pools that people create.
 
     The autoscaler creates nodes of a specific reservation for pods that ask for reservation-affinity: specific, and
     sets that label itself (gke-autoscaling, pkg/cloudprovider/gke/labels: systemLabelsAddedByClusterAutoscaler). A pool
-    that people created has only the reservation's name, so there the label must not be required. The autoscaler reads
+    that people created has only the reservation's name, so the label cannot be required there. The autoscaler reads
     `In` from any alternative and skips `DoesNotExist` (pkg/podrequirements: getNodeAffinities).
     """
     if job.spec.slice.hardware is Hardware.CPU or _reservation(job.spec.slice.provisioning) is None:
@@ -110,18 +110,18 @@ def _affinity_of_reservation(job: TPUTrainingJob) -> list[Object]:
 
 
 def pool_labels(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
-    """The label by which a slice has a node pool for itself. Only worker 0 has it: see `_pool_affinity`."""
+    """Returns the label that claims a node pool for a slice. Only worker 0 has it: see `_pool_affinity`."""
     return {constants.LABEL_SLICE_ID: slice_id(job.uid, worker)} if _leads_a_pool(job, resolution, worker) else {}
 
 
 def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
-    """One slice per node pool, because a pool is exactly one slice and pools have no interconnect.
+    """Keeps to one slice per node pool, because a pool is exactly one slice and pools have no interconnect.
 
-    Worker 0 requires a pool without the worker 0 of another slice, and the others require its pool. To preempt, the
-    scheduler looks for victims on one node at a time, so one pod alone may keep others from the pool.
+    Worker 0 requires a pool without the worker 0 of another slice, and the others require its pool. When it preempts,
+    the scheduler looks for victims on one node at a time, so only one pod may keep others out of the pool.
 
-    If worker 0 is created again, it requires the pool where its peers are; while it has none, it is exempt. It prefers
-    pools where no workers of others are still stopping.
+    A worker 0 that is created again requires the pool where its peers are; without peers, that term does not apply. It
+    prefers pools where no workers of other jobs are still stopping.
     """
     if not _fills_a_pool(job, resolution):
         return {}
@@ -150,10 +150,10 @@ def _leads_a_pool(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId)
 
 
 def _node_affinity(alternatives: Sequence[Object], avoid: Sequence[str]) -> Object:
-    """One term for each alternative.
+    """Returns one term for each alternative.
 
-    A node has to meet all requirements of one term, so each term lists the nodes to avoid. A field can only be compared
-    with one value, so each node needs its own requirement.
+    A node has to meet all requirements of one term, so each term lists the nodes to avoid. A field can be compared with
+    only one value, so each node needs its own requirement.
     """
     others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in avoid]
     common = {"matchFields": others} if others else {}

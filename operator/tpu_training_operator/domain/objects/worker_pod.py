@@ -1,4 +1,4 @@
-"""The pod of one worker, which is one host of a slice."""
+"""Builds the pod of one worker, which is one host of a slice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from tpu_training_operator.domain.objects.actions import Action, Create
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_env import worker_env
 from tpu_training_operator.domain.objects.worker_nodes import affinity, node_selector, pool_labels, tolerations
-from tpu_training_operator.domain.objects.workload import placed
+from tpu_training_operator.domain.objects.workload import with_pod_settings
 
 Object = dict[str, Any]
 
@@ -34,15 +34,15 @@ _TOKEN_SECONDS = 3600
 
 @dataclass(frozen=True)
 class WorkerCreations(Sequence[Action]):
-    """The stage that creates a gang's pods. Each pod is built only when it is asked for: thousands of bodies at once
-    would not fit into the operator's memory, and would stop the event loop for seconds. `placement`: Kueue's."""
+    """The batch that creates a gang's pods. Each pod is built only when it is asked for: thousands of bodies at once
+    would not fit into the operator's memory, and would block the event loop for seconds. `settings`: Kueue's."""
 
     job: TPUTrainingJob
     resolution: Resolution
     workers: tuple[WorkerId, ...]
     reporting: Reporting | None
     avoid: tuple[str, ...]
-    placement: PodSettings | None = None
+    settings: PodSettings | None = None
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -57,7 +57,7 @@ class WorkerCreations(Sequence[Action]):
         if isinstance(index, slice):
             return replace(self, workers=self.workers[index])
         pod = worker_pod(self.job, self.resolution, self.workers[index], self.reporting, self.avoid)
-        return Create(pod if self.placement is None else placed(pod, self.placement))
+        return Create(pod if self.settings is None else with_pod_settings(pod, self.settings))
 
 
 def worker_pod(
@@ -67,7 +67,8 @@ def worker_pod(
     reporting: Reporting | None = None,
     avoid: Sequence[str] = (),
 ) -> Object:
-    """`reporting`: where worker 0 reports to, None if nobody listens. `avoid`: names of nodes to avoid."""
+    """Returns the worker's pod. `reporting`: where worker 0 reports to; None if the operator does not listen. `avoid`:
+    names of nodes to avoid."""
     trainer = job.spec.trainer
     if (worker.slice, worker.host) != (0, 0):
         reporting = None
@@ -122,19 +123,19 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
 
 
 def _command(trainer: Trainer) -> list[str]:
-    """The trainer unpacks code for its entrypoint itself."""
+    """Returns the container's command. The trainer itself unpacks the code for its entrypoint."""
     if trainer.command is None:
         return constants.TRAINER_COMMAND
     return trainer.command if trainer.code is None else [*constants.CODE_COMMAND, *trainer.command]
 
 
 def _network(trainer: Trainer) -> Object:
-    """With dnsPolicy, because on the node's network the pod would use the node's DNS, which does not know workers."""
+    """Sets dnsPolicy, too: on the node's network a pod uses the node's DNS by default, which does not know workers."""
     return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if trainer.host_network else {}
 
 
 def _ports(trainer: Trainer, resolution: Resolution) -> list[Object]:
-    """Host ports on the node's network: the scheduler does not place two pods with the same port on one node."""
+    """Returns host ports on the node's network, so that the scheduler places no two such pods on one node."""
     if not trainer.host_network:
         return []
     ports = [constants.RENDEZVOUS_PORT, *((constants.MEGASCALE_PORT,) if resolution.layout.slices > 1 else ())]
@@ -181,10 +182,10 @@ def _resources(job: TPUTrainingJob, resolution: Resolution) -> Object:
 
 
 def _share_of_machine(machine: MachineType | None) -> dict[str, str]:
-    """Three quarters of the machine.
+    """Returns three quarters of the machine.
 
-    Enough that the worker is not evicted first, and little enough to leave room for what GKE reserves (up to a tenth of
-    the memory of the smallest machine) and for the node's own pods.
+    That is enough for the worker not to be evicted first, and leaves room for what GKE reserves (up to a tenth of the
+    memory of the smallest machine) and for the node's own pods.
     """
     if machine is None:
         return {}
@@ -214,21 +215,21 @@ def _volumes(job: TPUTrainingJob, worker: WorkerId, reporting: Reporting | None)
 
 
 def _shared_memory(trainer: Trainer) -> Object:
-    """A volume in memory, because a container's own /dev/shm has only 64 MiB.
+    """Returns a volume in memory, because the 64 MiB of a container's own /dev/shm are too little for loader processes.
 
-    That is too little for the batches of a few loader processes. Without a limit it may grow to the pod's memory limit
-    or to the node's memory. Its content counts as the container's memory.
+    Without a limit it may grow to the pod's memory limit or to the node's memory. Its content counts as the container's
+    memory.
     """
     limit = {} if trainer.shared_memory is None else {"sizeLimit": trainer.shared_memory}
     return {"medium": "Memory", **limit}
 
 
 def _progress_files(shared: str) -> Object:
-    """The token that says which pod reports, and the certificate to trust.
+    """Returns the token that identifies the reporting pod, and the certificate to trust.
 
-    If the pod names a user or an fsGroup, the kubelet gives only that one access to the token. Otherwise it does not
-    know the image's user, and the mode has to let everybody read. The certificate is optional: an operator that did not
-    listen yet may have created the ConfigMap, and then the worker cannot report, but trains all the same.
+    If the pod names a user or an fsGroup, the kubelet lets only that one read the token. Otherwise it does not know the
+    image's user, so the mode lets every user read it. The certificate is optional: an operator that did not listen yet
+    may have created the ConfigMap, and then the worker trains without reporting.
     """
     token = {"path": "token", "audience": constants.PROGRESS_AUDIENCE, "expirationSeconds": _TOKEN_SECONDS}
     items = [{"key": constants.CA_CERTIFICATE_KEY, "path": "ca.crt"}]

@@ -1,7 +1,7 @@
-"""The Workload of a job in a queue, and what Kueue's answer adds to the job's pods.
+"""Builds the Workload of a job in a queue, and adds Kueue's answer to the job's pods.
 
-Its one pod set is all workers of all slices: they need the same, so one line of a quota counts them. It holds what
-Kueue decides by, and nothing else of a worker: no environment, no volumes, no names.
+Its one pod set comprises all workers of all slices, because they all request the same. It holds only what Kueue's
+decision depends on: no environment, no volumes, no names.
 """
 
 import hashlib
@@ -26,13 +26,14 @@ from tpu_training_operator.domain.objects.shared import metadata
 Object = dict[str, Any]
 
 _CONTAINER = ("name", "image", "resources")
-# What decides when it is its turn, in either version of the API.
+# Fields that decide about its turn, in either version of the API.
 _TURN = ("queueName", "priority", "priorityClassRef", "priorityClassName", "priorityClassSource")
 _SPEC = ("nodeSelector", "tolerations", "restartPolicy", "priorityClassName", "serviceAccountName")
 
 
 def workload(job: TPUTrainingJob, resolution: Resolution, queue: Queue, worker: Object, number: int = 0) -> Object:
-    """`worker`: the pod of any worker, as it is without Kueue. `number`: of the slice among those of the job."""
+    """Returns the job's Workload. `worker`: the pod of any worker, before Kueue adds to it. `number`: the slice's
+    number among those of the job."""
     pod_sets = [{"name": POD_SET, "count": resolution.layout.hosts, "template": _template(job, worker)}]
     spec: Object = {"queueName": queue.name, "active": True, "podSets": pod_sets}
     if queue.priority is not None:
@@ -44,15 +45,15 @@ def workload(job: TPUTrainingJob, resolution: Resolution, queue: Queue, worker: 
 
 
 def is_for_others(body: Object, asked: Object) -> bool:
-    """Whether the Workload `body` was made for other workers than `asked`. Its pod sets do not tell, because Kueue and
-    the API server complete them."""
-    made, wanted = (each["metadata"].get("annotations") or {} for each in (body, asked))
+    """Tells whether the Workload `body` was made for other workers than `asked`. It compares digests, because Kueue and
+    the API server complete pod sets."""
+    made, wanted = (workload["metadata"].get("annotations") or {} for workload in (body, asked))
     digest = made.get(constants.ANNOTATION_WORKERS)
     return digest is not None and digest != wanted[constants.ANNOTATION_WORKERS]
 
 
 def _template(job: TPUTrainingJob, worker: Object) -> Object:
-    """Without the affinity of slices to node pools, which is another one for each slice."""
+    """Leaves out the affinity to a node pool, which differs between slices."""
     spec = worker["spec"]
     chosen: Object = {name: spec[name] for name in _SPEC if name in spec}
     chosen["containers"] = [
@@ -64,19 +65,19 @@ def _template(job: TPUTrainingJob, worker: Object) -> Object:
 
 
 def with_priority(body: Object, priority: Priority) -> Object:
-    """The Workload `body` with another priority."""
+    """Returns the Workload `body` with another priority."""
     return {**body, "spec": {**body["spec"], **_priority(priority, str(body["apiVersion"]))}}
 
 
-def beside(body: Object, present: Object) -> Object:
-    """The Workload `body` in the queue and with the priority of the Workload `present`. With a higher one, or from a
-    queue that lends to that of `present`, Kueue would evict the job to admit it."""
+def in_queue_of(body: Object, present: Object) -> Object:
+    """Returns the Workload `body` in the queue and with the priority of the Workload `present`. With a higher priority,
+    or from a queue that lends to that of `present`, Kueue would evict the job to admit it."""
     own = {name: value for name, value in body["spec"].items() if name not in _TURN}
     return {**body, "spec": own | {name: present["spec"][name] for name in _TURN if name in present["spec"]}}
 
 
-def taken_over(job: TPUTrainingJob, body: Object) -> Object:
-    """The Workload `body`, which nobody owns, as the job's own: it is deleted with the job, and watched."""
+def adopt(job: TPUTrainingJob, body: Object) -> Object:
+    """Makes the job own the Workload `body`, which had no owner: it is watched, and deleted with the job."""
     meta = body["metadata"]
     own = metadata(job, meta["name"], {**(meta.get("labels") or {}), **_labels(job)})
     others = list(meta.get("ownerReferences") or ())
@@ -84,12 +85,12 @@ def taken_over(job: TPUTrainingJob, body: Object) -> Object:
 
 
 def misfit(job: TPUTrainingJob, resolution: Resolution, body: Object, worker: Object) -> str:
-    """Why a Workload that somebody else has made is not for this job; empty if it is. Without this check, a job could
-    use more than Kueue counts for it."""
+    """Explains why a Workload that was made elsewhere is not for this job; empty if it is. Without this check, a job
+    could use more than Kueue counts for it."""
     name, hosts = body["metadata"]["name"], resolution.layout.hosts
     pod_sets: list[Object] = list(body["spec"].get("podSets") or ())
-    if [(each.get("name"), each.get("count")) for each in pod_sets] != [(POD_SET, hosts)]:
-        counts = ", ".join(f"{each.get('name')}: {each.get('count')}" for each in pod_sets)
+    if [(pods.get("name"), pods.get("count")) for pods in pod_sets] != [(POD_SET, hosts)]:
+        counts = ", ".join(f"{pods.get('name')}: {pods.get('count')}" for pods in pod_sets)
         return f"Workload {name} is for other workers ({counts or 'none'}) than the {hosts} of this job"
     wanted, counted = _limits(_template(job, worker)), _limits(pod_sets[0].get("template") or {})
     if any(counted.get(resource) != amount for resource, amount in wanted.items()):
@@ -98,10 +99,10 @@ def misfit(job: TPUTrainingJob, resolution: Resolution, body: Object, worker: Ob
 
 
 def _limits(template: Object) -> dict[str, str]:
-    """What a worker may use, as quota counts it."""
+    """Returns what quota counts for a worker."""
     containers = (template.get("spec") or {}).get("containers") or ()
     limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
-    return {resource: str(amount) for each in limits for resource, amount in each.items()}
+    return {resource: str(amount) for amounts in limits for resource, amount in amounts.items()}
 
 
 def _labels(job: TPUTrainingJob) -> dict[str, str]:
@@ -120,25 +121,25 @@ def _priority(priority: Priority, version: str) -> Object:
     }
 
 
-def placed(pod: Object, placement: PodSettings) -> Object:
-    """The worker's pod with what Kueue adds. Where it has a value of its own, that one stays: see `conflicts`."""
+def with_pod_settings(pod: Object, settings: PodSettings) -> Object:
+    """Returns the worker's pod with what Kueue adds. The pod's own values stay: see `conflicts`."""
     meta, spec = dict(pod["metadata"]), dict(pod["spec"])
-    for name, values in (("labels", placement.labels), ("annotations", placement.annotations)):
+    for name, values in (("labels", settings.labels), ("annotations", settings.annotations)):
         meta[name] = {key: value for key, (value, _) in values.items()} | (meta.get(name) or {})
-    selector = {key: value for key, (value, _) in placement.node_selector.items()} | (spec.get("nodeSelector") or {})
+    selector = {key: value for key, (value, _) in settings.node_selector.items()} | (spec.get("nodeSelector") or {})
     if selector:
         spec["nodeSelector"] = selector
     known = list(spec.get("tolerations") or ())
-    spec["tolerations"] = [*known, *(each for each in placement.tolerations if each not in known)]
+    spec["tolerations"] = [*known, *(toleration for toleration in settings.tolerations if toleration not in known)]
     return {**pod, "metadata": meta, "spec": spec}
 
 
-def conflicts(pod: Object, placement: PodSettings) -> list[str]:
-    """Values that Kueue and the job ask for and that differ, each with who asks for it."""
+def conflicts(pod: Object, settings: PodSettings) -> list[str]:
+    """Describes the values that Kueue and the job both set and that differ, each with its origin."""
     own = {
-        "labels": (pod["metadata"].get("labels") or {}, placement.labels),
-        "annotations": (pod["metadata"].get("annotations") or {}, placement.annotations),
-        "nodeSelector": (pod["spec"].get("nodeSelector") or {}, placement.node_selector),
+        "labels": (pod["metadata"].get("labels") or {}, settings.labels),
+        "annotations": (pod["metadata"].get("annotations") or {}, settings.annotations),
+        "nodeSelector": (pod["spec"].get("nodeSelector") or {}, settings.node_selector),
     }
     found = [
         conflict(name, key, (has[key], "the job"), asked)
@@ -146,4 +147,4 @@ def conflicts(pod: Object, placement: PodSettings) -> list[str]:
         for key, asked in wanted.items()
         if key in has and has[key] != asked[0]
     ]
-    return [*placement.conflicts, *found]
+    return [*settings.conflicts, *found]

@@ -10,7 +10,7 @@ from tpu_training_operator.api.status import Activity, Failure, PlacementReason,
 from tpu_training_operator.api.words import every
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
-from tpu_training_operator.domain.failures.first import first_failure, hang, missing_worker, next_look
+from tpu_training_operator.domain.failures.first import first_failure, hang_failure, missing_worker, next_look
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT, stacks_due, standstill, straggler
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.objects.actions import (
@@ -32,10 +32,9 @@ from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
 from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
 from tpu_training_operator.domain.plan.common.slice_record import find_strays
-from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import carry_out, move
 from tpu_training_operator.domain.plan.placement.search import next_slice
-from tpu_training_operator.domain.plan.plan import Batch, Batches, Plan
+from tpu_training_operator.domain.plan.plan import Batch, Batches, Freshness, Plan
 from tpu_training_operator.domain.plan.queue.queueing import read_placement
 from tpu_training_operator.domain.plan.restarts.restart import fail_or_restart, release
 from tpu_training_operator.domain.plan.restarts.start_deadline import (
@@ -169,7 +168,7 @@ def _watch_peers(ctx: Context) -> Plan:
     if late is None:
         return _watch_progress(ctx)
     if ctx.now >= late.deadline:
-        failure = hang(late.pod, late.message, ctx.attempt, ctx.now, reason=FailureReason.STRAGGLER)
+        failure = hang_failure(late.pod, late.message, ctx.attempt, ctx.now, reason=FailureReason.STRAGGLER)
         return fail_or_restart(ctx, failure)
     # A reporter that has succeeded has no more steps to report.
     others = Plan() if ctx.pods[0].phase == "Succeeded" else _watch_progress(ctx)
@@ -192,4 +191,4 @@ def _watch_progress(ctx: Context) -> Plan:
     if wait is not None and wait > AT_ONCE:
         return Plan(again=wait)
     stacks = f"; the worker's stacks:\n{report.stacks}" if report is not None and report.stacks else ""
-    return fail_or_restart(ctx, hang(ctx.pods[0], still.message + stacks, ctx.attempt, ctx.now))
+    return fail_or_restart(ctx, hang_failure(ctx.pods[0], still.message + stacks, ctx.attempt, ctx.now))

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from tpu_training_operator.api.status import MOST_METRICS, MOST_WARNINGS, BestCheckpoint, ReportPhase
 from tpu_training_operator.api.words import number_text
-from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.runtime.progress.tokens import ReportRefused, Sender
 
 LONGEST_WARNING = 1024
@@ -74,10 +74,10 @@ class _TrainJob(_Payload):
     trainer_status: _TrainerStatus
 
 
-def read_progress(body: bytes, sender: Sender, received: datetime) -> Report:
+def read_progress(body: bytes, sender: Sender, received: datetime) -> WorkerReport:
     """Reads our own payload (docs/progress.md). Raises ReportRefused (400) for anything else."""
     payload = _parse(_ProgressPayload, body)
-    return Report(
+    return WorkerReport(
         attempt=sender.attempt,
         pod_uid=sender.pod_uid,
         received=received,
@@ -95,7 +95,7 @@ def read_progress(body: bytes, sender: Sender, received: datetime) -> Report:
     )
 
 
-def read_trainer_status(body: bytes, sender: Sender, received: datetime) -> Report:
+def read_trainer_status(body: bytes, sender: Sender, received: datetime) -> WorkerReport:
     """Reads Kubeflow Trainer's payload: `trainerStatus` of KEP-2779, which has a percentage and metrics but no step.
 
     The step comes from a metric of that meaning, or else from the percentage and the job's steps. Raises ReportRefused
@@ -113,7 +113,7 @@ def read_trainer_status(body: bytes, sender: Sender, received: datetime) -> Repo
             )
         step = total * status.progress_percentage // 100
     rest = {name: number for name, number in numbers.items() if name not in (*_STEP_METRICS, *_TOTAL_METRICS)}
-    return Report(
+    return WorkerReport(
         attempt=sender.attempt,
         pod_uid=sender.pod_uid,
         received=received,

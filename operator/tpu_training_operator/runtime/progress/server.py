@@ -25,7 +25,7 @@ from typing import Generic, TypeVar
 from aiohttp import web
 
 from tpu_training_operator.api.constants import API_VERSION, PLURAL
-from tpu_training_operator.domain.cluster_state.worker_reports import Report
+from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.kube.turns import TokenBucket
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -58,7 +58,7 @@ _IS_KNOWN = web.RequestKey("is_known", bool)
 
 log = logging.getLogger(__name__)
 
-_Reader = Callable[[bytes, Sender, datetime], Report]
+_Reader = Callable[[bytes, Sender, datetime], WorkerReport]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Key = TypeVar("_Key")
 

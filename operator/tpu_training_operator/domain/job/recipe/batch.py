@@ -16,7 +16,7 @@ _FURTHEST = 16
 
 
 @dataclass(frozen=True)
-class Batch:
+class ScaledBatch:
     """Each replica computes `per_replica` examples at once, `accumulation` times before a step; `total` per step."""
 
     per_replica: int
@@ -24,7 +24,7 @@ class Batch:
     total: int
 
 
-def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Ledger) -> Batch:
+def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Ledger) -> ScaledBatch:
     """The recipe's batch on `replicas`. Raises InvalidJob if it does not divide evenly."""
     tuned, rest = divmod(recipe.global_batch_size, tuned_replicas)
     if rest or tuned == 0:
@@ -32,7 +32,7 @@ def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Led
     if recipe.scaling.batch is BatchScaling.GLOBAL_CONSTANT:
         batch = _global_constant(recipe.global_batch_size, tuned, replicas, ledger)
     else:
-        batch = Batch(tuned, 1, tuned * replicas)
+        batch = ScaledBatch(tuned, 1, tuned * replicas)
         ledger.note(
             "globalBatchSize",
             f"{tuned} per replica x {count(replicas, 'replica')} = {batch.total}"
@@ -56,12 +56,12 @@ def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Led
     return batch
 
 
-def spread(batch: Batch, replicas: int, ledger: Ledger) -> Batch:
+def spread(batch: ScaledBatch, replicas: int, ledger: Ledger) -> ScaledBatch:
     """The same global batch on other replicas than it was scaled for. Raises InvalidJob if it does not divide."""
     return _global_constant(batch.total, batch.per_replica, replicas, ledger)
 
 
-def _global_constant(total: int, tuned_per_replica: int, replicas: int, ledger: Ledger) -> Batch:
+def _global_constant(total: int, tuned_per_replica: int, replicas: int, ledger: Ledger) -> ScaledBatch:
     share, rest = divmod(total, replicas)
     if rest or share == 0:
         raise _indivisible(total, replicas, "of this slice")
@@ -70,7 +70,7 @@ def _global_constant(total: int, tuned_per_replica: int, replicas: int, ledger: 
     at_once = share // accumulation
     times = f" x {accumulation} accumulated" if accumulation > 1 else ""
     ledger.note("globalBatchSize", f"{total} is kept = {at_once} per replica x {count(replicas, 'replica')}{times}")
-    return Batch(at_once, accumulation, total)
+    return ScaledBatch(at_once, accumulation, total)
 
 
 def _largest_divisor(number: int, most: int) -> int:

@@ -14,7 +14,7 @@ PLATEAU_FACTOR = "0.1"
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """`tuned_on` is the recipe's value and `runs_on` this job's, "-" for none; `rule` may be empty."""
 
     name: str
@@ -23,12 +23,12 @@ class Row:
     rule: str = ""
 
 
-def comparison(recipe: Recipe, resolution: Resolution) -> tuple[Row, ...]:
+def comparison(recipe: Recipe, resolution: Resolution) -> tuple[ComparisonRow, ...]:
     """The slices first, then every number of the recipe that a rule may change."""
     return (*_slices(recipe, resolution), *_numbers(recipe, resolution))
 
 
-def _slices(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
+def _slices(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRow]:
     """Without `tunedOn` nothing is known of another slice."""
     layout, tuned = resolution.layout, resolution.tuned_on if recipe.tuned_on is not None else None
     yield _row("slice", tuned, layout)
@@ -38,7 +38,7 @@ def _slices(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
     yield _row("replicas", tuned and tuned.replicas, layout.replicas, "one per XLA device")
 
 
-def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[Row]:
+def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRow]:
     scaled = resolution.recipe
     rules = _rules(scaled.notes)
     yield _row("batch per replica", recipe.global_batch_size // resolution.tuned_on.replicas, scaled.batch.per_replica)
@@ -74,7 +74,7 @@ def _tuned_milestones(schedule: Schedule) -> object:
     return schedule.milestones if epochs is None else f"{'epoch' if len(epochs) == 1 else 'epochs'} {_text(epochs)}"
 
 
-def _followed(recipe: Recipe) -> Iterator[Row]:
+def _followed(recipe: Recipe) -> Iterator[ComparisonRow]:
     """What evaluations decide. Their distance is scaled, so their number is not."""
     schedule, stop = recipe.schedule, recipe.stop_early
     if schedule.name is ScheduleName.PLATEAU:
@@ -87,8 +87,8 @@ def _followed(recipe: Recipe) -> Iterator[Row]:
         yield _row("stop early", after, after, f"without a better {stop.metric}{by}")
 
 
-def _row(name: str, before: object, now: object, rule: str = "") -> Row:
-    return Row(name, _text(before), _text(now), rule)
+def _row(name: str, before: object, now: object, rule: str = "") -> ComparisonRow:
+    return ComparisonRow(name, _text(before), _text(now), rule)
 
 
 def _text(value: object) -> str:

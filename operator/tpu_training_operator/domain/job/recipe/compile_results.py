@@ -22,7 +22,7 @@ UNFINISHED = "Unfinished"
 _TROUBLES = {
     NOT_THERE: "the image cannot compile it",
     UNFINISHED: "the pod ended while it was compiled",
-    "TooSlow": "it was not compiled in time",
+    "TooSlow": "it was not read_compile_result in time",
     "Ended": "compiling ended without an answer",
     "UnknownSlice": "the image's libtpu does not know the slice",
 }
@@ -30,7 +30,7 @@ _CANNOT_TRACE = "it cannot be traced"
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompileResult:
     """`fits`: None if nobody can tell, as `message` explains. `trouble`: what kept the compiler from an answer."""
 
     fits: bool | None
@@ -38,15 +38,15 @@ class Compiled:
     trouble: str = ""
 
 
-def compiled(said: Any, layout: SliceLayout) -> Compiled:
+def read_compile_result(said: Any, layout: SliceLayout) -> CompileResult:
     """`said`: of the step on this slice."""
     words = said if isinstance(said, Mapping) else {"trouble": "Ended", "said": "the pod's message cannot be read"}
     where, trouble = f"{layout}", _text(words, "trouble")
     if trouble or not isinstance(words.get("fits"), bool):
-        return Compiled(None, f"{where}: {_unknown(words, trouble)}", trouble)
+        return CompileResult(None, f"{where}: {_unknown(words, trouble)}", trouble)
     if not words["fits"]:
-        return Compiled(False, f"{where}: {_too_large(words)}")
-    return Compiled(True, f"{where}: {'; '.join(_fitting(words, layout))}")
+        return CompileResult(False, f"{where}: {_too_large(words)}")
+    return CompileResult(True, f"{where}: {'; '.join(_fitting(words, layout))}")
 
 
 def _unknown(words: Mapping[str, Any], trouble: str) -> str:
@@ -70,7 +70,7 @@ def _too_large(words: Mapping[str, Any]) -> str:
         text += f"; {int(largest)} fit" + (f" ({int(refused)} do not)" if refused else "")
     elif largest == 0:
         text += "; not even one fits"
-    return f"{text}; compiled, not run"
+    return f"{text}; read_compile_result, not run"
 
 
 def _fitting(words: Mapping[str, Any], layout: SliceLayout) -> Iterator[str]:

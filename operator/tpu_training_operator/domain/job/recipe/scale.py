@@ -17,7 +17,7 @@ from fractions import Fraction
 
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.domain.job.recipe import steps as budget
-from tpu_training_operator.domain.job.recipe.batch import Batch, scaled_batch, spread
+from tpu_training_operator.domain.job.recipe.batch import ScaledBatch, scaled_batch, spread
 from tpu_training_operator.domain.job.recipe.decays import scaled_betas, scaled_ema, scaled_weight_decay
 from tpu_training_operator.domain.job.recipe.learning_rate import scaled_learning_rate
 from tpu_training_operator.domain.job.recipe.ledger import Ledger, Note, plain
@@ -31,7 +31,7 @@ class ScaledRecipe:
     deserves a second look.
     """
 
-    batch: Batch
+    batch: ScaledBatch
     train_steps: int
     warmup_steps: int
     milestones: tuple[int, ...]

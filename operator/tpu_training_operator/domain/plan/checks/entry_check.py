@@ -17,10 +17,10 @@ from tpu_training_operator.api.entry_check import EntryCheckMode
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import Activity, State, Status
-from tpu_training_operator.domain.cluster_state.hosts import waits_for
+from tpu_training_operator.domain.cluster_state.hosts import why_not_ready
 from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
-from tpu_training_operator.domain.failures.entry_check import Finding, Verdict, next_verdict, verdict
+from tpu_training_operator.domain.failures.entry_check import CheckOutcome, CheckVerdict, next_verdict, verdict
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Create, DeleteConfigMap, Event
 from tpu_training_operator.domain.objects.entry_check_pod import REPLICA_ZERO, entry_check_config_map, entry_check_pod
@@ -31,8 +31,7 @@ from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, describe_stuck, is_stuck, look_again
-from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Plan
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Freshness, Plan
 
 _CHECKED = ConditionType.ENTRY_CHECK_PASSED
 # How a cluster refuses the pod for good.
@@ -46,7 +45,11 @@ def check_entry(ctx: Context) -> Plan | None:
     if ctx.attempt or not (ctx.is_checking or find(ctx.status.conditions, _CHECKED) is None):
         return None
     if not is_wanted(ctx.job.spec):
-        return _decide(ctx, Verdict(Finding.NOTHING, "spec.entryCheck.mode has ended it")) if ctx.is_checking else None
+        return (
+            _decide(ctx, CheckVerdict(CheckOutcome.NOTHING, "spec.entryCheck.mode has ended it"))
+            if ctx.is_checking
+            else None
+        )
     if not ctx.is_checking:
         # A Workload from before the check: the job may be admitted at any moment.
         has_workload = ctx.queue is not None and ctx.queue.workload is not None
@@ -108,7 +111,7 @@ def _begin(ctx: Context) -> Plan:
 def _create(ctx: Context) -> Plan:
     ready = find(ctx.status.conditions, ConditionType.READY)
     if not ctx.job.spec.entry_check.is_required and ctx.is_refused and ready is not None and ready.reason in _REFUSALS:
-        return _decide(ctx, Verdict(Finding.NOTHING, ready.message))
+        return _decide(ctx, CheckVerdict(CheckOutcome.NOTHING, ready.message))
     config_map = Create(entry_check_config_map(ctx.option, ctx.options))
     pod = Create(entry_check_pod(ctx.job, ctx.resolution))
     shared = (config_map, *isolate(ctx))
@@ -121,18 +124,18 @@ def _wait_until_gone(ctx: Context, pod: EntryCheckPod) -> Plan:
         return Plan(delete_by_force([pod], ctx.now), again=look_again([pod], ctx.now) or LOOK_AGAIN)
     why = describe_stuck(pod)
     if not ctx.job.spec.entry_check.is_required:
-        return _decide(ctx, Verdict(Finding.NOTHING, why))
+        return _decide(ctx, CheckVerdict(CheckOutcome.NOTHING, why))
     return show_obstacle(ctx.observed, Obstacle(Reason.NAME_CONFLICT, why), ctx.now)
 
 
 def _wait(ctx: Context, pod: EntryCheckPod) -> Plan:
     again = next_verdict(pod, ctx.job.spec.entry_check, ctx.now)
     if pod.placed is None:
-        words, why = "waits for a node without TPUs", waits_for(pod)
+        words, why = "waits for a node without TPUs", why_not_ready(pod)
     elif pod.phase == "Running":
         words, why = "runs", ""
     else:
-        words, why = "starts on its node", waits_for(pod)
+        words, why = "starts on its node", why_not_ready(pod)
     begins = f"entry check: {pod.name} {words}"
     message = f"{begins}: {why}" if why else begins
     ready, notes = find(ctx.status.conditions, ConditionType.READY), ctx.observed.notes
@@ -144,19 +147,22 @@ def _wait(ctx: Context, pod: EntryCheckPod) -> Plan:
     return Plan(status=ctx.present(ctx.status, ready_state), again=again)
 
 
-def _decide(ctx: Context, result: Verdict) -> Plan:
+def _decide(ctx: Context, result: CheckVerdict) -> Plan:
     is_required = ctx.job.spec.entry_check.mode is EntryCheckMode.REQUIRE
-    if result.finding is Finding.FAILED or (result.finding is Finding.NOTHING and is_required):
-        why = "no worker was created" if result.finding is Finding.FAILED else "spec.entryCheck.mode is Require"
+    if result.finding is CheckOutcome.FAILED or (result.finding is CheckOutcome.NOTHING and is_required):
+        why = "no worker was created" if result.finding is CheckOutcome.FAILED else "spec.entryCheck.mode is Require"
         return _fail(ctx, result, Reason.ENTRY_FAILED, why)
     if far := explain_distance(ctx):
         return _fail(
-            ctx, Verdict(Finding.NOTHING, far), Reason.BUCKET_OUTSIDE_REGION, "spec.entryCheck.dataInRegion is Require"
+            ctx,
+            CheckVerdict(CheckOutcome.NOTHING, far),
+            Reason.BUCKET_OUTSIDE_REGION,
+            "spec.entryCheck.dataInRegion is Require",
         )
     if refused := find_refusal(ctx):
         reason, what, why = refused
-        return _fail(ctx, Verdict(Finding.NOTHING, what), reason, why)
-    has_passed = result.finding is Finding.PASSED
+        return _fail(ctx, CheckVerdict(CheckOutcome.NOTHING, what), reason, why)
+    has_passed = result.finding is CheckOutcome.PASSED
     reason = Reason.ENTRY_PASSED if has_passed else Reason.ENTRY_NOT_CHECKED
     words = result.message if has_passed else f"the job starts anyway: {result.message}"
     message = f"entry check: {words}"
@@ -171,7 +177,7 @@ def _decide(ctx: Context, result: Verdict) -> Plan:
     return Plan(status=ctx.present(status, ready), events=tuple(events), again=AT_ONCE)
 
 
-def _fail(ctx: Context, result: Verdict, reason: Reason, why: str) -> Plan:
+def _fail(ctx: Context, result: CheckVerdict, reason: Reason, why: str) -> Plan:
     """Fails the job. No worker was created, and no failure class is charged."""
     message = f"{result.message}; {why}"
     status = replace(

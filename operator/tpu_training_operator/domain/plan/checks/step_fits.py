@@ -11,7 +11,12 @@ from tpu_training_operator.api.entry_check import CompileCheck
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod
 from tpu_training_operator.domain.job.options import SliceOption
-from tpu_training_operator.domain.job.recipe.compile_results import NOT_THERE, UNFINISHED, Compiled, compiled
+from tpu_training_operator.domain.job.recipe.compile_results import (
+    NOT_THERE,
+    UNFINISHED,
+    CompileResult,
+    read_compile_result,
+)
 from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.domain.objects.entry_check_pod import compile_seconds, compiled_elsewhere
 from tpu_training_operator.domain.plan.common.context import Context
@@ -50,7 +55,7 @@ def find_refusal(ctx: Context) -> tuple[Reason, str, str] | None:
 _REQUIRED = "spec.entryCheck.compile is Require"
 
 
-def _read_results(ctx: Context) -> Iterator[tuple[SliceOption, Compiled]]:
+def _read_results(ctx: Context) -> Iterator[tuple[SliceOption, CompileResult]]:
     """Yields what was compiled, the job's own slice first."""
     pod = ctx.observed.entry_check_pod
     message = None if pod is None else pod.trainer_message
@@ -58,17 +63,17 @@ def _read_results(ctx: Context) -> Iterator[tuple[SliceOption, Compiled]]:
         return
     if "compiled" not in message:
         why = "the trainer in the image is older than the compile check"
-        yield ctx.option, Compiled(None, f"{ctx.option.layout}: {why}", NOT_THERE)
+        yield ctx.option, CompileResult(None, f"{ctx.option.layout}: {why}", NOT_THERE)
         return
     listed = message["compiled"] if isinstance(message["compiled"], list) else []
     for option, words in zip(
         [ctx.option, *compiled_elsewhere(ctx.option, ctx.options)], listed or [None], strict=False
     ):
-        result = compiled(words, option.layout)
+        result = read_compile_result(words, option.layout)
         yield option, _explain_end(result, pod, ctx) if result.trouble == UNFINISHED else result
 
 
-def _explain_end(result: Compiled, pod: EntryCheckPod, ctx: Context) -> Compiled:
+def _explain_end(result: CompileResult, pod: EntryCheckPod, ctx: Context) -> CompileResult:
     """Adds to the result what ended the pod."""
     if pod.termination.get("reason") == "OOMKilled":
         why = "out of memory; spec.entryCheck.resources gives it more"
@@ -76,4 +81,4 @@ def _explain_end(result: Compiled, pod: EntryCheckPod, ctx: Context) -> Compiled
         why = f"not done within {ctx.job.spec.entry_check.deadline_seconds} s (spec.entryCheck.deadlineSeconds)"
     else:
         why = f"exit code {pod.exit_code}"
-    return Compiled(None, f"{result.message}: {why}", UNFINISHED)
+    return CompileResult(None, f"{result.message}: {why}", UNFINISHED)

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.failures.pod_signs import NODE_GONE, TAINT_EVICTION
 from tpu_training_operator.domain.objects.actions import AT_ONCE, DeletePod
-from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Freshness
 
 # A node under load takes a while to report that a container has stopped.
 _SILENCE = timedelta(seconds=30)

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Activity, Goodput, Progress, ReportPhase, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
-from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, Report
+from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, WorkerReport
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.chips import Holding
 from tpu_training_operator.domain.plan.common.goodput import charge, mark_saved
@@ -17,7 +17,7 @@ from tpu_training_operator.domain.plan.common.restart_budget import refill
 
 
 def apply_report(
-    status: Status, report: Report | None, total_steps: int, now: datetime, chips: Holding | None = None
+    status: Status, report: WorkerReport | None, total_steps: int, now: datetime, chips: Holding | None = None
 ) -> Status:
     """Returns the status after the report; unchanged if the report is old or of another attempt.
 
@@ -61,7 +61,7 @@ def apply_report(
     )
 
 
-def _count_training(status: Status, report: Report, chips: Holding | None) -> Goodput | None:
+def _count_training(status: Status, report: WorkerReport, chips: Holding | None) -> Goodput | None:
     """Counts as training from the gang's first step on, but not before the gang is ready: only then do its pods show
     how long it waited for nodes."""
     goodput = status.goodput
@@ -73,7 +73,9 @@ def _count_training(status: Status, report: Report, chips: Holding | None) -> Go
     return charge(goodput, report.received, Activity.TRAIN, chips)
 
 
-def _count_saved(goodput: Goodput | None, report: Report, unsaved: float, chips: Holding | None) -> Goodput | None:
+def _count_saved(
+    goodput: Goodput | None, report: WorkerReport, unsaved: float, chips: Holding | None
+) -> Goodput | None:
     """Counts all training up to the report as saved, except `unsaved`: the steps since the new checkpoint, as a share
     of those since the one before."""
     if goodput is not None and goodput.activity is Activity.SUSPENDED:

@@ -24,7 +24,7 @@ from tpu_training_operator.domain.cluster_state.workload import (
     PodSettings,
     Queue,
     Workload,
-    placement_of,
+    pod_settings,
     workload_name,
 )
 from tpu_training_operator.domain.job.naming import WorkerId
@@ -39,10 +39,10 @@ from tpu_training_operator.domain.objects.actions import (
 )
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import (
+    adopt,
     conflicts,
     is_for_others,
     misfit,
-    taken_over,
     with_priority,
     workload,
 )
@@ -50,10 +50,9 @@ from tpu_training_operator.domain.plan.common.attempt import describe_admission
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
-from tpu_training_operator.domain.plan.freshness import Freshness
 from tpu_training_operator.domain.plan.placement.moving import carry_out
 from tpu_training_operator.domain.plan.placement.search import next_slice
-from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan, Turn
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Freshness, Plan, Turn
 
 # Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
 LOOK_AT_RUNNING = timedelta(seconds=30)
@@ -66,7 +65,7 @@ def wait_for_admission(ctx: Context, queue: Queue) -> Plan | None:
     """Plans for a job that may not have workers now; None if it may."""
     if queue.is_unowned and queue.workload is not None:
         # Then it is deleted with the job, and the watch tells at once what Kueue does to it.
-        taken = UpdateWorkload(taken_over(ctx.job, dict(queue.workload.raw)))
+        taken = UpdateWorkload(adopt(ctx.job, dict(queue.workload.raw)))
         return Plan((Batch((taken,)),), again=AT_ONCE)
     is_admitted = queue.workload is not None and queue.workload.is_admitted
     if ctx.may_have_workers:
@@ -318,7 +317,7 @@ def read_placement(ctx: Context, option: SliceOption | None = None) -> PodSettin
         return None
     if queue.problem:
         return Obstacle(Reason.QUEUE_UNUSABLE, queue.problem)
-    wanted = placement_of(queue)
+    wanted = pod_settings(queue)
     if contradictions := conflicts(worker_pod(option.job, option.resolution, WorkerId(1, 0, 0)), wanted):
         message = f"the workers cannot be placed as Kueue has decided: {'; '.join(contradictions)}"
         return Obstacle(Reason.PLACEMENT_CONFLICT, message)

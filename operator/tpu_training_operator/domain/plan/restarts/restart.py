@@ -11,7 +11,7 @@ from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import MOST_NODES, Activity, DeviceFault, Failure, Goodput, State, Status
 from tpu_training_operator.api.words import count, span
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
-from tpu_training_operator.domain.failures.first import device_fault
+from tpu_training_operator.domain.failures.first import is_device_fault
 from tpu_training_operator.domain.failures.messages import describe
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
@@ -146,7 +146,7 @@ def _account_for_failure(ctx: Context, failure: Failure) -> Goodput:
 
 
 def _add_device_fault(status: Status, failure: Failure) -> list[DeviceFault]:
-    if failure.node is None or not device_fault(failure):
+    if failure.node is None or not is_device_fault(failure):
         return status.device_faults
     return [*status.device_faults, DeviceFault(node=failure.node, time=failure.time)][-MOST_NODES:]
 

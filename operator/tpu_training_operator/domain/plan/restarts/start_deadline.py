@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import FailureClass, RunPolicy
 from tpu_training_operator.api.status import Failure
-from tpu_training_operator.domain.cluster_state.hosts import waits_for
+from tpu_training_operator.domain.cluster_state.hosts import why_not_ready
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.failures.first import failure_of
 from tpu_training_operator.domain.failures.messages import with_ending
@@ -45,7 +45,7 @@ def start_failure(late: Late, event: str, attempt: int, now: datetime) -> Failur
     """Returns the failure of a late worker. `event`: the newest event that tells why the pod waits; empty if none is
     known."""
     pod = late.pod
-    waits = f"{waits_for(pod)} ({event})" if event else waits_for(pod)
+    waits = f"{why_not_ready(pod)} ({event})" if event else why_not_ready(pod)
     what = f"the container has not started within {late.limit.total_seconds():.0f} s on its node"
     message = with_ending(what, waits)
     return failure_of(pod, attempt, FailureClass.INFRASTRUCTURE, FailureReason.NOT_STARTED, message, now)

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.words import count
-from tpu_training_operator.domain.cluster_state.hosts import Group, group_words, host_of, summary
+from tpu_training_operator.domain.cluster_state.hosts import HostGroup, group_words, host_of, summarize_hosts
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes
 from tpu_training_operator.domain.objects.actions import AT_ONCE, LookAtEvents
@@ -62,7 +62,7 @@ def describe_wait(ctx: Context) -> str:
     """Says what the gang waits for, such as "attempt 2: 3 of 4 hosts ready; 1 host: ErrImagePull: ..."."""
     layout = ctx.resolution.layout
     hosts = (host for pod in ctx.pods if (host := host_of(pod.raw)) is not None)
-    found = summary(hosts, ctx.attempt, layout.slices, layout.hosts_per_slice)
+    found = summarize_hosts(hosts, ctx.attempt, layout.slices, layout.hosts_per_slice)
     lines = read_event_lines(ctx)
     parts = [
         f"{ctx.of_rung}attempt {ctx.attempt}: {found.ready + found.finished} of {count(found.total, 'host')} ready"
@@ -81,7 +81,7 @@ def read_event_lines(ctx: Context) -> Mapping[str, str]:
     return notes.events.lines if notes and notes.events else {}
 
 
-def _describe_group(group: Group, ctx: Context, lines: Mapping[str, str]) -> str:
+def _describe_group(group: HostGroup, ctx: Context, lines: Mapping[str, str]) -> str:
     names = (worker.pod_name(ctx.job.name) for worker in group.workers)
     told = next((f" ({name}: {lines[name]})" for name in names if name in lines), "")
     return group_words(group) + told

@@ -15,8 +15,7 @@ from tpu_training_operator.domain.objects.actions import AT_ONCE, DeleteJob, Eve
 from tpu_training_operator.domain.plan.at_rest import time_to_live
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, delete_pods, next_force
-from tpu_training_operator.domain.plan.freshness import Freshness
-from tpu_training_operator.domain.plan.plan import Batch, Plan
+from tpu_training_operator.domain.plan.plan import Batch, Freshness, Plan
 from tpu_training_operator.domain.plan.queue.queueing import give_up_quota
 
 _ORPHANS = "orphan"
