@@ -21,7 +21,7 @@ from aiohttp.test_utils import TestServer
 
 from tests.fakes.api_server import Answer, status
 from tests.fakes.cluster import FakeCluster
-from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource, resource_of
+from tpu_training_operator.kube.cluster import JOBS, PODS, WORKLOADS, Object, Resource, resource_of
 from tpu_training_operator.kube.errors import NotFound
 
 _GROUP, _VERSION = JOBS.api_version.split("/")
@@ -60,8 +60,8 @@ class WatchedCluster:
             stored = self.store.body(resource, metadata["name"], metadata["namespace"])
             self.tell(resource.plural, {"type": "ADDED", "object": stored})
 
-    def remove(self, resource: Resource, name: str) -> None:
-        self.tell(resource.plural, {"type": "DELETED", "object": self.store.drop(resource, name)})
+    def remove(self, resource: Resource, name: str, namespace: str = "default") -> None:
+        self.tell(resource.plural, {"type": "DELETED", "object": self.store.drop(resource, name, namespace)})
 
     def tell(self, plural: str, event: Object | None) -> None:
         """Every watch of that kind gets the event as it is; None ends it."""
@@ -75,7 +75,7 @@ class WatchedCluster:
         app = web.Application()
         for path, answer in DISCOVERY.items():
             app.router.add_get(path, partial(_discovered, answer))
-        for resource in (JOBS, PODS):
+        for resource in (JOBS, PODS, *WORKLOADS.values()):
             app.router.add_get(resource.path("{namespace}"), self._of_many(resource))
             app.router.add_get(resource.path(None), self._of_many(resource))
             app.router.add_get(resource.path("{namespace}") + "/{name}", self._of_one(resource))
