@@ -10,7 +10,7 @@ from transformers.integrations.integration_utils import KubeflowCallback
 
 from tests.cluster.ports import free_port
 from tests.unit.progress_desk import TRAINER_STATUS, Desk
-from tests.unit.reviewing_cluster import RESOLVED
+from tests.unit.reviewing_cluster import RESOLVED, begun_job
 from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.runtime.progress.pki import ServiceName, new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import serve
@@ -28,7 +28,7 @@ async def test_hugging_faces_callback_reports_from_the_first_step_to_the_last(
     monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_CA_CERT", str(tmp_path / "ca.crt"))
     # It waits five seconds between reports.
     monkeypatch.setattr(KubeflowCallback, "_MIN_UPDATE_INTERVAL", 0.0)
-    desk.cluster.objects[0]["status"]["resolved"] = RESOLVED
+    desk.cluster.put(begun_job({"status.resolved": RESOLVED}))
     callback, control = KubeflowCallback(), TrainerControl()
     state = TrainerState(max_steps=300, is_world_process_zero=True)
 

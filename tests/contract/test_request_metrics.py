@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp.test_utils import unused_port
 
-from tests.contract.api_server import ApiServer, credentials_for, hangs_up, refuses, says, serve
+from tests.fakes.api_server import ApiServer, credentials_for, hangs_up, refuses, says, serve
 from tests.unit.scrape import counted, value
 from tpu_training_operator.kube.client import Client, ClientOptions, connect
 from tpu_training_operator.kube.cluster import CONFIG_MAPS

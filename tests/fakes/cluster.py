@@ -1,5 +1,6 @@
 """The cluster for tests of everything that makes requests: the product's own store, with faults and a record."""
 
+import copy
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -32,12 +33,31 @@ class FakeCluster(LocalStore):
         self._once: dict[str, tuple[ApiError, bool]] = {}
         self.put(*bodies)
 
+    @property
+    def version(self) -> int:
+        """The resourceVersion of the last change."""
+        return self._version
+
     def put(self, *bodies: Object, resource: Resource | None = None) -> None:
         """Stores objects as they are, by none of an API server's rules; one with the same name is replaced."""
         for body in bodies:
             metadata = body["metadata"]
             key = (resource or resource_of(body)).plural, metadata.get("namespace", ""), metadata["name"]
             self._write(key, body | {"metadata": dict(metadata)})
+
+    def body(self, resource: Resource, name: str, namespace: str = "default") -> Object:
+        """Returns the object without a request."""
+        return copy.deepcopy(self._find(resource, namespace, name))
+
+    def drop(self, resource: Resource, name: str, namespace: str = "default") -> Object:
+        """Removes the object by none of an API server's rules, and returns its last state."""
+        body = self._objects.pop((resource.plural, namespace, name))
+        return body | {"metadata": body["metadata"] | {"resourceVersion": str(self.advance())}}
+
+    def advance(self) -> int:
+        """Returns the next resourceVersion, as if something else in the cluster had changed."""
+        self._version += 1
+        return self._version
 
     def fail_once(self, request: str, error: ApiError, *, takes_effect: bool = False) -> None:
         """`takes_effect`: the request is carried out, and only its answer is lost."""

@@ -1,6 +1,6 @@
 """`spec.recipe`: the hyperparameters as they were tuned, and the slice they were tuned on.
 
-`domain.recipe.scale` derives from it what the job trains with, which `status.resolved` shows.
+`domain.job.recipe.scale` derives from it what the job trains with, which `status.resolved` shows.
 """
 
 from collections.abc import Iterator

@@ -23,13 +23,15 @@ from kubernetes.config import kube_config
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
+from tests.fakes.api_server import refuses, status
+from tests.fakes.watched_cluster import WatchedCluster, kubeconfig_for, served_in_thread
 from tests.unit.histories import document, typical
 from tests.unit.hostile_texts import HOSTILE, obeyed
-from tests.unit.one_job_cluster import OneJobCluster, kubeconfig_for, refuses, served_in_thread, status
 from tests.unit.pods import pod, ready
 from tests.unit.seen_jobs import JOBS, TRACEBACK, running_pods, seen_job
 from tpu_training_operator.cli.main import main
 from tpu_training_operator.cli.watch.display import Lines, display
+from tpu_training_operator.kube import cluster as kinds
 
 
 def plain_text(code: int, _: str, message: str) -> web.Response:
@@ -40,17 +42,17 @@ PROGRAM = "from tpu_training_operator.cli.main import main; main()"
 
 
 @pytest.fixture
-def cluster() -> Iterator[OneJobCluster]:
-    with served_in_thread(OneJobCluster()) as started:
+def cluster() -> Iterator[WatchedCluster]:
+    with served_in_thread(WatchedCluster()) as started:
         yield started
 
 
 @pytest.fixture
-def kubeconfig(cluster: OneJobCluster, tmp_path: Path) -> Path:
+def kubeconfig(cluster: WatchedCluster, tmp_path: Path) -> Path:
     return kubeconfig_for(cluster.url, tmp_path / "config")
 
 
-def show(cluster: OneJobCluster, stage: str) -> None:
+def show(cluster: WatchedCluster, stage: str) -> None:
     cluster.show(*JOBS[stage].bodies)
 
 
@@ -68,7 +70,7 @@ def told(result: Result, code: int = 2) -> list[str]:
 
 
 def test_the_report_of_a_job_in_a_cluster_has_its_ladder(
-    cluster: OneJobCluster, kubeconfig: Path, tmp_path: Path
+    cluster: WatchedCluster, kubeconfig: Path, tmp_path: Path
 ) -> None:
     rung = {"slice": "v5litepod-4", "chips": 4, "replicas": 4, "globalBatchSize": 32, "learningRate": "0.05"}
     rungs = [rung | {"steps": 100, "verdict": "Passed", "attempt": 1, "examplesPerSecond": "904"}]
@@ -80,14 +82,14 @@ def test_the_report_of_a_job_in_a_cluster_has_its_ladder(
 
 
 def test_a_job_without_a_report_is_told_so(
-    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:
     show(cluster, "running")
     assert told(tpujob(kubeconfig, "report", "--job", "digits")) == snapshot
 
 
 def test_a_directory_that_a_job_names_is_not_read_on_this_machine(
-    cluster: OneJobCluster, kubeconfig: Path, tmp_path: Path, snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     (tmp_path / "history.json").write_bytes(document(typical()))
     cluster.show(seen_job(spec={"report": {"uri": str(tmp_path)}}))
@@ -100,7 +102,7 @@ def test_a_directory_that_a_job_names_is_not_read_on_this_machine(
 
 
 def test_status_shows_everything_about_one_job(
-    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:
     show(cluster, "running")
     result = tpujob(kubeconfig, "status", "digits")
@@ -112,7 +114,7 @@ def test_status_shows_everything_about_one_job(
 
 
 @pytest.mark.parametrize(("output", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])
-def test_status_prints_json_and_yaml(cluster: OneJobCluster, kubeconfig: Path, output: str, parse: Any) -> None:
+def test_status_prints_json_and_yaml(cluster: WatchedCluster, kubeconfig: Path, output: str, parse: Any) -> None:
     show(cluster, "restarting")
     found = parse(tpujob(kubeconfig, "status", "digits", "-o", output).stdout)
     assert found["status"] == JOBS["restarting"].job["status"]
@@ -125,7 +127,7 @@ def test_status_prints_json_and_yaml(cluster: OneJobCluster, kubeconfig: Path, o
     assert found["budgets"]["Infrastructure"] == {"restarts": 2, "counting": 0, "limit": 20}
 
 
-def test_status_without_a_name_is_a_table(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_status_without_a_name_is_a_table(cluster: WatchedCluster, kubeconfig: Path) -> None:
     show(cluster, "running")
     other = seen_job("Succeeded")
     cluster.show({**other, "metadata": {**other["metadata"], "name": "letters"}})
@@ -142,7 +144,7 @@ def test_status_without_a_name_is_a_table(cluster: OneJobCluster, kubeconfig: Pa
     ]
 
 
-def test_status_without_jobs_says_so(cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion) -> None:
+def test_status_without_jobs_says_so(cluster: WatchedCluster, kubeconfig: Path, snapshot: SnapshotAssertion) -> None:
     assert told(tpujob(kubeconfig, "status"), code=0) == snapshot
 
 
@@ -151,7 +153,7 @@ def test_status_refuses_a_name_together_with_all_namespaces(kubeconfig: Path) ->
 
 
 def test_the_default_namespace_is_the_contexts(
-    cluster: OneJobCluster, tmp_path: Path, snapshot: SnapshotAssertion
+    cluster: WatchedCluster, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     kubeconfig = kubeconfig_for(cluster.url, tmp_path / "config", namespace="team")
     assert told(tpujob(kubeconfig, "status"), code=0) == snapshot
@@ -162,7 +164,7 @@ def test_the_default_namespace_is_the_contexts(
 
 
 def test_watch_exits_0_when_the_job_succeeds(
-    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:
     show(cluster, "succeeded")
     result = tpujob(kubeconfig, "watch", "digits")
@@ -173,7 +175,7 @@ def test_watch_exits_0_when_the_job_succeeds(
 
 
 def test_watch_exits_1_with_the_message_of_a_job_that_failed(
-    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:
     show(cluster, "failed")
     result = tpujob(kubeconfig, "watch", "digits")
@@ -214,13 +216,13 @@ def test_on_a_terminal_the_table_is_redrawn_in_place() -> None:
     assert "4/4 ready" in screen.getvalue()
 
 
-def test_watch_reports_a_deleted_job(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_watch_reports_a_deleted_job(cluster: WatchedCluster, kubeconfig: Path) -> None:
     show(cluster, "running")
 
     async def deleted(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        event = {"type": "DELETED", "object": cluster.jobs["digits"]}
+        event = {"type": "DELETED", "object": cluster.store.body(kinds.JOBS, "digits")}
         await response.write(json.dumps(event).encode() + b"\n")
         return response
 
@@ -230,7 +232,7 @@ def test_watch_reports_a_deleted_job(cluster: OneJobCluster, kubeconfig: Path) -
 
 
 @pytest.mark.parametrize("arguments", [["watch", "digits"], ["logs", "digits", "-f"]])
-def test_an_interrupt_exits_quietly_with_130(cluster: OneJobCluster, kubeconfig: Path, arguments: list[str]) -> None:
+def test_an_interrupt_exits_quietly_with_130(cluster: WatchedCluster, kubeconfig: Path, arguments: list[str]) -> None:
     cluster.show(seen_job(), *running_pods())
     cluster.logs["digits-1-0-0"] = b"2026-01-15T12:00:00.1Z here\n"
     # A shell's background job, which a test run may be, has its interrupts ignored, and its children inherit that.
@@ -251,7 +253,7 @@ def test_an_interrupt_exits_quietly_with_130(cluster: OneJobCluster, kubeconfig:
 
 
 @pytest.fixture
-def running(cluster: OneJobCluster) -> OneJobCluster:
+def running(cluster: WatchedCluster) -> WatchedCluster:
     cluster.show(seen_job(), *(ready(pod(host)) for host in range(4)))
     for host in range(4):
         cluster.logs[f"digits-1-0-{host}"] = (
@@ -274,7 +276,7 @@ def running(cluster: OneJobCluster) -> OneJobCluster:
         (["--slice-index", "0", "--tail", "1"], "".join(f"[0/{host}] two of {host}\n" for host in range(4))),
     ],
 )
-def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, arguments: list[str], printed: str) -> None:
+def test_whose_log_is_printed(running: WatchedCluster, kubeconfig: Path, arguments: list[str], printed: str) -> None:
     result = tpujob(kubeconfig, "logs", "digits", *arguments)
     assert (result.exit_code, result.stdout, result.stderr) == (0, printed, "")
 
@@ -292,13 +294,13 @@ def test_whose_log_is_printed(running: OneJobCluster, kubeconfig: Path, argument
     ids=" ".join,
 )
 def test_hosts_slices_and_attempts_must_exist(
-    running: OneJobCluster, kubeconfig: Path, arguments: list[str], snapshot: SnapshotAssertion
+    running: WatchedCluster, kubeconfig: Path, arguments: list[str], snapshot: SnapshotAssertion
 ) -> None:
     assert told(tpujob(kubeconfig, "logs", "digits", *arguments))[-1] == snapshot
 
 
 def test_more_logs_than_connections_cannot_be_followed(
-    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:
     cluster.show(seen_job(spec={"slice": {"acceleratorType": "tpu7x-18432"}, "recipe.globalBatchSize": 18432}))
     message = told(tpujob(kubeconfig, "logs", "digits", "--all", "-f"))[-1]
@@ -306,14 +308,14 @@ def test_more_logs_than_connections_cannot_be_followed(
     assert message == snapshot
 
 
-def test_the_log_of_the_worker_that_failed(cluster: OneJobCluster, kubeconfig: Path) -> None:
+def test_the_log_of_the_worker_that_failed(cluster: WatchedCluster, kubeconfig: Path) -> None:
     show(cluster, "failed")
     cluster.logs["digits-1-0-2"] = b"2026-01-15T12:00:00.1Z its last words\n"
     assert tpujob(kubeconfig, "logs", "digits", "--failed").stdout == "its last words\n"
 
 
 def test_without_the_failed_pod_the_status_tells_of_its_failure(
-    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:
     show(cluster, "restarting")
     result = tpujob(kubeconfig, "logs", "digits", "--failed")
@@ -333,7 +335,7 @@ def test_without_the_failed_pod_the_status_tells_of_its_failure(
     ids=str,
 )
 def test_a_missing_log_is_explained(
-    cluster: OneJobCluster, kubeconfig: Path, stage: str, arguments: list[str], snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, stage: str, arguments: list[str], snapshot: SnapshotAssertion
 ) -> None:
     show(cluster, stage)
     assert told(tpujob(kubeconfig, "logs", "digits", *arguments), code=1) == snapshot
@@ -359,7 +361,7 @@ LINE = b"2026-01-15T12:00:00.123456789Z " + b"x" * 968 + b"\n"
     ids=["one line without an end, among others", "lines of 1000 bytes"],
 )
 def test_a_log_of_any_length_takes_the_same_memory(
-    running: OneJobCluster, kubeconfig: Path, tmp_path: Path, arguments: list[str], piece: bytes, pieces: int
+    running: WatchedCluster, kubeconfig: Path, tmp_path: Path, arguments: list[str], piece: bytes, pieces: int
 ) -> None:
     """200 MiB go through the command; what it takes above a log of two lines is less than a tenth of that."""
     command = [*REPORTS_ITS_PEAK, "logs", "digits", *arguments, "--kubeconfig", str(kubeconfig)]
@@ -388,7 +390,7 @@ def test_a_log_of_any_length_takes_the_same_memory(
     assert long - short < LONG // 10
 
 
-def test_a_closed_pipe_ends_the_command_quietly(running: OneJobCluster, kubeconfig: Path) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(running: WatchedCluster, kubeconfig: Path) -> None:
     running.logs["digits-1-0-0"] = LINE * 10_000
     command = [sys.executable, "-c", PROGRAM, "logs", "digits", "--kubeconfig", str(kubeconfig)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -418,7 +420,7 @@ def on_a_terminal(kubeconfig: Path, *arguments: str) -> str:
 
 
 @pytest.fixture
-def hostile(cluster: OneJobCluster) -> OneJobCluster:
+def hostile(cluster: WatchedCluster) -> WatchedCluster:
     """Its status was written by somebody who means ill, and so were the pods' messages and the log."""
     job = copy.deepcopy(JOBS["failed"].job)
     job["status"]["lastFailure"] |= {"message": HOSTILE, "node": HOSTILE, "reason": HOSTILE, "pod": HOSTILE}
@@ -442,7 +444,7 @@ def hostile(cluster: OneJobCluster) -> OneJobCluster:
     ids=" ".join,
 )
 def test_a_terminal_gets_no_control_characters_from_strangers(
-    hostile: OneJobCluster, kubeconfig: Path, command: list[str]
+    hostile: WatchedCluster, kubeconfig: Path, command: list[str]
 ) -> None:
     shown = on_a_terminal(kubeconfig, *command)
     assert "digits" in shown or "gnp.exe" in shown
@@ -450,13 +452,13 @@ def test_a_terminal_gets_no_control_characters_from_strangers(
     assert not re.search("another title|cHduZWQ", shown)
 
 
-def test_a_pipe_gets_a_log_as_it_was_written(hostile: OneJobCluster, kubeconfig: Path) -> None:
+def test_a_pipe_gets_a_log_as_it_was_written(hostile: WatchedCluster, kubeconfig: Path) -> None:
     assert tpujob(kubeconfig, "logs", "digits").stdout_bytes == f"{HOSTILE}\n".encode()
 
 
 @pytest.mark.parametrize("answer", [status, plain_text], ids=["JSON", "text"])
 def test_an_error_is_shown_without_control_characters(
-    cluster: OneJobCluster, kubeconfig: Path, answer: Callable[..., web.Response]
+    cluster: WatchedCluster, kubeconfig: Path, answer: Callable[..., web.Response]
 ) -> None:
     async def refuse(_: web.Request) -> web.Response:
         return answer(500, "InternalError", HOSTILE)
@@ -470,7 +472,7 @@ def test_an_error_is_shown_without_control_characters(
 
 @pytest.mark.parametrize("command", [["status", "digit"], ["watch", "digit"], ["logs", "digit"]], ids=" ".join)
 def test_an_unknown_job_is_answered_with_the_nearest_name(
-    cluster: OneJobCluster, kubeconfig: Path, command: list[str], snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, command: list[str], snapshot: SnapshotAssertion
 ) -> None:
     assert told(tpujob(kubeconfig, *command)) == snapshot
     show(cluster, "running")
@@ -478,7 +480,7 @@ def test_an_unknown_job_is_answered_with_the_nearest_name(
 
 
 def test_without_a_near_name_the_existing_jobs_are_named(
-    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:
     job = seen_job()
     for number in range(7):
@@ -500,7 +502,7 @@ RIGHTS = "tpujob: needed: get, list and watch tputrainingjobs.tpu-operator.dev a
         ("log digits-1-0-0", ["logs", "digits", "-f"]),
     ],
 )
-def test_missing_rights_are_named(running: OneJobCluster, kubeconfig: Path, what: str, command: list[str]) -> None:
+def test_missing_rights_are_named(running: WatchedCluster, kubeconfig: Path, what: str, command: list[str]) -> None:
     refusal = 'is forbidden: User "me" cannot do that in the namespace "default"'
     running.faults[what] = [refuses(403, "Forbidden", refusal)]
     assert told(tpujob(kubeconfig, *command)) == [f"tpujob: {refusal}", RIGHTS]
@@ -510,7 +512,7 @@ def test_missing_rights_are_named(running: OneJobCluster, kubeconfig: Path, what
     "command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits"]], ids=" ".join
 )
 def test_a_cluster_without_the_crd_is_told_how_to_install_it(
-    cluster: OneJobCluster, kubeconfig: Path, command: list[str], snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, command: list[str], snapshot: SnapshotAssertion
 ) -> None:
     async def no_page(_: web.Request) -> web.StreamResponse:
         return web.Response(status=404, text="404 page not found\n")
@@ -528,7 +530,7 @@ def test_an_unreachable_cluster_is_named(tmp_path: Path, command: list[str]) -> 
 
 
 def test_rejected_credentials_are_reported(
-    cluster: OneJobCluster, kubeconfig: Path, snapshot: SnapshotAssertion
+    cluster: WatchedCluster, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:
     cluster.faults["list tputrainingjobs"] = [refuses(401, "Unauthorized", "Unauthorized")]
     [line] = told(tpujob(kubeconfig, "status"))

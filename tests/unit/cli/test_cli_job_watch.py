@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import unused_port
 
-from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, served
+from tests.fakes.api_server import credentials_for, refuses
+from tests.fakes.watched_cluster import WatchedCluster, breaks_off, served, streams
 from tests.unit.pods import pod, ready
 from tests.unit.seen_jobs import progress, seen_job
 from tpu_training_operator.cli.common.cluster import OPTIONS
@@ -17,7 +18,7 @@ from tpu_training_operator.cli.watch import watch
 from tpu_training_operator.cli.watch.watch import WatchedJob, watch_job
 from tpu_training_operator.kube import client, informer
 from tpu_training_operator.kube.client import connect
-from tpu_training_operator.kube.cluster import JobKey, Object
+from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Forbidden, NotFound, Unavailable
 
 KEY = JobKey("default", "digits")
@@ -36,14 +37,14 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[OneJobCluster]:
-    async with served(OneJobCluster()) as started:
+async def cluster() -> AsyncIterator[WatchedCluster]:
+    async with served(WatchedCluster()) as started:
         started.show(seen_job(), pod(0), pod(1))
         yield started
 
 
 @asynccontextmanager
-async def watching(cluster: OneJobCluster) -> AsyncIterator[Views]:
+async def watching(cluster: WatchedCluster) -> AsyncIterator[Views]:
     async with connect(credentials_for(cluster.url), OPTIONS) as reader:
         views = watch_job(reader, KEY, NO_TICK)
         async with aclosing(views):
@@ -70,25 +71,25 @@ def at_step(number: int) -> Object:
     return seen_job(progress=progress(number))
 
 
-async def watched_once(cluster: OneJobCluster, views: Views) -> WatchedJob:
+async def watched_once(cluster: WatchedCluster, views: Views) -> WatchedJob:
     """A view after which both watches are open."""
     await until(views, lambda seen: len(seen.hosts) == 2)
     cluster.show(at_step(1), ready(pod(0)))
     return await until(views, lambda seen: step(1)(seen) and seen.hosts[0].why is None)
 
 
-async def test_every_change_of_the_job_and_of_its_pods_is_seen(cluster: OneJobCluster) -> None:
+async def test_every_change_of_the_job_and_of_its_pods_is_seen(cluster: WatchedCluster) -> None:
     async with watching(cluster) as views:
         seen = await watched_once(cluster, views)
         assert {host.worker.host for host in seen.hosts} == {0, 1}
-        cluster.remove("pods", "digits-1-0-1")
+        cluster.remove(PODS, "digits-1-0-1")
         seen = await until(views, lambda seen: len(seen.hosts) == 1)
         assert ([host.worker.host for host in seen.hosts], seen.trouble) == ([0], None)
-        cluster.remove("tputrainingjobs", "digits")
+        cluster.remove(JOBS, "digits")
         assert (await until(views, lambda seen: seen.job is None)).trouble is None
 
 
-async def test_only_the_job_and_its_pods_are_requested(cluster: OneJobCluster) -> None:
+async def test_only_the_job_and_its_pods_are_requested(cluster: WatchedCluster) -> None:
     async with watching(cluster) as views:
         await watched_once(cluster, views)
     [jobs], [pods] = cluster.queries("list tputrainingjobs"), cluster.queries("list pods")
@@ -99,10 +100,10 @@ async def test_only_the_job_and_its_pods_are_requested(cluster: OneJobCluster) -
     assert watch["allowWatchBookmarks"] == "true"
 
 
-async def test_a_watch_that_ends_continues_where_it_was(cluster: OneJobCluster) -> None:
+async def test_a_watch_that_ends_continues_where_it_was(cluster: WatchedCluster) -> None:
     async with watching(cluster) as views:
         await watched_once(cluster, views)
-        version = cluster.jobs["digits"]["metadata"]["resourceVersion"]
+        version = cluster.store.body(JOBS, "digits")["metadata"]["resourceVersion"]
         cluster.tell("tputrainingjobs", None)
         cluster.show(at_step(2))
         seen = await until(views, step(2))
@@ -111,16 +112,16 @@ async def test_a_watch_that_ends_continues_where_it_was(cluster: OneJobCluster) 
     assert cluster.queries("watch tputrainingjobs")[1]["resourceVersion"] == version
 
 
-async def test_a_bookmark_moves_the_version_to_continue_from(cluster: OneJobCluster) -> None:
+async def test_a_bookmark_moves_the_version_to_continue_from(cluster: WatchedCluster) -> None:
     async with watching(cluster) as views:
         await watched_once(cluster, views)
-        bookmark = {"kind": "TPUTrainingJob", "metadata": {"resourceVersion": "7777"}}
+        later = str(cluster.store.advance())
+        bookmark = {"kind": "TPUTrainingJob", "metadata": {"resourceVersion": later}}
         cluster.tell("tputrainingjobs", {"type": "BOOKMARK", "object": bookmark})
         cluster.tell("tputrainingjobs", None)
-        cluster.version = 7777
         cluster.show(at_step(2))
         await until(views, step(2))
-    assert cluster.queries("watch tputrainingjobs")[1]["resourceVersion"] == "7777"
+    assert cluster.queries("watch tputrainingjobs")[1]["resourceVersion"] == later
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ async def test_a_bookmark_moves_the_version_to_continue_from(cluster: OneJobClus
     [refuses(500, "InternalError", "etcd"), refuses(403, "Forbidden", "not yet"), refuses(401), breaks_off()],
     ids=["500", "403", "401", "reset"],
 )
-async def test_trouble_is_reported_until_the_watch_recovers(cluster: OneJobCluster, fault: Any) -> None:
+async def test_trouble_is_reported_until_the_watch_recovers(cluster: WatchedCluster, fault: Any) -> None:
     async with watching(cluster) as views:
         await watched_once(cluster, views)
         cluster.faults["watch tputrainingjobs"] += [fault] * 2
@@ -139,11 +140,11 @@ async def test_trouble_is_reported_until_the_watch_recovers(cluster: OneJobClust
     assert len(cluster.queries("list tputrainingjobs")) == 1
 
 
-async def test_an_event_cut_off_by_a_broken_watch_is_seen_after_it(cluster: OneJobCluster) -> None:
+async def test_an_event_cut_off_by_a_broken_watch_is_seen_after_it(cluster: WatchedCluster) -> None:
     async with watching(cluster) as views:
         await watched_once(cluster, views)
         half = json.dumps({"type": "MODIFIED", "object": at_step(2)}).encode()[:200]
-        cluster.faults["watch tputrainingjobs"] = [breaks_off(half), says(half)]
+        cluster.faults["watch tputrainingjobs"] = [breaks_off(half), streams(half)]
         cluster.tell("tputrainingjobs", None)
         cluster.show(at_step(2))
         await until(views, step(2))
@@ -151,14 +152,16 @@ async def test_an_event_cut_off_by_a_broken_watch_is_seen_after_it(cluster: OneJ
 
 
 @pytest.mark.parametrize("told", ["as an answer", "as an event"])
-async def test_an_expired_watch_lists_again_and_forgets_deleted_objects(cluster: OneJobCluster, told: str) -> None:
+async def test_an_expired_watch_lists_again_and_forgets_deleted_objects(cluster: WatchedCluster, told: str) -> None:
     event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
-    expired = {"as an answer": refuses(410, "Expired"), "as an event": says(json.dumps(event).encode() + b"\n")}[told]
+    expired = {"as an answer": refuses(410, "Expired"), "as an event": streams(json.dumps(event).encode() + b"\n")}[
+        told
+    ]
     async with watching(cluster) as views:
         await watched_once(cluster, views)
         cluster.faults["watch pods"] = [expired]
         # Deleted while nobody watches: no event will ever say so.
-        del cluster.pods["digits-1-0-1"]
+        cluster.store.drop(PODS, "digits-1-0-1")
         cluster.tell("pods", None)
         seen = await until(views, lambda seen: len(seen.hosts) == 1)
     assert seen.trouble is None
@@ -166,12 +169,12 @@ async def test_an_expired_watch_lists_again_and_forgets_deleted_objects(cluster:
 
 
 async def test_an_event_longer_than_any_object_is_not_read_to_the_end(
-    cluster: OneJobCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: WatchedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_LONGEST_BODY", 100_000)
     async with watching(cluster) as views:
         await watched_once(cluster, views)
-        cluster.faults["watch tputrainingjobs"] = [says(b"x" * 300_000)]
+        cluster.faults["watch tputrainingjobs"] = [streams(b"x" * 300_000)]
         cluster.tell("tputrainingjobs", None)
         seen = await until(views, lambda seen: seen.trouble)
     assert "more than 100000 bytes" in str(seen.trouble)
@@ -188,7 +191,7 @@ async def test_an_event_longer_than_any_object_is_not_read_to_the_end(
 )
 @pytest.mark.parametrize("what", ["list pods", "list tputrainingjobs"])
 async def test_a_failed_first_list_is_an_error(
-    cluster: OneJobCluster, what: str, fault: Any, kind: type[ApiError]
+    cluster: WatchedCluster, what: str, fault: Any, kind: type[ApiError]
 ) -> None:
     cluster.faults[what] = [fault]
     async with watching(cluster) as views:
@@ -197,13 +200,13 @@ async def test_a_failed_first_list_is_an_error(
 
 
 async def test_a_server_that_is_down_at_the_start_is_an_error() -> None:
-    async with watching(OneJobCluster(url=f"http://127.0.0.1:{unused_port()}")) as views:
+    async with watching(WatchedCluster(url=f"http://127.0.0.1:{unused_port()}")) as views:
         with pytest.raises(Unavailable) as raised:
             await until(views, lambda seen: True)
     assert raised.value.status == 0
 
 
-async def test_the_watch_pauses_when_the_server_asks(cluster: OneJobCluster) -> None:
+async def test_the_watch_pauses_when_the_server_asks(cluster: WatchedCluster) -> None:
     cluster.faults["list pods"] = [refuses(429, "TooManyRequests", **{"Retry-After": "0"})] * 3
     async with watching(cluster) as views:
         await watched_once(cluster, views)

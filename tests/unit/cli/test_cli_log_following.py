@@ -8,13 +8,15 @@ import pytest
 from aiohttp import web
 from syrupy.assertion import SnapshotAssertion
 
-from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, selected, served
+from tests.fakes.api_server import credentials_for, refuses
+from tests.fakes.watched_cluster import WatchedCluster, breaks_off, selected, served, streams
 from tests.unit.pods import ended, pod, ready
 from tests.unit.seen_jobs import JOBS, condition, seen_job
 from tpu_training_operator.cli.common.cluster import OPTIONS
 from tpu_training_operator.cli.watch import log_reader
 from tpu_training_operator.cli.watch.log_reader import JobNow, LogReader, NoLog
 from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.kube import cluster as kinds
 from tpu_training_operator.kube import informer
 from tpu_training_operator.kube.client import connect
 from tpu_training_operator.kube.cluster import JobKey, Object
@@ -56,17 +58,17 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[OneJobCluster]:
-    async with served(OneJobCluster()) as started:
+async def cluster() -> AsyncIterator[WatchedCluster]:
+    async with served(WatchedCluster()) as started:
         yield started
 
 
 @pytest.fixture
-async def logs(cluster: OneJobCluster) -> AsyncIterator[Callable[..., LogReader]]:
+async def logs(cluster: WatchedCluster) -> AsyncIterator[Callable[..., LogReader]]:
     async with connect(credentials_for(cluster.url), OPTIONS) as client:
 
         def of(sink: Kept, **options: int) -> LogReader:
-            job = JobNow.of(cluster.jobs["digits"])
+            job = JobNow.of(cluster.store.body(kinds.JOBS, "digits"))
             return LogReader(client, JobKey("default", "digits"), job, sink.write, sink.say, **options)
 
         yield of
@@ -87,12 +89,12 @@ LINES = [f"line {number}" for number in range(10)]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
 
 
-def finished(cluster: OneJobCluster, *workers: Object) -> None:
+def finished(cluster: WatchedCluster, *workers: Object) -> None:
     cluster.show(SUCCEEDED, *(ended(body) for body in workers))
 
 
 async def test_the_whole_log_of_an_ended_worker_is_shown(
-    cluster: OneJobCluster, logs: Callable[..., LogReader]
+    cluster: WatchedCluster, logs: Callable[..., LogReader]
 ) -> None:
     finished(cluster, pod(0))
     cluster.logs["digits-1-0-0"] = log_of(*LINES)
@@ -103,7 +105,7 @@ async def test_the_whole_log_of_an_ended_worker_is_shown(
 
 @pytest.mark.parametrize("cut", [0, 10, 30, 31, 40, 45, 46, 47, 100, len(log_of(*LINES)) - 1])
 async def test_a_connection_reset_within_a_line_prints_that_line_once(
-    cluster: OneJobCluster, logs: Callable[..., LogReader], cut: int
+    cluster: WatchedCluster, logs: Callable[..., LogReader], cut: int
 ) -> None:
     finished(cluster, pod(0))
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
@@ -116,7 +118,7 @@ async def test_a_connection_reset_within_a_line_prints_that_line_once(
 
 
 async def test_after_a_break_only_the_missing_lines_are_requested(
-    cluster: OneJobCluster, logs: Callable[..., LogReader]
+    cluster: WatchedCluster, logs: Callable[..., LogReader]
 ) -> None:
     finished(cluster, pod(0))
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
@@ -125,7 +127,7 @@ async def test_after_a_break_only_the_missing_lines_are_requested(
     assert [query.get("sinceTime") for query in cluster.queries("log digits-1-0-0")] == [None, "2026-01-15T12:00:06.5Z"]
 
 
-async def test_no_line_after_the_tail_is_lost(cluster: OneJobCluster, logs: Callable[..., LogReader]) -> None:
+async def test_no_line_after_the_tail_is_lost(cluster: WatchedCluster, logs: Callable[..., LogReader]) -> None:
     finished(cluster, pod(0))
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
 
@@ -139,7 +141,7 @@ async def test_no_line_after_the_tail_is_lost(cluster: OneJobCluster, logs: Call
 
 
 async def test_a_stream_that_ends_while_its_worker_runs_is_opened_again(
-    cluster: OneJobCluster, logs: Callable[..., LogReader]
+    cluster: WatchedCluster, logs: Callable[..., LogReader]
 ) -> None:
     cluster.show(seen_job(), ready(pod(0)))
     log = cluster.logs["digits-1-0-0"] = log_of(*LINES)
@@ -148,10 +150,10 @@ async def test_a_stream_that_ends_while_its_worker_runs_is_opened_again(
     async def the_worker_ends(request: web.Request) -> web.StreamResponse:
         asked.set()
         finished(cluster, pod(0))
-        return await says(log[:160])(request)
+        return await streams(log[:160])(request)
 
     # Clean ends, as of an API server that is stopped: the last one after the worker has ended.
-    cluster.faults["log digits-1-0-0"] = [says(log[:50]), says(log[:90]), the_worker_ends]
+    cluster.faults["log digits-1-0-0"] = [streams(log[:50]), streams(log[:90]), the_worker_ends]
     sink = Kept()
     await followed(logs(sink), HOST_0)
     assert (sink.logs, sink.told) == ({HOST_0: TEXT}, [])
@@ -159,7 +161,7 @@ async def test_a_stream_that_ends_while_its_worker_runs_is_opened_again(
 
 
 async def test_the_log_of_a_silent_worker_is_reopened_quietly(
-    cluster: OneJobCluster, logs: Callable[..., LogReader], monkeypatch: pytest.MonkeyPatch
+    cluster: WatchedCluster, logs: Callable[..., LogReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_reader, "_SILENT_SECONDS", 0.05)
     finished(cluster, pod(0))
@@ -181,7 +183,7 @@ async def test_the_log_of_a_silent_worker_is_reopened_quietly(
 
 
 async def test_waiting_for_a_worker_to_start_is_reported_once(
-    cluster: OneJobCluster, logs: Callable[..., LogReader], snapshot: SnapshotAssertion
+    cluster: WatchedCluster, logs: Callable[..., LogReader], snapshot: SnapshotAssertion
 ) -> None:
     cluster.show(seen_job("Starting"), pod(0))
     cluster.logs["digits-1-0-0"] = None
@@ -196,7 +198,7 @@ async def test_waiting_for_a_worker_to_start_is_reported_once(
 
 
 async def test_the_same_hosts_of_the_next_attempt_follow(
-    cluster: OneJobCluster, logs: Callable[..., LogReader]
+    cluster: WatchedCluster, logs: Callable[..., LogReader]
 ) -> None:
     cluster.show(seen_job(), ended(pod(0), 1), ended(pod(1), 1))
     for host in (0, 1):
@@ -220,7 +222,7 @@ async def test_the_same_hosts_of_the_next_attempt_follow(
 
 
 async def test_a_chosen_attempt_is_followed_only_to_its_end(
-    cluster: OneJobCluster, logs: Callable[..., LogReader]
+    cluster: WatchedCluster, logs: Callable[..., LogReader]
 ) -> None:
     cluster.show(seen_job(), ended(pod(0), 1))
     cluster.logs["digits-1-0-0"] = log_of(*LINES)
@@ -233,7 +235,7 @@ async def test_a_chosen_attempt_is_followed_only_to_its_end(
     "over",
     [
         lambda cluster: cluster.show(SUCCEEDED),
-        lambda cluster: cluster.remove("tputrainingjobs", "digits"),
+        lambda cluster: cluster.remove(kinds.JOBS, "digits"),
         lambda cluster: cluster.show(
             {**seen_job("Starting"), "metadata": {**seen_job()["metadata"], "uid": "another job of that name"}}
         ),
@@ -241,7 +243,7 @@ async def test_a_chosen_attempt_is_followed_only_to_its_end(
     ids=["finished", "deleted", "replaced"],
 )
 async def test_the_end_of_the_job_ends_the_wait_for_a_worker(
-    cluster: OneJobCluster, logs: Callable[..., LogReader], over: Callable[[OneJobCluster], None]
+    cluster: WatchedCluster, logs: Callable[..., LogReader], over: Callable[[WatchedCluster], None]
 ) -> None:
     cluster.show(seen_job("Starting"))
     sink = Kept()
@@ -252,7 +254,7 @@ async def test_the_end_of_the_job_ends_the_wait_for_a_worker(
     assert sink.logs == {}
 
 
-async def test_a_forbidden_log_ends_the_command(cluster: OneJobCluster, logs: Callable[..., LogReader]) -> None:
+async def test_a_forbidden_log_ends_the_command(cluster: WatchedCluster, logs: Callable[..., LogReader]) -> None:
     cluster.show(seen_job(), ready(pod(0)), ready(pod(1)))
     cluster.faults["log digits-1-0-1"] = [refuses(403, "Forbidden", "pods/log")]
     cluster.logs["digits-1-0-0"] = log_of(*LINES)
@@ -260,7 +262,7 @@ async def test_a_forbidden_log_ends_the_command(cluster: OneJobCluster, logs: Ca
         await followed(logs(Kept()), HOST_0, HOST_1)
 
 
-async def test_a_forbidden_watch_ends_the_command(cluster: OneJobCluster, logs: Callable[..., LogReader]) -> None:
+async def test_a_forbidden_watch_ends_the_command(cluster: WatchedCluster, logs: Callable[..., LogReader]) -> None:
     cluster.show(seen_job(), ready(pod(0)))
     cluster.logs["digits-1-0-0"] = None
     cluster.faults["list tputrainingjobs"] = [refuses(403, "Forbidden", "cannot list")]
@@ -272,7 +274,7 @@ async def test_a_forbidden_watch_ends_the_command(cluster: OneJobCluster, logs: 
 
 
 async def test_several_logs_are_shown_one_after_the_other(
-    cluster: OneJobCluster, logs: Callable[..., LogReader]
+    cluster: WatchedCluster, logs: Callable[..., LogReader]
 ) -> None:
     cluster.show(seen_job(), ready(pod(0)), ready(pod(1)))
     cluster.logs = {"digits-1-0-0": log_of("zero"), "digits-1-0-1": log_of("one")}
@@ -292,9 +294,9 @@ async def test_several_logs_are_shown_one_after_the_other(
     ids=["no pod", "not started"],
 )
 async def test_a_missing_log_is_explained(
-    cluster: OneJobCluster,
+    cluster: WatchedCluster,
     logs: Callable[..., LogReader],
-    prepare: Callable[[OneJobCluster], Awaitable[None]],
+    prepare: Callable[[WatchedCluster], Awaitable[None]],
     snapshot: SnapshotAssertion,
 ) -> None:
     cluster.show(seen_job())
@@ -305,7 +307,7 @@ async def test_a_missing_log_is_explained(
 
 
 async def test_an_unreachable_node_is_given_up_after_five_tries(
-    cluster: OneJobCluster, logs: Callable[..., LogReader]
+    cluster: WatchedCluster, logs: Callable[..., LogReader]
 ) -> None:
     cluster.show(seen_job())
     cluster.faults["log digits-1-0-0"] = [refuses(500, "InternalError", "dial tcp: connection refused")] * 9
@@ -315,7 +317,7 @@ async def test_an_unreachable_node_is_given_up_after_five_tries(
     assert len(cluster.queries("log digits-1-0-0")) == 5
 
 
-def test_a_failed_job_is_over(cluster: OneJobCluster) -> None:
+def test_a_failed_job_is_over(cluster: WatchedCluster) -> None:
     failed = condition("Failed", "True", "RestartLimitReached", "too often")
     assert JobNow.of(seen_job("Failed", also=(failed,))).has_finished
     assert not JobNow.of(seen_job()).has_finished

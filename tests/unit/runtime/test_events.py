@@ -1,15 +1,16 @@
 """Events as events.k8s.io/v1 accepts them, sent beside the passes."""
 
 import asyncio
-from typing import Any, cast
 
 import pytest
 
+from tests.fakes.cluster import FakeCluster
+from tests.fakes.held_requests import settle
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.api.conditions import EventReason
 from tpu_training_operator.domain.objects.actions import Event
-from tpu_training_operator.kube.cluster import Cluster, Object
+from tpu_training_operator.kube.cluster import EVENTS
 from tpu_training_operator.kube.errors import Unavailable
 from tpu_training_operator.runtime import events
 from tpu_training_operator.runtime.events import EventSender, event_body
@@ -53,33 +54,18 @@ def test_a_note_is_cut_at_1024_bytes_between_two_characters() -> None:
     assert note == "x" + "é" * 511
 
 
-class Mailbox:
-    """A cluster that takes nothing until it is `open`, and refuses the first event."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-        self.notes: list[str] = []
-        self.all_came = asyncio.Event()
-
-    async def create(self, body: Object) -> Any:
-        await self.open.wait()
-        self.notes.append(body["note"])
-        if "last" in self.notes:
-            self.all_came.set()
-        if len(self.notes) == 1:
-            raise Unavailable(503, "", "not now")
-
-
 async def test_nobody_waits_for_events_and_too_many_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_MOST_WAITING", 3)
-    mailbox = Mailbox()
-    sender = EventSender(cast("Cluster", mailbox))
+    cluster, is_open = FakeCluster(), asyncio.Event()
+    cluster.hooks["create Event"] = is_open.wait
+    cluster.fail_once("create Event", Unavailable(503, "", "not now"))
+    sender = EventSender(cluster)
     for note in ("refused", "second", "last", "one too many"):
         sender.send([Event(EventReason.RUNNING, note)], job_body(), NOON)
     work = asyncio.create_task(sender.run())
-    mailbox.open.set()
-    async with asyncio.timeout(60):
-        await mailbox.all_came.wait()
+    is_open.set()
+    await settle()
     work.cancel()
     await asyncio.gather(work, return_exceptions=True)
-    assert mailbox.notes == ["refused", "second", "last"]
+    assert {event["note"] for event in await cluster.list(EVENTS, "default")} == {"second", "last"}
+    assert cluster.count()["create Event"] == 3

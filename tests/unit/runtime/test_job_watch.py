@@ -9,7 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, served
+from tests.fakes.api_server import credentials_for, refuses
+from tests.fakes.watched_cluster import WatchedCluster, breaks_off, served, streams
 from tests.unit.seen_jobs import progress, seen_job
 from tpu_training_operator.api import constants
 from tpu_training_operator.kube import informer, watch_session
@@ -35,8 +36,8 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[OneJobCluster]:
-    async with served(OneJobCluster()) as started:
+async def api() -> AsyncIterator[WatchedCluster]:
+    async with served(WatchedCluster()) as started:
         yield started
 
 
@@ -59,7 +60,7 @@ class Observed:
 
 
 @asynccontextmanager
-async def watching(api: OneJobCluster, namespace: str | None = None) -> AsyncIterator[Observed]:
+async def watching(api: WatchedCluster, namespace: str | None = None) -> AsyncIterator[Observed]:
     async with connect(credentials_for(api.url)) as client:
         observed = Observed(JobWatch(client, credentials_for(api.url), namespace))
         task = asyncio.create_task(observed.watch.run())
@@ -70,7 +71,7 @@ async def watching(api: OneJobCluster, namespace: str | None = None) -> AsyncIte
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def settled(api: OneJobCluster) -> None:
+async def settled(api: WatchedCluster) -> None:
     """kopf watches, and what it had not seen before has been listed."""
     async with asyncio.timeout(PATIENCE):
         while not (api._watches[JOBS.plural] and len(api.queries(LIST)) >= 3):  # noqa: ASYNC110
@@ -84,7 +85,7 @@ def called(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("namespace", [None, "default"])
-async def test_every_change_is_reported_and_known(api: OneJobCluster, namespace: str | None) -> None:
+async def test_every_change_is_reported_and_known(api: WatchedCluster, namespace: str | None) -> None:
     api.show(called("first"))
     async with watching(api, namespace) as observed:
         await observed.until_known("first")
@@ -94,11 +95,11 @@ async def test_every_change_is_reported_and_known(api: OneJobCluster, namespace:
         api.show({**called("second"), "status": {"state": "Running", "progress": progress(3)}})
         assert (change := await observed.change()).after
         assert b'"Running"' in (change.after.full or b"")
-        api.remove(JOBS.plural, "first")
+        api.remove(JOBS, "first")
         await observed.until_known("second")
 
 
-async def test_nothing_is_listed_while_the_watch_works(api: OneJobCluster) -> None:
+async def test_nothing_is_listed_while_the_watch_works(api: WatchedCluster) -> None:
     async with watching(api) as observed:
         await settled(api)
         listed = len(api.queries(LIST))
@@ -112,18 +113,19 @@ async def test_nothing_is_listed_while_the_watch_works(api: OneJobCluster) -> No
     "faults",
     [
         [refuses(410, "Expired")],
-        [says(json.dumps(TOO_OLD).encode() + b"\n")],
-        [says(json.dumps(BROKEN).encode() + b"\n")] * 3,
+        [streams(json.dumps(TOO_OLD).encode() + b"\n")],
+        [streams(json.dumps(BROKEN).encode() + b"\n")] * 3,
         [refuses(404, "NotFound")] * 3,
         [refuses(403, "Forbidden", "not yet")] * 2,
-        [says(b"<html>Please log in\n")] * 3,
-        [says(b'{"type": "MODIFIED"}\n')] * 3,
-        [says(b'{"type": "ADDED", "object": {"metadata": {"resourceVersion": "x", "uid": "1", "name": "x"}}}\n')] * 3,
+        [streams(b"<html>Please log in\n")] * 3,
+        [streams(b'{"type": "MODIFIED"}\n')] * 3,
+        [streams(b'{"type": "ADDED", "object": {"metadata": {"resourceVersion": "x", "uid": "1", "name": "x"}}}\n')]
+        * 3,
     ],
     ids=["410", "410 event", "500 event", "404", "403", "nonsense", "no object", "x"],
 )
 async def test_whatever_a_watch_answers_what_vanished_meanwhile_is_found(
-    api: OneJobCluster, faults: list[Any], monkeypatch: pytest.MonkeyPatch
+    api: WatchedCluster, faults: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_BACKOFFS", (0.01,))
     api.show(called("vanishes"), called("stays"))
@@ -131,8 +133,7 @@ async def test_whatever_a_watch_answers_what_vanished_meanwhile_is_found(
         await observed.until_known("stays", "vanishes")
         await settled(api)
         # No event will ever say so.
-        del api.jobs["vanishes"]
-        api.version += 1
+        api.store.drop(JOBS, "vanishes")
         api.faults[WATCH] = list(faults)
         api.tell(JOBS.plural, None)
         await observed.until_known("stays")
@@ -143,11 +144,16 @@ async def test_whatever_a_watch_answers_what_vanished_meanwhile_is_found(
 
 @pytest.mark.parametrize(
     "fault",
-    [breaks_off(), refuses(401), refuses(503), says(b'{"type": "ADDED", "object": {"kind": "x", "metadata": {}}}\n')],
+    [
+        breaks_off(),
+        refuses(401),
+        refuses(503),
+        streams(b'{"type": "ADDED", "object": {"kind": "x", "metadata": {}}}\n'),
+    ],
     ids=["reset", "401", "503", "no name"],
 )
 async def test_a_watch_that_breaks_continues_where_it_was(
-    api: OneJobCluster, fault: Any, monkeypatch: pytest.MonkeyPatch
+    api: WatchedCluster, fault: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_BACKOFFS", (0.01, 0.01))
     async with watching(api) as observed:
@@ -161,7 +167,7 @@ async def test_a_watch_that_breaks_continues_where_it_was(
 
 
 async def test_a_server_that_ends_every_watch_at_once_is_not_asked_at_once(
-    api: OneJobCluster, monkeypatch: pytest.MonkeyPatch
+    api: WatchedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(watch_session, "_SECONDS_BETWEEN_WATCHES", 100.0)
@@ -171,7 +177,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_at_once(
         pauses.append(seconds)
         await sleep(0)
 
-    api.faults[WATCH] = [says()] * 4
+    api.faults[WATCH] = [streams()] * 4
     async with watching(api):
         monkeypatch.setattr(watch_session.asyncio, "sleep", skipped)
         async with asyncio.timeout(PATIENCE):
@@ -180,7 +186,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_at_once(
     assert len([pause for pause in pauses if 99 < pause <= 100]) >= 3
 
 
-async def test_a_job_with_the_marks_of_other_kopf_operators_is_left_alone(api: OneJobCluster) -> None:
+async def test_a_job_with_the_marks_of_other_kopf_operators_is_left_alone(api: WatchedCluster) -> None:
     """kopf would take its own finalizer away from a job that is being deleted."""
     job = seen_job()
     job["metadata"] |= {
@@ -198,14 +204,14 @@ async def test_a_job_with_the_marks_of_other_kopf_operators_is_left_alone(api: O
 
 
 @pytest.mark.parametrize("method", ["post", "patch", "put", "delete"])
-async def test_kopf_cannot_write(api: OneJobCluster, method: str) -> None:
+async def test_kopf_cannot_write(api: WatchedCluster, method: str) -> None:
     async with watch_session.watch_session(credentials_for(api.url), JOBS.path(None), lambda _: None) as session:
         with pytest.raises(aiohttp.ClientError, match="kopf only reads"):
             await session.request(method, f"{api.url}apis/{constants.API_VERSION}/tputrainingjobs")
     assert not api.asked
 
 
-async def test_the_token_is_read_for_every_request(api: OneJobCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_token_is_read_for_every_request(api: WatchedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = iter(range(1000))
     sent: list[str] = []
     credentials = credentials_for(api.url)

@@ -12,13 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
+from tests.fakes.cluster import FakeCluster
 from tests.unit.virtual_time import run
-from tpu_training_operator.kube.cluster import Object, Resource
-from tpu_training_operator.kube.errors import Conflict, NotFound, Unavailable
+from tpu_training_operator.kube.cluster import LEASES, Object, Resource
+from tpu_training_operator.kube.errors import Unavailable
 from tpu_training_operator.runtime.leadership import LEASE_SECONDS, LOOK_SECONDS, Election, LeaseName
 
 NAME = LeaseName("tpu-training-operator", "tpu-system")
-EMPTY: Object = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": NAME.name}}
+EMPTY: Object = {
+    "apiVersion": LEASES.api_version,
+    "kind": LEASES.kind,
+    "metadata": {"name": NAME.name, "namespace": NAME.namespace},
+}
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
@@ -26,32 +31,12 @@ def seconds() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Server:
-    """The API server with one Lease, written over the version that was read, or not at all."""
-
-    def __init__(self) -> None:
-        self.lease: Object | None = EMPTY | {"metadata": EMPTY["metadata"] | {"resourceVersion": "1"}}
-
-    def get(self) -> Object:
-        if self.lease is None:
-            raise NotFound(404, "NotFound", "no such Lease")
-        return self.lease
-
-    def put(self, body: Object) -> Object:
-        version = self.get()["metadata"]["resourceVersion"]
-        if body["metadata"]["resourceVersion"] != version:
-            raise Conflict(409, "Conflict", "the object has been modified")
-        assert body["spec"]["leaseDurationSeconds"] > 0, "the API server refuses that"
-        self.lease = body | {"metadata": body["metadata"] | {"resourceVersion": str(int(version) + 1)}}
-        return self.lease
-
-
 @dataclass
 class Line:
-    """One candidate's line to the server. `trouble` draws what happens to a request; None: all goes well, after
+    """One candidate's line to the cluster. `trouble` draws what happens to a request; None: all goes well, after
     `delay` seconds. `looks`: when each look began that was answered. `cut_until`: no request gets through."""
 
-    server: Server
+    cluster: FakeCluster
     trouble: random.Random | None = None
     delay: float = 0.0
     cut_until: float = 0.0
@@ -59,14 +44,15 @@ class Line:
 
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
         began = seconds()
-        found = await self._request(self.server.get)
+        lease = await self._request(lambda: self.cluster.get(resource, namespace, name))
         self.looks.append(began)
-        return found
+        return lease
 
     async def update(self, body: Object) -> Object:
-        return await self._request(lambda: self.server.put(body))
+        assert body["spec"]["leaseDurationSeconds"] > 0, "the API server refuses that"
+        return await self._request(lambda: self.cluster.update(body))
 
-    async def _request(self, effect: Callable[[], Object]) -> Object:
+    async def _request(self, effect: Callable[[], Awaitable[Object]]) -> Object:
         await asyncio.sleep(max(self.delay, self.cut_until - seconds()))
         what = self.trouble.choice(["fine", "slow", "lost", "answer lost", "late"]) if self.trouble else "fine"
         if what == "lost":
@@ -74,10 +60,10 @@ class Line:
         if what in ("slow", "late"):
             assert self.trouble is not None
             await asyncio.sleep(self.trouble.uniform(0, 2.9 if what == "slow" else 20))
-        done = effect()
+        lease = await effect()
         if what == "answer lost":
             raise Unavailable(0, "NoAnswer", "reset by peer")
-        return done
+        return lease
 
 
 @dataclass(frozen=True)
@@ -91,6 +77,15 @@ class Term:
 
 def election(line: Line, name: str) -> Election:
     return Election(line, NAME, name, lambda: AT + timedelta(seconds=seconds()), seconds)
+
+
+def stored_in(cluster: FakeCluster) -> Object:
+    return cluster.body(LEASES, NAME.name, NAME.namespace)
+
+
+def edit(cluster: FakeCluster, **metadata: dict[str, str]) -> None:
+    lease = stored_in(cluster)
+    cluster.put(lease | {"metadata": lease["metadata"] | metadata})
 
 
 async def forever() -> None:
@@ -124,8 +119,8 @@ def test_an_operator_stops_at_its_first_look_at_the_lease_of_another(seeds: list
     """Whatever happens to their requests. Until it has seen that, two may work, which is safe."""
 
     async def story() -> list[Term]:
-        server, terms = Server(), list[Term]()
-        lines = [Line(server, None if seed is None else random.Random(seed)) for seed in seeds]
+        cluster, terms = FakeCluster(EMPTY), list[Term]()
+        lines = [Line(cluster, None if seed is None else random.Random(seed)) for seed in seeds]
         await for_a_while(600, *(takes_part(line, f"operator-{n}", terms) for n, line in enumerate(lines)))
         return terms
 
@@ -141,8 +136,8 @@ def test_an_operator_stops_at_its_first_look_at_the_lease_of_another(seeds: list
 @pytest.mark.parametrize("delay", [0.0, 1.0, 3.3, 6.5])
 def test_behind_a_slow_api_server_one_leads_and_stays_the_leader(delay: float) -> None:
     async def story() -> list[Term]:
-        server, terms = Server(), list[Term]()
-        await for_a_while(900, *(takes_part(Line(server, delay=delay), name, terms) for name in ("one", "two")))
+        cluster, terms = FakeCluster(EMPTY), list[Term]()
+        await for_a_while(900, *(takes_part(Line(cluster, delay=delay), name, terms) for name in ("one", "two")))
         return terms
 
     [term] = run(story())
@@ -157,12 +152,12 @@ def test_after_a_minute_without_requests_it_goes_on_unless_another_one_leads(
     """As where the process gets no processor time, or the network is cut."""
 
     async def story() -> bool:
-        server = Server()
-        cut = Line(server)
+        cluster = FakeCluster(EMPTY)
+        cut = Line(cluster)
         one = election(cut, "one")
         await one.win()
         holding = asyncio.create_task(one.hold(asyncio.ensure_future(forever())))
-        waiting = [asyncio.create_task(election(Line(server), "other").win()) for _ in range(others)]
+        waiting = [asyncio.create_task(election(Line(cluster), "other").win()) for _ in range(others)]
         await asyncio.sleep(10)
         cut.cut_until = seconds() + 60
         await asyncio.sleep(90)
@@ -179,8 +174,8 @@ def test_after_a_minute_without_requests_it_goes_on_unless_another_one_leads(
 
 async def until_the_other_works(ends: Callable[[Election, "asyncio.Task[None]"], Awaitable[None]]) -> float:
     """Seconds from the end of one operator's work to the beginning of the other's."""
-    server = Server()
-    first, second = election(Line(server), "first"), election(Line(server), "second")
+    cluster = FakeCluster(EMPTY)
+    first, second = election(Line(cluster), "first"), election(Line(cluster), "second")
     await first.win()
     holding = asyncio.create_task(first.hold(asyncio.ensure_future(forever())))
     waiting = asyncio.create_task(second.win())
@@ -190,7 +185,7 @@ async def until_the_other_works(ends: Callable[[Election, "asyncio.Task[None]"],
     holding.cancel()
     await ends(first, holding)
     await waiting
-    assert server.get()["spec"]["leaseTransitions"] == 2
+    assert stored_in(cluster)["spec"]["leaseTransitions"] == 2
     return seconds() - ended
 
 
@@ -210,14 +205,13 @@ def test_after_a_crash_the_next_one_works_when_the_lease_is_over() -> None:
 
 def test_what_others_write_into_a_lease_keeps_no_dead_holder_alive() -> None:
     async def story() -> float:
-        server = Server()
-        await election(Line(server), "dead").win()
-        waiting = asyncio.create_task(election(Line(server), "second").win())
+        cluster = FakeCluster(EMPTY)
+        await election(Line(cluster), "dead").win()
+        waiting = asyncio.create_task(election(Line(cluster), "second").win())
         began = seconds()
         while not waiting.done() and seconds() < began + 60:
             await asyncio.sleep(5)
-            lease = server.get()
-            server.put(lease | {"metadata": lease["metadata"] | {"annotations": {"seen": str(seconds())}}})
+            edit(cluster, annotations={"seen": str(seconds())})
         waiting.cancel()
         return seconds() - began
 
@@ -226,14 +220,13 @@ def test_what_others_write_into_a_lease_keeps_no_dead_holder_alive() -> None:
 
 def test_a_holder_whose_lease_was_edited_by_hand_stays() -> None:
     async def story() -> bool:
-        server = Server()
-        one = election(Line(server), "one")
+        cluster = FakeCluster(EMPTY)
+        one = election(Line(cluster), "one")
         await one.win()
         holding = asyncio.create_task(one.hold(asyncio.ensure_future(forever())))
         for label in range(20):
             await asyncio.sleep(1)
-            lease = server.get()
-            server.put(lease | {"metadata": lease["metadata"] | {"labels": {"edited": str(label)}}})
+            edit(cluster, labels={"edited": str(label)})
         return not holding.done()
 
     assert run(story())
@@ -241,7 +234,7 @@ def test_a_holder_whose_lease_was_edited_by_hand_stays() -> None:
 
 def test_work_that_fails_ends_the_term() -> None:
     async def story() -> None:
-        one = election(Line(Server()), "one")
+        one = election(Line(FakeCluster(EMPTY)), "one")
         await one.win()
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         failed.set_exception(OSError("the port is taken"))
@@ -253,9 +246,7 @@ def test_work_that_fails_ends_the_term() -> None:
 
 def test_a_missing_lease_is_told_once(caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion) -> None:
     async def story() -> None:
-        server = Server()
-        server.lease = None
-        await for_a_while(60, election(Line(server), "one").win())
+        await for_a_while(60, election(Line(FakeCluster()), "one").win())
 
     run(story())
     [record] = caplog.records

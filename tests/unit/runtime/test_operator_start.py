@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.api import answers_ok
 from tests.cluster.ports import free_port
 from tests.cluster.processes import wait_until
-from tests.unit.one_job_cluster import kubeconfig_for
+from tests.fakes.watched_cluster import kubeconfig_for
 from tpu_training_operator.runtime.ports import listening_socket
 
 

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.fakes.cluster import FakeCluster
 from tests.unit.tls_probe import certificate_seen, listening, trusting
-from tpu_training_operator.kube.cluster import SECRETS, Object, Resource
-from tpu_training_operator.kube.errors import Conflict, NotFound
+from tpu_training_operator.kube.cluster import SECRETS, Object
 from tpu_training_operator.runtime.progress import pki
 from tpu_training_operator.runtime.progress.pki import (
     AUTHORITY_LIFETIME,
@@ -234,30 +234,9 @@ async def test_certificates_leave_nothing_open(authority: Authority) -> None:
 # The Secret
 
 
-class Secrets:
-    """A cluster that holds one namespace's secrets. `rival`: what somebody puts into the Secret just before we do."""
-
-    def __init__(self, *stored: Object, rival: Object | None = None) -> None:
-        self.stored = {body["metadata"]["name"]: body for body in stored}
-        self.rival = rival
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
-        assert (resource, namespace) == (SECRETS, SERVICE.namespace)
-        if name not in self.stored:
-            raise NotFound(404, "NotFound", name)
-        return self.stored[name]
-
-    async def update(self, body: Object) -> Object:
-        name = body["metadata"]["name"]
-        if self.rival is not None:
-            self.stored[name] = self.rival
-            raise Conflict(409, "Conflict", name)
-        self.stored[name] = body
-        return body
-
-
 def secret(data: dict[str, Any] | None) -> Object:
-    return {"kind": "Secret", "metadata": {"name": "operator-tls", "namespace": "tpu-system"}, "data": data}
+    metadata = {"name": "operator-tls", "namespace": SERVICE.namespace}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
 
 
 def secret_of(pem: KeyPair) -> Object:
@@ -265,26 +244,36 @@ def secret_of(pem: KeyPair) -> Object:
     return secret({name: base64.b64encode(content).decode() for name, content in encoded.items()})
 
 
-async def load(secrets: Secrets) -> Authority:
-    return await load_authority(secrets, SERVICE, now())
+async def load(cluster: FakeCluster) -> Authority:
+    return await load_authority(cluster, SERVICE, now())
+
+
+def stored_in(cluster: FakeCluster) -> Object:
+    return cluster.body(SECRETS, "operator-tls", SERVICE.namespace)
 
 
 async def test_an_authority_is_created_once_and_kept() -> None:
-    secrets = Secrets(secret(None))
-    first = await load(secrets)
-    assert (await load(secrets)).pem == first.pem
-    [stored] = secrets.stored.values()
-    assert (stored["metadata"], stored["immutable"]) == (secret(None)["metadata"], True)
-    assert set(stored["data"]) == {"ca.crt", "ca.key"}
+    cluster = FakeCluster(secret(None))
+    first = await load(cluster)
+    assert (await load(cluster)).pem == first.pem
+    assert cluster.count()["update Secret"] == 1
+    stored = stored_in(cluster)
+    assert (stored["immutable"], set(stored["data"])) == (True, {"ca.crt", "ca.key"})
 
 
 async def test_of_two_operators_that_start_at_once_both_use_the_first_ones(authority: Authority) -> None:
-    assert (await load(Secrets(secret(None), rival=secret_of(authority.pem)))).pem == authority.pem
+    cluster = FakeCluster(secret(None))
+
+    async def rival() -> None:
+        cluster.put(secret_of(authority.pem))
+
+    cluster.hooks["update Secret"] = rival
+    assert (await load(cluster)).pem == authority.pem
 
 
 async def test_a_missing_secret_must_be_created_by_the_chart() -> None:
     with pytest.raises(BadSecret, match=f"{SECRET} is missing; "):
-        await load(Secrets())
+        await load(FakeCluster())
 
 
 SOMETHING_ELSE: dict[str, dict[str, Any]] = {
@@ -297,7 +286,8 @@ SOMETHING_ELSE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("data", SOMETHING_ELSE.values(), ids=SOMETHING_ELSE.keys())
 async def test_a_foreign_secret_is_named_and_left_alone(data: dict[str, Any]) -> None:
-    secrets = Secrets(secret(data))
+    cluster = FakeCluster(secret(data))
+    before = stored_in(cluster)
     with pytest.raises(BadSecret, match=f"{SECRET}: .*; delete it"):
-        await load(secrets)
-    assert secrets.stored["operator-tls"] == secret(data)
+        await load(cluster)
+    assert stored_in(cluster) == before

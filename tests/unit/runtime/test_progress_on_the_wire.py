@@ -141,7 +141,7 @@ async def test_a_truncated_body_affects_nobody_else(desk: Desk, caplog: pytest.L
     async with served(desk) as wire:
         _, writer = await wire.open()
         writer.write(request("Content-Length: 10", body=b"half"))
-        await until(lambda: desk.cluster.asked["TPUTrainingJob"] == 1)
+        await until(lambda: desk.cluster.count()["get TPUTrainingJob"] == 1)
         writer.transport.abort()
         _, writer = await wire.open()
         writer.write(request("Transfer-Encoding: chunked", body=b"no chunk\r\n"))
@@ -222,9 +222,9 @@ async def test_a_flood_of_invalid_tokens_keeps_no_worker_out(desk: Desk, address
         strangers = [
             asyncio.create_task(flood(wire, f"127.0.1.{1 + number % addresses}")) for number in range(8 * addresses)
         ]
-        await until(lambda: desk.cluster.asked["TokenReview"] >= 20 * addresses)
+        await until(lambda: desk.cluster.count()["create TokenReview"] >= 20 * addresses)
         for number in range(5):
-            desk.cluster.tokens[str(number)] = desk.cluster.tokens["token"]
+            desk.cluster.reviews[str(number)] = desk.cluster.reviews["token"]
             heard.append(await wire.post(str(number)))
             desk.seconds += 5
         for stranger in strangers:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.one_job_cluster import OneJobCluster, breaks_off, credentials_for, refuses, says, served
+from tests.fakes.api_server import credentials_for, refuses
+from tests.fakes.watched_cluster import WatchedCluster, breaks_off, served, streams
 from tests.unit.pods import ended, pod, ready, with_status
 from tests.unit.seen_jobs import progress, seen_job
 from tpu_training_operator.api import constants
@@ -34,8 +35,8 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[OneJobCluster]:
-    async with served(OneJobCluster()) as started:
+async def api() -> AsyncIterator[WatchedCluster]:
+    async with served(WatchedCluster()) as started:
         yield started
 
 
@@ -75,7 +76,7 @@ class Operator:
 
 
 @asynccontextmanager
-async def watching(api: OneJobCluster, *namespaces: str) -> AsyncIterator[Operator]:
+async def watching(api: WatchedCluster, *namespaces: str) -> AsyncIterator[Operator]:
     async with connect(credentials_for(api.url)) as reader:
         operator = Operator(api.url, reader, *namespaces)
         tasks = [asyncio.create_task(watch.run()) for watch in (*operator.jobs.values(), operator.watching)]
@@ -87,7 +88,7 @@ async def watching(api: OneJobCluster, *namespaces: str) -> AsyncIterator[Operat
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def settled(api: OneJobCluster, operator: Operator) -> None:
+async def settled(api: WatchedCluster, operator: Operator) -> None:
     """Both watches are open, and all hints about the start have come."""
     async with asyncio.timeout(PATIENCE):
         while not (api._watches[JOBS.plural] and api._watches[PODS.plural]):  # noqa: ASYNC110
@@ -95,7 +96,7 @@ async def settled(api: OneJobCluster, operator: Operator) -> None:
     operator.hints.clear()
 
 
-async def test_what_is_found_at_the_start_is_only_listed(api: OneJobCluster) -> None:
+async def test_what_is_found_at_the_start_is_only_listed(api: WatchedCluster) -> None:
     api.show(seen_job(), *map(pod, range(4)))
     async with watching(api) as operator:
         await operator.until(lambda: bool(operator.hints))
@@ -105,7 +106,7 @@ async def test_what_is_found_at_the_start_is_only_listed(api: OneJobCluster) -> 
     assert operator.hints == [(KEY, None, Haste.IDLE)]
 
 
-async def test_who_begins_to_lead_knows_the_jobs_already(api: OneJobCluster) -> None:
+async def test_who_begins_to_lead_knows_the_jobs_already(api: WatchedCluster) -> None:
     api.show(seen_job(), pod(0))
     async with connect(credentials_for(api.url)) as reader:
         operator = Operator(api.url, reader)
@@ -134,7 +135,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(("job", "pods"), BROKEN.values(), ids=BROKEN)
 async def test_a_gang_that_stands_idle_at_the_start_goes_first(
-    api: OneJobCluster, job: Object, pods: list[Object]
+    api: WatchedCluster, job: Object, pods: list[Object]
 ) -> None:
     api.show(job, *pods)
     async with watching(api) as operator:
@@ -144,7 +145,7 @@ async def test_a_gang_that_stands_idle_at_the_start_goes_first(
 
 @pytest.mark.parametrize(("pods", "hints"), [(0, []), (1, [(KEY, None, Haste.IDLE)])])
 async def test_a_suspended_job_is_no_hint_at_the_start_unless_it_has_workers(
-    api: OneJobCluster, pods: int, hints: list[object]
+    api: WatchedCluster, pods: int, hints: list[object]
 ) -> None:
     job = seen_job("Suspended", spec={"runPolicy": {"suspend": True}}, observedGeneration=1)
     job["metadata"]["generation"] = 1
@@ -156,14 +157,14 @@ async def test_a_suspended_job_is_no_hint_at_the_start_unless_it_has_workers(
     assert operator.hints == hints
 
 
-async def test_a_finished_job_whose_workers_still_run_is_a_hint_at_the_start(api: OneJobCluster) -> None:
+async def test_a_finished_job_whose_workers_still_run_is_a_hint_at_the_start(api: WatchedCluster) -> None:
     api.show(seen_job("Succeeded", completionTime="2026-01-15T12:00:00Z"), ready(pod(0)))
     async with watching(api) as operator:
         await operator.until(lambda: bool(operator.hints))
     assert operator.hints == [(KEY, None, Haste.IDLE)]
 
 
-async def test_a_finished_job_whose_pods_have_ended_is_no_hint_at_the_start(api: OneJobCluster) -> None:
+async def test_a_finished_job_whose_pods_have_ended_is_no_hint_at_the_start(api: WatchedCluster) -> None:
     api.show(seen_job("Succeeded", completionTime="2026-01-15T12:00:00Z"), ended(pod(0)))
     async with watching(api) as operator:
         await settled(api, operator)
@@ -173,22 +174,23 @@ async def test_a_finished_job_whose_pods_have_ended_is_no_hint_at_the_start(api:
     assert operator.hints == [(KEY, None, Haste.SOON)]
 
 
-async def test_a_change_is_a_hint_with_the_version_of_the_job(api: OneJobCluster) -> None:
+async def test_a_change_is_a_hint_with_the_version_of_the_job(api: WatchedCluster) -> None:
     api.show(seen_job(), pod(0))
     async with watching(api) as operator:
         await settled(api, operator)
         api.show(seen_job(progress=progress(3)))
+        version = str(api.store.version)
         await operator.until(lambda: len(operator.hints) >= 1)
-        api.remove("pods", "digits-1-0-0")
+        api.remove(PODS, "digits-1-0-0")
         await operator.until(lambda: len(operator.hints) >= 2)
-        api.remove(JOBS.plural, "digits")
+        api.remove(JOBS, "digits")
         await operator.until(lambda: len(operator.hints) >= 3)
         with pytest.raises(NotFound):
             await operator.cluster.get(JOBS, "default", "digits")
-    assert operator.hints == [(KEY, "103", Haste.FIRST), (KEY, None, Haste.FIRST), (KEY, None, Haste.FIRST)]
+    assert operator.hints == [(KEY, version, Haste.FIRST), (KEY, None, Haste.FIRST), (KEY, None, Haste.FIRST)]
 
 
-async def test_only_what_completes_something_or_ends_is_urgent(api: OneJobCluster) -> None:
+async def test_only_what_completes_something_or_ends_is_urgent(api: WatchedCluster) -> None:
     """Anything else about a pod is soon followed by more of the same, and a pass reads the whole gang."""
     api.show(seen_job(), *map(pod, range(3)))
     started = [with_status(pod(host), podIPs=[{"ip": f"10.0.0.{host}"}]) for host in range(3)]
@@ -210,7 +212,7 @@ async def test_only_what_completes_something_or_ends_is_urgent(api: OneJobCluste
     assert [haste for _, _, haste in operator.hints] == [haste for _, haste in story]
 
 
-async def test_in_a_steady_state_passes_send_no_request(api: OneJobCluster) -> None:
+async def test_in_a_steady_state_passes_send_no_request(api: WatchedCluster) -> None:
     api.show(seen_job(), pod(0), pod(1))
     async with watching(api) as operator:
         await operator.until_known("digits-1-0-0", "digits-1-0-1")
@@ -240,7 +242,7 @@ OWNER = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "name": "d
     ids=["its job's", "a later version's", "nobody's", "another job's", "not controlled", "a Job's", "another group's"],
 )
 async def test_a_pod_is_a_hint_for_the_job_that_controls_it(
-    api: OneJobCluster, owners: list[Object], is_hint: bool
+    api: WatchedCluster, owners: list[Object], is_hint: bool
 ) -> None:
     api.show(seen_job())
     async with watching(api) as operator:
@@ -250,7 +252,8 @@ async def test_a_pod_is_a_hint_for_the_job_that_controls_it(
         api.show(body)
         api.show(seen_job(progress=progress(1)))
         await operator.until(lambda: any(version is not None for _, version, _ in operator.hints))
-    assert [version for _, version, _ in operator.hints] == ([None, "103"] if is_hint else ["103"])
+    changed = str(api.store.version)
+    assert [version for _, version, _ in operator.hints] == ([None, changed] if is_hint else [changed])
 
 
 def too_old() -> bytes:
@@ -262,26 +265,25 @@ def too_old() -> bytes:
     "faults",
     [
         [refuses(410, "Expired")],
-        [says(too_old())],
+        [streams(too_old())],
         [refuses(500, "InternalError", "etcd")] * 4,
         [refuses(401)] * 3,
         [refuses(403, "Forbidden", "not yet")] * 3,
         [breaks_off()] * 3,
-        [says(b"<html>Please log in\n")] * 3,
-        [says(b'{"type": "MODIFIED", "object": {"kind": "Pod", "metadata": {}}}\n')] * 3,
-        [says(b'{"type": "MODIFIED"}\n')] * 3,
-        [says(b'{"type": "ADDED", "object": {"metadata": {"resourceVersion": "x"}}}\n')] * 3,
+        [streams(b"<html>Please log in\n")] * 3,
+        [streams(b'{"type": "MODIFIED", "object": {"kind": "Pod", "metadata": {}}}\n')] * 3,
+        [streams(b'{"type": "MODIFIED"}\n')] * 3,
+        [streams(b'{"type": "ADDED", "object": {"metadata": {"resourceVersion": "x"}}}\n')] * 3,
     ],
     ids=["410", "told 410", "500", "401", "403", "reset", "nonsense", "no version", "no object", "odd version"],
 )
-async def test_whatever_a_watch_answers_deletions_are_found(api: OneJobCluster, faults: list[Any]) -> None:
+async def test_whatever_a_watch_answers_deletions_are_found(api: WatchedCluster, faults: list[Any]) -> None:
     api.show(seen_job(), pod(0), pod(1))
     async with watching(api) as operator:
         await operator.until_known("digits-1-0-0", "digits-1-0-1")
         await settled(api, operator)
         # Deleted while nobody watches: no event will ever say so.
-        del api.pods["digits-1-0-1"]
-        api.version += 1
+        api.store.drop(PODS, "digits-1-0-1")
         api.faults["watch pods"] = list(faults)
         api.tell("pods", None)
         await operator.until_known("digits-1-0-0")
@@ -293,7 +295,7 @@ async def test_whatever_a_watch_answers_deletions_are_found(api: OneJobCluster, 
 )
 @pytest.mark.parametrize("plural", [JOBS.plural, PODS.plural])
 async def test_a_first_list_that_fails_is_tried_again_and_meanwhile_the_api_server_is_read(
-    api: OneJobCluster, plural: str, fault: Any
+    api: WatchedCluster, plural: str, fault: Any
 ) -> None:
     api.show(seen_job(), pod(0))
     api.faults[f"list {plural}"] = [fault] * 2
@@ -304,14 +306,14 @@ async def test_a_first_list_that_fails_is_tried_again_and_meanwhile_the_api_serv
         assert await operator.gang() == ["digits-1-0-0"]
 
 
-async def test_the_resync_of_jobs_that_cannot_be_listed_is_an_error(api: OneJobCluster) -> None:
+async def test_the_resync_of_jobs_that_cannot_be_listed_is_an_error(api: WatchedCluster) -> None:
     api.faults[f"list {JOBS.plural}"] = [refuses(403, "Forbidden", "tputrainingjobs is forbidden")] * 1000
     async with watching(api) as operator:
         with pytest.raises(Unavailable, match="tputrainingjobs is forbidden"):
             await operator.cluster.list(JOBS, None)
 
 
-async def test_an_object_that_cannot_be_read_hides_no_other(api: OneJobCluster) -> None:
+async def test_an_object_that_cannot_be_read_hides_no_other(api: WatchedCluster) -> None:
     odd = pod(1)
     odd["status"] = {"phase": "Running", "containerStatuses": [1]}
     api.show(odd, pod(0))
@@ -322,19 +324,19 @@ async def test_an_object_that_cannot_be_read_hides_no_other(api: OneJobCluster) 
         await operator.until_known("digits-1-0-0", "digits-1-0-2")
 
 
-async def test_memory_without_a_sign_of_life_is_not_used(api: OneJobCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_without_a_sign_of_life_is_not_used(api: WatchedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     api.show(seen_job(), pod(0))
     async with watching(api) as operator:
         await operator.until_known("digits-1-0-0")
         await settled(api, operator)
-        del api.pods["digits-1-0-0"]
+        api.store.drop(PODS, "digits-1-0-0")
         assert await operator.gang() == ["digits-1-0-0"]
         monkeypatch.setattr(module, "_TRUSTED_SECONDS", -1.0)
         assert await operator.gang() == []
         assert operator.watching.longest_silence_seconds() >= 0
 
 
-async def test_only_the_served_namespaces_are_watched(api: OneJobCluster) -> None:
+async def test_only_the_served_namespaces_are_watched(api: WatchedCluster) -> None:
     async with watching(api, "default", "team") as operator:
         await settled(api, operator)
         assert operator.watching.served("default") is not operator.watching.served("team")

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, cast
 
 import pytest
 
-from tpu_training_operator.kube.client import Client, Keep, Page, Selection
+from tests.fakes.api_server import credentials_for
+from tests.fakes.watched_cluster import WatchedCluster, served
+from tpu_training_operator.kube.client import connect
 from tpu_training_operator.kube.cluster import KUEUE_VERSIONS, WORKLOADS, JobKey, Object
 from tpu_training_operator.runtime.controller import Haste
 from tpu_training_operator.runtime.watching import WorkloadWatching
@@ -15,35 +16,18 @@ KIND = WORKLOADS[KUEUE_VERSIONS[0]]
 OWNER = {"apiVersion": "tpu-operator.dev/v1alpha1", "kind": "TPUTrainingJob", "name": "digits", "controller": True}
 
 
-class Api:
-    """One Workload that was there before, and then the events that the test gives."""
-
-    def __init__(self) -> None:
-        self.events: asyncio.Queue[Object] = asyncio.Queue()
-        self.asked: list[Selection] = []
-
-    async def pages(self, selection: Selection, keep: Keep[Any]) -> AsyncIterator[Page[Any]]:
-        self.asked.append(selection)
-        yield Page((keep(a_workload(5)),), 1, "", "5")
-
-    async def watch(self, selection: Selection, version: str) -> AsyncIterator[Object]:
-        while True:
-            yield await self.events.get()
-
-
-def a_workload(version: int, owner: Object | None = None) -> Object:
-    metadata = {"namespace": "team-a", "name": "w", "uid": "1", "resourceVersion": str(version)}
-    return {"metadata": {**metadata, "ownerReferences": [OWNER if owner is None else owner]}}
+def a_workload(name: str = "w", namespace: str = "team-a", **owner: str) -> Object:
+    metadata = {"namespace": namespace, "name": name, "uid": f"uid-{name}", "ownerReferences": [OWNER | owner]}
+    return {"apiVersion": KIND.api_version, "kind": KIND.kind, "metadata": metadata}
 
 
 class Watched:
-    def __init__(self, *namespaces: str) -> None:
-        self.api = Api()
+    """The namespace team-a is watched, where there is one Workload."""
+
+    def __init__(self, api: WatchedCluster, watching: WorkloadWatching) -> None:
+        self.api = api
+        self.watching = watching
         self.hints: asyncio.Queue[tuple[JobKey, str | None, Haste]] = asyncio.Queue()
-        self.watching = WorkloadWatching(
-            cast("Client", self.api), namespaces, lambda *hint: self.hints.put_nowait(hint)
-        )
-        self.task = asyncio.create_task(self.watching.run())
 
     async def hint(self) -> tuple[JobKey, str | None, Haste]:
         async with asyncio.timeout(60):
@@ -52,9 +36,13 @@ class Watched:
 
 @pytest.fixture
 async def watched() -> AsyncIterator[Watched]:
-    one = Watched("team-a")
-    yield one
-    one.task.cancel()
+    async with served(WatchedCluster()) as api, connect(credentials_for(api.url)) as client:
+        api.show(a_workload(), a_workload(namespace="team-b"))
+        watching = WorkloadWatching(client, ["team-a"], lambda *hint: watched.hints.put_nowait(hint))
+        watched = Watched(api, watching)
+        task = asyncio.create_task(watching.run())
+        yield watched
+        task.cancel()
 
 
 async def test_nothing_is_asked_before_a_job_is_in_a_queue(watched: Watched) -> None:
@@ -67,20 +55,16 @@ async def test_every_change_of_a_workload_is_a_hint_for_its_job(watched: Watched
     watched.watching.begin(KIND)
     watched.watching.begin(KIND)
     assert await watched.hint() == (JobKey("team-a", "digits"), None, Haste.IDLE)
-    watched.api.events.put_nowait({"type": "MODIFIED", "object": a_workload(6)})
+    watched.api.show(a_workload())
     assert await watched.hint() == (JobKey("team-a", "digits"), None, Haste.NOW)
-    watched.api.events.put_nowait({"type": "DELETED", "object": a_workload(7)})
+    watched.api.remove(KIND, "w", "team-a")
     assert await watched.hint() == (JobKey("team-a", "digits"), None, Haste.NOW)
-    (selection,) = watched.api.asked
-    assert (selection.resource, selection.namespace) == (KIND, "team-a")
+    assert [request for request, _ in watched.api.asked] == ["list workloads", "watch workloads"]
 
 
 async def test_a_workload_of_another_kind_of_job_is_no_hint(watched: Watched) -> None:
     watched.watching.begin(KIND)
     await watched.hint()
-    others = a_workload(6, {**OWNER, "apiVersion": "batch/v1", "kind": "Job"})
-    others["metadata"] |= {"name": "another", "uid": "2"}
-    watched.api.events.put_nowait({"type": "ADDED", "object": others})
-    watched.api.events.put_nowait({"type": "MODIFIED", "object": a_workload(7)})
+    watched.api.show(a_workload("another", apiVersion="batch/v1", kind="Job"), a_workload())
     assert (await watched.hint())[0].name == "digits"
     assert watched.hints.empty()

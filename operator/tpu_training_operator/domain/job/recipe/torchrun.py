@@ -46,7 +46,7 @@ def _parted(options: dict[str, str], hosts: int) -> Iterator[str]:
 
 
 def _waiting(option: str, hosts: int) -> str:
-    return f"torchrun's {option} makes each of the {hosts} hosts wait for the others in vain: leave it out"
+    return f"torchrun's {option} makes each of the {hosts} hosts wait for the others without end: leave it out"
 
 
 def _options(words: Sequence[str]) -> dict[str, str] | None:

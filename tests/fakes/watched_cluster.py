@@ -1,6 +1,6 @@
-"""An API server on loopback that knows jobs, their pods and the pods' logs, and breaks off when it is told to.
+"""An API server on loopback before a fake cluster, with watches and logs, that breaks off when a test wants it.
 
-For the tests of `tpujob watch`, `status` and `logs`: the answers have the form and the codes of a real one, which
+The answers have the form and the codes of a real one, which
 tests/controlplane and tests/e2e ask the same questions.
 """
 
@@ -8,7 +8,7 @@ import asyncio
 import json
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,13 +18,11 @@ from typing import Any
 import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from kubernetes.client import Configuration
 
-from tpu_training_operator.kube.cluster import JOBS, PODS, Resource
-from tpu_training_operator.kube.credentials import Credentials
-
-Object = dict[str, Any]
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from tests.fakes.api_server import Answer, status
+from tests.fakes.cluster import FakeCluster
+from tpu_training_operator.kube.cluster import JOBS, PODS, WORKLOADS, Object, Resource, resource_of
+from tpu_training_operator.kube.errors import NotFound
 
 _GROUP, _VERSION = JOBS.api_version.split("/")
 _VERBS = ["get", "list", "watch"]
@@ -43,26 +41,27 @@ _NAMESPACED = "/{api:apis?/.+}/namespaces/{namespace}"
 
 
 @dataclass
-class OneJobCluster:
+class WatchedCluster:
     """`logs`: by pod, what its container has written; None: it has not started. `faults`: by what is asked for ("list
     pods", "watch jobs", "get job", "log digits-1-0-0"), the answers that come before the right one."""
 
-    jobs: dict[str, Object] = field(default_factory=dict)
-    pods: dict[str, Object] = field(default_factory=dict)
+    store: FakeCluster = field(default_factory=FakeCluster)
     logs: dict[str, bytes | None] = field(default_factory=dict)
     faults: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     url: str = ""
-    version: int = 100
     _watches: dict[str, list["asyncio.Queue[Object | None]"]] = field(default_factory=lambda: defaultdict(list))
 
     def show(self, *bodies: Object) -> None:
         """The objects are like this from now on."""
         for body in bodies:
-            self._store(body, "ADDED")
+            resource, metadata = resource_of(body), body["metadata"]
+            self.store.put(body)
+            stored = self.store.body(resource, metadata["name"], metadata["namespace"])
+            self.tell(resource.plural, {"type": "ADDED", "object": stored})
 
-    def remove(self, kind: str, name: str) -> None:
-        self._store(self._all(kind)[name], "DELETED")
+    def remove(self, resource: Resource, name: str, namespace: str = "default") -> None:
+        self.tell(resource.plural, {"type": "DELETED", "object": self.store.drop(resource, name, namespace)})
 
     def tell(self, plural: str, event: Object | None) -> None:
         """Every watch of that kind gets the event as it is; None ends it."""
@@ -76,26 +75,12 @@ class OneJobCluster:
         app = web.Application()
         for path, answer in DISCOVERY.items():
             app.router.add_get(path, partial(_discovered, answer))
-        for resource in (JOBS, PODS):
+        for resource in (JOBS, PODS, *WORKLOADS.values()):
             app.router.add_get(resource.path("{namespace}"), self._of_many(resource))
             app.router.add_get(resource.path(None), self._of_many(resource))
             app.router.add_get(resource.path("{namespace}") + "/{name}", self._of_one(resource))
         app.router.add_get(PODS.path("{namespace}") + "/{name}/log", self._log)
         return app
-
-    def _store(self, body: Object, event: str) -> None:
-        self.version += 1
-        body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
-        plural = JOBS.plural if body["kind"] == JOBS.kind else PODS.plural
-        name = body["metadata"]["name"]
-        if event == "DELETED":
-            del self._all(plural)[name]
-        else:
-            self._all(plural)[name] = body
-        self.tell(plural, {"type": event, "object": body})
-
-    def _all(self, plural: str) -> dict[str, Object]:
-        return self.jobs if plural == JOBS.plural else self.pods
 
     async def _fault(self, what: str, request: web.Request) -> web.StreamResponse | None:
         self.asked.append((what, dict(request.query)))
@@ -106,8 +91,10 @@ class OneJobCluster:
         async def answer(request: web.Request) -> web.StreamResponse:
             if fault := await self._fault(f"get {resource.kind}", request):
                 return fault
-            found = self._all(resource.plural).get(request.match_info["name"])
-            return web.json_response(found) if found else status(404, "NotFound", "not found")
+            try:
+                return web.json_response(await self.store.get(resource, **request.match_info))
+            except NotFound as error:
+                return status(404, "NotFound", str(error))
 
         return answer
 
@@ -117,28 +104,27 @@ class OneJobCluster:
             if fault := await self._fault(f"{'watch' if watches else 'list'} {resource.plural}", request):
                 return fault
             if watches:
-                return await self._watch(resource.plural, request)
-            items = list(self._all(resource.plural).values())
-            return web.json_response(
-                {"kind": f"{resource.kind}List", "metadata": {"resourceVersion": str(self.version)}, "items": items}
-            )
+                return await self._watch(resource, request)
+            items = await self.store.list(resource, request.match_info.get("namespace"))
+            metadata = {"resourceVersion": str(self.store.version)}
+            return web.json_response({"kind": f"{resource.kind}List", "metadata": metadata, "items": items})
 
         return answer
 
-    async def _watch(self, plural: str, request: web.Request) -> web.StreamResponse:
+    async def _watch(self, resource: Resource, request: web.Request) -> web.StreamResponse:
         queue: asyncio.Queue[Object | None] = asyncio.Queue()
         known = int(request.query["resourceVersion"])
-        for body in self._all(plural).values():
+        for body in await self.store.list(resource, request.match_info.get("namespace")):
             if int(body["metadata"]["resourceVersion"]) > known:
                 queue.put_nowait({"type": "ADDED", "object": body})
-        self._watches[plural].append(queue)
+        self._watches[resource.plural].append(queue)
         response = web.StreamResponse()
         await response.prepare(request)
         try:
             while (event := await queue.get()) is not None:
                 await response.write(json.dumps(event).encode() + b"\n")
         finally:
-            self._watches[plural].remove(queue)
+            self._watches[resource.plural].remove(queue)
         return response
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
@@ -168,18 +154,6 @@ def selected(log: bytes, query: Any) -> bytes:
     return b"".join(lines)
 
 
-def status(code: int, reason: str, message: str, **headers: str) -> web.Response:
-    body = {"kind": "Status", "code": code, "reason": reason, "message": message}
-    return web.json_response(body, status=code, headers=headers)
-
-
-def refuses(code: int, reason: str = "", message: str = "", **headers: str) -> Answer:
-    async def answer(_: web.Request) -> web.StreamResponse:
-        return status(code, reason, message, **headers)
-
-    return answer
-
-
 def breaks_off(*pieces: bytes) -> Answer:
     """The beginning of a good answer, and then a reset connection."""
 
@@ -195,7 +169,7 @@ def breaks_off(*pieces: bytes) -> Answer:
     return answer
 
 
-def says(*pieces: bytes) -> Answer:
+def streams(*pieces: bytes) -> Answer:
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -204,12 +178,6 @@ def says(*pieces: bytes) -> Answer:
         return response
 
     return answer
-
-
-def credentials_for(url: str) -> Credentials:
-    configuration = Configuration()
-    configuration.host = url
-    return Credentials(configuration)
 
 
 def kubeconfig_for(url: str, path: Path, namespace: str = "default") -> Path:
@@ -229,14 +197,14 @@ def kubeconfig_for(url: str, path: Path, namespace: str = "default") -> Path:
 
 
 @asynccontextmanager
-async def served(cluster: OneJobCluster) -> AsyncIterator[OneJobCluster]:
+async def served(cluster: WatchedCluster) -> AsyncIterator[WatchedCluster]:
     async with TestServer(cluster.application(), host="127.0.0.1") as started:
         cluster.url = str(started.make_url("/"))
         yield cluster
 
 
 @contextmanager
-def served_in_thread(cluster: OneJobCluster) -> Iterator[OneJobCluster]:
+def served_in_thread(cluster: WatchedCluster) -> Iterator[WatchedCluster]:
     """For a test that runs the command itself, in a loop of its own."""
     is_up, loop, over = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 

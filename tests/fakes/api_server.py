@@ -51,8 +51,16 @@ def says(status: int, body: Object, **headers: str) -> Answer:
     return answer
 
 
-def refuses(status: int, reason: str = "", message: str = "", **headers: str) -> Answer:
-    return says(status, {"kind": "Status", "reason": reason, "message": message}, **headers)
+def status(code: int, reason: str, message: str, **headers: str) -> web.Response:
+    body = {"kind": "Status", "code": code, "reason": reason, "message": message}
+    return web.json_response(body, status=code, headers=headers)
+
+
+def refuses(code: int, reason: str = "", message: str = "", **headers: str) -> Answer:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return status(code, reason, message, **headers)
+
+    return answer
 
 
 def answers_in_plain_text(status: int, text: str, content_type: str = "text/html") -> Answer:
