@@ -92,13 +92,13 @@ class Checkpoint(ApiModel):
     )
     resume_from: StorageUri | None = Field(
         None,
-        description="Where to start while this job has no checkpoint of its own: another job's folder, for its newest"
-        " checkpoint, or one checkpoint (.../step-...). Left out, the job starts at step 0.",
+        description="Where to start while this job has no checkpoint yet: another job's folder, for its newest"
+        " checkpoint, or one checkpoint (.../step-...). If left out, the job starts at step 0.",
     )
     init_from: InitFrom | None = Field(
         None,
-        description="Weights to begin with while this job has no checkpoint of its own. Nothing but the weights is"
-        " taken: the job begins at step 0, with a new optimizer and its own data.",
+        description="Weights to begin with while this job has no checkpoint yet. Nothing but the weights is taken: the"
+        " job begins at step 0, with a new optimizer and its own data.",
     )
 
 
@@ -116,15 +116,15 @@ class Report(ApiModel):
     )
 
 
-def _given(root: str, field: str) -> str:
-    """CEL: whether the field and all its parents are set."""
+def _is_set(root: str, field: str) -> str:
+    """Returns CEL for whether the field and all its parents are set."""
     parts = field.split(".")
     return " && ".join(f"has({root}.{'.'.join(parts[: depth + 1])})" for depth in range(len(parts)))
 
 
 def _unchanged(field: str) -> str:
-    """CEL: whether a change leaves the field as it is, which a plain comparison cannot say of one that is absent."""
-    now, before = _given("self", field), _given("oldSelf", field)
+    """Returns CEL for whether a change leaves the field as it is. A plain comparison fails if the field is absent."""
+    now, before = _is_set("self", field), _is_set("oldSelf", field)
     return f"({now}) == ({before}) && (!({now}) || self.{field} == oldSelf.{field})"
 
 
@@ -138,12 +138,12 @@ def _immutable(field: str) -> Rule:
 
 
 def _is_true(condition: str) -> str:
-    found = f"oldSelf.status.conditions.exists(c, c.type == '{condition}' && c.status == 'True')"
-    return f"has(oldSelf.status.conditions) && {found}"
+    exists = f"oldSelf.status.conditions.exists(c, c.type == '{condition}' && c.status == 'True')"
+    return f"has(oldSelf.status.conditions) && {exists}"
 
 
-# Of a suspended job, Ready says that none of its workers is left. A job without a state has not been seen by an
-# operator. One that a change has made Invalid can be corrected.
+# Ready means that a suspended job has no worker left. A job without a state has not been seen by an operator. A job
+# that a change has made Invalid can be corrected.
 _RESTS = (
     "has(oldSelf.spec.runPolicy) && oldSelf.spec.runPolicy.suspend"
     " && (!has(oldSelf.status) || !has(oldSelf.status.state)"
@@ -297,7 +297,7 @@ class Spec(ApiModel):
             " || (self.entryCheck.mode != 'Require' && self.entryCheck.dataInRegion != 'Require'"
             " && self.entryCheck.compile != 'Require')"
             " || has(self.trainer.entrypoint)",
-            message="entryCheck.mode, dataInRegion and compile Require need trainer.entrypoint: a command of your own"
+            message="entryCheck.mode, dataInRegion and compile Require need trainer.entrypoint: your own command"
             " may not stop after two steps",
             holds=lambda spec: spec.trainer.entrypoint is not None or not spec.entry_check.is_required,
             field="entryCheck.mode",
@@ -324,7 +324,7 @@ class Spec(ApiModel):
             ),
             at_creation=True,
         ),
-        # What `is_mutable` would say costs the API server too much here.
+        # In place of `is_mutable`, whose rule would cost the API server too much here.
         Rule(
             cel=f"(({_unchanged('trainer.nodeSelector')}) && ({_unchanged('slice.provisioning')}))"
             f" || {_NO_DOUBLED_LABELS}",
@@ -360,7 +360,7 @@ class Spec(ApiModel):
             holds=lambda spec: (
                 spec.ladder is None
                 or not chips_asked(spec.slice)
-                or all(chips_asked(stage.slice) <= chips_asked(spec.slice) for stage in spec.ladder.rungs)
+                or all(chips_asked(rung.slice) <= chips_asked(spec.slice) for rung in spec.ladder.rungs)
             ),
             field="ladder.rungs",
             at_creation=True,
@@ -369,7 +369,7 @@ class Spec(ApiModel):
             cel="!has(self.ladder) || self.ladder.rungs.all(rung, rung.slice.hardware == self.slice.hardware)",
             message="rungs must have the hardware of spec.slice: either all are TPU or all are CPU",
             holds=lambda spec: (
-                spec.ladder is None or all(stage.slice.hardware is spec.slice.hardware for stage in spec.ladder.rungs)
+                spec.ladder is None or all(rung.slice.hardware is spec.slice.hardware for rung in spec.ladder.rungs)
             ),
             field="ladder.rungs",
             at_creation=True,
@@ -438,7 +438,7 @@ class Spec(ApiModel):
     )
     data: Data | None = Field(None, description="Where the training data is.")
     checkpoint: Checkpoint | None = Field(
-        None, description="Where and how often to save checkpoints. Left out, every restart begins at step 0."
+        None, description="Where and how often to save checkpoints. If left out, every restart begins at step 0."
     )
     report: Report | None = Field(None, description="What the trainer reports besides the job's status.")
     entry_check: EntryCheck = Field(
@@ -449,9 +449,9 @@ class Spec(ApiModel):
     )
     managed_by: ControllerName | None = Field(
         None,
-        description="What runs the job instead of this operator: kueue.x-k8s.io/multikueue for a job that Kueue sends"
-        " to another cluster. This operator then creates no workers here. It ignores jobs with any other name here,"
-        f" except its own, {constants.MANAGED_BY_US}.",
+        description="Controller that runs the job instead of this operator: kueue.x-k8s.io/multikueue for a job that"
+        " Kueue sends to another cluster. This operator then creates no workers here. It ignores jobs with any other"
+        f" name here, except its own, {constants.MANAGED_BY_US}.",
     )
 
 
@@ -468,7 +468,7 @@ _BESIDE_THE_NAME = len("99999-4999.,")
 
 def _host_names_fit(job: "TPUTrainingJob") -> bool:
     hosts = hosts_per_slice_asked(job.spec.slice)
-    # No shorter name helps a slice that has too many hosts for any job; another rule says so.
+    # No shorter name helps a slice that has too many hosts for any job, which another rule refuses.
     return hosts > MAX_HOSTS or hosts * (len(job.name) + _BESIDE_THE_NAME) <= MAX_HOST_NAMES_LENGTH
 
 

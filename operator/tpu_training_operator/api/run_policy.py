@@ -9,12 +9,12 @@ from pydantic import Field
 from tpu_training_operator.api.model import ApiModel, Boolean, Count, Rule
 
 MOST_COUNTED_RESTARTS = 100
-"""The status keeps the time of every restart that counts, so a larger limit has to be unlimited."""
+"""The status keeps the time of every restart that counts, so a larger limit must be unlimited."""
 UNLIMITED = -1
 
 
 class FailureClass(StrEnum):
-    """Why an attempt failed. The keys of `restart.limits` and `status.restarts`."""
+    """Why an attempt failed. The `class` in `restart.limits` and `status.restarts`."""
 
     USER_ERROR = "UserError"
     INFRASTRUCTURE = "Infrastructure"
@@ -78,7 +78,7 @@ class Restart(ApiModel):
     window_seconds: Count = Field(
         86400,
         description="How long a restart counts against its limit, in seconds. A checkpoint at a new highest step clears"
-        " all counts earlier.",
+        " all counts sooner.",
     )
     backoff: Backoff = Field(
         default_factory=Backoff,
@@ -87,9 +87,9 @@ class Restart(ApiModel):
     )
 
     def limit_of(self, failure_class: FailureClass) -> int | None:
-        """The limit of a class; None if unlimited."""
-        given = {limit.failure_class: limit.max for limit in self.limits}
-        limit = given.get(failure_class, _DEFAULT_LIMITS[failure_class])
+        """Returns the limit of a class; None if unlimited."""
+        limits = {limit.failure_class: limit.max for limit in self.limits}
+        limit = limits.get(failure_class, _DEFAULT_LIMITS[failure_class])
         return None if limit == UNLIMITED else limit
 
     @property

@@ -39,7 +39,7 @@ def test_a_wrong_field_is_reported(changes: dict[str, Any], field: str) -> None:
 @pytest.mark.parametrize(("changes", "field"), DOUBLED)
 def test_what_is_there_twice_is_named(changes: dict[str, Any], field: str) -> None:
     [problem] = problems(job_body(changes))
-    assert (problem.field, problem.message.endswith(" is there twice")) == (field, True)
+    assert (problem.field, problem.message.endswith(" is listed twice")) == (field, True)
 
 
 @pytest.mark.parametrize(("changes", "field"), IMPOSSIBLE_JOBS)
