@@ -39,7 +39,7 @@ def worker_env(
     Reserved names keep the user's from overriding them. `reporting`: where this worker reports to; None if it does not.
     """
     layout = resolution.layout
-    leader = naming.leader_name(job.name, job.namespace, layout, worker.attempt)
+    leader = naming.leader_dns_name(job.name, job.namespace, layout, worker.attempt)
     values = {
         # A single host needs no DNS.
         "MASTER_ADDR": leader if layout.hosts > 1 else _LOCALHOST,
