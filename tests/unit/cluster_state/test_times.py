@@ -14,7 +14,7 @@ from tpu_training_operator.api.status import Activity, Goodput, Status
 from tpu_training_operator.domain.cluster_state.observed import EARLIEST, LATEST, Observed, format_time, parse_time
 from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.goodput import charge
-from tpu_training_operator.domain.plan.stopping.departure import stop_remaining_pods, delete_when_due
+from tpu_training_operator.domain.plan.stopping.departure import delete_when_due, stop_remaining_pods
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.job.naming import (
     WorkerId,
     config_map_name,
-    host_name,
+    dns_name,
     slice_id,
     worker_labels,
     workers,
@@ -129,7 +129,7 @@ def test_no_two_workers_share_a_name_a_host_name_or_labels(layout: SliceLayout) 
     everyone = [*workers(layout, 1), *workers(layout, 2)]
     for identity in (
         lambda worker: worker.pod_name("digits"),
-        lambda worker: host_name("digits", layout, worker),
+        lambda worker: dns_name("digits", layout, worker),
         lambda worker: str(sorted(worker_labels("digits", worker).items())),
     ):
         assert len(set(map(identity, everyone))) == len(everyone)
@@ -166,7 +166,7 @@ def test_the_host_names_of_the_largest_slices_fit_into_one_variable(changes: dic
     """Linux refuses a program (E2BIG) if one of its environment strings is larger than 128 KiB."""
     name, shape = longest_name(changes), layout(acceleratorType=ABSENT, hardware="CPU", **below("slice", changes))
     for attempt in (1, 9_999, 99_999):
-        names = ",".join(host_name(name, shape, worker) for worker in workers(shape, attempt))
+        names = ",".join(dns_name(name, shape, worker) for worker in workers(shape, attempt))
         assert len(f"TPU_WORKER_HOSTNAMES={names}") + 1 <= 131_072
     subprocess.run([sys.executable, "-S", "-c", ""], env={"TPU_WORKER_HOSTNAMES": names}, check=True)
 

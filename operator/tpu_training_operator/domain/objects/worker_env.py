@@ -40,7 +40,7 @@ def worker_env(
     it does not.
     """
     layout = resolution.layout
-    leader = naming.leader_name(job.name, job.namespace, layout, worker.attempt)
+    leader = naming.leader_dns_name(job.name, job.namespace, layout, worker.attempt)
     values = {
         # A single host needs no DNS.
         "MASTER_ADDR": leader if layout.hosts > 1 else _LOCALHOST,

@@ -73,7 +73,7 @@ def worker_pod(
     trainer = job.spec.trainer
     if (worker.slice, worker.host) != (0, 0):
         reporting = None
-    labels = worker_labels(job.name, worker, resolution.alternative) | pool_labels(job, resolution, worker)
+    labels = worker_labels(job.name, worker, resolution.option_number) | pool_labels(job, resolution, worker)
     meta = metadata(job, worker.pod_name(job.name), (trainer.pod_labels or {}) | labels)
     meta["annotations"] = _ANNOTATIONS | (trainer.pod_annotations or {})
     spec: Object = {
