@@ -119,7 +119,7 @@ def _lower_rung(job: TPUTrainingJob, index: int) -> SliceOption:
     lower_rung = LowerRung(
         steps=min(rung.steps, resolution.recipe.train_steps),
         gates=rung.gates,
-        folder=rungs_folder(job, checkpoint) if checkpoint and (init_from is not None or is_continued) else None,
+        folder_prefix=rungs_folder(job, checkpoint) if checkpoint and (init_from is not None or is_continued) else None,
         init_from=init_from,
     )
     return SliceOption(choice, with_spec(moved, checkpoint=None), replace(resolution, lower_rung=lower_rung))

@@ -97,9 +97,9 @@ def _torch(torch: TorchRuntime) -> dict[str, Any]:
 def _lower_rung(lower_rung: LowerRung, attempt: int) -> dict[str, Any]:
     """Returns the fields that a lower rung of the ladder replaces."""
     document: dict[str, Any] = {"endAfterSteps": lower_rung.steps}
-    if (place := lower_rung.place(attempt)) is not None:
+    if (uri := lower_rung.folder(attempt)) is not None:
         # Without an interval there is one checkpoint, at the end.
-        document["checkpoint"] = {"uri": place, "keep": 1}
+        document["checkpoint"] = {"uri": uri, "keep": 1}
         if lower_rung.init_from is not None:
             document["checkpoint"]["initFrom"] = lower_rung.init_from.model_dump()
     return document

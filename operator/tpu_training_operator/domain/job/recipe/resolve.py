@@ -20,16 +20,16 @@ from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
 
 @dataclass(frozen=True)
 class LowerRung:
-    """A rung below the job, which makes only the first `steps` of the training. `folder`: the prefix of the folders for
-    checkpoints, one for each attempt of the rung; None if it needs none."""
+    """A rung below the job, which makes only the first `steps` of the training. `folder_prefix`: of the folders for
+    checkpoints, one for each attempt of the rung; None if the rung needs none."""
 
     steps: int
     gates: Gates
-    folder: str | None
+    folder_prefix: str | None
     init_from: InitFrom | None
 
-    def place(self, attempt: int) -> str | None:
-        return None if self.folder is None else f"{self.folder}-{attempt}"
+    def folder(self, attempt: int) -> str | None:
+        return None if self.folder_prefix is None else f"{self.folder_prefix}-{attempt}"
 
 
 @dataclass(frozen=True)
