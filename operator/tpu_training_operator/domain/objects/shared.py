@@ -97,7 +97,7 @@ def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, report
 
 
 def _as_text(run_spec: Mapping[str, Any]) -> str:
-    """Formats the run spec for people who read the ConfigMap, too. The json module would take a millisecond for it."""
+    """Formats the run spec for people who read the ConfigMap, too. The json module would take a millisecond."""
     return orjson.dumps(run_spec, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
 
 
