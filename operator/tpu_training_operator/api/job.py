@@ -425,7 +425,7 @@ class Spec(ApiModel):
     slice: Slice = Field(description="The TPU slice, or slices, that the job runs on.")
     ladder: Ladder | None = Field(
         None,
-        description="Short trainings on smaller slices, the rungs, which must pass before the job begins on spec.slice.",
+        description="Short trainings on smaller slices, the rungs, which must pass before spec.slice is used.",
     )
     placement: PlacementPolicy | None = Field(
         None,
