@@ -123,7 +123,7 @@ def put_numbers_for_texts(model: type[ApiModel], body: Any, path: str = "") -> I
 
 
 def _is_decimal(annotation: Any, metadata: Any) -> bool:
-    beside = [*metadata, *getattr(annotation, "__metadata__", ())]
-    return any(isinstance(item, _Number) for item in beside) or any(
+    markers = [*metadata, *getattr(annotation, "__metadata__", ())]
+    return any(isinstance(item, _Number) for item in markers) or any(
         _is_decimal(argument, ()) for argument in getattr(annotation, "__args__", ()) if argument is not annotation
     )

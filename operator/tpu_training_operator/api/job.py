@@ -32,9 +32,9 @@ from tpu_training_operator.api.slice import (
     cel_generation_is,
     cel_hosts_per_slice,
     cel_list,
-    chips_asked,
-    hosts_per_slice_asked,
     is_generation,
+    requested_chips,
+    requested_hosts_per_slice,
 )
 from tpu_training_operator.api.trainer import Backend, Trainer
 
@@ -123,7 +123,7 @@ def _is_set(root: str, field: str) -> str:
     return " && ".join(f"has({root}.{'.'.join(parts[: depth + 1])})" for depth in range(len(parts)))
 
 
-def _unchanged(field: str) -> str:
+def _is_unchanged(field: str) -> str:
     """Returns CEL for whether a change leaves the field as it is. A plain comparison fails if the field is absent."""
     now, before = _is_set("self", field), _is_set("oldSelf", field)
     return f"({now}) == ({before}) && (!({now}) || self.{field} == oldSelf.{field})"
@@ -131,7 +131,7 @@ def _unchanged(field: str) -> str:
 
 def _immutable(field: str) -> Rule:
     return Rule(
-        cel=_unchanged(field),
+        cel=_is_unchanged(field),
         message=f"{field} cannot change once the job exists; delete the job and create it again",
         holds=None,
         field=field,
@@ -156,7 +156,7 @@ _RESTS = (
 
 def _mutable_at_rest(field: str) -> Rule:
     return Rule(
-        cel=f"({_unchanged(f'spec.{field}')}) || ({_RESTS})",
+        cel=f"({_is_unchanged(f'spec.{field}')}) || ({_RESTS})",
         message=f"{field} can change only while the job is suspended and none of its workers runs: set"
         " runPolicy.suspend and wait until kubectl shows the condition Ready",
         holds=None,
@@ -189,8 +189,8 @@ _DOUBLED_LABELS = "slice and slice.provisioning choose the TPU nodes; leave thei
 def _doubled_labels(spec: "Spec") -> list[str]:
     if spec.slice.hardware is Hardware.CPU:
         return []
-    ours = (*_SLICE_LABELS, *(_CAPACITY_LABELS if spec.slice.provisioning else ()))
-    return [key for key in spec.trainer.node_selector or {} if key in ours]
+    labels = (*_SLICE_LABELS, *(_CAPACITY_LABELS if spec.slice.provisioning else ()))
+    return [key for key in spec.trainer.node_selector or {} if key in labels]
 
 
 IMMUTABLE = (
@@ -327,7 +327,7 @@ class Spec(ApiModel):
         ),
         # In place of `is_mutable`, whose rule would cost the API server too much here.
         Rule(
-            cel=f"(({_unchanged('trainer.nodeSelector')}) && ({_unchanged('slice.provisioning')}))"
+            cel=f"(({_is_unchanged('trainer.nodeSelector')}) && ({_is_unchanged('slice.provisioning')}))"
             f" || {_NO_DOUBLED_LABELS}",
             message=_DOUBLED_LABELS,
             holds=None,
@@ -360,8 +360,8 @@ class Spec(ApiModel):
             message="no rung may have more chips than spec.slice, which is the top rung",
             holds=lambda spec: (
                 spec.ladder is None
-                or not chips_asked(spec.slice)
-                or all(chips_asked(rung.slice) <= chips_asked(spec.slice) for rung in spec.ladder.rungs)
+                or not requested_chips(spec.slice)
+                or all(requested_chips(rung.slice) <= requested_chips(spec.slice) for rung in spec.ladder.rungs)
             ),
             field="ladder.rungs",
             at_creation=True,
@@ -468,13 +468,13 @@ _BESIDE_THE_NAME = len("99999-4999.,")
 
 
 def _host_names_fit(job: "TPUTrainingJob") -> bool:
-    hosts = hosts_per_slice_asked(job.spec.slice)
+    hosts = requested_hosts_per_slice(job.spec.slice)
     # No shorter name helps a slice that has too many hosts for any job, which another rule refuses.
     return hosts > MAX_HOSTS or hosts * (len(job.name) + _BESIDE_THE_NAME) <= MAX_HOST_NAMES_LENGTH
 
 
 def _explain_host_names(job: "TPUTrainingJob") -> str:
-    hosts = hosts_per_slice_asked(job.spec.slice)
+    hosts = requested_hosts_per_slice(job.spec.slice)
     return (
         f"metadata.name has {len(job.name)} characters; with {hosts} hosts in a slice at most"
         f" {MAX_HOST_NAMES_LENGTH // hosts - _BESIDE_THE_NAME} fit: one environment variable (TPU_WORKER_HOSTNAMES)"

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tpu_training_operator.api.decimals import Decimal, PositiveDecimal
 from tpu_training_operator.api.model import ApiModel, Boolean, MetricName, Rule
-from tpu_training_operator.api.slice import Slice, cel_chips, chips_asked
+from tpu_training_operator.api.slice import Slice, cel_chips, requested_chips
 
 MOST_RUNGS = 4
 """The API server bounds the cost of the rules of all slices of a job."""
@@ -100,7 +100,7 @@ def _ascends(ladder: "Ladder") -> bool:
 
 
 def _chips(ladder: "Ladder") -> list[int]:
-    return [chips_asked(rung.slice) for rung in ladder.rungs]
+    return [requested_chips(rung.slice) for rung in ladder.rungs]
 
 
 class Ladder(ApiModel):

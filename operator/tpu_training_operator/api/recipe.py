@@ -115,8 +115,8 @@ class Schedule(ApiModel):
             cel="[has(self.metric), has(self.mode), has(self.patience)].all(given, given == (self.name == 'Plateau'))",
             message="schedule Plateau needs metric, mode and patience; no other schedule takes them",
             holds=lambda schedule: all(
-                given == (schedule.name is ScheduleName.PLATEAU)
-                for given in (schedule.metric is not None, schedule.mode is not None, schedule.patience is not None)
+                is_set == (schedule.name is ScheduleName.PLATEAU)
+                for is_set in (schedule.metric is not None, schedule.mode is not None, schedule.patience is not None)
             ),
             field="metric",
         ),

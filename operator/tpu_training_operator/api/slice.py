@@ -376,15 +376,15 @@ def _size_per_host(generation: catalogue.Generation) -> int:
 _SIZES_PER_HOST = {g.name_prefix: _size_per_host(g) for g in catalogue.generations().values()}
 
 
-def hosts_asked(value: SliceRef) -> int:
+def requested_hosts(value: SliceRef) -> int:
     """Returns the hosts of all slices as the bound on hosts counts them; 0 if the reference names no slice.
 
     Rounds up, so that a slice of one host counts as two at the most.
     """
-    return value.count * hosts_per_slice_asked(value)
+    return value.count * requested_hosts_per_slice(value)
 
 
-def hosts_per_slice_asked(value: SliceRef) -> int:
+def requested_hosts_per_slice(value: SliceRef) -> int:
     if value.accelerator_type is not None:
         prefix, _, size = value.accelerator_type.rpartition("-")
         per_host = _SIZES_PER_HOST.get(prefix)
@@ -394,7 +394,7 @@ def hosts_per_slice_asked(value: SliceRef) -> int:
 
 
 def cel_hosts_per_slice(ref: str) -> str:
-    """Returns `hosts_per_slice_asked` in CEL, for the slice reference at `ref`."""
+    """Returns `requested_hosts_per_slice` in CEL, for the slice reference at `ref`."""
     # CEL cannot divide rounding up, and has no local variables: a list of one stands in for a variable.
     per_host = " : ".join(f"{ref}.acceleratorType.startsWith('{name}-') ? {n}" for name, n in _SIZES_PER_HOST.items())
     chips = f"[{ref}.topology.split('x').map(side, int(side))].map(t, t[0] * t[1] * (t.size() == 3 ? t[2] : 1))"
@@ -416,7 +416,7 @@ def _size_per_chip(generation: catalogue.Generation) -> int:
 _SIZES_PER_CHIP = {g.name_prefix: _size_per_chip(g) for g in catalogue.generations().values()}
 
 
-def chips_asked(value: SliceRef) -> int:
+def requested_chips(value: SliceRef) -> int:
     """Returns the chips of all slices; 0 if the reference names no slice."""
     if value.accelerator_type is not None:
         prefix, _, size = value.accelerator_type.rpartition("-")
@@ -426,7 +426,7 @@ def chips_asked(value: SliceRef) -> int:
 
 
 def cel_chips(ref: str) -> str:
-    """Returns `chips_asked` in CEL, for the slice reference at `ref`."""
+    """Returns `requested_chips` in CEL, for the slice reference at `ref`."""
     per_chip = " : ".join(f"{ref}.acceleratorType.startsWith('{name}-') ? {n}" for name, n in _SIZES_PER_CHIP.items())
     return (
         f"{ref}.count * (has({ref}.acceleratorType)"
@@ -441,9 +441,9 @@ _HOSTS_ARE_BOUNDED = Rule(
     cel=f"self.count * {cel_hosts_per_slice('self')} <= {MAX_HOSTS}",
     # Without the number of hosts: the API server's cost estimate treats text made of a number as unbounded.
     message=f"a job can have at most {MAX_HOSTS} hosts over all slices; use fewer or smaller slices",
-    holds=lambda value: hosts_asked(value) <= MAX_HOSTS,
+    holds=lambda value: requested_hosts(value) <= MAX_HOSTS,
     explain=lambda value: (
-        f"{hosts_asked(value)} hosts are too many: a job can have at most {MAX_HOSTS} over all slices"
+        f"{requested_hosts(value)} hosts are too many: a job can have at most {MAX_HOSTS} over all slices"
     ),
 )
 

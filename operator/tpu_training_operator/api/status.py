@@ -454,7 +454,7 @@ class Placement(StatusModel):
     since: _Time = Field(description="When the job was last put on it.")
     reason: str = Field(description="Why it is on this slice, as one word.")
     has_run: bool = Field(
-        default=False, description="Whether all workers have been ready on this slice since the job came to it."
+        default=False, description="Whether all workers have been ready on this slice since the job was put on it."
     )
     moves_for_capacity: int = Field(
         default=0, ge=0, description="Consecutive moves for lack of capacity since all workers were last ready."

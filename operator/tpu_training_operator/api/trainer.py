@@ -213,7 +213,7 @@ def mounts_shared_memory(trainer: "Trainer") -> bool:
     return any(mount.mount_path.rstrip("/") == SHARED_MEMORY for mount in trainer.volume_mounts or ())
 
 
-def _reserved(name: str) -> bool:
+def _is_reserved(name: str) -> bool:
     return name.startswith(ENV_PREFIX) or name in RESERVED_ENV
 
 
@@ -322,11 +322,11 @@ class Trainer(ApiModel):
             cel=f"!has(self.env) || self.env.all(e, !e.name.startsWith('{ENV_PREFIX}')"
             f" && !(e.name in {_RESERVED_LIST}))",
             message=f"{ENV_PREFIX}* and {', '.join(RESERVED_ENV)} are set by the operator, torch_xla or libtpu",
-            holds=lambda trainer: not any(_reserved(variable.name) for variable in trainer.env or ()),
+            holds=lambda trainer: not any(_is_reserved(variable.name) for variable in trainer.env or ()),
             field="env",
             explain=lambda trainer: (
                 "reserved for the operator, torch_xla or libtpu: "
-                + ", ".join(variable.name for variable in trainer.env if _reserved(variable.name))
+                + ", ".join(variable.name for variable in trainer.env if _is_reserved(variable.name))
             ),
         ),
         Rule(
@@ -384,7 +384,7 @@ class Trainer(ApiModel):
     shared_memory: Quantity | None = Field(
         None,
         description=f"Size limit of {SHARED_MEMORY}, for example 512Mi or 16Gi; its content counts as the container's"
-        " memory. Left out, it may grow to the container's memory limit, or to the node's memory.",
+        " memory. If left out, it may grow to the container's memory limit, or to the node's memory.",
     )
     volumes: (
         Annotated[list[Volume], Field(max_length=32, json_schema_extra=map_by("name")), unique_by("name")] | None

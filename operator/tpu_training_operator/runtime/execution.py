@@ -16,12 +16,12 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.conditions import EventReason, Reason
 from tpu_training_operator.domain.cluster_state.obstacles import (
     Obstacle,
-    changed_at_creation,
+    explain_change,
+    explain_taken_name,
     limit_range_remedy,
-    name_taken,
 )
 from tpu_training_operator.domain.cluster_state.ownership import is_ours
-from tpu_training_operator.domain.cluster_state.pod_events import autoscaler_has_none, explain_wait
+from tpu_training_operator.domain.cluster_state.pod_events import autoscaler_has_no_pool, explain_wait
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes, PodEvents
 from tpu_training_operator.domain.job.naming import service_name
 from tpu_training_operator.domain.objects.actions import (
@@ -198,8 +198,8 @@ class PlanExecution:
     async def act(self, action: Action) -> bool:
         """False: without it, the rest of its batch is of no use."""
         match action:
-            case Create(optional=True, for_growth=for_growth):
-                return await self._create_optional(action) or not for_growth
+            case Create(optional=True, for_better_slice=for_better_slice):
+                return await self._create_optional(action) or not for_better_slice
             case Create(body, again=again):
                 await self._create(body, again=again)
             case DeletePod(name, uid, force):
@@ -221,7 +221,9 @@ class PlanExecution:
                     self.inboxes.ask_for_stacks(self.key)
             case WarnPlaceholderRefused(why):
                 await self._tell_missing("Pod", why)
-                self.memory.notes = replace(self.memory.notes, told=self.memory.notes.told | {why})
+                self.memory.notes = replace(
+                    self.memory.notes, placeholder_warnings=self.memory.notes.placeholder_warnings | {why}
+                )
             case LookAtEvents(pods):
                 await self._look_at_events(pods)
             case DeleteWorkload(version, name, uid):
@@ -248,7 +250,7 @@ class PlanExecution:
                 raise Refused(changed, body["kind"])
             with _refusals(body, optional=optional), suppress(AlreadyExists):
                 created = await self.cluster.create(body)
-                if resource is PODS and (changed := changed_at_creation(body, created)):
+                if resource is PODS and (changed := explain_change(body, created)):
                     self.memory.changed = self.clock(), changed
                     await self._delete(PODS, name, created["metadata"]["uid"])
                     raise Refused(changed, body["kind"])
@@ -259,7 +261,7 @@ class PlanExecution:
         if resource is ENDPOINTS and not is_ours(existing, self.job) and await self._service_has_selector():
             # An earlier version of this operator created the Service, and the controller manager keeps its Endpoints.
             return
-        if obstacle := name_taken(body["kind"], existing, self.job):
+        if obstacle := explain_taken_name(body["kind"], existing, self.job):
             raise Refused(obstacle, body["kind"])
         if replaces and content(existing) != content(body):
             with _refusals(body):
@@ -283,7 +285,7 @@ class PlanExecution:
         try:
             await self._create(body, optional=True, again=wanted.again)
         except Refused as refused:
-            if refused.obstacle.passes and not wanted.for_growth:
+            if refused.obstacle.passes and not wanted.for_better_slice:
                 raise
             if not refused.obstacle.passes and kind not in self.memory.sent_missing:
                 self.memory.confirm(refused, self.clock())
@@ -329,7 +331,7 @@ class PlanExecution:
                 events = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
                 if line := explain_wait(events):
                     lines[name] = line
-                if self.fixed_node_pools and autoscaler_has_none(events):
+                if self.fixed_node_pools and autoscaler_has_no_pool(events):
                     without_pool.add(name)
         except ApiError as error:
             level = logging.WARNING if self.memory.notes.events is None else logging.DEBUG

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpu_training_operator.domain.cluster_state.worker_reports import NOTHING_HEARD, Inbox, WorkerReport
+from tpu_training_operator.domain.cluster_state.worker_reports import EMPTY_INBOX, Inbox, WorkerReport
 from tpu_training_operator.kube.cluster import JobKey
 
 _LEAST_PAUSE = timedelta(seconds=5)
@@ -26,7 +26,7 @@ class Inboxes:
         self._requests_per_second = requests_per_second
         self._listening_since = clock()
         self._inboxes: dict[JobKey, Inbox] = {}
-        self._unheard: OrderedDict[JobKey, datetime] = OrderedDict()
+        self._last_losses: OrderedDict[JobKey, datetime] = OrderedDict()
 
     @property
     def between_writes(self) -> timedelta:
@@ -51,18 +51,18 @@ class Inboxes:
 
     def of(self, key: JobKey) -> Inbox:
         return replace(
-            self._inboxes.get(key, NOTHING_HEARD),
+            self._inboxes.get(key, EMPTY_INBOX),
             listening_since=self._listening_since,
-            unheard=self._unheard.get(key),
+            last_loss=self._last_losses.get(key),
             between_writes=self.between_writes,
         )
 
     def could_not_listen(self, key: JobKey) -> None:
         """Notes that a report for the job was lost, though not by a worker: the silence until now proves nothing."""
-        self._unheard[key] = self._clock()
-        self._unheard.move_to_end(key)
-        if len(self._unheard) > _MOST_UNHEARD:
-            self._unheard.popitem(last=False)
+        self._last_losses[key] = self._clock()
+        self._last_losses.move_to_end(key)
+        if len(self._last_losses) > _MOST_UNHEARD:
+            self._last_losses.popitem(last=False)
 
     def ask_for_stacks(self, key: JobKey) -> None:
         inbox = self.of(key)

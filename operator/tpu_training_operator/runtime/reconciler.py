@@ -17,7 +17,7 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, parse_time
 from tpu_training_operator.domain.cluster_state.ownership import controller, is_ours
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes, Reporting
-from tpu_training_operator.domain.cluster_state.workload import Queue, is_of_others, manager_of
+from tpu_training_operator.domain.cluster_state.workload import Queue, is_managed_elsewhere, manager_of
 from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
@@ -168,7 +168,7 @@ class Reconciler:
             context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
             log.log(level, "job is %s", _summary(stored, after), extra=context)
         memory.is_restarting = after.state is State.RESTARTING
-        if self._metrics and not is_of_others(job):
+        if self._metrics and not is_managed_elsewhere(job):
             self._metrics.job_seen(key, after.state, self._unready_seconds(after, job))
 
         # 4. A finished job no longer needs reports and notes.

@@ -7,7 +7,7 @@ from datetime import datetime
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.cluster_state.workload import is_of_others
+from tpu_training_operator.domain.cluster_state.workload import is_managed_elsewhere
 from tpu_training_operator.domain.plan.at_rest import may_need_a_pass
 from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError
@@ -41,7 +41,7 @@ async def jobs_to_reconcile(
             where = "the cluster" if namespace is None else f"namespace {namespace}"
             log.warning("the jobs of %s could not be listed: %s", where, error)
     if complete and metrics:
-        metrics.jobs_listed({_key(job): _state(job) for job in jobs if not is_of_others(job)})
+        metrics.jobs_listed({_key(job): _state(job) for job in jobs if not is_managed_elsewhere(job)})
     now = clock()
     return [_key(job) for job in jobs if _may_need_a_pass(job, now)]
 

@@ -14,7 +14,7 @@ from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.watch.job_view import JobView
 from tpu_training_operator.domain.cluster_state.hosts import HostGroup, Hosts, group_words
 from tpu_training_operator.domain.cluster_state.observed import parse_time
-from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
+from tpu_training_operator.domain.failures.messages import describe_attempt, describe_class, describe_place, gist
 from tpu_training_operator.domain.plan.common.restart_budget import Budget
 from tpu_training_operator.domain.plan.stopping.budget import format_hours
 
@@ -258,12 +258,12 @@ def _failures(view: JobView) -> list[Section]:
 
 
 def _failure_line(failure: Failure) -> str:
-    return f"{failed_why(failure)}: {failed_where(failure)}{failed_when(failure)}"
+    return f"{describe_class(failure)}: {describe_place(failure)}{describe_attempt(failure)}"
 
 
 def _failure_in_full(failure: Failure, view: JobView) -> tuple[str, ...]:
-    where = f"{failed_why(failure)}: {failed_where(failure)}, pod {failure.pod}"
-    when = f"{ago(parse_time(failure.time), view.now)}{failed_when(failure)}"
+    where = f"{describe_class(failure)}: {describe_place(failure)}, pod {failure.pod}"
+    when = f"{ago(parse_time(failure.time), view.now)}{describe_attempt(failure)}"
     if view.status.attempt > failure.attempt:
         done = f"The gang was restarted as attempt {failure.attempt + 1}."
     else:

@@ -22,7 +22,7 @@ from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload, manager_of
 from tpu_training_operator.domain.objects.actions import Event, UpdateWorkload, WriteWorkloadStatus
-from tpu_training_operator.domain.objects.workload import is_for_others
+from tpu_training_operator.domain.objects.workload import is_for_other_workers
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.invalid import plan_invalid
 from tpu_training_operator.domain.plan.parse_cache import ParseCache
@@ -122,7 +122,7 @@ def _next_step(look: JobState, queue: Queue, workload: Workload, cache: ParseCac
         has_stopped = not workload.is_active or _copy_has_stopped(look, workload)
         return (release_quota(workload, look.now),) if has_stopped else ()
     if not suspends and not workload.is_active and is_true(look.status.conditions, ConditionType.SUSPENDED):
-        if is_for_others(dict(workload.raw), ask_for(cache.job(look.observed.job)[0], queue).body):
+        if is_for_other_workers(dict(workload.raw), ask_for(cache.job(look.observed.job)[0], queue).body):
             return delete_workloads([workload])
         return (Batch((UpdateWorkload(workload.with_active(True)),)),)
     if workload.is_admitted:

@@ -43,7 +43,7 @@ from tpu_training_operator.domain.plan.restarts.start_deadline import (
     is_partly_refused,
     start_failure,
 )
-from tpu_training_operator.domain.plan.restarts.waiting import explain_wait, read_event_lines
+from tpu_training_operator.domain.plan.restarts.waiting import read_event_lines, show_wait
 from tpu_training_operator.domain.plan.start import describe_start, later_workers, may_be_newer_than_read
 
 _READ_AGAIN = timedelta(seconds=1)
@@ -159,7 +159,7 @@ def _watch_start(ctx: Context) -> Plan:
         again = late.deadline - ctx.now
     # The status shows a starting gang already, unless a refusal has replaced it.
     unblocked = ctx.present(ctx.status, describe_start(ctx, ctx.attempt)) if ctx.is_refused else None
-    return explain_wait(ctx, Plan(_publish(ctx), status=unblocked, again=again))
+    return show_wait(ctx, Plan(_publish(ctx), status=unblocked, again=again))
 
 
 def _watch_peers(ctx: Context) -> Plan:

@@ -163,14 +163,14 @@ def _judge_bucket(bucket: Bucket, region: str) -> tuple[Near, str]:
         return Near.UNKNOWN, f"{name} is in {bucket.location}; {where}"
     if pair := bucket.regions or _NAMED_PAIRS.get(bucket.location, ()):
         what = f"the dual-region of {' and '.join(pair)}"
-        return _within(name, what, region in pair, region, pair[0])
+        return _judge_place(name, what, region in pair, region, pair[0])
     if bucket.location in _MULTI_REGIONS:
         prefix, outside = _MULTI_REGIONS[bucket.location], _OUTSIDE.get(bucket.location, ())
         is_inside = region.startswith(prefix) and region not in outside
-        return _within(name, f"the multi-region {bucket.location.upper()}", is_inside, region, prefix)
+        return _judge_place(name, f"the multi-region {bucket.location.upper()}", is_inside, region, prefix)
     if not _REGION.match(bucket.location):
         return Near.UNKNOWN, f"{name} is in {bucket.location}, which this operator does not know"
-    return _within(name, bucket.location, bucket.location == region, region, bucket.location)
+    return _judge_place(name, bucket.location, bucket.location == region, region, bucket.location)
 
 
 def _continent(region: str) -> str:
@@ -179,7 +179,7 @@ def _continent(region: str) -> str:
     return "northamerica" if name == "us" else name
 
 
-def _within(name: str, what: str, is_inside: bool, region: str, like: str) -> tuple[Near, str]:
+def _judge_place(name: str, what: str, is_inside: bool, region: str, like: str) -> tuple[Near, str]:
     if is_inside:
         with_it = "as the slice is" if what == region else f"which includes {region}"
         return Near.LOCAL, f"{name} is in {what}, {with_it}"

@@ -197,5 +197,5 @@ def _warnings(ctx: Context, asking: Iterable[WorkerPod]) -> Batches:
     the slice."""
     notes = ctx.observed.notes
     reasons = (describe_stuck(pod) for pod in asking if is_stuck(pod, ctx.now))
-    new = next((why for why in reasons if notes is not None and why not in notes.told), None)
+    new = next((why for why in reasons if notes is not None and why not in notes.placeholder_warnings), None)
     return () if new is None else (Batch((WarnPlaceholderRefused(new),)),)

@@ -21,7 +21,7 @@ from tpu_training_operator.api.conditions import Condition, ConditionType, Reaso
 from tpu_training_operator.api.placement import OnLoss
 from tpu_training_operator.api.status import PlacementReason
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
-from tpu_training_operator.domain.cluster_state.pod_events import scheduler_has_none
+from tpu_training_operator.domain.cluster_state.pod_events import explain_no_matching_node
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE
@@ -243,5 +243,5 @@ def explain_missing_pool(ctx: Context) -> str | None:
     if not known or any(pod.node is not None for pod in ctx.pods):
         return None
     messages = (str(pod.condition("PodScheduled").get("message") or "") for pod in ctx.pods if pod.name in known)
-    words = next(filter(None, map(scheduler_has_none, messages)), None)
+    words = next(filter(None, map(explain_no_matching_node, messages)), None)
     return None if words is None else f"the cluster has no node pool for {ctx.option}: {words}"

@@ -19,7 +19,7 @@ from tpu_training_operator.domain.cluster_state.workload import Queue, Workload
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Create, DeleteConfigMap, UpdateWorkload
-from tpu_training_operator.domain.objects.workload import in_queue_of
+from tpu_training_operator.domain.objects.workload import with_queue_of
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.placement.moving import move
 from tpu_training_operator.domain.plan.placement.return_to_preferred import count_turns, turn_length, until_next_turn
@@ -124,8 +124,8 @@ def _next_step(ctx: Context, target: SliceOption) -> Batches:
     if workload is None and (not queue.name or queue.problem):
         return ()
     if workload is None:
-        body = in_queue_of(ask_for(target, queue).body, dict(present.raw))
-        return (Batch((Create(body, optional=True, for_growth=True),)),)
+        body = with_queue_of(ask_for(target, queue).body, dict(present.raw))
+        return (Batch((Create(body, optional=True, for_better_slice=True),)),)
     if workload.is_going:
         return ()
     if workload.is_evicted and workload.holds_quota:
@@ -133,6 +133,6 @@ def _next_step(ctx: Context, target: SliceOption) -> Batches:
     if workload.is_admitted:
         # The workers cannot go where Kueue would place them, so the quota is free for other jobs.
         return (deactivate(workload),)
-    wanted = in_queue_of(dict(workload.raw), dict(present.raw))
+    wanted = with_queue_of(dict(workload.raw), dict(present.raw))
     is_as_wanted = workload.holds_quota or not workload.is_active or wanted["spec"] == workload.raw["spec"]
     return () if is_as_wanted else (Batch((UpdateWorkload(wanted),)),)

@@ -41,8 +41,8 @@ from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import (
     adopt,
     conflicts,
-    is_for_others,
-    misfit,
+    explain_misfit,
+    is_for_other_workers,
     with_priority,
     workload,
 )
@@ -91,7 +91,7 @@ def _check_fit(ctx: Context, queue: Queue) -> Queue:
     if not queue.is_prebuilt or queue.workload is None or queue.problem:
         return queue
     worker = worker_pod(ctx.job, ctx.resolution, WorkerId(1, 0, 0))
-    why = misfit(ctx.job, ctx.resolution, dict(queue.workload.raw), worker)
+    why = explain_misfit(ctx.job, ctx.resolution, dict(queue.workload.raw), worker)
     return replace(queue, problem=f"{why}; the operators of both clusters must have the same version") if why else queue
 
 
@@ -100,7 +100,7 @@ def _is_outdated(ctx: Context, queue: Queue) -> bool:
     pod sets of a Workload cannot follow."""
     if not ctx.is_suspended or queue.workload is None or queue.workload.is_going or queue.is_prebuilt:
         return False
-    return is_for_others(dict(queue.workload.raw), ask_for(ctx.option, queue).body)
+    return is_for_other_workers(dict(queue.workload.raw), ask_for(ctx.option, queue).body)
 
 
 def _adopt(ctx: Context, queue: Queue) -> Plan:

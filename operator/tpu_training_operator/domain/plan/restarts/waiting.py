@@ -38,7 +38,7 @@ _REASONS = re.compile(r"(?<!\d)\d{1,5} hosts?: ([^:;(]{0,200})")
 _SAME = {"ErrImagePull": "ImagePullBackOff"}
 
 
-def explain_wait(ctx: Context, decision: Plan) -> Plan:
+def show_wait(ctx: Context, decision: Plan) -> Plan:
     """Returns the plan with a status that says what the gang waits for, or with a look at events that may explain
     it."""
     notes = ctx.observed.notes
