@@ -137,8 +137,8 @@ class StatusModel:
 
     @classmethod
     def read(cls, body: Any) -> Self:
-        """Reads the part from an object's JSON, None if the object lacks it. Leaves out what it cannot read: a newer
-        operator may have written it, and after a rollback this one must still look after the job."""
+        """Reads the part from an object's JSON, which may be None. Leaves out what it cannot read: a newer operator may
+        have written it, and after a rollback this one must still look after the job."""
         return read_leniently(TypeAdapter(cls), body or {})
 
     def as_json(self) -> dict[str, Any]:

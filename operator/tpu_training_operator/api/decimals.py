@@ -54,7 +54,7 @@ def text_of(value: object) -> str | None:
 
 @dataclass(frozen=True)
 class _Number:
-    """A number within bounds, which `meaning` describes for an error. An open bound does not include itself."""
+    """A number within bounds, which `meaning` describes for an error. An open bound excludes itself."""
 
     meaning: str
     least: int | None = None

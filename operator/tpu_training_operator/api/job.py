@@ -21,7 +21,7 @@ from tpu_training_operator.api.model import (
     Rule,
     StorageUri,
 )
-from tpu_training_operator.api.placement import Placement, ReturnToPreferred
+from tpu_training_operator.api.placement import PlacementPolicy, ReturnToPreferred
 from tpu_training_operator.api.recipe import MetricMode, Recipe, Sharding
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.slice import (
@@ -63,7 +63,7 @@ class InitFrom(ApiModel):
 
 
 class Checkpoint(ApiModel):
-    """Its intervals are not scaled with the slice, because they bound the time that a restart loses."""
+    """The intervals are not scaled with the slice, because they bound the time that a restart loses."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -425,9 +425,10 @@ class Spec(ApiModel):
 
     slice: Slice = Field(description="The TPU slice, or slices, that the job runs on.")
     ladder: Ladder | None = Field(
-        None, description="Short rungs on smaller slices that must pass before the job may begin on its own."
+        None,
+        description="Short trainings on smaller slices, the rungs, which must pass before spec.slice is used.",
     )
-    placement: Placement | None = Field(
+    placement: PlacementPolicy | None = Field(
         None,
         description="Other slices that the job may run on, and when it moves. If left out, the job waits for"
         " spec.slice.",
@@ -483,7 +484,7 @@ def _explain_host_names(job: "TPUTrainingJob") -> str:
 
 
 class TPUTrainingJob(ApiModel):
-    """One training job. `metadata` and `status` are kept as the API server gave them."""
+    """One training job. `metadata` and `status` are as the API server returns them."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -137,7 +137,7 @@ Quantity = Annotated[
     Annotated[int, Field(strict=True)] | Annotated[str, Field(pattern=_QUANTITY)], Field(union_mode="left_to_right")
 ]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
-# As long as a report allows a metric's name to be.
+# The limit of a metric's name in a report.
 MetricName = Annotated[str, Field(min_length=1, max_length=128)]
 LongText = Annotated[str, Field(max_length=4096)]
 # A directory or a bucket's path that the trainer writes to.

@@ -68,7 +68,7 @@ class FewerSlices(ApiModel):
     )
 
 
-class Placement(ApiModel):
+class PlacementPolicy(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="has(self.alternatives) || has(self.count)",

@@ -277,7 +277,7 @@ class Recipe(ApiModel):
     )
     gradient_clip_norm: PositiveDecimal | None = Field(
         None,
-        description="Largest norm of a step's gradient, over all parameters; a longer one is scaled down to it before"
+        description="Largest norm of a step's gradient, over all parameters; a larger one is scaled down to it before"
         " the update. If left out, gradients are not clipped.",
     )
     precision: Precision = Field(

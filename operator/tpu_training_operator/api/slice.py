@@ -395,7 +395,7 @@ def requested_hosts_per_slice(value: SliceRef) -> int:
 
 def cel_hosts_per_slice(ref: str) -> str:
     """Returns `requested_hosts_per_slice` in CEL, for the slice reference at `ref`."""
-    # CEL cannot divide rounding up, and has no local variables: a list of one stands in for a variable.
+    # CEL cannot round a quotient up, and has no local variables: a list of one stands in for a variable.
     per_host = " : ".join(f"{ref}.acceleratorType.startsWith('{name}-') ? {n}" for name, n in _SIZES_PER_HOST.items())
     chips = f"[{ref}.topology.split('x').map(side, int(side))].map(t, t[0] * t[1] * (t.size() == 3 ? t[2] : 1))"
     return (
@@ -439,7 +439,7 @@ def cel_chips(ref: str) -> str:
 
 _HOSTS_ARE_BOUNDED = Rule(
     cel=f"self.count * {cel_hosts_per_slice('self')} <= {MAX_HOSTS}",
-    # Without the number of hosts: the API server's cost estimate treats text made of a number as unbounded.
+    # Names no number of hosts: the API server's cost estimate treats text made of a number as unbounded.
     message=f"a job can have at most {MAX_HOSTS} hosts over all slices; use fewer or smaller slices",
     holds=lambda value: requested_hosts(value) <= MAX_HOSTS,
     explain=lambda value: (

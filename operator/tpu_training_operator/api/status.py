@@ -134,7 +134,7 @@ def _times(value: object) -> list[str] | None:
 
 @plain_dataclass(frozen=True)
 class _ListByClass:
-    """A dict by failure class, which is a list with the key `class` in the object. Reads what it can."""
+    """A dict by failure class; in the object, a list with the key `class`. Items that cannot be read are dropped."""
 
     field: str
     schema: dict[str, Any]

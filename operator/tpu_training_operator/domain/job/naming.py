@@ -40,7 +40,7 @@ def is_placeholder(pod: str, job: str) -> bool:
 
 
 def placeholder_slice(pod: str) -> int:
-    """Returns the index of the slice whose node the placeholder of this name holds."""
+    """Returns the index of the slice in which the placeholder of this name holds a node."""
     return int(pod.split("-")[-2])
 
 

@@ -24,7 +24,8 @@ MOST_COUNTS = 16
 
 @dataclass(frozen=True)
 class SliceOption:
-    """A choice. `job`: the job with this slice as its spec.slice, for code that need not know of moves."""
+    """A choice and what it resolves to. `job`: the job with this slice as its spec.slice, so that other code need not
+    know of moves."""
 
     choice: SliceChoice
     job: TPUTrainingJob
@@ -45,7 +46,7 @@ class SliceOption:
 
     @property
     def program(self) -> tuple[str, str, int, int]:
-        """The same for two steps that are one program, which depends on the slice's shape and a replica's batch."""
+        """The key of the step's program, which depends on the slice's shape and a replica's batch."""
         shape, batch = self.layout.shape, self.resolution.recipe.batch
         return shape.generation, shape.topology, batch.per_replica, batch.accumulation
 
@@ -99,7 +100,7 @@ def options_of(job: TPUTrainingJob) -> tuple[SliceOption, ...]:
 
 
 def _repetitions(option: SliceOption, before: list[SliceOption]) -> Iterator[Problem]:
-    """Yields a problem if the slice is there already: a move to it would stop the gang and start it where it was."""
+    """Yields a problem if an earlier option is the same slice: a move to it would only restart the gang in place."""
     for other in before:
         alike = (other.layout, other.choice.slice.provisioning) == (option.layout, option.choice.slice.provisioning)
         if alike and not option.choice.is_own:

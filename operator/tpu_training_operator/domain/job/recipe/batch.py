@@ -74,7 +74,7 @@ def _global_constant(total: int, tuned_per_replica: int, replicas: int, ledger: 
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    """Returns the largest divisor of `number` up to `most`, in at most 46,000 steps; to try all takes minutes."""
+    """Returns the largest divisor of `number` up to `most`, in at most 46,000 steps; trying all takes minutes."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return max(n for n in (*small, *(number // n for n in small)) if n <= most)
 

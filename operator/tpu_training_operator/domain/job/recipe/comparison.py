@@ -75,7 +75,7 @@ def _tuned_milestones(schedule: Schedule) -> object:
 
 
 def _evaluation_rows(recipe: Recipe) -> Iterator[ComparisonRow]:
-    """Yields the rows about decisions from evaluations, whose patience stays: the interval of evaluations is scaled."""
+    """Yields the rows about decisions from evaluations. Patience is not scaled, because the interval is."""
     schedule, stop = recipe.schedule, recipe.stop_early
     if schedule.name is ScheduleName.PLATEAU:
         factor = f"x {PLATEAU_FACTOR if schedule.factor is None else schedule.factor}"

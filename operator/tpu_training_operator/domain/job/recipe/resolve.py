@@ -20,7 +20,7 @@ from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
 
 @dataclass(frozen=True)
 class LowerRung:
-    """A rung below the job, which makes only the first `steps` of the training. `folder_prefix`: of the folders for
+    """A rung below the job, which makes only the first `steps` of the training. `folder_prefix`: begins the folders for
     checkpoints, one for each attempt of the rung; None if the rung needs none."""
 
     steps: int

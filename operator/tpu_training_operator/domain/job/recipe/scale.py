@@ -46,7 +46,7 @@ class ScaledRecipe:
 
 
 def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int | None = None) -> ScaledRecipe:
-    """Returns the recipe, tuned on `tuned_replicas`, for `replicas`. Raises InvalidJob if the batch does not divide.
+    """Returns the recipe scaled from `tuned_replicas` to `replicas`. Raises InvalidJob if the batch does not divide.
 
     `spread_over`: how many replicas train with these numbers; by default `replicas`.
     """

@@ -29,7 +29,7 @@ BUILT: Mapping[str, frozenset[str]] = {
     "sgd": frozenset({"momentum", "weight_decay"}),
 }
 XLA_CHECKS = frozenset({Finding.CPU_FALLBACK, Finding.HOST_SYNC, Finding.MID_STEP_EXECUTION, Finding.PADDING})
-"""What the trainer's doctor reads from torch_xla, as `tpu_trainer.doctor.doctor` has it; a contract test compares."""
+"""What the trainer's doctor reads from torch_xla; a contract test compares it with `tpu_trainer.doctor.doctor`."""
 PROGRAM_CHECKS = frozenset({Finding.RECOMPILATION, Finding.UNEQUAL_COMPILATIONS})
 """What the doctor counts if torch_xla or torch.compile compiles the step."""
 _SETTINGS = ("momentum", "weight_decay", "beta1", "beta2", "epsilon")
@@ -73,7 +73,7 @@ def checkpoint_warnings(spec: Spec) -> list[str]:
     if spec.checkpoint is None:
         provisioning = spec.slice.provisioning
         spot = provisioning is not None and provisioning.type is ProvisioningType.SPOT
-        # A loop of the user's own may save checkpoints anywhere.
+        # A user's own loop may save checkpoints anywhere.
         if spot and spec.trainer.entrypoint is not None:
             return ["GKE may reclaim spot slices at any time; without spec.checkpoint every restart begins at step 0"]
         return []
