@@ -1,6 +1,6 @@
 """Carries out a plan: creates and deletes objects, batch after batch, the actions of a batch as a stream.
 
-Some actions run side by side, and the next one begins when one has ended. The job is read again from time to time, in
+Some actions run concurrently, and the next one begins when one has ended. The job is read again from time to time, in
 case it no longer wants the rest: a batch of a large gang takes a while. A batch also ends early if an action is
 refused, or if several requests in a row fail, because the rest would fail, too.
 """
@@ -72,11 +72,11 @@ _LOOK_EVERY = 32
 _LOOK_AFTER = timedelta(seconds=5)
 _CHANGES = ("uid", "generation", "deletionTimestamp")
 _FAILURES_IN_A_ROW = 3
-# The next attempt deletes them.
+# Kinds whose objects belong to one attempt: the next attempt deletes them.
 _OF_ONE_ATTEMPT = (CONFIG_MAPS, ENDPOINT_SLICES)
 # Longer than an API server takes to be replaced, or a role to reach all API servers.
 _DOUBT = timedelta(seconds=10)
-# A pod that is created and deleted is a hint. If every pass created one, each pass would cause the next one.
+# Creating and deleting a pod is a hint. If every pass did that, each pass would cause the next one.
 _CHANGED_PAUSE = timedelta(seconds=30)
 
 
@@ -111,7 +111,7 @@ class Memory:
     """That version, if the status began the first attempt of a job that had no pods."""
     pods: int = 0
     is_restarting: bool = False
-    """By the status of the last pass."""
+    """Whether the gang is being restarted, by the status after the last pass."""
     failed_passes: int = 0
     """The number of passes that failed in a row."""
     sent_retrying: bool = False
@@ -179,7 +179,7 @@ class PlanExecution:
                     for _ in range(min(_SIDE_BY_SIDE, len(actions))):
                         tasks.create_task(stream.work())
             finally:
-                # Without those that existed, or a blocked job would log the same in every pass.
+                # Objects that existed are left out, or a blocked job would log the same in every pass.
                 if done := stream.done - self._was_there:
                     what = ", ".join(f"{verb} x {count}" for verb, count in done.items())
                     log.info("carried out %s", what, extra={"job": str(self.key), "uid": self.job["metadata"]["uid"]})
@@ -196,7 +196,7 @@ class PlanExecution:
         return all(now.get(name) == self.job["metadata"].get(name) for name in _CHANGES)
 
     async def act(self, action: Action) -> bool:
-        """False: without it, the rest of its batch is of no use."""
+        """Carries out one action. Returns False if the rest of its batch is useless because of it."""
         match action:
             case Create(optional=True, for_better_slice=for_better_slice):
                 return await self._create_optional(action) or not for_better_slice
@@ -220,7 +220,7 @@ class PlanExecution:
                 if self.inboxes is not None:
                     self.inboxes.ask_for_stacks(self.key)
             case WarnPlaceholderRefused(why):
-                await self._tell_missing("Pod", why)
+                await self._warn_missing("Pod", why)
                 self.memory.notes = replace(
                     self.memory.notes, placeholder_warnings=self.memory.notes.placeholder_warnings | {why}
                 )
@@ -290,12 +290,12 @@ class PlanExecution:
             if not refused.obstacle.passes and kind not in self.memory.sent_missing:
                 self.memory.confirm(refused, self.clock())
                 self.memory.sent_missing.add(kind)
-                await self._tell_missing(kind, str(refused))
+                await self._warn_missing(kind, str(refused))
             return False
         self.memory.sent_missing.discard(kind)
         return True
 
-    async def _tell_missing(self, kind: str, why: str) -> None:
+    async def _warn_missing(self, kind: str, why: str) -> None:
         is_policy = kind == "NetworkPolicy"
         without = f"runs without its {kind}" if is_policy else "cannot ask for a better slice"
         message = f"the gang {without}: {why}"
@@ -324,7 +324,8 @@ class PlanExecution:
             log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(self.key)})
 
     async def _look_at_events(self, pods: Sequence[tuple[str, str]]) -> None:
-        """Notes the events of the pods, given by name and uid. If they cannot be read, the job continues without."""
+        """Notes the events of the pods, given by name and uid. If they cannot be read, the job continues without
+        them."""
         lines, without_pool = {}, set()
         try:
             for name, uid in pods:

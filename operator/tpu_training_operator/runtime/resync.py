@@ -21,7 +21,7 @@ RESYNC_SECONDS = 300.0
 _METADATA = ("namespace", "name", "generation", "deletionTimestamp")
 _POLICY = ("ttlSecondsAfterFinished", "suspend")
 _STATUS = ("state", "attempt", "completionTime", "observedGeneration")
-# They show whether the job's Workload must still be finished, and whether a suspended job still waits.
+# Conditions that show whether the job's Workload must still be finished, and whether a suspended job still waits.
 _ALWAYS = (ConditionType.ADMITTED,)
 _SUSPENDED = (*_ALWAYS, ConditionType.READY, ConditionType.RECONCILING)
 
@@ -78,5 +78,5 @@ def _may_need_a_pass(job: Object, now: datetime) -> bool:
     try:
         return may_need_a_pass(job, now)
     except Exception as error:
-        log.warning("its status cannot be read: %s", error, extra={"job": str(_key(job))})
+        log.warning("the job's status cannot be read: %s", error, extra={"job": str(_key(job))})
         return True
