@@ -1,6 +1,5 @@
 """A job and its pods as the planner reads them: built from raw objects, never written back."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from tpu_training_operator.domain.cluster_state.worker_reports import EMPTY_INBO
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.naming import WorkerId, entry_check_pod_name, is_placeholder
 from tpu_training_operator.domain.job.topology import SliceLayout
+from tpu_training_operator.domain.job.trainer_report import LastWords, read_last_words
 
 Object = Mapping[str, Any]
 
@@ -156,20 +156,16 @@ class WorkerPod:
         return terminated
 
     @cached_property
-    def trainer_message(self) -> Object | None:
+    def trainer_message(self) -> LastWords | None:
         """The trainer's termination message; None if it is anything but a JSON object."""
-        try:
-            parsed = json.loads(str(self.termination.get("message") or ""))
-        except (ValueError, RecursionError):
-            return None
-        return parsed if isinstance(parsed, dict) else None
+        return read_last_words(str(self.termination.get("message") or ""))
 
     @cached_property
     def last_words(self) -> str:
         """The message within the trainer's JSON, or the entire termination message if that is plain text."""
         if self.trainer_message is None:
             return plain(str(self.termination.get("message") or "").strip())
-        return plain(str(self.trainer_message.get("message", "")))
+        return self.trainer_message.message
 
     @cached_property
     def runs_trainer(self) -> bool:

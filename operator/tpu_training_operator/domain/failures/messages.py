@@ -15,8 +15,6 @@ LONGEST_MESSAGE = 1000
 LONGEST_LINE = 300
 _LONGEST_PLACE = 100
 
-# The recipe's own bound: the largest number that a double holds exactly.
-_LARGEST_STEP = 2**53
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
 # Frames of Python's own files, of installed packages and of the trainer.
 _NOT_THE_USERS = re.compile(r"^<frozen|/(site|dist)-packages/|/lib/python3[.\d]*/|/tpu_trainer/")
@@ -26,9 +24,7 @@ _LEFT_OUT = "..."
 
 def step_reached(pod: WorkerPod) -> int | None:
     """Returns the training step at which the trainer ended, if it reported one."""
-    step = (pod.trainer_message or {}).get("step")
-    is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _LARGEST_STEP
-    return step if is_step else None
+    return None if pod.trainer_message is None else pod.trainer_message.step
 
 
 def cut(message: str) -> str:

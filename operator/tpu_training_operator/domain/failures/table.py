@@ -197,9 +197,8 @@ def own_exit_code(pod: WorkerPod) -> int | None:
     is_replaced = failed_with_code_0(pod) if pod.runs_trainer else pod.exit_code == ExitCode.USER_ERROR
     if not is_replaced:
         return pod.exit_code
-    outcome = (pod.trainer_message or {}).get("outcome")
-    if isinstance(outcome, str) and outcome in _CODES:
-        return _CODES[outcome]
+    if pod.trainer_message is not None and pod.trainer_message.outcome in _CODES:
+        return _CODES[pod.trainer_message.outcome]
     launched = None if pod.runs_trainer else read_launcher(pod.last_words)
     return launched.exit_code if launched else pod.exit_code
 
@@ -208,7 +207,7 @@ def own_words(pod: WorkerPod) -> str:
     """Returns the last words of the program that trains, without its launcher's closing lines."""
     if pod.runs_trainer:
         return pod.last_words
-    if (pod.trainer_message or {}).get("outcome") == "Succeeded":
+    if pod.trainer_message is not None and pod.trainer_message.outcome == "Succeeded":
         # The last words are the training's; what failed afterwards, such as an export, left none.
         return with_ending(f"{_AFTER_THE_TRAINING} (exit code {pod.exit_code}; its log says why)", pod.last_words)
     launched = read_launcher(pod.last_words)
