@@ -31,7 +31,7 @@ _SECTIONS = {
         ("task/hooks.py", "Hooks"),
         ("task/logbook.py", "log"),
         ("task/board.py", "SummaryWriter"),
-        ("lightning/needs.py", "LightningRun"),
+        ("lightning/lightning_run.py", "LightningRun"),
     ),
     "`from tpu_trainer.callbacks import ...`": (
         ("callbacks/session.py", "session"),

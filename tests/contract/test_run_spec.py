@@ -85,6 +85,7 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         gradient_clip_norm=number(recipe.gradient_clip_norm),
         precision=recipe.precision,
         sharding=recipe.sharding,
+        loop=job.spec.trainer.loop,
         torch=_torch(job.spec.trainer.torch),
         code=job.spec.trainer.code and trainer.CodeSpec(**job.spec.trainer.code.model_dump()),
         checkpoint=_checkpoint(job),

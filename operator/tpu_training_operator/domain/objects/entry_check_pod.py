@@ -11,7 +11,7 @@ from tpu_training_operator.api import constants
 from tpu_training_operator.api.entry_check import CompileCheck
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import Hardware
-from tpu_training_operator.api.trainer import Backend, Resources
+from tpu_training_operator.api.trainer import Resources
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.options import SliceOption, other_programs
@@ -62,7 +62,7 @@ def compiled_elsewhere(option: SliceOption, options: Iterable[SliceOption]) -> l
 def compile_seconds(job: TPUTrainingJob) -> int | None:
     """Returns how long the pod may compile the step; None if it does not compile."""
     spec, check = job.spec, job.spec.entry_check
-    if check.compile is CompileCheck.SKIP or spec.trainer.backend is not Backend.XLA:
+    if check.compile is CompileCheck.SKIP or not spec.trainer.is_traceable:
         return None
     if check.compile is CompileCheck.REQUIRE:
         return check.deadline_seconds

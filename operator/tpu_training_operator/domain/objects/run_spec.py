@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName, Sharding
-from tpu_training_operator.api.trainer import Backend, Execution, TorchRuntime
+from tpu_training_operator.api.trainer import Backend, Execution, Loop, TorchRuntime
 from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval, left_by_rungs
 from tpu_training_operator.domain.job.recipe.comparison import ComparisonRow, comparison
 from tpu_training_operator.domain.job.recipe.resolve import LowerRung, Resolution
@@ -51,13 +51,15 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
     }
     if spec.trainer.entrypoint is not None:
         document["entrypoint"] = spec.trainer.entrypoint
+    # Left out if it is the default, because an older image refuses unknown fields.
+    if spec.trainer.loop is not Loop.BUILT_IN:
+        document["loop"] = spec.trainer.loop.value
     if recipe.evaluate_every_steps is not None:
         document["evaluateEverySteps"] = recipe.evaluate_every_steps
     if recipe.ema_decay is not None:
         document["emaDecay"] = recipe.ema_decay
     if spec.recipe.stop_early is not None:
         document["stopEarly"] = spec.recipe.stop_early.model_dump(by_alias=True, exclude_none=True, mode="json")
-    # Left out if it is the default, because an older image refuses unknown fields.
     if spec.recipe.on_not_finite is not OnNotFinite.STOP:
         document["onNotFinite"] = spec.recipe.on_not_finite.value
     if spec.recipe.gradient_clip_norm is not None:
