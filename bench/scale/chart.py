@@ -8,7 +8,6 @@ from xml.etree.ElementTree import Element, indent, tostring
 from bench.scale.stage import FLOOR, INDEXED, OPERATOR
 from bench.trainer.compare import Spread
 from tpu_training_operator.html_report.formatting import count
-from tpu_training_operator.html_report.markup import tag
 from tpu_training_operator.html_report.plot import Axis, axis_of
 
 NAMES = {FLOOR: "bare client", INDEXED: "Indexed Job", OPERATOR: "this operator"}
@@ -107,6 +106,17 @@ def _panel(title: str, panel: Panel) -> Iterator[Element]:
         yield tag("path", class_=f"line {name}", d=f"M{'L'.join(middle)}")
         for cx, cy in (place.split() for place in middle):
             yield tag("circle", class_=f"dot {name}", cx=cx, cy=cy, r="3")
+
+
+def tag(name: str, /, *content: Element | str | Iterable[Element], **attributes: str) -> Element:
+    """Makes `<name attributes>content</name>`; a trailing "_" of an attribute is dropped, others become "-"."""
+    element = Element(name, {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()})
+    for part in content:
+        if isinstance(part, str):
+            element.text = part
+        else:
+            element.extend([part] if isinstance(part, Element) else part)
+    return element
 
 
 def _legend(y: float) -> Iterable[Element]:

@@ -52,10 +52,10 @@ def test_what_a_trainer_writes_is_valid_and_becomes_a_page(changes: dict[str, ob
     Draft202012Validator(SCHEMA).validate(json.loads(document))
     shown = parse_history(document)
     assert shown.written == WRITTEN
-    assert shown.run_spec.train_steps == spec.train_steps
-    assert [point.mean for point in shown.recorded.losses] == [0.75, None, None, 0.5]
-    assert [(each.step, each.rate) for each in shown.recorded.rates.points] == [(1, 0.05), (2, 0.1)]
-    assert (shown.recorded.examples_per_second, shown.recorded.mfu) == (80.0, 0.4)
+    assert shown.train_steps == spec.train_steps
+    assert [point.mean for point in shown.losses] == [0.75, None, None, 0.5]
+    assert [(each.step, each.rate) for each in shown.rates] == [(1, 0.05), (2, 0.1)]
+    assert (shown.examples_per_second, shown.mfu) == (80.0, 0.4)
     page = render(shown)
     known = (job.name, "pad less", "0.875", "&lt;b&gt;accuracy", "0.625")
     assert all(words in page for words in (*known, "Succeeded" if ended else "Running"))

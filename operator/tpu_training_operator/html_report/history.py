@@ -7,53 +7,63 @@ are ignored, so that a newer trainer's file can be shown.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Annotated, Any
 
-from pydantic import AliasGenerator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, AliasGenerator, AliasPath, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 HISTORY = "history.json"
 SCHEMA = "history/v1"
+
+# Larger counts could not be converted to a float.
+Count = Annotated[int, Field(ge=0, le=10**15)]
+Positive = Annotated[Count, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class UnreadableHistory(ValueError):
     """The file is not a history that this version can show; the text says why."""
 
 
-class _Recorded(BaseModel):
-    model_config = ConfigDict(frozen=True)
+def _at(path: str, *default: Any) -> Any:
+    """Declares a field by its path in the document; without a default it is required."""
+    return Field(*default, validation_alias=AliasPath(*path.split(".")))
 
 
-class LossSpan(_Recorded):
-    """The losses of `count` steps up to and including `step`; `broken` of them were not finite.
+class _Row(BaseModel):
+    # The run spec's names are in camel case, and the recorded ones in snake case.
+    _names = AliasGenerator(validation_alias=lambda name: AliasChoices(to_camel(name), name))
+    model_config = ConfigDict(frozen=True, alias_generator=_names)
+
+
+class Span(_Row):
+    """The values of `count` steps up to and including `step`; `broken` of them were not finite.
 
     `mean`, `low` and `high`: of the finite ones; None if there are none.
     """
 
-    step: int
-    count: int
-    mean: float | None
-    low: float | None
-    high: float | None
-    broken: int
+    step: Count
+    count: Count
+    mean: Finite | None
+    low: Finite | None
+    high: Finite | None
+    broken: Count
 
 
-class LoggedSeries(_Recorded):
-    """The values that the task logs under one name, in points like those of the losses."""
+class LoggedCurve(_Row):
+    """The values that the task logs under one name."""
 
     name: str
-    points: Sequence[LossSpan] = ()
+    points: Sequence[Span] = ()
 
 
-class Stretch(_Recorded):
-    """The `steps` steps up to and including `step`: seconds in all and per phase, and the last learning rate.
+class Stretch(_Row):
+    """The `steps` steps up to and including `step`. `gradient_norm`: the mean norm before clipping."""
 
-    `gradient_norm`: the mean of the gradients' norms before clipping; None if none was finite or measured.
-    """
-
-    step: int
-    steps: int = Field(ge=1)
-    seconds: float
-    split: Mapping[str, float]
+    step: Count
+    steps: Positive
+    seconds: Finite
+    split: Mapping[str, Finite]
     learning_rate: float
     gradient_norm: float | None = None
 
@@ -63,150 +73,53 @@ class Stretch(_Recorded):
         return self.seconds - self.split.get("evaluate", 0.0)
 
 
-class Rate(_Recorded):
-    """The learning rate of one step."""
-
-    step: int
+class Rate(_Row):
+    step: Count
     rate: float
 
 
-class LearningRates(_Recorded):
-    """Learning rates from the first step on, sampled; the last one is that of the last stretch."""
-
-    points: Sequence[Rate] = ()
-
-
-class Evaluation(_Recorded):
-    step: int
+class Evaluation(_Row):
+    step: Count
     metrics: Mapping[str, float]
 
 
-class DoctorWarning(_Recorded):
+class DoctorWarning(_Row):
     """The findings of one check of the doctor: how many (`times`), their first and last step, and the last message."""
 
     check: str
-    first: int
-    last: int
-    times: int
+    first: Count
+    last: Count
+    times: Count
     message: str
 
 
-class FirstLoss(_Recorded):
-    """`seconds`: from the start of the reporting process to its first loss; `compiling`: the seconds of these that the
-    `compilations` programs took."""
-
-    seconds: float
-    compilations: int
-    compiling: float
-
-
-class Attempt(_Recorded):
+class Attempt(_Row):
     """One gang, which started after step `first` and reached step `last`. `outcome`: the exit code's name, if known."""
 
-    number: int
-    first: int
-    last: int
-    split: Mapping[str, float]
+    number: Count
+    first: Count
+    last: Count
+    split: Mapping[str, Finite]
     outcome: str | None = None
-    first_loss: FirstLoss | None = None
+    first_loss: Finite | None = _at("first_loss.seconds", None)
+    compilations: Count = _at("first_loss.compilations", 0)
+    compiling: Finite = _at("first_loss.compiling", 0.0)
 
 
-class Measurements(_Recorded):
-    """The records of all attempts. The last attempt wrote the file; sequences are in the order of steps."""
-
-    attempts: Sequence[Attempt] = Field(min_length=1)
-    losses: Sequence[LossSpan] = ()
-    logged: Sequence[LoggedSeries] = ()
-    stretches: Sequence[Stretch] = ()
-    evaluations: Sequence[Evaluation] = ()
-    rates: LearningRates = LearningRates()
-    warnings: Sequence[DoctorWarning] = ()
-    examples_per_second: float | None = None
-    mfu: float | None = None
-    noise_scale: float | None = None
-
-    @property
-    def ends_finite(self) -> bool:
-        """Whether the newest loss is finite, or there is none."""
-        return not self.losses or self.losses[-1].mean is not None
-
-
-class _RunSpecPart(BaseModel):
-    """A part of the run spec, whose fields have camel-case names; `domain.objects.run_spec` writes it."""
-
-    model_config = ConfigDict(frozen=True, alias_generator=AliasGenerator(validation_alias=to_camel))
-
-
-class RecordedJob(_RunSpecPart):
-    namespace: str
-    name: str
-
-
-class RecordedSlice(_RunSpecPart):
-    generation: str
-    topology: str
-    slices: int
-    hosts: int
-    replicas: int = Field(ge=1)
-
-
-class RecordedBatch(_RunSpecPart):
-    """Examples per step of the whole job, and per replica and pass."""
-
-    total: int = Field(validation_alias="global", ge=1)
-    per_replica: int
-    accumulation: int = 1
-
-
-class RecordedSchedule(_RunSpecPart):
-    name: str = "Constant"
-    milestones: Sequence[int] = ()
-    factor: float | None = None
-    metric: str | None = None
-    patience: int | None = None
-
-
-class RecordedOptimizer(_RunSpecPart):
-    name: str
-    learning_rate: float
-    momentum: float | None = None
-    weight_decay: float | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    epsilon: float | None = None
-
-
-class RecordedInitFrom(_RunSpecPart):
-    uri: str
-
-
-class WatchedMetric(_RunSpecPart):
+class Watched(_Row):
     """A metric on which the run acts. `mode`: whether Max or Min is better."""
 
     metric: str
     mode: str
 
-    @property
-    def highest(self) -> bool:
-        return self.mode == "Max"
 
-
-class RecordedStopEarly(WatchedMetric):
-    patience: int
+class EarlyStop(Watched):
+    patience: Count
     min_delta: float | None = None
 
 
-class RecordedCheckpoint(_RunSpecPart):
-    uri: str
-    keep: int
-    keep_best: WatchedMetric | None = None
-    init_from: RecordedInitFrom | None = None
-    every_steps: int | None = None
-    every_seconds: int | None = None
-
-
-class ScaledNumber(_RunSpecPart):
-    """One number of the recipe: where it was tuned, where it ran, and the rule between the two."""
+class ScaledNumber(_Row):
+    """One number of the recipe: where it was tuned, where it runs, and the rule between the two."""
 
     name: str
     tuned_on: str
@@ -214,54 +127,87 @@ class ScaledNumber(_RunSpecPart):
     rule: str
 
 
-class RecordedRunSpec(_RunSpecPart):
-    """The run spec as recorded. `entrypoint`: None for a user's own loop."""
+class History(_Row):
+    """A history, as far as the page shows it. A field is None if it is unknown or not set."""
 
-    job: RecordedJob
-    entrypoint: str | None = None
-    backend: str
-    hardware: str
-    slice: RecordedSlice
-    batch: RecordedBatch
-    train_steps: int = Field(ge=1)
-    warmup_steps: int
-    seed: int
-    optimizer: RecordedOptimizer
-    schedule: RecordedSchedule = RecordedSchedule()
-    evaluate_every_steps: int | None = None
-    stop_early: RecordedStopEarly | None = None
-    on_not_finite: str = "Stop"
-    ema_decay: float | None = None
-    gradient_clip_norm: float | None = None
-    precision: str | None = None
-    sharding: str | None = None
-    parameters: Mapping[str, str] = {}
-    data_uri: str | None = None
-    checkpoint: RecordedCheckpoint | None = None
-    scaling: Sequence[ScaledNumber] = ()
+    written: datetime
+    environment: Mapping[str, str] = {}
+    # How the newest attempt ended: the exit code's name, and its message. None during the run.
+    outcome: str | None = _at("outcome.code", None)
+    message: str = _at("outcome.message", "")
+
+    # The records of all attempts, in the order of steps. The last attempt wrote the file.
+    attempts: Sequence[Attempt] = Field(validation_alias=AliasPath("recorded", "attempts"), min_length=1)
+    losses: Sequence[Span] = _at("recorded.losses", ())
+    logged: Sequence[LoggedCurve] = _at("recorded.logged", ())
+    stretches: Sequence[Stretch] = _at("recorded.stretches", ())
+    evaluations: Sequence[Evaluation] = _at("recorded.evaluations", ())
+    rates: Sequence[Rate] = _at("recorded.rates.points", ())
+    warnings: Sequence[DoctorWarning] = _at("recorded.warnings", ())
+    examples_per_second: float | None = _at("recorded.examples_per_second", None)
+    mfu: float | None = _at("recorded.mfu", None)
+    noise_scale: float | None = _at("recorded.noise_scale", None)
+
+    # The run spec, which `domain.objects.run_spec` writes. A user's own loop has no entrypoint.
+    namespace: str = _at("runSpec.job.namespace")
+    name: str = _at("runSpec.job.name")
+    entrypoint: str | None = _at("runSpec.entrypoint", None)
+    backend: str = _at("runSpec.backend")
+    hardware: str = _at("runSpec.hardware")
+    generation: str = _at("runSpec.slice.generation")
+    topology: str = _at("runSpec.slice.topology")
+    slices: Count = _at("runSpec.slice.slices")
+    hosts: Count = _at("runSpec.slice.hosts")
+    replicas: Positive = _at("runSpec.slice.replicas")
+    global_batch: Positive = _at("runSpec.batch.global")
+    per_replica_batch: Count = _at("runSpec.batch.perReplica")
+    accumulation: Count = _at("runSpec.batch.accumulation", 1)
+    train_steps: Positive = _at("runSpec.trainSteps")
+    warmup_steps: Count = _at("runSpec.warmupSteps")
+    seed: int = _at("runSpec.seed")
+    optimizer: str = _at("runSpec.optimizer.name")
+    learning_rate: float = _at("runSpec.optimizer.learningRate")
+    momentum: float | None = _at("runSpec.optimizer.momentum", None)
+    weight_decay: float | None = _at("runSpec.optimizer.weightDecay", None)
+    beta1: float | None = _at("runSpec.optimizer.beta1", None)
+    beta2: float | None = _at("runSpec.optimizer.beta2", None)
+    epsilon: float | None = _at("runSpec.optimizer.epsilon", None)
+    schedule: str = _at("runSpec.schedule.name", "Constant")
+    milestones: Sequence[Count] = _at("runSpec.schedule.milestones", ())
+    factor: float | None = _at("runSpec.schedule.factor", None)
+    plateau_metric: str | None = _at("runSpec.schedule.metric", None)
+    plateau_patience: Count | None = _at("runSpec.schedule.patience", None)
+    evaluate_every: Count | None = _at("runSpec.evaluateEverySteps", None)
+    stop_early: EarlyStop | None = _at("runSpec.stopEarly", None)
+    on_not_finite: str = _at("runSpec.onNotFinite", "Stop")
+    ema_decay: float | None = _at("runSpec.emaDecay", None)
+    clip_norm: float | None = _at("runSpec.gradientClipNorm", None)
+    precision: str | None = _at("runSpec.precision", None)
+    sharding: str | None = _at("runSpec.sharding", None)
+    parameters: Mapping[str, str] = _at("runSpec.parameters", {})
+    data_uri: str | None = _at("runSpec.dataUri", None)
+    checkpoint_uri: str | None = _at("runSpec.checkpoint.uri", None)
+    keep: Count = _at("runSpec.checkpoint.keep", 1)
+    keep_best: Watched | None = _at("runSpec.checkpoint.keepBest", None)
+    save_every_steps: Count | None = _at("runSpec.checkpoint.everySteps", None)
+    save_every_seconds: Count | None = _at("runSpec.checkpoint.everySeconds", None)
+    init_from: str | None = _at("runSpec.checkpoint.initFrom.uri", None)
+    scaling: Sequence[ScaledNumber] = _at("runSpec.scaling", ())
 
     @property
-    def watched(self) -> Sequence[WatchedMetric]:
+    def watched(self) -> list[Watched]:
         """The metrics on which the run acts, the one for the best checkpoint first."""
-        best = None if self.checkpoint is None else self.checkpoint.keep_best
-        return [metric for metric in (best, self.stop_early) if metric is not None]
+        return [metric for metric in (self.keep_best, self.stop_early) if metric is not None]
 
+    @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics of the evaluations, in the task's order."""
+        return list(dict.fromkeys(name for evaluation in self.evaluations for name in evaluation.metrics))
 
-class AttemptOutcome(_Recorded):
-    """How the newest attempt ended: the exit code's name, and its message."""
-
-    code: str
-    message: str
-
-
-class History(_RunSpecPart):
-    """A whole history. `outcome`: None during the run; `environment`: versions by name; `written`: its time."""
-
-    run_spec: RecordedRunSpec
-    recorded: Measurements
-    written: datetime
-    outcome: AttemptOutcome | None = None
-    environment: Mapping[str, str] = {}
+    @property
+    def ends_finite(self) -> bool:
+        """Whether the newest loss is finite, or there is none."""
+        return not self.losses or self.losses[-1].mean is not None
 
 
 def parse_history(document: bytes) -> History:

@@ -1,18 +1,19 @@
-"""Renders the page: an HTML document that loads nothing and runs no script."""
+"""Renders the page: an HTML document that loads nothing and runs no script. Its layout is the template `page.html`,
+which escapes every value."""
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.resources import files
-from xml.etree.ElementTree import Element
 
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
+
+from tpu_training_operator.api.status import RungStatus
 from tpu_training_operator.html_report import charts
-from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, badge, closing_words, has_failed, what_went_wrong
+from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, badge, closing_words, failure, has_failed
 from tpu_training_operator.html_report.formatting import count, duration, number, plural, share
-from tpu_training_operator.html_report.history import FirstLoss, History, Measurements, RecordedRunSpec
-from tpu_training_operator.html_report.ladder import RungRow, ladder
-from tpu_training_operator.html_report.markup import Content, aside, figure, html, key, pair, section, table, tag
-from tpu_training_operator.html_report.metrics import evaluations, logged_values
-from tpu_training_operator.html_report.numbers import key_numbers
+from tpu_training_operator.html_report.history import History, LoggedCurve, Watched
+from tpu_training_operator.html_report.plot import HEIGHT, WIDTH, drawable
 from tpu_training_operator.html_report.recipe import recipe_rows
 
 PHASES = {
@@ -35,232 +36,154 @@ OWN_LOOP = {
 SHORTEST = 0.001
 """The fewest seconds for which a phase has a row."""
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+HEADLINES = 2
+"""The most metrics of the last evaluation among the key numbers: first those that the run watches."""
 
 
-def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungRow] = ()) -> str:
+def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungStatus] = ()) -> str:
     """Returns the page as HTML, without sections that have no content. `end`: how the job as a whole ended, if known;
     `rungs`: its ladder, if `end` is None."""
-    spec, measured = history.run_spec, history.recorded
-    split = {phase: sum(attempt.split.get(phase, 0.0) for attempt in measured.attempts) for phase in PHASES}
-    sections = (
-        _header(history, end),
-        what_went_wrong(history, end),
-        key_numbers(measured, spec, sum(split.values())),
-        ladder(end.rungs if end else rungs),
-        _loss(measured),
-        logged_values(measured),
-        evaluations(measured, spec),
-        _throughput(measured, spec),
-        _time(split, measured, OWN_LOOP if spec.entrypoint is None else PHASES),
-        _warnings(measured, has_failed(history, end)),
-        _recipe(measured, spec),
-        _attempts(history),
-        _environment(history),
+    rungs = end.rungs if end else rungs
+    return _template().render(
+        history=history,
+        badge=badge(history, end),
+        failed=has_failed(history, end),
+        closing=closing_words(history, end),
+        where=end.where if end else "",
+        failure=failure(history, end),
+        tiles=list(_tiles(history)),
+        rungs=[_rung_row(place, rung) for place, rung in enumerate(rungs, 1)],
+        growth=charts.growth_plot(rungs),
+        loss=charts.loss_plot(history),
+        loss_note=charts.loss_note(history),
+        logged=[_logged_row(logged) for logged in history.logged],
+        logged_plots=list(charts.logged_plots(history)),
+        metrics=[_metric_row(history, name) for name in history.metrics],
+        metric_plots=list(charts.metric_plots(history)),
+        consequences=list(_consequences(history)),
+        throughput=charts.throughput_plot(history),
+        phases=_phases(history),
+        recipe=recipe_rows(history),
+        recipe_plots=list(charts.recipe_plots(history)),
+        attempts=[_attempt_row(history, place) for place in range(len(history.attempts))],
     )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", f"{spec.job.name}: {badge(history, end).words} · training report"),
-        tag("style", _style()),
-    )
-    return "<!doctype html>\n" + html(tag("html", head, tag("body", tag("main", sections)), lang="en")) + "\n"
-
-
-def _header(history: History, end: JobEnd | None) -> Element:
-    spec, state = history.run_spec, badge(history, end)
-    job, where = spec.job, spec.slice
-    written = tag("time", f"{history.written:%Y-%m-%d %H:%M %Z}", datetime=history.written.isoformat())
-    facts: tuple[Content | list[Content], ...] = (
-        f"{where.generation} {where.topology}",
-        plural(where.slices, "slice") if where.slices > 1 else None,
-        "rehearsed on CPU" if spec.hardware == "CPU" else None,
-        plural(where.hosts, "host"),
-        plural(where.replicas, "replica"),
-        f"attempt {history.recorded.attempts[-1].number}",
-        ["as of ", written] if state.kind == "running" else written,
-    )
-    namespace = None if job.namespace == "default" else tag("span", f"{job.namespace}/", class_="namespace")
-    return tag(
-        "header",
-        tag("p", "Training report", class_="eyebrow"),
-        tag("div", tag("h1", namespace, job.name), tag("p", state.words, class_=f"badge {state.kind}"), class_="title"),
-        tag("p", (tag("span", fact) for fact in facts if fact is not None), class_="facts"),
-        closing_words(history, end),
-    )
-
-
-def _loss(measured: Measurements) -> Element | None:
-    if not measured.losses:
-        return None
-    columns, extent = charts.loss_columns(measured), charts.extent(measured.losses)
-    broken = sum(point.broken for point in measured.losses)
-    lost = f"The loss of {plural(broken, 'step')} was NaN or infinite" if broken else ""
-    if extent is None:
-        return section("loss", "Loss", tag("p", f"{lost}, so there is no curve.", class_="note"))
-    spread = ": mean and range" if any(point.count > 1 for point in columns) else ""
-    logarithmic = ", on a logarithmic axis" if charts.loss_axis(measured).logarithmic else ""
-    evaluated, restarts = charts.evaluated_loss(measured), charts.restarts(measured)
-    keys = tag(
-        "p",
-        key("training", f"training{spread}{logarithmic}"),
-        None if evaluated is None else key("evaluation", "evaluation"),
-        key("broken", "not finite") if broken else None,
-        key("mark", "a new attempt") if restarts else None,
-        class_="keys",
-    )
-    lost = f" {lost}: marked at the top, left out of the curve." if broken else ""
-    return section("loss", "Loss", keys, charts.loss_chart(measured), tag("p", f"{extent}.{lost}", class_="note"))
-
-
-def _throughput(measured: Measurements, spec: RecordedRunSpec) -> Element | None:
-    drawing = charts.throughput_chart(measured, spec.batch.total)
-    if drawing is None:
-        return None
-    rate = measured.examples_per_second
-    keys = tag(
-        "p",
-        key("throughput", "examples per second, without evaluations"),
-        None if rate is None else key("level", f"{number(rate)} after compilation"),
-        key("mark", "a new attempt") if charts.restarts(measured) else None,
-        class_="keys",
-    )
-    return section("throughput", "Throughput", keys, drawing)
-
-
-def _time(split: Mapping[str, float], measured: Measurements, words: Mapping[str, tuple[str, str]]) -> Element | None:
-    split = {phase: seconds for phase, seconds in split.items() if phase in words and seconds >= SHORTEST}
-    total, attempts = sum(split.values()), len(measured.attempts)
-    if not total:
-        return None
-    rows = [
-        tag(
-            "tr",
-            tag("th", tag("i", class_=f"swatch {phase}"), words[phase][0], scope="row"),
-            tag("td", duration(seconds), class_="right"),
-            tag("td", share(seconds / total), class_="right"),
-            tag("td", words[phase][1], class_="apart wide"),
-        )
-        for phase, seconds in split.items()
-    ]
-    over = f", over {plural(attempts, 'attempt')}" if attempts > 1 else ""
-    note = f"Measured by the reporting replica. {duration(total)} in all{over}."
-    return section(
-        "time",
-        "Where the time went",
-        charts.split_bar({phase: (words[phase][0], seconds) for phase, seconds in split.items()}),
-        table(["Phase", "Time", "Share", "What it is"], rows, right=(1, 2), apart=(3,), wide=(3,), class_="split"),
-        tag("p", note, _first_loss(measured.attempts[-1].first_loss, attempts), class_="note"),
-    )
-
-
-def _warnings(measured: Measurements, has_failed: bool) -> Element | None:
-    """Lists the doctor's warnings. Reports that there are none only for a run that has trained and has not failed."""
-    items = []
-    for warned in measured.warnings:
-        often = f"{count(warned.times)} times, steps {count(warned.first)} to {count(warned.last)}"
-        when = often if warned.times > 1 else f"step {count(warned.first)}"
-        heading = tag("p", tag("strong", warned.check), " ", tag("span", when, class_="where"))
-        items.append(tag("li", heading, tag("p", warned.message)))
-    if items:
-        return section("warnings", "Warnings", tag("ul", items, class_="warnings"))
-    if has_failed or not measured.stretches:
-        return None
-    return section("warnings", "Warnings", tag("p", "The doctor found no problems.", class_="none"))
-
-
-def _recipe(measured: Measurements, spec: RecordedRunSpec) -> Element:
-    scaled = [
-        tag(
-            "tr",
-            tag("th", row.name[:1].upper() + row.name[1:], scope="row"),
-            tag("td", row.tuned_on),
-            tag("td", tag("b", row.runs_on) if row.runs_on != row.tuned_on else row.runs_on),
-            tag("td", row.rule),
-        )
-        for row in spec.scaling
-    ]
-    pairs = (
-        pair(row.name, tag("b", row.value), " " if row.note else None, aside(row.note)) for row in recipe_rows(spec)
-    )
-    drawn = {
-        "Learning rate": charts.rate_chart(measured),
-        "Gradient norm, before clipping": charts.norm_chart(measured),
-    }
-    figures = [figure(caption, drawing) for caption, drawing in drawn.items() if drawing is not None]
-    noise = _noise_sentence(measured, spec)
-    return section(
-        "recipe",
-        "The recipe on this slice",
-        table(["", "Tuned on", "Runs on", "Rule"], scaled, class_="scaling") if scaled else None,
-        tag("table", tag("tbody", pairs), class_="pairs"),
-        tag("div", figures, class_="small") if figures else None,
-        None if noise is None else tag("p", noise, class_="note"),
-    )
-
-
-def _noise_sentence(measured: Measurements, spec: RecordedRunSpec) -> str | None:
-    """Returns what twice the slice would gain: the steps to a loss grow with 1 + noise scale / batch (McCandlish et al.
-    2018)."""
-    scale, batch = measured.noise_scale, spec.batch.total
-    if scale is None:
-        return None
-    fewer = (1 + scale / batch) / (1 + scale / (2 * batch))
-    return (
-        f"The gradient noise scale ({number(scale)} examples) is {number(scale / batch)} times the global batch: twice "
-        f"the replicas, each with the same batch, would need {number(fewer)} times fewer steps to the same loss (2 is "
-        "the most possible, 1 is no gain)."
-    )
-
-
-def _attempts(history: History) -> Element | None:
-    """Lists the attempts; None for a single one, about which the rest of the page says everything."""
-    *earlier, newest = history.recorded.attempts
-    if not earlier:
-        return None
-    ended = None if history.outcome is None else history.outcome.code
-    # An earlier attempt without an outcome was killed, or lost its machine.
-    endings = [(attempt, attempt.outcome, "Ended without a message") for attempt in earlier]
-    rows = [
-        tag(
-            "tr",
-            tag("th", str(attempt.number), scope="row"),
-            tag("td", f"{count(attempt.first)} to {count(attempt.last)}", class_="right"),
-            tag("td", duration(sum(attempt.split.values())), class_="right"),
-            tag("td", ENDINGS.get(outcome or "", ("", unknown))[1], class_="apart"),
-        )
-        for attempt, outcome, unknown in [*endings, (newest, newest.outcome or ended, "Running")]
-    ]
-    heads = ["Attempt", "Steps", "Time", "Ended"]
-    return section("attempts", "Attempts", table(heads, rows, right=(1, 2), apart=(3,), class_="attempts"))
-
-
-def _first_loss(first: FirstLoss | None, attempts: int) -> str | None:
-    if first is None:
-        return None
-    programs = plural(first.compilations, "program")
-    compiling = f", {duration(first.compiling)} of it to compile {programs}" if first.compilations else ""
-    which = "The newest attempt" if attempts > 1 else "It"
-    return f" {which} needed {duration(first.seconds)} until its first loss{compiling}."
-
-
-def _environment(history: History) -> Element:
-    spec = history.run_spec
-    known = {
-        "Entrypoint": spec.entrypoint or "none: trainer.command",
-        "Backend": f"{spec.backend} on {spec.hardware}",
-        **history.environment,
-    }
-    pairs = [*known.items(), *((f"parameter {name}", value) for name, value in spec.parameters.items())]
-    rows = (pair(name, value) for name, value in pairs)
-    return section("environment", "Environment", tag("table", tag("tbody", rows), class_="pairs"))
 
 
 @cache
-def _style() -> str:
-    return files("tpu_training_operator.html_report").joinpath("report.css").read_text(encoding="utf-8")
+def _template() -> Template:
+    loader = PackageLoader("tpu_training_operator", "html_report")
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {word.__name__: word for word in (count, duration, number, plural, share)}
+    environment.globals |= {"WIDTH": WIDTH, "HEIGHT": HEIGHT}
+    return environment.get_template("page.html")
+
+
+def _tiles(history: History) -> Iterator[tuple[str, str, str, str]]:
+    """Yields the key numbers, the most important first: name, value, a note to compare it with, and CSS class."""
+    yield "Steps", count(history.attempts[-1].last), f"of {count(history.train_steps)}", ""
+    losses = [(span.step, span.mean) for span in history.losses if span.mean is not None]
+    if not history.ends_finite:
+        note = f"{number(losses[-1][1])} at step {count(losses[-1][0])}" if losses else "in any step"
+        yield "Training loss", "not finite", note, "bad"
+    elif losses:
+        note = f"from {number(losses[0][1])}" if len(losses) > 1 else f"at step {count(losses[0][0])}"
+        yield "Training loss", number(losses[-1][1]), note, ""
+    for last in history.evaluations[-1:]:
+        best = {watched.metric: charts.best_of(history, watched) for watched in history.watched}
+        for name in [name for name in dict.fromkeys([*best, *last.metrics]) if name in last.metrics][:HEADLINES]:
+            value, note = last.metrics[name], f"at step {count(last.step)}"
+            if (better := best.get(name)) is not None and better.metrics[name] != value:
+                note = f"best {number(better.metrics[name])} at step {count(better.step)}"
+            yield name, number(value), note, "" if drawable(value) else "bad"
+    if (rate := history.examples_per_second) is not None:
+        yield "Examples per second", number(rate), f"{number(rate / history.replicas)} per replica", ""
+    if history.stretches:
+        step = statistics.median(stretch.training_seconds / stretch.steps for stretch in history.stretches)
+        yield "Step time", duration(step), "median", ""
+    trained = sum(stretch.training_seconds for stretch in history.stretches)
+    if trained > 0 and history.entrypoint is not None:
+        waited = sum(stretch.split.get("input", 0.0) for stretch in history.stretches)
+        yield "Waiting for input", share(waited / trained), "of the training time", ""
+    if history.mfu is not None:
+        yield "Model flops utilisation", share(history.mfu), "of the slice's peak", ""
+    if history.noise_scale is not None:
+        yield "Gradient noise scale", number(history.noise_scale), "examples", ""
+    if (seconds := sum(_split(history).values())) > 0:
+        yield "Time", duration(seconds), plural(len(history.attempts), "attempt"), ""
+
+
+def _rung_row(place: int, rung: RungStatus) -> list[str]:
+    numbers = [charts.measured(text) for text in (rung.examples_per_second, rung.efficiency)]
+    failed = [str(gate) for gate in rung.gates if not gate.passed]
+    return [
+        str(place),
+        rung.slice,
+        count(rung.chips),
+        count(rung.global_batch_size),
+        rung.learning_rate,
+        count(rung.steps),
+        *("" if value is None else number(value) for value in numbers),
+        escape(rung.verdict.value) + Markup("").join(map(Markup('<span class="where"> {}</span>').format, failed)),
+    ]
+
+
+def _logged_row(logged: LoggedCurve) -> list[str]:
+    """Returns name, last, least and greatest value, and how many were not finite."""
+    last = logged.points[-1] if logged.points else None
+    newest = "–" if last is None else "not finite" if last.mean is None else number(last.mean)
+    ends = charts.extremes(logged.points)
+    least, greatest = ("–", "–") if ends is None else (number(ends[0][0]), number(ends[1][0]))
+    broken = sum(span.broken for span in logged.points)
+    return [logged.name, newest, least, greatest, count(broken) if broken else "–"]
+
+
+def _metric_row(history: History, name: str) -> list[str]:
+    """Returns the metric's name and last value, and its least and its greatest value, each with its step."""
+    last = [evaluation for evaluation in history.evaluations if name in evaluation.metrics][-1].metrics[name]
+    row = [name, number(last) if drawable(last) else Markup('<b class="bad">{}</b>').format(number(last))]
+    for mode in ("Min", "Max"):
+        extreme = charts.best_of(history, Watched(metric=name, mode=mode))
+        row += ["–", "–"] if extreme is None else [number(extreme.metrics[name]), count(extreme.step)]
+    return row
+
+
+def _consequences(history: History) -> Iterator[str]:
+    """Yields what follows from the metrics that the run watches."""
+    for watched in history.watched:
+        if (best := charts.best_of(history, watched)) is None:
+            continue
+        consequence = "the checkpoint of that step is kept"
+        if watched is not history.keep_best and (stop := history.stop_early) is not None:
+            by = f" by more than {number(stop.min_delta)}" if stop.min_delta else ""
+            waits = plural(stop.patience, "evaluation")
+            consequence = f"the training ends after {waits} in a row that are not better{by}"
+        value = number(best.metrics[watched.metric])
+        yield f"Best {watched.metric}: {value} at step {count(best.step)}; {consequence}."
+
+
+def _split(history: History) -> dict[str, float]:
+    """Returns the seconds of all attempts by phase."""
+    return {phase: sum(attempt.split.get(phase, 0.0) for attempt in history.attempts) for phase in PHASES}
+
+
+def _phases(history: History) -> list[tuple[str, str, str, float, float]]:
+    """Returns the phases that took time: CSS class, name, meaning, seconds, and share of all."""
+    words = OWN_LOOP if history.entrypoint is None else PHASES
+    split = {phase: time for phase, time in _split(history).items() if phase in words and time >= SHORTEST}
+    return [(phase, *words[phase], time, time / sum(split.values())) for phase, time in split.items()]
+
+
+def _attempt_row(history: History, place: int) -> list[str]:
+    attempt, newest = history.attempts[place], place == len(history.attempts) - 1
+    outcome = attempt.outcome or (history.outcome if newest else None)
+    # An earlier attempt without an outcome was killed, or lost its machine.
+    _, ending = ENDINGS.get(outcome or "", ("", "Running" if newest else "Ended without a message"))
+    steps = f"{count(attempt.first)} to {count(attempt.last)}"
+    return [str(attempt.number), steps, duration(sum(attempt.split.values())), ending]

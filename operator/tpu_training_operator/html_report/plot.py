@@ -1,4 +1,4 @@
-"""Draws curves as SVG with labels beside them.
+"""Places curves in a drawing: SVG with labels beside it, as `page.html` draws it.
 
 The drawing stretches to the width of the page, while lines and labels, which are plain HTML, keep their size, so that a
 chart is legible on a phone and on paper. Colours are classes of `report.css`.
@@ -8,10 +8,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from xml.etree.ElementTree import Element
+from typing import Any
 
 from tpu_training_operator.html_report.formatting import number
-from tpu_training_operator.html_report.markup import tag
 
 WIDTH, HEIGHT = 1000, 300
 """The size in the drawing's coordinates, not in pixels."""
@@ -48,13 +47,20 @@ class Axis:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a curve. `low` and `high`: the range of the values that were merged into it; `text`: its tooltip."""
+    """A point of a curve, and its tooltip. `spread`: the range of the values that were merged into it."""
 
     x: float
     y: float
-    low: float
-    high: float
     text: str = ""
+    spread: tuple[float, float] | None = None
+
+    @property
+    def low(self) -> float:
+        return self.spread[0] if self.spread else self.y
+
+    @property
+    def high(self) -> float:
+        return self.spread[1] if self.spread else self.y
 
 
 @dataclass(frozen=True)
@@ -76,21 +82,22 @@ class Curve:
         points = self.points
         if not points:
             return f"{self.name}: no value"
-        first, last = points[0], points[-1]
+        ends = ", ".join(f"{number(point.y)} at {x_name} {number(point.x)}" for point in (points[0], points[-1]))
         low, high = min(point.low for point in points), max(point.high for point in points)
-        ends = f"{number(first.y)} at {x_name} {number(first.x)}, {number(last.y)} at {x_name} {number(last.x)}"
         return f"{self.name}: {ends}; min {number(low)}, max {number(high)}"
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A chart to draw. `title`: for screen readers; `broken`: spans of x whose values have no place on the y axis;
-    `level`: a dashed horizontal line; `marks`: vertical lines; `best`: a point to mark; `x_name`: the x axis' name."""
+    """A chart. `title`: for screen readers; `legend`: classes and texts of its keys; `broken`: spans of x whose values
+    have no place on the y axis; `level`: a dashed horizontal line; `marks`: vertical lines; `best`: a point to mark;
+    `x_name`: the x axis' name."""
 
     title: str
     x: Axis
     y: Axis
     curves: Sequence[Curve]
+    legend: Sequence[tuple[str, str]] = ()
     broken: Sequence[tuple[float, float]] = ()
     level: float | None = None
     marks: Sequence[float] = ()
@@ -100,6 +107,63 @@ class Plot:
     @property
     def summary(self) -> str:
         return ". ".join([self.title, *(curve.summary_over(self.x_name) for curve in self.curves)])
+
+    def paths(self) -> Iterator[tuple[str, str]]:
+        """Yields the drawing's paths in their order, each with its CSS class."""
+        for tick in self.y.ticks:
+            yield "grid", f"M0 {self._y(tick)}H{WIDTH}"
+        if self.level is not None:
+            yield "level", f"M0 {self._y(self.level)}H{WIDTH}"
+        for mark in self.marks:
+            yield "mark", f"M{self._x(mark)} 0V{HEIGHT}"
+        for left, right in ((self._x(first), self._x(last)) for first, last in self.broken):
+            if left != right:
+                yield "lost", f"M{left} 0H{right}V{HEIGHT}H{left}Z"
+            yield "broken", f"M{left} 0H{right}"
+        for curve in self.curves:
+            few = len(curve.points) <= curve.dotted
+            parts = [part for part in curve.parts if part]
+            bands = "".join(self._band(part) for part in parts if any(point.low < point.high for point in part))
+            lines = "".join("M" + "L".join(map(self._at, part)) for part in parts)
+            dots = "".join(f"M{self._at(point)}h0" for part in parts for point in part if few or len(part) == 1)
+            layers = {"band": bands, "line": lines, "dot": dots}
+            yield from ((f"{layer} {curve.kind}", path) for layer, path in layers.items() if path)
+        if self.best is not None:
+            yield "best", f"M{self._at(self.best)}h0"
+
+    def tooltips(self) -> Iterator[tuple[float, float, str]]:
+        """Yields each point's tooltip, and the left side and width of its column, which reaches half-way to the
+        neighbours."""
+        points = sorted((point for curve in self.curves for point in curve.points if point.text), key=lambda p: p.x)
+        middles = [WIDTH * self.x.place((a.x + b.x) / 2) for a, b in pairwise(points)]
+        for point, (left, right) in zip(points, pairwise([0.0, *middles, float(WIDTH)]), strict=False):
+            yield left, max(0.0, right - left), point.text
+
+    def _band(self, part: Sequence[Point]) -> str:
+        """Returns a path from left to right along the high values, and back along the low ones."""
+        there = [f"{self._x(point.x)} {self._y(point.high)}" for point in part]
+        back = [f"{self._x(point.x)} {self._y(point.low)}" for point in reversed(part)]
+        return "M" + "L".join(there + back) + "Z"
+
+    def _at(self, point: Point) -> str:
+        return f"{self._x(point.x)} {self._y(point.y)}"
+
+    def _x(self, value: float) -> str:
+        return f"{WIDTH * self.x.place(value):.1f}"
+
+    def _y(self, value: float) -> str:
+        return f"{HEIGHT * (1 - self.y.place(value)):.1f}"
+
+
+def drawable(value: float | None) -> bool:
+    """Whether the value is finite, and small enough that differences are finite, too."""
+    return value is not None and abs(value) < 1e300
+
+
+def axis_over(curves: Iterable[Curve], level: float | None = None, **options: Any) -> Axis:
+    """Returns a y axis that holds the curves' drawable values and the level. `options`: those of `axis_of`."""
+    values = [value for curve in curves for point in curve.points for value in (point.low, point.high)]
+    return axis_of(filter(drawable, values if level is None else [*values, level]), **options)
 
 
 def axis_of(values: Iterable[float], ticks: int = 5, from_zero: bool = False, logarithm: bool = False) -> Axis:
@@ -131,37 +195,6 @@ def step_axis(first: int, last: int) -> Axis:
     return Axis(first, last, tuple(tick * size for tick in ticks))
 
 
-def draw(plot: Plot) -> Element:
-    """Draws the plot as a <div>."""
-    drawing = tag(
-        "svg",
-        (_path("grid", f"M0 {_y(plot, tick)}H{WIDTH}") for tick in plot.y.ticks),
-        None if plot.level is None else _path("level", f"M0 {_y(plot, plot.level)}H{WIDTH}"),
-        (_path("mark", f"M{_x(plot, x)} 0V{HEIGHT}") for x in plot.marks),
-        (path for span in plot.broken for path in _broken_marks(plot, *span)),
-        (path for curve in plot.curves for path in _curve(plot, curve)),
-        None if plot.best is None else _path("best", f"M{_x(plot, plot.best.x)} {_y(plot, plot.best.y)}h0"),
-        _tooltips(plot),
-        role="img",
-        aria_label=plot.summary,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        preserveAspectRatio="none",
-    )
-    rows = (
-        tag("span", number(tick), class_="y", style=f"top:{100 * (1 - plot.y.place(tick)):.2f}%")
-        for tick in plot.y.ticks
-    )
-    columns = (
-        tag("span", number(tick), class_="x", style=f"left:{100 * plot.x.place(tick):.2f}%") for tick in plot.x.ticks
-    )
-    return tag(
-        "div",
-        tag("div", drawing, rows, class_="frame"),
-        tag("div", columns, tag("span", plot.x_name, class_="name"), class_="columns"),
-        class_="plot",
-    )
-
-
 def _logarithmic(low: float, high: float) -> Axis:
     """Returns a logarithmic axis, widened to whole ticks, with as many of them as fit."""
     first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
@@ -181,53 +214,3 @@ def _round_size(size: float, factors: Sequence[float] = (1, 2, 2.5, 5, 10)) -> f
     """Returns the smallest product of a factor and a power of ten that is at least `size`."""
     power = 10.0 ** math.floor(math.log10(size))
     return next(factor * power for factor in factors if factor * power >= size * (1 - 1e-9))
-
-
-def _curve(plot: Plot, curve: Curve) -> Iterator[Element]:
-    parts = [part for part in curve.parts if part]
-    bands = "".join(_band(plot, part) for part in parts if any(point.low < point.high for point in part))
-    lines = "".join("M" + "L".join(f"{_x(plot, point.x)} {_y(plot, point.y)}" for point in part) for part in parts)
-    few = len(curve.points) <= curve.dotted
-    dots = "".join(f"M{_x(plot, p.x)} {_y(plot, p.y)}h0" for part in parts for p in part if few or len(part) == 1)
-    for layer, path in (("band", bands), ("line", lines), ("dot", dots)):
-        if path:
-            yield _path(f"{layer} {curve.kind}", path)
-
-
-def _band(plot: Plot, part: Sequence[Point]) -> str:
-    """Returns a path from left to right along the high values, and back along the low ones."""
-    there = [f"{_x(plot, point.x)} {_y(plot, point.high)}" for point in part]
-    back = [f"{_x(plot, point.x)} {_y(plot, point.low)}" for point in reversed(part)]
-    return "M" + "L".join(there + back) + "Z"
-
-
-def _broken_marks(plot: Plot, first: float, last: float) -> Iterator[Element]:
-    left, right = _x(plot, first), _x(plot, last)
-    if left != right:
-        yield _path("lost", f"M{left} 0H{right}V{HEIGHT}H{left}Z")
-    yield _path("broken", f"M{left} 0H{right}")
-
-
-def _tooltips(plot: Plot) -> Iterator[Element]:
-    """Yields a column with each point's tooltip; it has the whole height and reaches half-way to the neighbours."""
-    points = sorted((point for curve in plot.curves for point in curve.points if point.text), key=lambda p: p.x)
-    middles = [WIDTH * plot.x.place((a.x + b.x) / 2) for a, b in pairwise(points)]
-    for point, (left, right) in zip(points, pairwise([0.0, *middles, float(WIDTH)]), strict=False):
-        yield bar("target", left, max(0.0, right - left), point.text)
-
-
-def bar(kind: str, left: float, width: float, text: str) -> Element:
-    """Makes a rectangle over the whole height, with a tooltip."""
-    return tag("rect", tag("title", text), class_=kind, x=f"{left:.2f}", width=f"{width:.2f}", height=str(HEIGHT))
-
-
-def _path(kind: str, path: str) -> Element:
-    return tag("path", class_=kind, d=path)
-
-
-def _x(plot: Plot, value: float) -> str:
-    return f"{WIDTH * plot.x.place(value):.1f}"
-
-
-def _y(plot: Plot, value: float) -> str:
-    return f"{HEIGHT * (1 - plot.y.place(value)):.1f}"

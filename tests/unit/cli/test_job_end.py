@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -117,5 +118,5 @@ def test_the_page_of_a_directory_shows_how_its_job_ended(tmp_path: Path) -> None
     ended(tmp_path, f"batch 4\nUserError: {TRACEBACK}\n")
     page = tmp_path / "page.html"
     assert CliRunner().invoke(main, ["report", str(tmp_path), "-o", str(page)]).exit_code == 0
-    text = page.read_text(encoding="utf-8")
+    text = unescape(page.read_text(encoding="utf-8"))
     assert all(words in text for words in ("Failed in the task's code", "line 20, in loss", "batch 4", "host 3"))

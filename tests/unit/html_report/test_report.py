@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree
@@ -15,9 +16,8 @@ from tests.unit.histories import attempt, document, history, losses_of, page_of,
 from tpu_training_operator.html_report import charts
 from tpu_training_operator.html_report.formatting import THIN, duration, number, share
 from tpu_training_operator.html_report.history import UnreadableHistory, parse_history
-from tpu_training_operator.html_report.markup import html
-from tpu_training_operator.html_report.metrics import MOST_CHARTS, panels
-from tpu_training_operator.html_report.plot import axis_of, step_axis
+from tpu_training_operator.html_report.page import render
+from tpu_training_operator.html_report.plot import Plot, axis_of, step_axis
 from tpu_training_operator.html_report.recipe import recipe_rows
 
 SCALING = [
@@ -76,6 +76,14 @@ def test_durations_and_shares_never_round_to_nothing() -> None:
     assert {part: share(part).replace(THIN, "_") for part in shares} == shares
 
 
+def paths_of(plot: Plot | None) -> dict[str, list[str]]:
+    """The drawing's paths by class; none without a plot."""
+    found: dict[str, list[str]] = {}
+    for kind, path in plot.paths() if plot else ():
+        found.setdefault(kind, []).append(path)
+    return found
+
+
 numbers = st.floats(-1e299, 1e299)
 
 
@@ -112,9 +120,8 @@ def test_losses_that_are_far_apart_are_drawn_on_a_logarithmic_axis() -> None:
 @settings(max_examples=60)
 @given(st.lists(st.floats(), min_size=1, max_size=300))
 def test_any_losses_make_a_drawing_inside_its_frame(losses: list[float]) -> None:
-    chart = charts.loss_chart(history({"losses": losses_of(losses)}).recorded)
-    for path in chart.iter("path"):
-        places = path.attrib["d"].replace("Z", "").replace("h0", "")
+    for paths in paths_of(charts.loss_plot(history({"losses": losses_of(losses)}))).values():
+        places = "".join(paths).replace("Z", "").replace("h0", "")
         for place in places.replace("M", "L").split("L")[1:]:
             x, *y = place.replace("V", " ").replace("H", " ").split()
             assert 0 <= float(x) <= 1000
@@ -124,7 +131,7 @@ def test_any_losses_make_a_drawing_inside_its_frame(losses: list[float]) -> None
 @settings(max_examples=40)
 @given(st.lists(st.floats(-1e30, 1e30) | st.just(math.nan), min_size=1, max_size=700))
 def test_merging_a_curve_keeps_its_mean_its_extremes_and_its_broken_steps(losses: list[float]) -> None:
-    points = charts.loss_columns(history({"losses": losses_of(losses)}).recorded)
+    points = charts.merge(history({"losses": losses_of(losses)}).losses)
     finite = [loss for loss in losses if math.isfinite(loss)]
     weights = [point.count - point.broken for point in points]
     total = math.fsum(weight * (point.mean or 0.0) for weight, point in zip(weights, points, strict=True))
@@ -136,12 +143,10 @@ def test_merging_a_curve_keeps_its_mean_its_extremes_and_its_broken_steps(losses
 
 
 def test_the_curve_is_interrupted_where_the_loss_is_not_finite() -> None:
-    chart = charts.loss_chart(history(run_of(40, broken=(11, 12, 30))).recorded)
-    kinds = [path.attrib["class"] for path in chart.iter("path")]
-    line = next(path for path in chart.iter("path") if path.attrib["class"] == "line training")
-    assert line.attrib["d"].count("M") == 3
+    paths = paths_of(charts.loss_plot(history(run_of(40, broken=(11, 12, 30)))))
+    assert [line.count("M") for line in paths["line training"]] == [3]
     # Neighbours are one mark.
-    assert kinds.count("broken") == 2
+    assert len(paths["broken"]) == 2
 
 
 def test_a_page_of_2000_points_a_curve_stays_below_a_quarter_megabyte() -> None:
@@ -196,30 +201,21 @@ def test_logged_values_have_a_curve_and_a_row_each_and_those_that_are_not_finite
     found = Elements(page_of(run_of(20) | {"logged": [*logged, never, {"name": "none", "stride": 1, "points": []}]}))
     assert all(f"{name}not finite0.250.52" in found.text for name in names)
     assert "nevernot finite––1" in found.text
-    assert sum(found.text.count(f"step 3: {name} 0.25") for name in names) == MOST_CHARTS
-
-
-def paths_of(chart: ElementTree.Element | None) -> dict[str, list[str]]:
-    """The drawing's paths by class."""
-    assert chart is not None
-    found: dict[str, list[str]] = {}
-    for path in chart.iter("path"):
-        found.setdefault(path.attrib["class"], []).append(path.attrib["d"])
-    return found
+    assert sum(found.text.count(f"step 3: {name} 0.25") for name in names) == charts.MOST_CHARTS
 
 
 def test_the_learning_rate_is_drawn_from_the_first_step_to_the_last() -> None:
     recorded = run_of(40, every=20)
     warmup = [{"step": step, "rate": step / 10} for step in (1, 2, 3, 4)]
-    chart = charts.rate_chart(history(recorded | {"rates": {"stride": 1, "points": warmup}}).recorded)
-    (line,) = paths_of(chart)["line rate"]
+    ((_, plot),) = charts.recipe_plots(history(recorded | {"rates": {"stride": 1, "points": warmup}}))
+    (line,) = paths_of(plot)["line rate"]
     # 40 steps are 1000 wide: the four of the warm-up, then one for each stretch.
     assert [float(place.split()[0]) for place in line[1:].split("L")] == [25, 50, 75, 100, 500, 1000]
 
 
 def test_without_learning_rates_of_single_steps_the_stretches_are_drawn() -> None:
-    assert paths_of(charts.rate_chart(history(run_of(40, every=20)).recorded))["line rate"]
-    assert charts.rate_chart(history(run_of(40, every=40)).recorded) is None
+    assert [caption for caption, _ in charts.recipe_plots(history(run_of(40, every=20)))] == ["Learning rate"]
+    assert list(charts.recipe_plots(history(run_of(40, every=40)))) == []
 
 
 @pytest.mark.parametrize(
@@ -234,9 +230,9 @@ def test_without_learning_rates_of_single_steps_the_stretches_are_drawn() -> Non
     ids=["no sets", "two sets", "an unnamed set", "too many sets", "nothing"],
 )
 def test_the_validation_sets_of_a_metric_share_its_chart(names: list[str], shown: dict[str, list[str]]) -> None:
-    found = panels(names)
-    assert {panel.title: list(panel.names.values()) for panel in found} == shown
-    assert sorted(name for panel in found for name in panel.names) == sorted(names)
+    found = charts.panels(names)
+    assert {title: list(labels.values()) for title, labels in found} == shown
+    assert sorted(name for _, labels in found for name in labels) == sorted(names)
 
 
 def test_a_chart_of_several_validation_sets_has_a_line_and_a_colour_for_each() -> None:
@@ -264,16 +260,16 @@ def test_the_best_evaluation_is_marked_named_and_comes_first() -> None:
 
 
 def test_neighbouring_steps_that_are_not_finite_are_one_stretch_and_its_area() -> None:
-    found = paths_of(charts.loss_chart(history(run_of(40, broken=(11, 12, 13, 40))).recorded))
+    found = paths_of(charts.loss_plot(history(run_of(40, broken=(11, 12, 13, 40)))))
     assert found["broken"] == ["M275.0 0H325.0", "M1000.0 0H1000.0"]
     assert len(found["lost"]) == 1
 
 
 def test_every_later_attempt_is_marked_where_it_began() -> None:
     attempts = [attempt(1, 0, 25, "PeerLost"), attempt(2, 20, 40, "Succeeded")]
-    measured = history(run_of(40) | {"attempts": attempts}).recorded
-    assert paths_of(charts.loss_chart(measured))["mark"] == ["M500.0 0V300"]
-    assert paths_of(charts.throughput_chart(measured, 16))["mark"] == ["M500.0 0V300"]
+    measured = history(run_of(40) | {"attempts": attempts})
+    assert paths_of(charts.loss_plot(measured))["mark"] == ["M500.0 0V300"]
+    assert paths_of(charts.throughput_plot(measured))["mark"] == ["M500.0 0V300"]
 
 
 def test_least_and_greatest_loss_are_named_with_their_steps() -> None:
@@ -369,8 +365,7 @@ SELDOM = {"uri": "gs://b/c", "keep": 1}
     ],
 )
 def test_the_recipe_is_shown_with_the_rule_behind_it(changes: dict[str, Any], name: str, value: str, note: str) -> None:
-    row = next(row for row in recipe_rows(history(spec=changes).run_spec) if row.name == name)
-    assert (row.value, row.note) == (value, note)
+    assert (name, value, note) in recipe_rows(history(spec=changes))
 
 
 def test_a_scaled_recipe_is_shown_where_it_was_tuned_and_where_it_runs() -> None:
@@ -396,8 +391,8 @@ def test_beside_the_scaled_numbers_the_recipe_is_what_no_rule_changes(
     schedule: dict[str, Any], value: str, fact: str
 ) -> None:
     changes = {"schedule": schedule, "emaDecay": "0.9", "evaluateEverySteps": 8, "checkpoint": SELDOM}
-    spec = history(spec={"scaling": SCALING, **changes}).run_spec
-    rows = {row.name: (row.value, row.note) for row in recipe_rows(spec)}
+    spec = history(spec={"scaling": SCALING, **changes})
+    rows = {name: (value, note) for name, value, note in recipe_rows(spec)}
     assert list(rows) == ["Schedule", "Optimizer", "Checkpoint", "Seed"]
     assert rows["Schedule"][0] == value
     assert fact in rows["Schedule"][1]
@@ -406,10 +401,35 @@ def test_beside_the_scaled_numbers_the_recipe_is_what_no_rule_changes(
     assert rows["Seed"][0] == "3"
 
 
-def test_a_chart_is_well_formed_and_its_label_is_for_screen_readers(snapshot: SnapshotAssertion) -> None:
-    chart = ElementTree.fromstring(html(charts.loss_chart(history(typical()).recorded)))
-    (label,) = [svg.attrib["aria-label"] for svg in chart.iter("svg")]
+def test_a_page_is_well_formed_and_a_drawings_label_is_for_screen_readers(snapshot: SnapshotAssertion) -> None:
+    main = page_of(typical()).partition("<main>")[2].partition("</main>")[0]
+    label = next(ElementTree.fromstring(f"<main>{main}</main>").iter("svg")).attrib["aria-label"]
     assert label == snapshot
+
+
+def changed(value: Any, path: tuple[int, ...], new: Any) -> Any:
+    """The document with the value replaced to which the path leads: the place in each list or object on the way."""
+    if not path or not isinstance(value, dict | list) or not value:
+        return new
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    key = keys[path[0] % len(keys)]
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    parts = {name: changed(part, path[1:], new) if name == key else part for name, part in items}
+    return parts if isinstance(value, dict) else list(parts.values())
+
+
+WILD = [None, True, -1, 0, 10**400, -0.0, 5e-324, 1e308, math.nan, math.inf, -math.inf, "", "1e400", HOSTILE, [], {}]
+DOCUMENT = json.loads(
+    document(run_of(30) | {"logged": [{"name": "a", "stride": 1, "points": losses_of([1.0, 2.0])}]}, STEERED)
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6).map(tuple), st.sampled_from(WILD))
+def test_whatever_a_document_holds_it_is_shown_or_refused(path: tuple[int, ...], new: Any) -> None:
+    content = json.dumps(changed(DOCUMENT, path, new)).encode()
+    with suppress(UnreadableHistory):
+        assert render(parse_history(content)).endswith("</html>\n")
 
 
 @pytest.mark.parametrize(
@@ -421,7 +441,7 @@ def test_a_chart_is_well_formed_and_its_label_is_for_screen_readers(snapshot: Sn
         pytest.param(b'{"schema": "history/v9"}', "got 'history/v9'", id="another version"),
         pytest.param(
             json.dumps(json.loads(document()) | {"runSpec": {}}).encode(),
-            "runSpec.job: Field required",
+            "runSpec.job.namespace: Field required",
             id="no run spec",
         ),
         pytest.param(document({"attempts": []}), "recorded.attempts: ", id="no attempt"),

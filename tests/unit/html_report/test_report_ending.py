@@ -1,6 +1,7 @@
 """How the page shows the end of a run: the verdict, and, after a failure, the error, the log and nothing empty."""
 
 from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ def test_the_verdict_is_the_jobs_and_never_good_without_a_finite_loss(
 
 def test_a_failure_elsewhere_is_told_with_its_worker_its_traceback_and_its_log() -> None:
     end = replace(FAILED, message=TRACEBACK, log=LogTail("pods/a-1-0-2/log.txt", ["b", "c"]))
-    page = page_of(FINITE, end, outcome=PEER_LOST)
+    page = unescape(page_of(FINITE, end, outcome=PEER_LOST))
     assert f"<b>{GIST}</b>" in page
     assert WHERE in page
     assert f'aria-label="Error message">{TRACEBACK}</pre>' in page
@@ -54,7 +55,7 @@ def test_a_failure_elsewhere_is_told_with_its_worker_its_traceback_and_its_log()
 
 
 def test_without_the_job_a_traceback_is_told_with_its_last_line_first() -> None:
-    page = page_of(outcome={"code": "UserError", "message": TRACEBACK})
+    page = unescape(page_of(outcome={"code": "UserError", "message": TRACEBACK}))
     assert page.index("<b>KeyError: 'label'</b>") < page.index("What went wrong") < page.index("line 20, in loss")
 
 

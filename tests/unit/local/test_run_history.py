@@ -33,11 +33,11 @@ def test_a_worker_that_was_killed_leaves_what_was_heard_of_it(tmp_path: Path) ->
     found = run_history(file, outcome({1: 2.5, 2: None}, step=7), tmp_path)
     assert found is not None
     history = parse_history(found[0])
-    assert [(point.step, point.mean, point.broken) for point in history.recorded.losses] == [(1, 2.5, 0), (2, None, 1)]
-    (attempt,) = history.recorded.attempts
+    assert [(point.step, point.mean, point.broken) for point in history.losses] == [(1, 2.5, 0), (2, None, 1)]
+    (attempt,) = history.attempts
     assert (attempt.number, attempt.last, history.outcome) == (2, 7, None)
-    assert history.run_spec.entrypoint == "examples.digits:task"
-    assert history.run_spec.scaling
+    assert history.entrypoint == "examples.digits:task"
+    assert history.scaling
 
 
 OWN_LOOP = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]}
@@ -58,4 +58,4 @@ def test_the_place_for_reports_is_looked_at_and_an_earlier_runs_history_is_not_t
     found = run_history(file, outcome({}), tmp_path)
     assert found is not None
     assert found[1] == str(place)
-    assert parse_history(found[0]).run_spec.job.name == ("small" if age < 60 else file.job.name)
+    assert parse_history(found[0]).name == ("small" if age < 60 else file.job.name)

@@ -6,16 +6,15 @@ One worker writes the history. It may be killed before it can, and it does not k
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tpu_training_operator.api.status import Failure, RungStatus
 from tpu_training_operator.api.text import plain
-from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
+from tpu_training_operator.domain.failures.messages import describe_attempt, describe_class, describe_place, gist
 from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, JobResult, LogTail
-from tpu_training_operator.html_report.ladder import RungRow
 
 RESULT = "result.json"
 
@@ -56,37 +55,15 @@ def job_end(directory: Path) -> JobEnd | None:
     )
 
 
-def rungs_of(rungs: Any) -> tuple[RungRow, ...]:
-    """Returns the rows of the job's ladder. `rungs`: as in its status."""
-    return tuple(_rungs(rungs))
-
-
-def _rungs(rungs: Any) -> Iterator[RungRow]:
-    for rung in map(RungStatus.read, rungs if isinstance(rungs, list) else ()):
-        yield RungRow(
-            slice=rung.slice,
-            chips=rung.chips,
-            batch=rung.global_batch_size,
-            learning_rate=rung.learning_rate,
-            steps=rung.steps,
-            verdict=str(rung.verdict),
-            rate=_number(rung.examples_per_second),
-            efficiency=_number(rung.efficiency),
-            failed=[str(gate) for gate in rung.gates if not gate.passed],
-        )
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
+def rungs_of(rungs: Any) -> tuple[RungStatus, ...]:
+    """Returns the rungs of the job's ladder. `rungs`: as in its status."""
+    return tuple(RungStatus.read(rung) for rung in (rungs if isinstance(rungs, list) else ()))
 
 
 def _where(failure: Failure) -> str:
     after = "" if failure.step is None else f", after step {failure.step}"
-    where = failed_where(replace(failure, node=None))
-    return f"{where}{failed_when(failure)}{after}: {failed_why(failure)}"
+    where = describe_place(replace(failure, node=None))
+    return f"{where}{describe_attempt(failure)}{after}: {describe_class(failure)}"
 
 
 def _read_end(log: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from tpu_training_operator.api.status import RungStatus
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.common.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.common.errors import BadInput
@@ -16,7 +17,6 @@ from tpu_training_operator.cli.run.job_end import job_end, rungs_of
 from tpu_training_operator.domain.objects.run_spec import run_spec
 from tpu_training_operator.html_report.ending import JobEnd
 from tpu_training_operator.html_report.history import HISTORY, SCHEMA, UnreadableHistory, parse_history
-from tpu_training_operator.html_report.ladder import RungRow
 from tpu_training_operator.html_report.page import render
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def read_history(place: str) -> bytes:
 
 
 def write_page(
-    document: bytes, place: str, output: Path, end: JobEnd | None = None, rungs: Sequence[RungRow] = ()
+    document: bytes, place: str, output: Path, end: JobEnd | None = None, rungs: Sequence[RungStatus] = ()
 ) -> None:
     """Writes the page to `output`. Raises BadInput if the document, read from `place`, is not a history."""
     try:
