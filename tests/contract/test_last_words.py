@@ -108,5 +108,5 @@ def test_the_gates_read_what_a_rung_measured() -> None:
 
 def test_the_gates_know_all_findings_of_the_doctor() -> None:
     assert {str(kind) for kind in FindingKind} == {str(check) for check in Check}
-    assert set(map(str, warnings.OF_XLA)) == set(map(str, XLA_CHECKS))
-    assert set(map(str, warnings.OF_PROGRAMS)) == set(map(str, PROGRAM_CHECKS))
+    assert set(map(str, warnings.XLA_CHECKS)) == set(map(str, XLA_CHECKS))
+    assert set(map(str, warnings.PROGRAM_CHECKS)) == set(map(str, PROGRAM_CHECKS))

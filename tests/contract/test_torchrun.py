@@ -84,7 +84,7 @@ def test_a_traceback_in_the_error_file_is_what_happened(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (1, "rank 0 exited with code 1; what it said is in the log, above torchrun's own lines"),
+        (1, "rank 0 exited with code 1; its output is in the log, above torchrun's own lines"),
         (-9, "the worker was killed (exit code 137): rank 0 was ended by SIGKILL"),
     ],
 )

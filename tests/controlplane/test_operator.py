@@ -264,7 +264,7 @@ def test_a_service_with_another_owner_is_left_alone_and_named(space: Namespace, 
 
     stalled = condition(space.wait_for_state("Blocked"), "Stalled")
     assert stalled["reason"] == "NameConflict"
-    assert "Service digits exists" in stalled["message"]
+    assert "Service digits already exists" in stalled["message"]
     assert space.kubectl("get", "service", "digits", "-o", "jsonpath={.metadata.uid}") == before
 
 

@@ -68,17 +68,17 @@ def objects(
         (
             {"max": {"memory": "8Gi"}},
             "adds this limit (default), because the job sets none: set spec.trainer.resources.limits.memory",
-            "says so (max): set memory within it in spec.entryCheck.resources",
+            "sets it (max): set memory within it in spec.entryCheck.resources",
         ),
         (
             {"min": {"cpu": "100"}},
-            "says so (min): set cpu within it in spec.trainer.resources",
-            "says so (min): set cpu within it in spec.entryCheck.resources",
+            "sets it (min): set cpu within it in spec.trainer.resources",
+            "sets it (min): set cpu within it in spec.entryCheck.resources",
         ),
         (
             {"maxLimitRequestRatio": {"memory": "2"}},
-            "says so (maxLimitRequestRatio): set memory in spec.trainer.resources",
-            "says so (maxLimitRequestRatio): set memory in spec.entryCheck.resources",
+            "sets it (maxLimitRequestRatio): set memory in spec.trainer.resources",
+            "sets it (maxLimitRequestRatio): set memory in spec.entryCheck.resources",
         ),
     ],
     ids=["default", "max", "min", "ratio"],

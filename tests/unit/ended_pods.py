@@ -158,14 +158,14 @@ ENDED_FROM_OUTSIDE = (
         exited(255, "step 120 loss 0.3", reason="Unknown"),
         "Infrastructure",
         "ContainerStatusUnknown",
-        "the node lost track of the container, as after a restart of the node: step 120 loss 0.3",
+        "the node lost track of the container, as happens when a node restarts: step 120 loss 0.3",
     ),
     FailedPod(
         "on a node that has restarted, and whose runtime has forgotten the container",
         placed(phase="Failed", containerStatuses=[container({"terminated": FORGOTTEN})]),
         "Infrastructure",
         "ContainerStatusUnknown",
-        f"the node lost track of the container, as after a restart of the node: {NO_CONTAINER}",
+        f"the node lost track of the container, as happens when a node restarts: {NO_CONTAINER}",
     ),
 )
 NEVER_RAN = (

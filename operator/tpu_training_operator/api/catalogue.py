@@ -1,6 +1,6 @@
 """The TPU slices that exist: generations, machine types and slice shapes, read once from `catalogue.json`.
 
-Admission accepts these slices, and `domain.topology` computes with them. The rows come from the tables of Google's
+Admission accepts these slices, and `domain.job.topology` computes with them. The rows come from the tables of Google's
 device plugin, cluster autoscaler, XPK and pathways-job; `verified: false` marks a shape that only one of them lists.
 A chip has one or two TensorCores; v2 and v3 name slices by cores, v5e and v6e by chips.
 """
@@ -99,15 +99,15 @@ _CHIPS_PER_VM_WITHOUT_MACHINE_TYPE = 4
 
 @cache
 def generations() -> dict[str, Generation]:
-    """All generations by their catalogue key (v2, v3, v4, v5e, v5p, v6e, tpu7x)."""
+    """Returns all generations by their catalogue key (v2, v3, v4, v5e, v5p, v6e, tpu7x)."""
     text = resources.files(__package__).joinpath("catalogue.json").read_text(encoding="utf-8")
     return {name: _generation(name, row) for name, row in json.loads(text).items()}
 
 
 def _generation(name: str, row: dict[str, Any]) -> Generation:
     machine_types = {
-        key: MachineType(key, of["chips"], of["label"], of["multiHost"], of.get("cpus"), of.get("memoryGb"))
-        for key, of in row["machineTypes"].items()
+        key: MachineType(key, host["chips"], host["label"], host["multiHost"], host.get("cpus"), host.get("memoryGb"))
+        for key, host in row["machineTypes"].items()
     }
     return Generation(
         name=name,
@@ -144,24 +144,24 @@ def _shape(generation: str, row: dict[str, Any], shape: dict[str, Any], machine_
 
 
 def shapes_of_type(accelerator_type: str) -> tuple[Shape, ...]:
-    """The shapes that an accelerator type can mean, the default first; empty if the type does not exist."""
-    found = [s for g in generations().values() for s in g.shapes if s.accelerator_type == accelerator_type]
-    return tuple(sorted(found, key=lambda shape: not shape.default))
+    """Returns the shapes that an accelerator type can mean, the default first; none if the type does not exist."""
+    shapes = [s for g in generations().values() for s in g.shapes if s.accelerator_type == accelerator_type]
+    return tuple(sorted(shapes, key=lambda shape: not shape.default))
 
 
 def shapes_of_topology(generation: str, topology: str) -> tuple[Shape, ...]:
-    """The shapes with this topology, the default first; empty if the generation has none."""
-    known = generations().get(generation)
-    if known is None:
+    """Returns the shapes with this topology, the default first; none if the generation has none."""
+    entry = generations().get(generation)
+    if entry is None:
         return ()
-    found = [shape for shape in known.shapes if shape.topology == topology]
-    if not found and follows_cube_rule(known, topology):
-        return (_unlisted(known, topology),)
-    return tuple(sorted(found, key=lambda shape: not shape.default))
+    shapes = [shape for shape in entry.shapes if shape.topology == topology]
+    if not shapes and follows_cube_rule(entry, topology):
+        return (_unlisted_shape(entry, topology),)
+    return tuple(sorted(shapes, key=lambda shape: not shape.default))
 
 
 def follows_cube_rule(generation: Generation, topology: str) -> bool:
-    """Whether the topology consists of whole cubes: three ascending sides, each a multiple of 4 up to 256.
+    """Returns whether the topology consists of whole cubes: three ascending sides, each a multiple of 4 up to 256.
 
     GKE's documentation and KubeRay's validator give this rule. No source lists most of the shapes that follow it.
     """
@@ -174,8 +174,8 @@ def follows_cube_rule(generation: Generation, topology: str) -> bool:
     )
 
 
-def _unlisted(generation: Generation, topology: str) -> Shape:
-    """A shape that follows the cube rule, on the machine type of the generation's other large slices."""
+def _unlisted_shape(generation: Generation, topology: str) -> Shape:
+    """Returns a shape that follows the cube rule, on the machine type of the generation's other large slices."""
     largest = generation.shapes[-1]
     chips = math.prod(int(side) for side in topology.split("x"))
     size_in_name = chips * int(largest.accelerator_type.rpartition("-")[2]) // largest.chips
@@ -192,7 +192,7 @@ def _unlisted(generation: Generation, topology: str) -> Shape:
 
 
 def nearest_accelerator_types(wrong: str, count: int = 3) -> list[str]:
-    """The valid names that the user most likely meant: the nearest sizes, or the closest spelling."""
+    """Returns the valid names that the user most likely meant: the nearest sizes, or the closest spelling."""
     prefix, _, size = wrong.rpartition("-")
     by_prefix = {g.name_prefix: g for g in generations().values()}
     by_prefix |= {g.name: g for g in generations().values()}
@@ -204,7 +204,7 @@ def nearest_accelerator_types(wrong: str, count: int = 3) -> list[str]:
 
 
 def nearest_topologies(generation: str, wrong: str, count: int = 3) -> list[str]:
-    """The generation's topologies whose number of chips is closest to the wrong one's."""
+    """Returns the generation's topologies whose number of chips is closest to that of the wrong one."""
     topologies = generations()[generation].topologies
     sides = wrong.split("x")
     if not all(side.isdecimal() for side in sides):

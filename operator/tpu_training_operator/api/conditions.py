@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from tpu_training_operator.api.lenient import read_what_can_be
+from tpu_training_operator.api.lenient import read_leniently
 from tpu_training_operator.api.text import plain_json
 
 LONGEST_MESSAGE = 4096
@@ -30,7 +30,7 @@ class ConditionType(StrEnum):
     ENTRY_CHECK_PASSED = "EntryCheckPassed"
     """Only if there was something to check. Unknown until it is decided, which happens once."""
     DATA_IN_REGION = "DataInRegion"
-    """Whether the job's buckets are near its slice, if the entry check has asked. Unknown if it could not find out."""
+    """Whether the job's buckets are near its slice, if the entry check looked. Unknown if it could not find out."""
     STEP_FITS = "StepFits"
     """Whether the step fits into a core's memory, if the entry check was to compile it. Unknown without an answer."""
     GANG_READY = "GangReady"
@@ -86,7 +86,7 @@ class Reason(StrEnum):
 
 
 class EventReason(StrEnum):
-    """What a Kubernetes event about a job tells."""
+    """Why a Kubernetes event about a job was written."""
 
     QUEUED = "Queued"
     EVICTED = "Evicted"
@@ -130,19 +130,19 @@ class StatusModel:
 
     @model_validator(mode="before")
     @classmethod
-    def _plain(cls, data: Any) -> Any:
+    def _make_plain(cls, data: Any) -> Any:
         if isinstance(data, ArgsKwargs):
             return ArgsKwargs(data.args, plain_json(data.kwargs))
         return plain_json(data)
 
     @classmethod
     def read(cls, body: Any) -> Self:
-        """From the JSON of an object, which may lack it altogether. What cannot be read is left out: a newer operator
-        may have written it, and a job must stay in somebody's care after a rollback."""
-        return read_what_can_be(TypeAdapter(cls), body or {})
+        """Reads the part from an object's JSON, which may be None. Leaves out what it cannot read: a newer operator may
+        have written it, and after a rollback this one must still look after the job."""
+        return read_leniently(TypeAdapter(cls), body or {})
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in the object, where an empty field is absent."""
+        """Returns the part's JSON, without empty fields."""
         body: dict[str, Any] = _without_empty(
             TypeAdapter(type(self)).dump_python(self, by_alias=True, exclude_none=True, mode="json")
         )
@@ -152,8 +152,8 @@ class StatusModel:
 def _without_empty(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    kept = {key: _without_empty(part) for key, part in value.items()}
-    return {key: part for key, part in kept.items() if part not in ({}, [])}
+    parts = {key: _without_empty(part) for key, part in value.items()}
+    return {key: part for key, part in parts.items() if part not in ({}, [])}
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
@@ -179,12 +179,12 @@ def find(conditions: Iterable[Condition], kind: ConditionType) -> Condition | No
 
 
 def is_true(conditions: Iterable[Condition], kind: ConditionType) -> bool:
-    found = find(conditions, kind)
-    return found is not None and found.is_true
+    condition = find(conditions, kind)
+    return condition is not None and condition.is_true
 
 
 def with_condition(conditions: list[Condition], new: Condition) -> list[Condition]:
-    """The list with `new` in place of the condition of its type. The transition time changes only with the status."""
+    """Returns the list with `new` in place of the condition of its type. Only a change of status changes the time."""
     old = find(conditions, ConditionType(new.type))
     if old is None:
         return [*conditions, new]

@@ -10,10 +10,10 @@ KIND = "TPUTrainingJob"
 PLURAL = "tputrainingjobs"
 
 MANAGER = "tpu-training-operator"
-# In spec.managedBy: this operator, as if the field were left out.
+# In spec.managedBy, means this operator, as if the field were left out.
 MANAGED_BY_US = f"{GROUP}/{MANAGER}"
 
-# Of labels and annotations that only the operator sets.
+# The prefix of the labels and annotations that only the operator sets.
 OWN_PREFIX = f"{GROUP}/"
 LABEL_JOB_NAME = f"{GROUP}/job-name"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
@@ -24,7 +24,7 @@ WORKER_LABELS = (LABEL_ATTEMPT, LABEL_SLICE_INDEX, LABEL_HOST_INDEX)
 LABEL_ROLE = f"{GROUP}/role"
 ROLE_ENTRY_CHECK = "entry-check"
 LABEL_SLICE_ID = f"{GROUP}/slice-id"
-# Which of the job's alternatives a worker runs on. Without it: on spec.slice.
+# The number of the option that a worker runs on; absent for spec.slice.
 LABEL_ALTERNATIVE = f"{GROUP}/alternative"
 
 # GKE's own names, which its scheduler, autoscaler and TPU device plugin read.
@@ -50,13 +50,13 @@ LABEL_QUEUE = f"{KUEUE_GROUP}/queue-name"
 LABEL_QUEUE_PRIORITY = f"{KUEUE_GROUP}/priority-class"
 LABEL_POD_GROUP = f"{KUEUE_GROUP}/pod-group-name"
 # In spec.managedBy of the job that the user created. On the copy in the other cluster, Kueue writes the name of the
-# Workload that it made for it (a label; since 0.18 possibly an annotation) and where the job is from.
+# copy's Workload (a label; since 0.18 possibly an annotation) and the job's origin.
 MULTIKUEUE = f"{KUEUE_GROUP}/multikueue"
 PREBUILT_WORKLOAD = f"{KUEUE_GROUP}/prebuilt-workload-name"
 LABEL_MULTIKUEUE_ORIGIN = f"{KUEUE_GROUP}/multikueue-origin"
-# Kueue's pod integration holds a pod with it.
+# The scheduling gate with which Kueue's pod integration holds a pod.
 KUEUE_POD_GATE = f"{KUEUE_GROUP}/admission"
-# What an administrator lists under integrations.externalFrameworks, so that the integration leaves workers alone.
+# An administrator lists it under integrations.externalFrameworks, so that the integration leaves workers alone.
 KUEUE_FRAMEWORK = f"{KIND}.{VERSION}.{GROUP}"
 # On the Workload of a job: a digest of the workers for which the operator made it.
 ANNOTATION_WORKERS = f"{GROUP}/workers"
@@ -68,10 +68,10 @@ TRAINER_COMMAND = ["python", "-m", "tpu_trainer"]
 CHECK_COMMAND = ["python", "-m", "tpu_trainer", "entry-check"]
 RUN_SPEC_DIRECTORY = "/etc/tpu-training"
 RUN_SPEC_FILE = "run.json"
-# Beside it, for the entry check: the job on another of its slices, for which the step is only compiled.
+# Beside it, for the entry check: the run specs of the other slices, for which the step is only compiled.
 COMPILE_SPEC_FILE = "compile-{:03}.json"
-# What starts a command in the unpacked code, where the code is unpacked, and where its archive is if a ConfigMap brings
-# it.
+# The program that starts a command in the unpacked code, the directory of that code, and that of its archive if a
+# ConfigMap brings it.
 CODE_COMMAND = ["python", "-m", "tpu_trainer", "run-command"]
 CODE_DIRECTORY = "/tpu-training/code"
 CODE_ARCHIVE_DIRECTORY = "/tpu-training/archive"
@@ -98,7 +98,7 @@ MAX_HOSTS = 5000
 MOST_CODE_FILES = 10_000
 LARGEST_CODE_ARCHIVE = 64 * 1024**2
 LARGEST_CODE = 256 * 1024**2
-# What the API server accepts as the values of one ConfigMap or Secret, counted before base64.
+# The most bytes that the API server accepts as the values of one ConfigMap or Secret, counted before base64.
 LARGEST_CONFIG_MAP = LARGEST_SECRET = 2**20
 
 # Linux allows 128 KiB for one environment string (MAX_ARG_STRLEN), including its name and the final zero.

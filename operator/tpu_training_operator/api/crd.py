@@ -1,7 +1,7 @@
 """The CustomResourceDefinition, generated from the models. `tpujob crd` prints it, `crds/` holds it.
 
 Kubernetes wants a structural schema (OpenAPI v3): no $ref, no unions with null, no additionalProperties beside
-properties. Pydantic prints JSON Schema 2020-12. This module makes one from the other.
+properties. Pydantic prints JSON Schema 2020-12. This module converts the second into the first.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ _SELECTABLE = (".status.state", ".spec.slice.acceleratorType")
 
 
 def custom_resource_definition() -> Schema:
-    """The CRD as plain data, in the order in which people read it."""
+    """Returns the CRD as plain data, in the order in which people read it."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -83,11 +83,12 @@ def _object_schema() -> Schema:
             "kind": {"type": "string", "description": f"Kind of the object, {KIND}."},
             # The API server describes it, and refuses a description here.
             "metadata": {"type": "object"},
-            "spec": structural(Spec) | {"description": "What to train, on which slice, and what to do on failures."},
-            "status": structural(Status)
+            "spec": structural_schema(Spec)
+            | {"description": "What to train, on which slice, and what to do on failures."},
+            "status": structural_schema(Status)
             | {
                 "description": "What the operator reports about the job.",
-                # Until the operator has seen the job. Without it kstatus takes a new job for one that is settled.
+                # Until the operator has seen the job. Without it, kstatus would take a new job for a settled one.
                 "default": {"observedGeneration": -1},
             },
         },
@@ -95,19 +96,19 @@ def _object_schema() -> Schema:
     }
 
 
-def structural(model: type[object]) -> Schema:
-    """The structural schema of one model."""
+def structural_schema(model: type[object]) -> Schema:
+    """Returns the structural schema of one model."""
     schema = TypeAdapter(model).json_schema(by_alias=True, mode="validation")
     return _convert(schema, schema.pop("$defs", {}))
 
 
 def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
-    schema = _inlined(_without_null(_inlined(schema, definitions)), definitions)
+    schema = _inline(_without_null(_inline(schema, definitions)), definitions)
     if "anyOf" in schema:
         # The only union left is a quantity, such as 4 or "4Gi". A pattern says nothing about numbers.
         (pattern,) = (branch["pattern"] for branch in schema["anyOf"] if "pattern" in branch)
-        described = {key: schema[key] for key in ("description",) if key in schema}
-        return {"x-kubernetes-int-or-string": True, "pattern": pattern, **described}
+        description = {key: schema[key] for key in ("description",) if key in schema}
+        return {"x-kubernetes-int-or-string": True, "pattern": pattern, **description}
     converted: Schema = {}
     for key, value in schema.items():
         match key:
@@ -136,18 +137,18 @@ def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     return converted
 
 
-def _inlined(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+def _inline(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     reference = schema.get("$ref")
     if reference is None:
         return schema
-    beside = {key: value for key, value in schema.items() if key != "$ref"}
-    return definitions[reference.rpartition("/")[2]] | beside
+    siblings = {key: value for key, value in schema.items() if key != "$ref"}
+    return definitions[reference.rpartition("/")[2]] | siblings
 
 
 def _without_null(schema: Schema) -> Schema:
     branches = [branch for branch in schema.get("anyOf", []) if branch != {"type": "null"}]
     if len(branches) != 1:
         return schema
-    beside = {key: value for key, value in schema.items() if key != "anyOf"}
-    merged: Schema = branches[0] | beside
+    siblings = {key: value for key, value in schema.items() if key != "anyOf"}
+    merged: Schema = branches[0] | siblings
     return merged

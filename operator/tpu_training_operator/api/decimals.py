@@ -3,7 +3,7 @@
 A number is read exactly as it is written: its text is the shortest that gives the same 64 bits again, which is what the
 user wrote if that has at most 15 digits. The arithmetic on it is decimal, so 0.1 stays 0.1.
 
-A file may also have the number as text ("0.1"). The API server refuses that; `tpujob` reads it, says so, and submits
+A file may also have the number as text ("0.1"). The API server refuses that; `tpujob` reads it with a hint and submits
 the number.
 """
 
@@ -14,27 +14,29 @@ from dataclasses import dataclass
 from decimal import Decimal as Exact
 from typing import Annotated, Any
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from tpu_training_operator.api.model import ApiModel, models_in
+
 _TEXT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _LONGEST = 1024
-# The API server compares whole numbers as 64-bit integers, also with the bounds.
+# The API server compares whole numbers, bounds included, as 64-bit integers.
 _LARGEST = 10**18
-# Numbers below are written with an exponent.
+# Smaller numbers are written with an exponent.
 _SMALLEST_PLAIN = 1e-12
 _LARGEST_WHOLE = 2**53
 
 
 def number_in(text: str) -> int | float:
-    """The JSON number for a decimal text. Whole numbers are integers, as in what the API server returns."""
+    """Returns the JSON number for a decimal text. Whole numbers are integers, as in the API server's answers."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) <= _LARGEST_WHOLE else value
 
 
 def text_of(value: object) -> str | None:
-    """The decimal text of a number, or of a text that is one; None for anything else, and if it is not finite."""
+    """Returns the decimal text of a finite number, or of a text that is one; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str) and (len(value) > _LONGEST or not _TEXT.fullmatch(value)):
@@ -52,7 +54,7 @@ def text_of(value: object) -> str | None:
 
 @dataclass(frozen=True)
 class _Number:
-    """A number between the bounds, which `meaning` describes for an error. `is_open`: without that bound itself."""
+    """A number within bounds, which `meaning` describes for an error. An open bound excludes itself."""
 
     meaning: str
     least: int | None = None
@@ -66,8 +68,8 @@ class _Number:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         bounds: dict[str, Any] = {"minimum": self.least, "maximum": self.most}
         flags = {"exclusiveMinimum": self.is_open_below, "exclusiveMaximum": self.is_open_above}
-        given = {name: bound for name, bound in bounds.items() if bound is not None}
-        return {"type": "number", **given, **{name: True for name, is_open in flags.items() if is_open}}
+        present = {name: bound for name, bound in bounds.items() if bound is not None}
+        return {"type": "number", **present, **{name: True for name, is_open in flags.items() if is_open}}
 
     def _read(self, value: object) -> str:
         text = text_of(value)
@@ -100,12 +102,12 @@ Decimal = Annotated[str, SIGNED]
 # Momentum and the betas.
 FractionDecimal = Annotated[str, FRACTION]
 
-# A number of the status that follows from the spec. Scaling may take it beyond the bounds there.
+# A number of the status that is derived from the spec. Scaling may take it beyond the spec's bounds.
 ResolvedDecimal = Annotated[str, _Number("a number", most=None), PlainSerializer(number_in, when_used="json")]
 
 
-def put_numbers_for_texts(model: type[BaseModel], body: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Replace every text in the body that stands for a number. Yields the fields' paths and the texts."""
+def put_numbers_for_texts(model: type[ApiModel], body: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Replaces every text in the body that stands for a number. Yields the fields' paths and the texts."""
     if not isinstance(body, dict):
         return
     for name, field in model.model_fields.items():
@@ -114,21 +116,14 @@ def put_numbers_for_texts(model: type[BaseModel], body: Any, path: str = "") -> 
         if isinstance(value, str) and _is_decimal(field.annotation, field.metadata) and text_of(value) is not None:
             body[key] = number_in(value)
             yield where, value
-        for part in _models_in(field.annotation):
+        for part in models_in(field.annotation):
             for index, item in enumerate(value) if isinstance(value, list) else ():
                 yield from put_numbers_for_texts(part, item, f"{where}[{index}]")
             yield from put_numbers_for_texts(part, value, where)
 
 
 def _is_decimal(annotation: Any, metadata: Any) -> bool:
-    beside = [*metadata, *getattr(annotation, "__metadata__", ())]
-    return any(isinstance(item, _Number) for item in beside) or any(
+    markers = [*metadata, *getattr(annotation, "__metadata__", ())]
+    return any(isinstance(item, _Number) for item in markers) or any(
         _is_decimal(argument, ()) for argument in getattr(annotation, "__args__", ()) if argument is not annotation
     )
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in getattr(annotation, "__args__", ()):
-        yield from _models_in(argument)

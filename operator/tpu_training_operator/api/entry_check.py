@@ -10,7 +10,7 @@ from tpu_training_operator.api.trainer import Resources
 
 
 class EntryCheckMode(StrEnum):
-    """Auto: jobs on TPUs, and only the user's own errors fail the job. Require: any job, and it must pass."""
+    """Auto: jobs on TPUs are checked, and only the user's own errors fail them. Require: any job must pass."""
 
     AUTO = "Auto"
     REQUIRE = "Require"
@@ -26,7 +26,7 @@ class DataInRegion(StrEnum):
 
 
 class CompileCheck(StrEnum):
-    """Auto: if the image can. Require: the job does not start without a verdict."""
+    """Auto: the step is compiled if the image can do it. Require: the job does not start without a verdict."""
 
     AUTO = "Auto"
     REQUIRE = "Require"
@@ -34,7 +34,7 @@ class CompileCheck(StrEnum):
 
 
 class EntryCheck(ApiModel):
-    """It may change until the first attempt, so that a check on which a job waits can be switched off."""
+    """The settings may change until the first attempt, so that a user can switch off a check that holds up the job."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -56,33 +56,33 @@ class EntryCheck(ApiModel):
     mode: EntryCheckMode = Field(
         EntryCheckMode.AUTO,
         description="Whether one pod without TPUs imports the entrypoint, builds the task with the scaled numbers and"
-        " makes two steps before any worker is created. Auto: on hardware TPU; your own errors fail the job, and"
-        " whatever else stops the check is a warning. Require: on any hardware, and the job fails unless the check"
+        " runs two steps before any worker is created. Auto: on hardware TPU; your own errors fail the job, and"
+        " anything else that stops the check is a warning. Require: on any hardware, and the job fails unless the check"
         " passes. Skip: never.",
     )
     compile: CompileCheck = Field(
         CompileCheck.AUTO,
-        description="Whether that pod then compiles the step for the slice with the TPU's compiler, on its CPU. A step"
-        " that does not fit into a core's memory fails the job before it has chips. Auto: on hardware TPU with backend"
-        " XLA, for at most five minutes, if the image has jax and libtpu; if the compiler gives no verdict,"
-        " the job starts anyway, and the condition StepFits says why. Require: on any hardware; without a verdict"
-        " the job fails. Skip: never.",
+        description="Whether the check's pod then compiles the step for the slice with the TPU's compiler, on its CPU."
+        " A step that does not fit into a core's memory fails the job before it has chips. Auto: on hardware TPU with"
+        " backend XLA, for at most five minutes, if the image has jax and libtpu; if the compiler gives no verdict,"
+        " the job starts anyway, and the condition StepFits says why. Require: on any hardware; without a verdict the"
+        " job fails. Skip: never.",
     )
     data_in_region: DataInRegion = Field(
         DataInRegion.WARN,
         description="What to do if the entry check finds that a bucket of the job (data, checkpoint, report) is not in"
-        " the slice's region. Warn: show it in the condition DataInRegion. Require: fail the job, even if it"
-        " cannot find out, and check on any hardware. Ignore: nothing.",
+        " the slice's region. Warn: show it in the condition DataInRegion. Require: fail the job, also if the"
+        " region cannot be found out, and check on any hardware. Ignore: do nothing.",
     )
     resources: Resources | None = Field(
         None,
-        description="Resources of that pod. By default it requests half a CPU and 2Gi of memory (2 CPUs and 8Gi with"
-        " compile Require), and is limited to 16Gi.",
+        description="Resources of the check's pod. By default it requests half a CPU and 2Gi of memory (2 CPUs and 8Gi"
+        " with compile Require), and is limited to 16Gi.",
     )
     deadline_seconds: Count = Field(
         900,
-        description="How long that pod may take on its node, including the pull of its image and the compilation. It"
-        " waits for a node just as long, but at most five minutes.",
+        description="Seconds that the check's pod may take on its node, including the pull of its image and the"
+        " compilation. It waits for a node for the same time, but at most five minutes.",
     )
 
     @property

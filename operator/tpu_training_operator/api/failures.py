@@ -1,13 +1,13 @@
 """The exit codes and failure reasons that decisions depend on, each written once.
 
-Most reasons only inform people, and stand in the table of `domain.failures.table` or come from Kubernetes.
+Most reasons only inform people; they are in `domain.failures.table` or come from Kubernetes.
 """
 
 from enum import IntEnum, StrEnum
 
 
 class ExitCode(IntEnum):
-    """How the trainer ends without success. A contract test compares it with `tpu_trainer.contract.protocol`."""
+    """How the trainer exits without success. A contract test compares it with `tpu_trainer.contract.protocol`."""
 
     USER_ERROR = 1
     NOT_FINITE = 65
@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
 
 
 class FailureReason(StrEnum):
-    """`reason` of a failure in the status, where the operator decides by it or gives it without a sign in a pod."""
+    """The `reason` of a failure in the status, if the operator acts on it or gives it without a sign in a pod."""
 
     DEVICE_BUSY = "DeviceBusy"
     DEVICE_FAILED = "DeviceFailed"

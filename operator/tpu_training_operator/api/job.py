@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic.alias_generators import to_camel
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
@@ -20,7 +21,7 @@ from tpu_training_operator.api.model import (
     Rule,
     StorageUri,
 )
-from tpu_training_operator.api.placement import Placement, ReturnToPreferred
+from tpu_training_operator.api.placement import PlacementPolicy, ReturnToPreferred
 from tpu_training_operator.api.recipe import MetricMode, Recipe, Sharding
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.slice import (
@@ -31,9 +32,9 @@ from tpu_training_operator.api.slice import (
     cel_generation_is,
     cel_hosts_per_slice,
     cel_list,
-    chips_asked,
-    hosts_per_slice_asked,
     is_generation,
+    requested_chips,
+    requested_hosts_per_slice,
 )
 from tpu_training_operator.api.trainer import Backend, Trainer
 
@@ -62,7 +63,7 @@ class InitFrom(ApiModel):
 
 
 class Checkpoint(ApiModel):
-    """Its intervals are not scaled with the slice, because they bound the time that a restart loses."""
+    """The intervals are not scaled with the slice, because they bound the time that a restart loses."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -92,13 +93,13 @@ class Checkpoint(ApiModel):
     )
     resume_from: StorageUri | None = Field(
         None,
-        description="Where to start while this job has no checkpoint of its own: another job's folder, for its newest"
-        " checkpoint, or one checkpoint (.../step-...). Left out, the job starts at step 0.",
+        description="Where to start while this job has no checkpoint yet: another job's folder, for its newest"
+        " checkpoint, or one checkpoint (.../step-...). If left out, the job starts at step 0.",
     )
     init_from: InitFrom | None = Field(
         None,
-        description="Weights to begin with while this job has no checkpoint of its own. Nothing but the weights is"
-        " taken: the job begins at step 0, with a new optimizer and its own data.",
+        description="Weights to begin with while this job has no checkpoint yet. Nothing but the weights is taken: the"
+        " job begins at step 0, with a new optimizer and its own data.",
     )
 
 
@@ -116,21 +117,21 @@ class Report(ApiModel):
     )
 
 
-def _given(root: str, field: str) -> str:
-    """CEL: whether the field and all its parents are set."""
+def _is_set(root: str, field: str) -> str:
+    """Returns CEL for whether the field and all its parents are set."""
     parts = field.split(".")
     return " && ".join(f"has({root}.{'.'.join(parts[: depth + 1])})" for depth in range(len(parts)))
 
 
-def _unchanged(field: str) -> str:
-    """CEL: whether a change leaves the field as it is, which a plain comparison cannot say of one that is absent."""
-    now, before = _given("self", field), _given("oldSelf", field)
+def _is_unchanged(field: str) -> str:
+    """Returns CEL for whether a change leaves the field as it is. A plain comparison fails if the field is absent."""
+    now, before = _is_set("self", field), _is_set("oldSelf", field)
     return f"({now}) == ({before}) && (!({now}) || self.{field} == oldSelf.{field})"
 
 
 def _immutable(field: str) -> Rule:
     return Rule(
-        cel=_unchanged(field),
+        cel=_is_unchanged(field),
         message=f"{field} cannot change once the job exists; delete the job and create it again",
         holds=None,
         field=field,
@@ -138,12 +139,12 @@ def _immutable(field: str) -> Rule:
 
 
 def _is_true(condition: str) -> str:
-    found = f"oldSelf.status.conditions.exists(c, c.type == '{condition}' && c.status == 'True')"
-    return f"has(oldSelf.status.conditions) && {found}"
+    exists = f"oldSelf.status.conditions.exists(c, c.type == '{condition}' && c.status == 'True')"
+    return f"has(oldSelf.status.conditions) && {exists}"
 
 
-# Of a suspended job, Ready says that none of its workers is left. A job without a state has not been seen by an
-# operator. One that a change has made Invalid can be corrected.
+# Ready means that a suspended job has no worker left. A job without a state has not been seen by an operator. A job
+# that a change has made Invalid can be corrected.
 _RESTS = (
     "has(oldSelf.spec.runPolicy) && oldSelf.spec.runPolicy.suspend"
     " && (!has(oldSelf.status) || !has(oldSelf.status.state)"
@@ -155,7 +156,7 @@ _RESTS = (
 
 def _mutable_at_rest(field: str) -> Rule:
     return Rule(
-        cel=f"({_unchanged(f'spec.{field}')}) || ({_RESTS})",
+        cel=f"({_is_unchanged(f'spec.{field}')}) || ({_RESTS})",
         message=f"{field} can change only while the job is suspended and none of its workers runs: set"
         " runPolicy.suspend and wait until kubectl shows the condition Ready",
         holds=None,
@@ -188,12 +189,12 @@ _DOUBLED_LABELS = "slice and slice.provisioning choose the TPU nodes; leave thei
 def _doubled_labels(spec: "Spec") -> list[str]:
     if spec.slice.hardware is Hardware.CPU:
         return []
-    ours = (*_SLICE_LABELS, *(_CAPACITY_LABELS if spec.slice.provisioning else ()))
-    return [key for key in spec.trainer.node_selector or {} if key in ours]
+    labels = (*_SLICE_LABELS, *(_CAPACITY_LABELS if spec.slice.provisioning else ()))
+    return [key for key in spec.trainer.node_selector or {} if key in labels]
 
 
 IMMUTABLE = (
-    *(f"slice.{name}" for name in ("acceleratorType", "generation", "topology", "count", "hardware")),
+    *(f"slice.{to_camel(name)}" for name in Slice.model_fields if name != "provisioning"),
     "ladder",
     "placement.alternatives",
     "placement.count",
@@ -297,7 +298,7 @@ class Spec(ApiModel):
             " || (self.entryCheck.mode != 'Require' && self.entryCheck.dataInRegion != 'Require'"
             " && self.entryCheck.compile != 'Require')"
             " || has(self.trainer.entrypoint)",
-            message="entryCheck.mode, dataInRegion and compile Require need trainer.entrypoint: a command of your own"
+            message="entryCheck.mode, dataInRegion and compile Require need trainer.entrypoint: your own command"
             " may not stop after two steps",
             holds=lambda spec: spec.trainer.entrypoint is not None or not spec.entry_check.is_required,
             field="entryCheck.mode",
@@ -324,9 +325,9 @@ class Spec(ApiModel):
             ),
             at_creation=True,
         ),
-        # What `is_mutable` would say costs the API server too much here.
+        # In place of `is_mutable`, whose rule would cost the API server too much here.
         Rule(
-            cel=f"(({_unchanged('trainer.nodeSelector')}) && ({_unchanged('slice.provisioning')}))"
+            cel=f"(({_is_unchanged('trainer.nodeSelector')}) && ({_is_unchanged('slice.provisioning')}))"
             f" || {_NO_DOUBLED_LABELS}",
             message=_DOUBLED_LABELS,
             holds=None,
@@ -359,8 +360,8 @@ class Spec(ApiModel):
             message="no rung may have more chips than spec.slice, which is the top rung",
             holds=lambda spec: (
                 spec.ladder is None
-                or not chips_asked(spec.slice)
-                or all(chips_asked(stage.slice) <= chips_asked(spec.slice) for stage in spec.ladder.rungs)
+                or not requested_chips(spec.slice)
+                or all(requested_chips(rung.slice) <= requested_chips(spec.slice) for rung in spec.ladder.rungs)
             ),
             field="ladder.rungs",
             at_creation=True,
@@ -369,7 +370,7 @@ class Spec(ApiModel):
             cel="!has(self.ladder) || self.ladder.rungs.all(rung, rung.slice.hardware == self.slice.hardware)",
             message="rungs must have the hardware of spec.slice: either all are TPU or all are CPU",
             holds=lambda spec: (
-                spec.ladder is None or all(stage.slice.hardware is spec.slice.hardware for stage in spec.ladder.rungs)
+                spec.ladder is None or all(rung.slice.hardware is spec.slice.hardware for rung in spec.ladder.rungs)
             ),
             field="ladder.rungs",
             at_creation=True,
@@ -424,9 +425,10 @@ class Spec(ApiModel):
 
     slice: Slice = Field(description="The TPU slice, or slices, that the job runs on.")
     ladder: Ladder | None = Field(
-        None, description="Short rungs on smaller slices that must pass before the job may begin on its own."
+        None,
+        description="Short trainings on smaller slices, the rungs, which must pass before spec.slice is used.",
     )
-    placement: Placement | None = Field(
+    placement: PlacementPolicy | None = Field(
         None,
         description="Other slices that the job may run on, and when it moves. If left out, the job waits for"
         " spec.slice.",
@@ -438,7 +440,7 @@ class Spec(ApiModel):
     )
     data: Data | None = Field(None, description="Where the training data is.")
     checkpoint: Checkpoint | None = Field(
-        None, description="Where and how often to save checkpoints. Left out, every restart begins at step 0."
+        None, description="Where and how often to save checkpoints. If left out, every restart begins at step 0."
     )
     report: Report | None = Field(None, description="What the trainer reports besides the job's status.")
     entry_check: EntryCheck = Field(
@@ -449,9 +451,9 @@ class Spec(ApiModel):
     )
     managed_by: ControllerName | None = Field(
         None,
-        description="What runs the job instead of this operator: kueue.x-k8s.io/multikueue for a job that Kueue sends"
-        " to another cluster. This operator then creates no workers here. It ignores jobs with any other name here,"
-        f" except its own, {constants.MANAGED_BY_US}.",
+        description="Controller that runs the job instead of this operator: kueue.x-k8s.io/multikueue for a job that"
+        " Kueue sends to another cluster. This operator then creates no workers here. It ignores jobs with any other"
+        f" name here, except its own, {constants.MANAGED_BY_US}.",
     )
 
 
@@ -467,13 +469,13 @@ _BESIDE_THE_NAME = len("99999-4999.,")
 
 
 def _host_names_fit(job: "TPUTrainingJob") -> bool:
-    hosts = hosts_per_slice_asked(job.spec.slice)
-    # No shorter name helps a slice that has too many hosts for any job; another rule says so.
+    hosts = requested_hosts_per_slice(job.spec.slice)
+    # No shorter name helps a slice that has too many hosts for any job, which another rule refuses.
     return hosts > MAX_HOSTS or hosts * (len(job.name) + _BESIDE_THE_NAME) <= MAX_HOST_NAMES_LENGTH
 
 
 def _explain_host_names(job: "TPUTrainingJob") -> str:
-    hosts = hosts_per_slice_asked(job.spec.slice)
+    hosts = requested_hosts_per_slice(job.spec.slice)
     return (
         f"metadata.name has {len(job.name)} characters; with {hosts} hosts in a slice at most"
         f" {MAX_HOST_NAMES_LENGTH // hosts - _BESIDE_THE_NAME} fit: one environment variable (TPU_WORKER_HOSTNAMES)"
@@ -482,7 +484,7 @@ def _explain_host_names(job: "TPUTrainingJob") -> str:
 
 
 class TPUTrainingJob(ApiModel):
-    """One training job. `metadata` and `status` are kept as the API server gave them."""
+    """One training job. `metadata` and `status` are as the API server returns them."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -1,4 +1,4 @@
-"""`spec.ladder`: the rungs of a ladder on smaller slices, which must pass before the job may begin."""
+"""`spec.ladder`: the rungs on smaller slices, which must pass before the job may begin."""
 
 from enum import StrEnum
 from itertools import pairwise
@@ -8,10 +8,10 @@ from pydantic import Field
 
 from tpu_training_operator.api.decimals import Decimal, PositiveDecimal
 from tpu_training_operator.api.model import ApiModel, Boolean, MetricName, Rule
-from tpu_training_operator.api.slice import Slice, cel_chips, chips_asked
+from tpu_training_operator.api.slice import Slice, cel_chips, requested_chips
 
 MOST_RUNGS = 4
-"""The API server bounds what the rules of all slices of a job may cost."""
+"""The API server bounds the cost of the rules of all slices of a job."""
 
 FEWEST_STEPS = 10
 """The first three steps of a process compile, and a rate needs several more."""
@@ -21,7 +21,7 @@ _MOST_STEPS = 10_000
 class Finding(StrEnum):
     """Something that the trainer's doctor looks for."""
 
-    # As in `tpu_trainer.contract.findings.Check`; a contract test compares the two.
+    # The same as `tpu_trainer.contract.findings.Check`; a contract test compares the two.
 
     RECOMPILATION = "RecompilationAfterWarmUp"
     CPU_FALLBACK = "CpuFallback"
@@ -69,7 +69,7 @@ class Gates(ApiModel):
     min_efficiency: PositiveDecimal | None = Field(
         None,
         description="Least efficiency: examples per second per chip, divided by those of the rung before, for example"
-        " 0.8. If left out, it is shown but not judged. The first rung cannot have it.",
+        " 0.8. If left out, the efficiency is only shown. The first rung cannot have this gate.",
     )
     no_findings: Annotated[list[Finding], Field(min_length=1, max_length=9)] | None = Field(
         None, description="Findings of the trainer's doctor that fail the rung; docs/doctor.md explains each."
@@ -95,12 +95,12 @@ class Begin(StrEnum):
 
 
 def _ascends(ladder: "Ladder") -> bool:
-    """A reference that names no slice breaks another rule."""
+    """Returns whether each rung has more chips than the one before. A slice that does not exist breaks another rule."""
     return all(not above or below < above for below, above in pairwise(_chips(ladder)))
 
 
 def _chips(ladder: "Ladder") -> list[int]:
-    return [chips_asked(rung.slice) for rung in ladder.rungs]
+    return [requested_chips(rung.slice) for rung in ladder.rungs]
 
 
 class Ladder(ApiModel):
@@ -132,6 +132,6 @@ class Ladder(ApiModel):
     begin: Begin = Field(
         Begin.SCRATCH,
         alias="from",
-        description="Scratch: the job trains as it would without a ladder. Checkpoint: it continues what the last rung"
-        " has trained, from there on with the batch of its own slice; needs spec.checkpoint.",
+        description="Scratch: the job trains as it would without a ladder. Checkpoint: it continues from"
+        " the last rung's checkpoint, with the batch of its own slice; needs spec.checkpoint.",
     )

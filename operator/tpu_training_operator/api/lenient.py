@@ -1,8 +1,8 @@
 """Reads what can be read of a status that another version of the operator has written.
 
-Unknown fields are no trouble, and for unknown words each field has an answer of its own. What remains are texts and
-lists that are longer than this version allows, fields of another type, and fields that it needs and the other version
-no longer writes. The first are cut; the others are left out with the smallest part that can be without them.
+Models drop unknown fields, and each field decides what an unknown word means. This module cuts texts and lists that are
+longer than this version allows. A field of another type is left out, and so is the smallest part that lacks a field
+which this version needs.
 """
 
 import copy
@@ -14,21 +14,21 @@ from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
 
-# Each round removes what the last one complained of, and a part that lost a field may be complained of next.
+# Each round removes what the validation rejected, and a part that has lost a field may be rejected in the next round.
 _MOST_ROUNDS = 16
 
 
-def read_what_can_be(model: TypeAdapter[T], body: Any) -> T:
-    given = body if isinstance(body, dict) else {}
+def read_leniently(model: TypeAdapter[T], body: Any) -> T:
+    rest = body if isinstance(body, dict) else {}
     for _ in range(_MOST_ROUNDS):
         try:
-            return model.validate_python(given)
+            return model.validate_python(rest)
         except ValidationError as error:
-            given = copy.deepcopy(given)
-            # From the back, so that the earlier positions in a list stay what they are.
+            rest = copy.deepcopy(rest)
+            # From the back, so that earlier positions in a list stay valid.
             for problem in reversed(error.errors(include_url=False)):
-                _leave_out(given, problem)
-    return model.validate_python({name: part for name, part in given.items() if _is_readable(model, {name: part})})
+                _leave_out(rest, problem)
+    return model.validate_python({name: part for name, part in rest.items() if _is_readable(model, {name: part})})
 
 
 def _is_readable(model: TypeAdapter[Any], body: Mapping[str, Any]) -> bool:
@@ -40,7 +40,7 @@ def _is_readable(model: TypeAdapter[Any], body: Mapping[str, Any]) -> bool:
 
 
 def _leave_out(body: dict[str, Any], problem: ErrorDetails) -> None:
-    """Cuts or removes the part that the problem is about; if a field is missing, what it is missing from."""
+    """Cuts or removes the part that the problem is about; if a field is missing, the part that lacks it."""
     path = problem["loc"]
     place: Any = body
     inside: list[tuple[Any, int | str]] = []
@@ -49,7 +49,7 @@ def _leave_out(body: dict[str, Any], problem: ErrorDetails) -> None:
             break
         inside.append((place, step))
         place = place[step]
-    # Shorter still: another problem has removed it.
+    # Another problem has already removed the part.
     if not inside or len(inside) < len(path) - 1:
         return
     above, last = inside[-1]

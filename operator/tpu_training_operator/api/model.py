@@ -5,7 +5,7 @@ by side, so that they are read and changed together, and the control plane tests
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -22,12 +22,12 @@ class Rule:
     """A condition between fields of one model.
 
     `cel` and `holds` decide the same thing. `holds` is None for rules about a change (CEL's `oldSelf`), which only
-    the API server can judge. The API server shows `message`; `explain`, if given, says it better by looking at the
+    the API server can judge. The API server shows `message`; `explain`, if given, writes a better one for the
     value. `field` is the path of the offending field below the model, empty for the model itself.
 
     `at_creation`: hardly anything that the rule reads can change later, so the API server judges it when the object is
     created and never again. A job from before the rule must still take a status and a suspension. Rules below the spec
-    need no such word: the API server itself passes over values that an update leaves as they are.
+    do not need it: the API server itself skips values that an update does not change.
 
     `is_mutable`: something that the rule reads can change later. Then an update must not break it, unless the job broke
     it before.
@@ -42,7 +42,7 @@ class Rule:
     is_mutable: bool = False
 
     def is_broken_by(self, value: Any) -> bool:
-        """Also False for a rule about a change, which a single value cannot break."""
+        """Returns whether the value breaks the rule. No single value breaks a rule about a change."""
         return self.holds is not None and not self.holds(value)
 
     def text(self, value: Any) -> str:
@@ -52,8 +52,8 @@ class Rule:
         schema: dict[str, str | bool] = {"rule": self.cel, "message": self.message}
         if self.at_creation:
             before = _SELF.sub("oldSelf.value()", self.cel)
-            passed_over = f"oldSelf.hasValue() && !({before})" if self.is_mutable else "oldSelf.hasValue()"
-            schema |= {"rule": f"{passed_over} || ({self.cel})", "optionalOldSelf": True}
+            skipped = f"oldSelf.hasValue() && !({before})" if self.is_mutable else "oldSelf.hasValue()"
+            schema |= {"rule": f"{skipped} || ({self.cel})", "optionalOldSelf": True}
         if self.field:
             schema["fieldPath"] = f".{self.field}"
         return schema
@@ -74,23 +74,30 @@ class ApiModel(BaseModel):
 
 
 def map_by(key: str) -> dict[str, Any]:
-    """The schema of a list whose items are known by `key`: two owners may each apply their own."""
+    """Returns the schema of a list whose items are told apart by `key`, so that two owners may each apply their own."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 def unique_by(key: str) -> AfterValidator:
-    """Refuses what the API server refuses in such a list."""
+    """Returns a validator that refuses a list with two items of the same `key`, as the API server does."""
 
     def check(items: list[Any]) -> list[Any]:
         keys = [getattr(item, key) for item in items]
         if doubled := next((name for name in keys if keys.count(name) > 1), None):
-            raise PydanticCustomError("doubled", "{name} is there twice", {"name": repr(doubled)})
+            raise PydanticCustomError("doubled", "{name} is listed twice", {"name": repr(doubled)})
         return items
 
     return AfterValidator(check)
 
 
-# An object of Kubernetes' own. The API server checks its fields when the pod is created.
+def models_in(annotation: Any) -> Iterator[type[ApiModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from models_in(argument)
+
+
+# An object that Kubernetes defines. The API server checks its fields when the pod is created.
 Passthrough = Annotated[Mapping[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -98,15 +105,15 @@ TOPOLOGY_PATTERN = r"^[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}$"
 STORAGE_PATTERN = r"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+|/.+)$"
 CODE_SCHEME = "secret://"
 _CODE = rf"^(gs://[a-z0-9][a-z0-9._-]*[a-z0-9]/.+/[^/]+|/.+|{CODE_SCHEME}[a-z0-9]([-a-z0-9.]*[a-z0-9])?)$"
-# As a Kubernetes Job has it: a DNS subdomain, a slash, a path.
+# The same as in a Kubernetes Job: a DNS subdomain, a slash, a path.
 _CONTROLLER = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9/\-._~%!$&'()*+,;=:]+$"
 _SHA256 = r"^[0-9a-f]{64}$"
-# All that Kubernetes reads, but nothing below zero, which no pod may ask for.
+# Every quantity that Kubernetes reads, but none below zero, which no pod may ask for.
 _QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 
 
-# What an error message says instead of the pattern.
+# What error messages show instead of the pattern.
 PATTERN_MEANINGS = {
     _DNS_LABEL: "a name of a-z, 0-9 and '-'",
     TOPOLOGY_PATTERN: "chips along two or three axes, such as 4x4 or 2x2x4",
@@ -130,7 +137,7 @@ Quantity = Annotated[
     Annotated[int, Field(strict=True)] | Annotated[str, Field(pattern=_QUANTITY)], Field(union_mode="left_to_right")
 ]
 ShortText = Annotated[str, Field(min_length=1, max_length=253)]
-# As long as a metric's name may be in a report.
+# The limit of a metric's name in a report.
 MetricName = Annotated[str, Field(min_length=1, max_length=128)]
 LongText = Annotated[str, Field(max_length=4096)]
 # A directory or a bucket's path that the trainer writes to.

@@ -10,7 +10,7 @@ from tpu_training_operator.api.model import ApiModel, Count, Rule, ShortText
 from tpu_training_operator.api.slice import MOST_SLICES, Slice
 
 MOST_ALTERNATIVES = 4
-"""The API server bounds what the rules of all slices of a job may cost."""
+"""The API server bounds the cost of the rules of all slices of a job."""
 
 MOST_COUNTED_MOVES = 16
 """The status has room for these and some more."""
@@ -24,7 +24,7 @@ class MoveBatch(StrEnum):
 
 
 class OnLoss(StrEnum):
-    """What a job does that has lost its slice: move to another one, or wait for this one."""
+    """What a job does when it has lost its slice: it moves to another one, or waits for that one."""
 
     MOVE = "Move"
     WAIT = "Wait"
@@ -52,8 +52,8 @@ class Alternative(ApiModel):
     slice: Slice = Field(description="The slice, or slices, to run on instead; hardware as in spec.slice.")
     wait_for_previous_seconds: Count = Field(
         600,
-        description="How long the job waits for the slice that it prefers to this one before it moves here, in seconds."
-        " The previous slice is the one before it in the order of preference.",
+        description="Seconds that the job waits for the previous slice in the order of preference before it moves to"
+        " this one.",
     )
 
 
@@ -64,11 +64,11 @@ class FewerSlices(ApiModel):
     )
     wait_for_previous_seconds: Count = Field(
         600,
-        description="How long the job waits for all of its slices before it runs on those that it has, in seconds.",
+        description="Seconds that the job waits for all of its slices before it runs on those that it has.",
     )
 
 
-class Placement(ApiModel):
+class PlacementPolicy(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="has(self.alternatives) || has(self.count)",

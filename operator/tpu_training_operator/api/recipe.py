@@ -115,8 +115,8 @@ class Schedule(ApiModel):
             cel="[has(self.metric), has(self.mode), has(self.patience)].all(given, given == (self.name == 'Plateau'))",
             message="schedule Plateau needs metric, mode and patience; no other schedule takes them",
             holds=lambda schedule: all(
-                given == (schedule.name is ScheduleName.PLATEAU)
-                for given in (schedule.metric is not None, schedule.mode is not None, schedule.patience is not None)
+                is_set == (schedule.name is ScheduleName.PLATEAU)
+                for is_set in (schedule.metric is not None, schedule.mode is not None, schedule.patience is not None)
             ),
             field="metric",
         ),
@@ -143,7 +143,7 @@ class Schedule(ApiModel):
     milestone_epochs: Annotated[list[Count], Field(min_length=1, max_length=32)] | None = Field(
         None,
         description="Epochs after which schedule Step multiplies the learning rate by factor; instead of milestones,"
-        " for a recipe with epochs. Kept on every slice.",
+        " for a recipe with epochs. The same on every slice.",
     )
     factor: NonNegativeDecimal | None = Field(
         None, description="Factor of the learning rate; default 0 for Linear and Cosine, 0.1 for Step and Plateau."
@@ -196,8 +196,8 @@ class Scaling(ApiModel):
     ema: Boolean = Field(False, description="Raise emaDecay to the power of the batch's scale factor.")
 
 
-def _followed_metrics(recipe: "Recipe") -> Iterator[str]:
-    """The fields that need evaluations during the training."""
+def _users_of_evaluations(recipe: "Recipe") -> Iterator[str]:
+    """Yields the fields that need evaluations during the training."""
     if recipe.stop_early is not None:
         yield "stopEarly"
     if recipe.schedule.name is ScheduleName.PLATEAU:
@@ -229,9 +229,9 @@ class Recipe(ApiModel):
             " || (has(self.schedule) && self.schedule.name == 'Plateau'))",
             message="stopEarly and schedule Plateau need evaluateEverySteps: they follow the evaluations during the"
             " training",
-            holds=lambda recipe: recipe.evaluate_every_steps is not None or not any(_followed_metrics(recipe)),
+            holds=lambda recipe: recipe.evaluate_every_steps is not None or not any(_users_of_evaluations(recipe)),
             explain=lambda recipe: (
-                f"{' and '.join(_followed_metrics(recipe))} needs evaluateEverySteps, because it follows the"
+                f"{' and '.join(_users_of_evaluations(recipe))} needs evaluateEverySteps, because it follows the"
                 " evaluations during the training"
             ),
             field="evaluateEverySteps",
@@ -239,7 +239,7 @@ class Recipe(ApiModel):
     )
 
     tuned_on: SliceRef | None = Field(
-        None, description="Slice that the recipe was tuned on. Left out, the recipe is used as it stands."
+        None, description="Slice that the recipe was tuned on. If left out, the recipe is used unchanged."
     )
     global_batch_size: Count = Field(description="Examples per optimizer step over all replicas of tunedOn.")
     train_steps: LargeCount | None = Field(
@@ -254,12 +254,12 @@ class Recipe(ApiModel):
     optimizer: Optimizer = Field(description="The optimizer and its hyperparameters, as tuned.")
     warmup_steps: CountOrZero | None = Field(
         None,
-        description="Steps on tunedOn over which the learning rate rises linearly; 0 means none. Left out, a warm-up of"
-        " 5 % of the training, or of 5 epochs if that is less, is added when the batch grows.",
+        description="Steps on tunedOn over which the learning rate rises linearly; 0 means none. If left out, a warm-up"
+        " of 5 % of the training, or of 5 epochs if that is less, is added when the batch grows.",
     )
     schedule: Schedule = Field(default_factory=Schedule, description="How the learning rate changes after warm-up.")
     evaluate_every_steps: LargeCount | None = Field(
-        None, description="Steps on tunedOn between evaluations. Left out, there is one at the end."
+        None, description="Steps on tunedOn between evaluations. If left out, there is one at the end."
     )
     stop_early: StopEarly | None = Field(
         None, description="End the training, as succeeded, once a metric of the evaluations no longer improves."
@@ -277,8 +277,8 @@ class Recipe(ApiModel):
     )
     gradient_clip_norm: PositiveDecimal | None = Field(
         None,
-        description="Largest norm of a step's gradient, over all parameters; a longer one is scaled down to it before"
-        " the update. Left out, gradients are not clipped.",
+        description="Largest norm of a step's gradient, over all parameters; a larger one is scaled down to it before"
+        " the update. If left out, gradients are not clipped.",
     )
     precision: Precision = Field(
         Precision.FLOAT32,

@@ -6,15 +6,15 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from tpu_training_operator.api.model import ApiModel, Boolean, Count, Rule
+from tpu_training_operator.api.model import ApiModel, Boolean, Count, Rule, map_by
 
 MOST_COUNTED_RESTARTS = 100
-"""The status keeps the time of every restart that counts, so a larger limit has to be unlimited."""
+"""The status keeps the time of every restart that counts, so a larger limit must be unlimited."""
 UNLIMITED = -1
 
 
 class FailureClass(StrEnum):
-    """Why an attempt failed. The keys of `restart.limits` and `status.restarts`."""
+    """Why an attempt failed. The `class` in `restart.limits` and `status.restarts`."""
 
     USER_ERROR = "UserError"
     INFRASTRUCTURE = "Infrastructure"
@@ -64,21 +64,17 @@ class Restart(ApiModel):
         ),
     )
 
-    limits: Annotated[
-        list[RestartLimit],
+    limits: Annotated[list[RestartLimit], Field(max_length=len(FailureClass), json_schema_extra=map_by("class"))] = (
         Field(
-            max_length=len(FailureClass),
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["class"]},
-        ),
-    ] = Field(
-        default_factory=list,
-        description="Restarts allowed for a class of failures. A class that is left out has its default: UserError 0,"
-        " Infrastructure 20, Preemption -1, OutOfMemory 1, Hang 3, NotFinite 0, Unknown 3.",
+            default_factory=list,
+            description="Restarts allowed for a class of failures. A class that is left out has its default: UserError"
+            " 0, Infrastructure 20, Preemption -1, OutOfMemory 1, Hang 3, NotFinite 0, Unknown 3.",
+        )
     )
     window_seconds: Count = Field(
         86400,
         description="How long a restart counts against its limit, in seconds. A checkpoint at a new highest step clears"
-        " all counts earlier.",
+        " all counts sooner.",
     )
     backoff: Backoff = Field(
         default_factory=Backoff,
@@ -87,9 +83,9 @@ class Restart(ApiModel):
     )
 
     def limit_of(self, failure_class: FailureClass) -> int | None:
-        """The limit of a class; None if unlimited."""
-        given = {limit.failure_class: limit.max for limit in self.limits}
-        limit = given.get(failure_class, _DEFAULT_LIMITS[failure_class])
+        """Returns the limit of a class; None if unlimited."""
+        limits = {limit.failure_class: limit.max for limit in self.limits}
+        limit = limits.get(failure_class, _DEFAULT_LIMITS[failure_class])
         return None if limit == UNLIMITED else limit
 
     @property

@@ -93,7 +93,7 @@ def _accelerator_type_rule(generation: catalogue.Generation) -> Rule:
 
 
 def _cel_cube_rule(generation: catalogue.Generation) -> str:
-    """`catalogue.follows_cube_rule` in CEL, as one more alternative. A list of one stands in for a variable."""
+    """Returns `catalogue.follows_cube_rule` as one more alternative in CEL. A list of one stands in for a variable."""
     if not generation.max_cubes:
         return ""
     side, longest = catalogue.CUBE_SIDE, catalogue.LONGEST_SIDE
@@ -192,7 +192,7 @@ class Hardware(StrEnum):
 
 
 def cel_generation_is(names: tuple[str, ...], ref: str = "self") -> str:
-    """CEL: whether the slice `ref` is of one of these generations, however it is named."""
+    """Returns CEL for whether the slice `ref` is of one of these generations, however it is named."""
     by_type = " || ".join(
         f"{ref}.acceleratorType.startsWith('{catalogue.generations()[name].name_prefix}-')" for name in names
     )
@@ -224,7 +224,7 @@ _RESERVATION = (
 
 
 class Reservation(NamedTuple):
-    """A specific reservation. `project` is set if another project than the cluster's owns it."""
+    """A specific reservation. `project` is set if it belongs to another project than the cluster."""
 
     name: str
     project: str | None
@@ -233,8 +233,8 @@ class Reservation(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> "Reservation | None":
-        found = re.fullmatch(_RESERVATION, text)
-        return Reservation(**found.groupdict()) if found else None
+        match = re.fullmatch(_RESERVATION, text)
+        return Reservation(**match.groupdict()) if match else None
 
 
 class ProvisioningType(StrEnum):
@@ -266,8 +266,8 @@ class Provisioning(ApiModel):
     type: ProvisioningType = Field(
         description="How the chips are provided. OnDemand: as long as the job needs them. Spot: cheaper, but GKE may"
         " reclaim them with 30 s notice. FlexStart: they start when there is capacity and run for 7 days at most."
-        " Queued: queued provisioning, through the ProvisioningRequests of Kueue. Reservation: from the reservation"
-        " that reservation names.",
+        " Queued: queued provisioning, through the ProvisioningRequests of Kueue. Reservation: from the specific"
+        " reservation in the field reservation.",
     )
     reservation: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         None,
@@ -296,7 +296,7 @@ _FLEX_START_EXISTS = Rule(
 
 
 def _multislice_rule(generation: catalogue.Generation) -> Rule:
-    """GKE joins slices only if each has several hosts."""
+    """Returns the rule that GKE joins slices only if each has several hosts."""
     single = [shape for shape in generation.shapes if shape.hosts == 1]
     names = tuple(s.accelerator_type for s in single if s.default)
     topologies = tuple(s.topology for s in single if s.default)
@@ -341,7 +341,7 @@ _DECLARED_MULTISLICE = Rule(
     field="count",
 )
 
-# Google's overview of Multislice: an accelerator type of v4 or later. GKE has no v2 nodes; another rule says so.
+# Google's overview of Multislice asks for v4 or newer. GKE has no v2 nodes; another rule says so.
 _NO_MULTISLICE = ("v3",)
 
 _MULTISLICE_EXISTS = Rule(
@@ -368,7 +368,7 @@ _CHIPS_PER_HOST = 4
 
 
 def _size_per_host(generation: catalogue.Generation) -> int:
-    """What one host adds to the number in an accelerator type's name."""
+    """Returns how much one host adds to the number in an accelerator type's name."""
     largest = max(generation.shapes, key=lambda shape: shape.hosts)
     return int(largest.accelerator_type.rpartition("-")[2]) // largest.hosts
 
@@ -376,15 +376,15 @@ def _size_per_host(generation: catalogue.Generation) -> int:
 _SIZES_PER_HOST = {g.name_prefix: _size_per_host(g) for g in catalogue.generations().values()}
 
 
-def hosts_asked(value: SliceRef) -> int:
-    """The hosts of all slices as the bound on hosts counts them, 0 if the reference names no slice.
+def requested_hosts(value: SliceRef) -> int:
+    """Returns the hosts of all slices as the bound on hosts counts them; 0 if the reference names no slice.
 
-    Rounded up: for slices of one host at most twice what `domain.topology` says.
+    Rounds up, so that a slice of one host counts as two at the most.
     """
-    return value.count * hosts_per_slice_asked(value)
+    return value.count * requested_hosts_per_slice(value)
 
 
-def hosts_per_slice_asked(value: SliceRef) -> int:
+def requested_hosts_per_slice(value: SliceRef) -> int:
     if value.accelerator_type is not None:
         prefix, _, size = value.accelerator_type.rpartition("-")
         per_host = _SIZES_PER_HOST.get(prefix)
@@ -394,8 +394,8 @@ def hosts_per_slice_asked(value: SliceRef) -> int:
 
 
 def cel_hosts_per_slice(ref: str) -> str:
-    """`hosts_per_slice_asked` in CEL, for the slice reference at `ref`."""
-    # CEL cannot divide rounding up, and has no local variables: a list of one stands in for a variable.
+    """Returns `requested_hosts_per_slice` in CEL, for the slice reference at `ref`."""
+    # CEL cannot round a quotient up, and has no local variables: a list of one stands in for a variable.
     per_host = " : ".join(f"{ref}.acceleratorType.startsWith('{name}-') ? {n}" for name, n in _SIZES_PER_HOST.items())
     chips = f"[{ref}.topology.split('x').map(side, int(side))].map(t, t[0] * t[1] * (t.size() == 3 ? t[2] : 1))"
     return (
@@ -408,7 +408,7 @@ def cel_hosts_per_slice(ref: str) -> str:
 
 
 def _size_per_chip(generation: catalogue.Generation) -> int:
-    """What one chip adds to the number in an accelerator type's name: some count chips, some cores."""
+    """Returns how much one chip adds to the number in an accelerator type's name: some count chips, some cores."""
     shape = generation.shapes[0]
     return int(shape.accelerator_type.rpartition("-")[2]) // shape.chips
 
@@ -416,8 +416,8 @@ def _size_per_chip(generation: catalogue.Generation) -> int:
 _SIZES_PER_CHIP = {g.name_prefix: _size_per_chip(g) for g in catalogue.generations().values()}
 
 
-def chips_asked(value: SliceRef) -> int:
-    """The chips of all slices, 0 if the reference names no slice."""
+def requested_chips(value: SliceRef) -> int:
+    """Returns the chips of all slices; 0 if the reference names no slice."""
     if value.accelerator_type is not None:
         prefix, _, size = value.accelerator_type.rpartition("-")
         per_chip = _SIZES_PER_CHIP.get(prefix)
@@ -426,7 +426,7 @@ def chips_asked(value: SliceRef) -> int:
 
 
 def cel_chips(ref: str) -> str:
-    """`chips_asked` in CEL, for the slice reference at `ref`."""
+    """Returns `requested_chips` in CEL, for the slice reference at `ref`."""
     per_chip = " : ".join(f"{ref}.acceleratorType.startsWith('{name}-') ? {n}" for name, n in _SIZES_PER_CHIP.items())
     return (
         f"{ref}.count * (has({ref}.acceleratorType)"
@@ -439,11 +439,11 @@ def cel_chips(ref: str) -> str:
 
 _HOSTS_ARE_BOUNDED = Rule(
     cel=f"self.count * {cel_hosts_per_slice('self')} <= {MAX_HOSTS}",
-    # Without the number of hosts: the API server's cost estimate treats text made of a number as unbounded.
+    # Names no number of hosts: the API server's cost estimate treats text made of a number as unbounded.
     message=f"a job can have at most {MAX_HOSTS} hosts over all slices; use fewer or smaller slices",
-    holds=lambda value: hosts_asked(value) <= MAX_HOSTS,
+    holds=lambda value: requested_hosts(value) <= MAX_HOSTS,
     explain=lambda value: (
-        f"{hosts_asked(value)} hosts are too many: a job can have at most {MAX_HOSTS} over all slices"
+        f"{requested_hosts(value)} hosts are too many: a job can have at most {MAX_HOSTS} over all slices"
     ),
 )
 

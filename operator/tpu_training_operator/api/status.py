@@ -11,6 +11,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.decimals import ResolvedDecimal
+from tpu_training_operator.api.model import map_by
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 from tpu_training_operator.api.words import duration
 
@@ -108,14 +109,14 @@ class Failure(StatusModel):
         description="Kind of failure, which decides the restart limit it counts against.",
     )
     reason: str = Field(description="What happened, in one word; docs/failures.md explains each.")
-    message: _Text = Field(description="What the worker said last, or what Kubernetes said about it.")
+    message: _Text = Field(description="The worker's last message, or what Kubernetes reports about it.")
     time: _Time = Field(description="When the worker began to fail.")
     step: int | None = Field(default=None, description="Training step at which the worker failed, if it reported one.")
 
     @field_validator("failure_class", mode="before")
     @classmethod
-    def _known(cls, value: object) -> object:
-        """A newer operator may know more classes."""
+    def _read_class(cls, value: object) -> object:
+        """Reads a class that only a newer operator knows as Unknown."""
         return value if value in list(FailureClass) else FailureClass.UNKNOWN
 
 
@@ -134,14 +135,14 @@ def _times(value: object) -> list[str] | None:
 
 @plain_dataclass(frozen=True)
 class _ListByClass:
-    """A dict by failure class, which is a list with the key `class` in the object. What cannot be read is left out."""
+    """A dict by failure class; in the object, a list with the key `class`. Items that cannot be read are dropped."""
 
     field: str
     schema: dict[str, Any]
     read: Callable[[object], object]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        writer = core_schema.plain_serializer_function_ser_schema(self._written, when_used="json")
+        writer = core_schema.plain_serializer_function_ser_schema(self._write, when_used="json")
         return core_schema.no_info_plain_validator_function(self._read, serialization=writer)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -150,18 +151,17 @@ class _ListByClass:
             self.field: {**self.schema, "description": f"The {self.field} of that class."},
         }
         items = {"type": "object", "required": ["class"], "properties": properties}
-        keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["class"]}
-        return {"type": "array", "items": items, "maxItems": _MOST_CLASSES, **keys}
+        return {"type": "array", "items": items, "maxItems": _MOST_CLASSES, **map_by("class")}
 
     def _read(self, value: object) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
         items = value if isinstance(value, list) else []
-        named = {item["class"]: item.get(self.field) for item in items if isinstance(item, dict) and "class" in item}
-        known = {name: self.read(part) for name, part in named.items() if isinstance(name, str)}
-        return {name: part for name, part in known.items() if part is not None}
+        raw = {item["class"]: item.get(self.field) for item in items if isinstance(item, dict) and "class" in item}
+        parts = {name: self.read(part) for name, part in raw.items() if isinstance(name, str)}
+        return {name: part for name, part in parts.items() if part is not None}
 
-    def _written(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+    def _write(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"class": name, self.field: part} for name, part in value.items()]
 
 
@@ -237,7 +237,7 @@ class Progress(StatusModel):
 
     @field_validator("phase", mode="before")
     @classmethod
-    def _known(cls, value: object) -> object:
+    def _read_phase(cls, value: object) -> object:
         return value if value in list(ReportPhase) else None
 
 
@@ -287,13 +287,13 @@ class ChipSeconds(StatusModel):
 
     @property
     def by_account(self) -> dict[str, int]:
-        """The parts that add up."""
+        """The parts that add up to the total."""
         return {account: getattr(self, account) for account in CHIP_ACCOUNTS}
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Usage(StatusModel):
-    """What the job has used and will use, when the status was last written."""
+    """Chip-hours used and expected when the status was last written."""
 
     chip_hours: ResolvedDecimal = Field(description="Chip-hours that all attempts have used.")
     forecast_chip_hours: ResolvedDecimal | None = Field(
@@ -338,7 +338,7 @@ class Goodput(StatusModel):
 
     @field_validator("activity", mode="before")
     @classmethod
-    def _known(cls, value: object) -> object:
+    def _read_activity(cls, value: object) -> object:
         return value if value in list(Activity) else Activity.TRAIN
 
 
@@ -377,18 +377,14 @@ class RungStatus(StatusModel):
     )
     first_loss: str | None = Field(default=None, description="Mean loss of the first quarter of the steps.")
     last_loss: str | None = Field(default=None, description="Mean loss of the last quarter of the steps.")
-    gates: Annotated[
-        list[GateResult],
-        Field(
-            max_length=MOST_GATES,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-        ),
-    ] = Field(default_factory=list, description="What each gate found, in the order of the spec's fields.")
+    gates: Annotated[list[GateResult], Field(max_length=MOST_GATES, json_schema_extra=map_by("name"))] = Field(
+        default_factory=list, description="What each gate found, in the order of the spec's fields."
+    )
 
     @field_validator("verdict", mode="before")
     @classmethod
-    def _known(cls, value: object) -> object:
-        """A verdict that only a newer operator knows does not count as passed."""
+    def _read_verdict(cls, value: object) -> object:
+        """Reads a verdict that only a newer operator knows as Running, so that it does not count as passed."""
         return value if value in list(RungVerdict) else RungVerdict.RUNNING
 
 
@@ -408,9 +404,9 @@ class PlacementReason(StrEnum):
     """Why the job is on its slice, and why it moved there."""
 
     PREFERRED = "Preferred"
-    """It is spec.slice, and has been from the beginning."""
+    """The job has been on spec.slice from the beginning."""
     NO_CAPACITY = "NoCapacity"
-    """The slice before had no nodes for as long as the job waits for them."""
+    """The slice before got no nodes for as long as the job waits for them."""
     NOT_ADMITTED = "NotAdmitted"
     """The cluster refused the workers on the slice before."""
     BETTER = "Better"
@@ -418,9 +414,9 @@ class PlacementReason(StrEnum):
     LOST = "Lost"
     """The slice before failed or was taken away, and did not come back in time."""
     RUNG = "Rung"
-    """It is on this rung of its ladder."""
+    """The job is on this rung of its ladder."""
     STATUS_LOST = "StatusLost"
-    """The status had lost it; the labels of the workers told."""
+    """The status was lost, and the labels of the workers name the slice."""
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
@@ -442,7 +438,7 @@ class Move(StatusModel):
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Placement(StatusModel):
-    """The choice of a slice. Written with the attempt that runs on it, before anything is done."""
+    """The choice of a slice. Written with the attempt that runs on it, before any action."""
 
     option_index: int = Field(
         default=0,
@@ -454,7 +450,7 @@ class Placement(StatusModel):
     since: _Time = Field(description="When the job was last put on it.")
     reason: str = Field(description="Why it is on this slice, as one word.")
     has_run: bool = Field(
-        default=False, description="Whether all workers have been ready on this slice since the job came to it."
+        default=False, description="Whether all workers have been ready on this slice since the job was put on it."
     )
     moves_for_capacity: int = Field(
         default=0, ge=0, description="Consecutive moves for lack of capacity since all workers were last ready."
@@ -466,8 +462,8 @@ class Placement(StatusModel):
     )
     chip_seconds: Annotated[dict[str, int], Field(max_length=_MOST_SLICES)] = Field(
         default_factory=dict,
-        description="Chip-seconds of the workers, by slice; and, as placeholders, of the placeholders on better slices."
-        " ",
+        description="Chip-seconds of the workers, by slice. The key placeholders has those of placeholders on better"
+        " slices.",
     )
 
 
@@ -480,16 +476,12 @@ class Status(StatusModel):
     attempt: int = Field(default=0, ge=0, description="Attempts begun so far; 0 before the first.")
     start_time: _Time | None = Field(default=None, description="When the first attempt began.")
     completion_time: _Time | None = Field(default=None, description="When the job succeeded or failed.")
-    conditions: Annotated[
-        list[Condition],
+    conditions: Annotated[list[Condition], Field(max_length=_MOST_CONDITIONS, json_schema_extra=map_by("type"))] = (
         Field(
-            max_length=_MOST_CONDITIONS,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        ),
-    ] = Field(
-        default_factory=list,
-        description="Ready, Reconciling, Stalled, Suspended, Admitted, EntryCheckPassed, DataInRegion, StepFits,"
-        " GangReady, BudgetLow, Succeeded and Failed, as far as they apply.",
+            default_factory=list,
+            description="Ready, Reconciling, Stalled, Suspended, Admitted, EntryCheckPassed, DataInRegion, StepFits,"
+            " GangReady, BudgetLow, Succeeded and Failed, as far as they apply.",
+        )
     )
     resolved: Resolved | None = Field(
         default=None, description="The slice and every number derived from the spec, with the rules in notes."
@@ -526,32 +518,32 @@ class Status(StatusModel):
 
     @property
     def rungs(self) -> list[RungStatus]:
-        """Of the ladder, as far as the job has come."""
+        """The rungs of the ladder, as far as the job has come."""
         return self.ladder.rungs if self.ladder else []
 
     @classmethod
     def read(cls, body: Any) -> Self:
-        # Before anything of it is cut: a place in the list must mean the same to whoever complains of it.
+        # Before validation: the lenient reader finds what to cut by its index in this list.
         if isinstance(body, dict) and "conditions" in body:
-            body = {**body, "conditions": _those_that_decide(body["conditions"])}
+            body = {**body, "conditions": _drop_unknown(body["conditions"])}
         return super().read(body)
 
     @field_validator("attempt", mode="before")
     @classmethod
-    def _counted(cls, value: object) -> object:
-        """An older CRD accepts negative numbers from an edit."""
+    def _read_attempt(cls, value: object) -> object:
+        """Reads a negative number, which an older CRD accepts from an edit, as 0."""
         return max(0, value) if isinstance(value, int) else value
 
     @field_validator("state", mode="before")
     @classmethod
-    def _known(cls, value: object) -> object:
-        """A newer operator may know more states. Decisions depend on the conditions only."""
+    def _read_state(cls, value: object) -> object:
+        """Drops a state that only a newer operator knows. Decisions depend on the conditions only."""
         return value if value in list(State) else None
 
 
-def _those_that_decide(conditions: object) -> object:
-    """If there are more than fit: those that this version knows."""
+def _drop_unknown(conditions: object) -> object:
+    """Drops the conditions that this version does not know, if there are more than fit."""
     if not isinstance(conditions, list) or len(conditions) <= _MOST_CONDITIONS:
         return conditions
-    ours = [one for one in conditions if isinstance(one, dict) and one.get("type") in list(ConditionType)]
-    return ours[:_MOST_CONDITIONS]
+    known = [item for item in conditions if isinstance(item, dict) and item.get("type") in list(ConditionType)]
+    return known[:_MOST_CONDITIONS]

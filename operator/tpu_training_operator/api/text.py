@@ -1,9 +1,9 @@
-"""Text from strangers, made safe to show: a worker's last words, a registry's error, a report's warnings.
+"""Makes text from other programs safe to show: a worker's last words, a registry's error, a report's warnings.
 
 A terminal obeys what it is shown. An escape sequence can clear the screen, set the title or write to the clipboard, a
-bidirectional control can make a line read like another one, and an invisible character two words look the same. The
-operator removes them before it writes text into a status, and `tpujob` removes them again when it reads a cluster,
-because somebody else may have written the status.
+bidirectional control can make a line read like another one, and an invisible character can make two words look the
+same. The operator removes them before it writes text into a status, and `tpujob` removes them again when it reads a
+cluster, because another program may have written the status.
 """
 
 import re
@@ -16,7 +16,7 @@ _SEQUENCE = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]"
 )
-# C0 except tab and newline, DEL, C1, the controls and marks that set a direction of writing, and what takes no room.
+# C0 except tab and newline, DEL, C1, controls and marks of writing direction, and characters without width.
 _CONTROL = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b\\u200e\\u200f\\u202a-\\u202e\\u2060-\\u206f\\ufeff"
     "\\ufff9-\\ufffb\\U000e0000-\\U000e007f]"
@@ -29,10 +29,10 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def plain(text: str) -> str:
-    """The text with tab and newline as its only control characters; never longer than before.
+    """Returns the text with tab and newline as its only control characters; it never grows.
 
-    Escape sequences are removed whole, so that coloured text stays readable. Whatever else ends a line becomes a
-    newline, and half a character a question mark.
+    Escape sequences are removed whole, so that coloured text stays readable. Every other line end becomes a
+    newline, and half a character becomes a question mark.
     """
     if text.isprintable():
         return text
@@ -41,7 +41,7 @@ def plain(text: str) -> str:
 
 
 def plain_json(value: Any) -> Any:
-    """A JSON value with all its strings made plain, including names of fields."""
+    """Returns a JSON value with all its strings made plain, including names of fields."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, dict):

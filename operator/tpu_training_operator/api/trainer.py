@@ -55,7 +55,7 @@ class TorchRuntime(ApiModel):
         ),
         Rule(
             cel="!has(self.compileCache) || self.device == 'tpu'",
-            message="compileCache is TorchTPU's: it goes with device tpu",
+            message="compileCache is only for TorchTPU (device: tpu)",
             holds=lambda torch: torch.compile_cache is None or torch.on_tpu,
             field="compileCache",
         ),
@@ -72,9 +72,10 @@ class TorchRuntime(ApiModel):
     )
     execution: Execution = Field(
         Execution.EAGER,
-        description="How the device gets a step. Eager: one operation after the other. Compile: loss, backward pass and"
-        " update as programs of torch.compile for fixed shapes; on a CPU or GPU it needs a C++ compiler in the image."
-        " Fuse: TorchTPU collects operations and compiles them together, only for device tpu. Only for an entrypoint.",
+        description="How a step runs on the device. Eager: one operation after the other. Compile: loss, backward pass"
+        " and update as programs of torch.compile for fixed shapes; on a CPU or GPU it needs a C++ compiler in the"
+        " image. Fuse: TorchTPU collects operations and compiles them together, only for device tpu. Only for an"
+        " entrypoint.",
     )
     compile_cache: StorageUri | None = Field(
         None,
@@ -102,7 +103,7 @@ class Code(ApiModel):
 
     @property
     def secret(self) -> str | None:
-        """The name of the Secret that holds it, if one does."""
+        """The name of the Secret with the packed folder, if a Secret holds it."""
         return self.uri.removeprefix(CODE_SCHEME) if self.uri.startswith(CODE_SCHEME) else None
 
 
@@ -173,7 +174,7 @@ _VOLUME_SOURCES = (
 
 
 class Volume(ApiModel):
-    """A volume that gives no access to the files of the node: every kind listed here, but no hostPath."""
+    """A volume that gives no access to the node's files, so none of kind hostPath."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -208,26 +209,28 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path inside the container
 
 
 def mounts_shared_memory(trainer: "Trainer") -> bool:
-    """Whether the user mounts a volume of their own there."""
+    """Returns whether the user mounts a volume at SHARED_MEMORY."""
     return any(mount.mount_path.rstrip("/") == SHARED_MEMORY for mount in trainer.volume_mounts or ())
 
 
-def _reserved(name: str) -> bool:
+def _is_reserved(name: str) -> bool:
     return name.startswith(ENV_PREFIX) or name in RESERVED_ENV
 
 
-def _no_own_keys(field: str, read: "Callable[[Trainer], Mapping[str, str] | None]") -> Rule:
-    """By the operator's labels workers are found, placed and allowed to reach each other."""
+def _no_operator_keys(field: str, read: "Callable[[Trainer], Mapping[str, str] | None]") -> Rule:
+    """Returns the rule that a map has no keys of the operator, which finds, places and connects workers by them."""
 
-    def own(trainer: "Trainer") -> list[str]:
+    def operator_keys(trainer: "Trainer") -> list[str]:
         return [key for key in read(trainer) or () if key.startswith(OWN_PREFIX)]
 
     return Rule(
         cel=f"!has(self.{field}) || self.{field}.all(key, !key.startsWith('{OWN_PREFIX}'))",
-        message=f"{OWN_PREFIX}* is the operator's own",
-        holds=lambda trainer: not own(trainer),
+        message=f"{OWN_PREFIX}* is reserved for the operator",
+        holds=lambda trainer: not operator_keys(trainer),
         field=field,
-        explain=lambda trainer: f"{OWN_PREFIX}* is the operator's own; leave out: {', '.join(own(trainer))}",
+        explain=lambda trainer: (
+            f"{OWN_PREFIX}* is reserved for the operator; leave out: {', '.join(operator_keys(trainer))}"
+        ),
     )
 
 
@@ -309,7 +312,7 @@ class Trainer(ApiModel):
         Rule(
             cel="!has(self.command) || !has(self.torch) || !has(self.torch.execution)"
             " || self.torch.execution == 'Eager'",
-            message="execution is how the trainer makes its steps; a command makes its own: call torch.compile there",
+            message="execution says how the trainer runs its steps; a command runs its own: call torch.compile there",
             holds=lambda trainer: (
                 trainer.command is None or trainer.torch is None or trainer.torch.execution is Execution.EAGER
             ),
@@ -319,11 +322,11 @@ class Trainer(ApiModel):
             cel=f"!has(self.env) || self.env.all(e, !e.name.startsWith('{ENV_PREFIX}')"
             f" && !(e.name in {_RESERVED_LIST}))",
             message=f"{ENV_PREFIX}* and {', '.join(RESERVED_ENV)} are set by the operator, torch_xla or libtpu",
-            holds=lambda trainer: not any(_reserved(variable.name) for variable in trainer.env or ()),
+            holds=lambda trainer: not any(_is_reserved(variable.name) for variable in trainer.env or ()),
             field="env",
             explain=lambda trainer: (
                 "reserved for the operator, torch_xla or libtpu: "
-                + ", ".join(variable.name for variable in trainer.env if _reserved(variable.name))
+                + ", ".join(variable.name for variable in trainer.env if _is_reserved(variable.name))
             ),
         ),
         Rule(
@@ -333,8 +336,8 @@ class Trainer(ApiModel):
             holds=lambda trainer: trainer.shared_memory is None or not mounts_shared_memory(trainer),
             field="sharedMemory",
         ),
-        _no_own_keys("podLabels", lambda trainer: trainer.pod_labels),
-        _no_own_keys("podAnnotations", lambda trainer: trainer.pod_annotations),
+        _no_operator_keys("podLabels", lambda trainer: trainer.pod_labels),
+        _no_operator_keys("podAnnotations", lambda trainer: trainer.pod_annotations),
     )
 
     image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
@@ -381,7 +384,7 @@ class Trainer(ApiModel):
     shared_memory: Quantity | None = Field(
         None,
         description=f"Size limit of {SHARED_MEMORY}, for example 512Mi or 16Gi; its content counts as the container's"
-        " memory. Left out, it may grow to the container's memory limit, or to the node's memory.",
+        " memory. If left out, it may grow to the container's memory limit, or to the node's memory.",
     )
     volumes: (
         Annotated[list[Volume], Field(max_length=32, json_schema_extra=map_by("name")), unique_by("name")] | None

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.model import PATTERN_MEANINGS, ApiModel, Rule
+from tpu_training_operator.api.model import PATTERN_MEANINGS, ApiModel, Rule, models_in
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class InvalidJob(Exception):
 
 
 def parse_job(data: Mapping[str, Any], *, except_rules: tuple[Rule, ...] = ()) -> TPUTrainingJob:
-    """The job described by `data`. Raises InvalidJob.
+    """Returns the job that `data` describes. Raises InvalidJob.
 
-    `except_rules` are not applied: `tpujob plan` can compute some jobs that a cluster would refuse.
+    `except_rules`: rules that are not applied, because `tpujob plan` can compute some jobs that a cluster would refuse.
     """
     try:
         job = TPUTrainingJob.model_validate(data)
@@ -131,12 +131,5 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
         if isinstance(part, int):
             continue
         annotation = next(f.annotation for n, f in model.model_fields.items() if (f.alias or n) == part)
-        model = next(_models_in(annotation))
+        model = next(models_in(annotation))
     return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _models_in(annotation: Any) -> Iterator[type[ApiModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
-        yield annotation
-    for argument in getattr(annotation, "__args__", ()):
-        yield from _models_in(argument)

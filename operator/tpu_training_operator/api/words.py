@@ -7,17 +7,17 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def count(number: int, noun: str) -> str:
-    """1 worker, 4 workers"""
+    """Returns a number with its noun: 1 worker, 4 workers."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def every(number: int, noun: str) -> str:
-    """ "the worker is", "all 4 workers are"."""
+    """Returns a subject with its verb: the worker is, all 4 workers are."""
     return f"the {noun} is" if number == 1 else f"all {number} {noun}s are"
 
 
 def span(seconds: int) -> str:
-    """90 s, 10 min, 24 h: in the largest unit that leaves no rest."""
+    """Returns a time in the largest unit that divides it: 90 s, 10 min, 24 h."""
     for unit, length in (("h", 3600), ("min", 60)):
         if seconds % length == 0:
             return f"{seconds // length} {unit}"
@@ -25,8 +25,8 @@ def span(seconds: int) -> str:
 
 
 def number_text(value: Any) -> str | None:
-    """A number to six digits, for a status, which cannot hold floats. "nan" and "inf" are kept: users must see them.
-    None for anything but a number."""
+    """Returns a number to six digits, for a status, which cannot hold floats; None for anything else. Keeps "nan" and
+    "inf", because users must see them."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -37,12 +37,12 @@ def number_text(value: Any) -> str | None:
 
 
 def duration(seconds: float) -> str:
-    """4s, 2m10s, 1h03m, 3d04h: at most two units."""
-    whole = max(0, round(seconds))
-    if whole < _MINUTE:
-        return f"{whole}s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE}m{whole % _MINUTE:02}s"
-    if whole < _DAY:
-        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02}m"
-    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02}h"
+    """Returns a time in at most two units: 4s, 2m10s, 1h03m, 3d04h."""
+    total = max(0, round(seconds))
+    if total < _MINUTE:
+        return f"{total}s"
+    if total < _HOUR:
+        return f"{total // _MINUTE}m{total % _MINUTE:02}s"
+    if total < _DAY:
+        return f"{total // _HOUR}h{total % _HOUR // _MINUTE:02}m"
+    return f"{total // _DAY}d{total % _DAY // _HOUR:02}h"

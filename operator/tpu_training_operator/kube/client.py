@@ -48,12 +48,12 @@ _CONNECT_SECONDS = 5
 _WATCH_SECONDS = 50
 _SILENT_WATCH_SECONDS = 60.0
 _TRIES_WHEN_OVERLOADED = 5
-# All pauses of one request. Other jobs need the worker of the operator that waits.
+# The most seconds for all pauses of one request: other jobs need the operator's worker that waits.
 _PATIENCE_SECONDS = 2.0
 _LONGEST_RETRY_AFTER = 30.0
 _TOKEN_LIFETIME = 60.0
 
-# A change of the difference between the clocks that is logged.
+# A larger change of the difference between the clocks is logged.
 _NOTABLE_OFFSET = timedelta(seconds=10)
 _SECOND = timedelta(seconds=1)
 
@@ -82,7 +82,7 @@ class ServerClock:
         return self.local() + self._offset
 
     def learn(self, date: str | None, asked: datetime, answered: datetime) -> None:
-        """`date`: the Date header of an answer. `asked`, `answered`: local times.
+        """Adjusts the clock to an answer. `date`: its Date header. `asked`, `answered`: local times.
 
         The server wrote the header between the two, in whole seconds, so it bounds the offset from both sides. The
         clock moves into these bounds and no further, so that it does not jump back and forth with every answer.
@@ -188,7 +188,7 @@ class Client:
 
     async def create(self, body: Object) -> Object:
         resource = resource_of(body)
-        # A pod has parts that the job's schema does not know. Otherwise the API server would drop a misspelt field.
+        # The job's schema does not know every field of a pod, and the API server would drop a misspelt one.
         strict = {"fieldValidation": "Strict"} if resource is PODS else {}
         path = resource.path(body["metadata"].get("namespace"))
         return await self.request("POST", path, body, {"fieldManager": MANAGER} | strict)
@@ -297,7 +297,7 @@ class Client:
                     if response.status < 400:
                         yield response
                         return
-                    pause = _pause_asked_for(response)
+                    pause = _requested_pause(response)
                     error = await _refusal(response, pause or 0.0)
                 if pause is None or not tries_left or paused + pause > self._options.patience:
                     raise error
@@ -307,7 +307,7 @@ class Client:
 
     @asynccontextmanager
     async def _send(self, request: "_HttpRequest", turn: Permit) -> AsyncIterator[aiohttp.ClientResponse]:
-        # Compressed, a small answer could become a large one before it is counted.
+        # A small compressed answer could become a large one before its bytes are counted.
         headers = {"Accept": "application/json, */*", "Accept-Encoding": "identity", "User-Agent": self._options.agent}
         if authorization := await self._current_authorization():
             headers["Authorization"] = authorization
@@ -351,7 +351,7 @@ class Client:
 async def connect(credentials: Credentials, options: ClientOptions | None = None) -> AsyncIterator[Client]:
     """Yields a client with its own connections, which are closed at the end."""
     options = options or ClientOptions()
-    # A request that has its turn must find a connection: the writes of stages take at most half of them.
+    # A request that has its turn must find a connection: the writes of batches take at most half of them.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=options.connections)) as session:
         yield Client(session, credentials, options)
 
@@ -414,7 +414,7 @@ async def _refusal(response: aiohttp.ClientResponse, pause: float) -> ApiError:
     return error_of(response.status, reason, message, method=response.method, retry_after=pause)
 
 
-def _pause_asked_for(response: aiohttp.ClientResponse) -> float | None:
+def _requested_pause(response: aiohttp.ClientResponse) -> float | None:
     """Returns seconds; None if the server does not ask for a pause. A 429 asks for one even without a duration."""
     text = response.headers.get("Retry-After", "")
     if response.status != 429 and (response.status != 503 or not text):

@@ -38,9 +38,9 @@ NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpol
 ENDPOINT_SLICES = Resource("discovery.k8s.io/v1", "EndpointSlice", "endpointslices")
 ENDPOINTS = Resource("v1", "Endpoints", "endpoints")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
-# Who leads, of several operators.
+# The Lease of the operator that leads.
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
-# A question: the API server stores nothing.
+# A question to the API server, which stores nothing.
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 
 NAMESPACES = Resource("v1", "Namespace", "namespaces", is_namespaced=False)

@@ -1,9 +1,9 @@
 """Keeps a `Replica` of selected objects up to date by lists and watches, and reports what changes.
 
-The informer lists once, page by page, then watches from the list's version. A watch that ends continues where it was;
-after one that has expired, or fails again and again, comes a new list, which also shows what was deleted in between. No
-error ends the informer: the replica stays, with `trouble` beside it, and the informer keeps trying. Only an impatient
-one, for a command at a prompt, ends if the first list fails.
+The informer lists once, page by page, then watches from the list's version. A watch that ends continues where it was.
+After one that has expired, or that fails again and again, the informer lists again, which also shows deletions in
+between. No error ends the informer: the replica stays, with `trouble` beside it, and the informer keeps trying. Only an
+impatient one, for a command at a prompt, ends if the first list fails.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ class Informer(Generic[T]):
             return
         version = self._read_version(event["object"])
         if version is None:
-            # It cannot be read; the next event is newer.
+            # The object cannot be read, so its event is skipped.
             self.replica.skip_to(number)
         elif event["type"] == "DELETED":
             self._report(self.replica.apply_deletion(version))
@@ -156,7 +156,7 @@ class Informer(Generic[T]):
         self.active_at = time.monotonic()
         self._failures += 1
         if isinstance(error, Expired):
-            # No trouble: much has changed since the last version.
+            # This is no trouble: only too much has changed since the last version.
             self._must_list = True
         else:
             self._must_list = self._must_list or self._failures >= _FAILURES_BEFORE_LIST

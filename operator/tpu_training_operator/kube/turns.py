@@ -1,10 +1,10 @@
 """Decides which request is sent next, and how many may be under way at once.
 
-The writes of one stage for one job, which can be thousands, form a flow. Each of them waits for a place, and flows take
-turns, so that a gang of thousands does not hold up one of four. A flow without a request under way gets an extra place
-unless the API server is overloaded, because the requests of others may wait long for the admission webhook of their
-namespace. All other requests (reads, watches, statuses) need no place: they are few, and passes of other jobs wait for
-them.
+The writes of one batch of a job's plan, which can be thousands, form a flow. Each of them waits for a place, and flows
+take turns, so that a gang of thousands does not hold up one of four. A flow without a request under way gets an extra
+place unless the API server is overloaded, because the requests of others may wait long for the admission webhook of
+their namespace. All other requests (reads, watches, statuses) need no place: they are few, and passes of other jobs
+wait for them.
 
 The API server sets the number of places. It queues what it cannot do at once (API Priority and Fairness), and answers
 429 when its queues are full. The number grows while answers are good and all places are taken, and halves with each
@@ -91,7 +91,7 @@ class WriteLimit:
 
 @dataclass(eq=False)
 class Flow:
-    """The requests of one stage.
+    """The requests of one batch.
 
     `waiting`: the tasks whose request has not been sent, which can be cancelled safely. `queue`: their futures, which
     get the number of the request when its turn has come. `under_way`: the number of requests under way.
@@ -102,7 +102,7 @@ class Flow:
     under_way: int = 0
 
 
-# A context variable: the tasks of a stage inherit it, and the local store, which has no use for it, needs no argument.
+# A context variable: the tasks of a batch inherit it, and the local store, which has no use for it, needs no argument.
 _current: ContextVar[Flow | None] = ContextVar("flow", default=None)
 
 
@@ -232,7 +232,7 @@ class Permit:
     number: int
 
     def record_answer(self, status: int) -> None:
-        """`status`: the HTTP status of the answer; 0: no answer came."""
+        """Records the HTTP status of the answer; 0: no answer came."""
         self.turns.record_answer(status, self.number)
 
     async def pause(self, seconds: float) -> None:

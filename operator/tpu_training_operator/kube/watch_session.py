@@ -22,8 +22,8 @@ _SECONDS_BETWEEN_WATCHES = 1.0
 async def watch_session(
     credentials: Credentials, path: str, answered: Callable[[bool], None]
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """`answered` is called when the API server has answered a request for `path`: True for a watch, which has begun
-    then, False for a page of a list."""
+    """Yields the session. `answered` is called when the API server has answered a request for `path`: True for a watch,
+    which has begun then, False for a page of a list."""
     watched_at = float("-inf")
 
     async def send(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
@@ -39,13 +39,13 @@ async def watch_session(
         response = await handler(request)
         if response.status == 401:
             response.close()
-            # kopf would end after a few refusals; this it tries again.
+            # After a few refusals kopf would end; after this error it tries again.
             raise aiohttp.ClientConnectionError("the API server refused the operator's token")
         if is_of_jobs and response.status < 400:
             answered(is_watch)
         return response
 
-    # Compressed, a small answer could become a large one.
+    # A small compressed answer could become a large one.
     headers = {"Accept-Encoding": "identity", "User-Agent": MANAGER}
     connector = aiohttp.TCPConnector(ssl=credentials.ssl_context(), limit=0)
     async with aiohttp.ClientSession(connector=connector, headers=headers, middlewares=(send,)) as session:

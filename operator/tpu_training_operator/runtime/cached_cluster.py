@@ -1,9 +1,9 @@
 """The cluster as passes see it: jobs and pods from memory, everything else from the API server.
 
 kopf, informers and the answers to this process's own requests fill the memory, so a pass sees what an earlier one did.
-It may be behind the changes of others. `fresh` bypasses it, for decisions that must not rest on old news
-(`domain.plan.plan`), and adds to it. Memory is not used if the API server has not confirmed it for minutes, or if
-an unanswered request may have made it wrong.
+It may be behind the changes of others. `fresh` bypasses it, for decisions that must not rest on old reads
+(`domain.plan.plan`), and adds its answers to the memory. Memory is not used if the API server has not confirmed it for
+minutes, or if an unanswered request may have made it wrong.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Served:
         self.listed = listed
         self.jobs = jobs
         self.pods = KnownPods()
-        # Names of jobs that perhaps have changed, and of jobs for which workers perhaps were created.
+        # Names of jobs that may have changed unseen, and of jobs for which workers may have been created unseen.
         self.doubted_jobs: set[Name] = set()
         self.doubted_gangs: set[Name] = set()
 
@@ -96,7 +96,7 @@ class CachedCluster:
         try:
             written = await self._cluster.update_status(body)
         except ApiError:
-            # The job was changed by others, or by this write, although it was not confirmed.
+            # The job was changed by another client, or by this write, whose answer was lost.
             if resource_of(body) is JOBS and served:
                 served.doubted_jobs.add((namespace, name))
             raise
@@ -121,7 +121,7 @@ class CachedCluster:
         return marked
 
     async def _look_for(self, resource: Resource, namespace: str, name: str) -> None:
-        """Checks that the object is gone: a webhook can deny a deletion with any status, also with 404."""
+        """Reads an object that seems to be gone: a webhook can deny a deletion with any status, even 404."""
         try:
             await self.fresh.get(resource, namespace, name)
         except ApiError:

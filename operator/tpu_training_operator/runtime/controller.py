@@ -27,7 +27,7 @@ class Haste(Enum):
     """Before new jobs: hosts stand idle, or the job was changed."""
     NOW = auto()
     SOON = auto()
-    """More of the same is about to follow."""
+    """Similar changes are about to follow."""
     IDLE = auto()
     """The job was only listed, so perhaps nothing has happened to it."""
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _LONGEST_NOTE = 1024
 # An event says what was done (action) and why (reason). All of ours are done by reconciling.
 _ACTION = "Reconcile"
-# Each keeps its job in memory, some kilobytes.
+# Each event that waits keeps its job in memory, some kilobytes.
 _MOST_WAITING = 1000
 _AT_ONCE = 4
 # Distinguishes events of the same moment.
@@ -60,7 +60,7 @@ class EventSender:
 
     async def run(self) -> None:
         """Runs until it is cancelled; events that wait then are lost."""
-        # Events take turns with the stages of jobs.
+        # Events take turns with the batches of jobs.
         with flow():
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(_AT_ONCE):

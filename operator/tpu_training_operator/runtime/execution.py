@@ -1,6 +1,6 @@
 """Carries out a plan: creates and deletes objects, batch after batch, the actions of a batch as a stream.
 
-Some actions run side by side, and the next one begins when one has ended. The job is read again from time to time, in
+Some actions run concurrently, and the next one begins when one has ended. The job is read again from time to time, in
 case it no longer wants the rest: a batch of a large gang takes a while. A batch also ends early if an action is
 refused, or if several requests in a row fail, because the rest would fail, too.
 """
@@ -16,12 +16,12 @@ from datetime import datetime, timedelta
 from tpu_training_operator.api.conditions import EventReason, Reason
 from tpu_training_operator.domain.cluster_state.obstacles import (
     Obstacle,
-    changed_at_creation,
+    explain_change,
+    explain_taken_name,
     limit_range_remedy,
-    name_taken,
 )
 from tpu_training_operator.domain.cluster_state.ownership import is_ours
-from tpu_training_operator.domain.cluster_state.pod_events import autoscaler_has_none, explain_wait
+from tpu_training_operator.domain.cluster_state.pod_events import autoscaler_has_no_pool, explain_wait
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes, PodEvents
 from tpu_training_operator.domain.job.naming import service_name
 from tpu_training_operator.domain.objects.actions import (
@@ -72,11 +72,11 @@ _LOOK_EVERY = 32
 _LOOK_AFTER = timedelta(seconds=5)
 _CHANGES = ("uid", "generation", "deletionTimestamp")
 _FAILURES_IN_A_ROW = 3
-# The next attempt deletes them.
+# Kinds whose objects belong to one attempt: the next attempt deletes them.
 _OF_ONE_ATTEMPT = (CONFIG_MAPS, ENDPOINT_SLICES)
 # Longer than an API server takes to be replaced, or a role to reach all API servers.
 _DOUBT = timedelta(seconds=10)
-# A pod that is created and deleted is a hint. If every pass created one, each pass would cause the next one.
+# Creating and deleting a pod is a hint. If every pass did that, each pass would cause the next one.
 _CHANGED_PAUSE = timedelta(seconds=30)
 
 
@@ -111,7 +111,7 @@ class Memory:
     """That version, if the status began the first attempt of a job that had no pods."""
     pods: int = 0
     is_restarting: bool = False
-    """By the status of the last pass."""
+    """Whether the gang is being restarted, by the status after the last pass."""
     failed_passes: int = 0
     """The number of passes that failed in a row."""
     sent_retrying: bool = False
@@ -179,7 +179,7 @@ class PlanExecution:
                     for _ in range(min(_SIDE_BY_SIDE, len(actions))):
                         tasks.create_task(stream.work())
             finally:
-                # Without those that existed, or a blocked job would log the same in every pass.
+                # Objects that existed are left out, or a blocked job would log the same in every pass.
                 if done := stream.done - self._was_there:
                     what = ", ".join(f"{verb} x {count}" for verb, count in done.items())
                     log.info("carried out %s", what, extra={"job": str(self.key), "uid": self.job["metadata"]["uid"]})
@@ -196,10 +196,10 @@ class PlanExecution:
         return all(now.get(name) == self.job["metadata"].get(name) for name in _CHANGES)
 
     async def act(self, action: Action) -> bool:
-        """False: without it, the rest of its batch is of no use."""
+        """Carries out one action. Returns False if the rest of its batch is useless because of it."""
         match action:
-            case Create(optional=True, for_growth=for_growth):
-                return await self._create_optional(action) or not for_growth
+            case Create(optional=True, for_better_slice=for_better_slice):
+                return await self._create_optional(action) or not for_better_slice
             case Create(body, again=again):
                 await self._create(body, again=again)
             case DeletePod(name, uid, force):
@@ -220,8 +220,10 @@ class PlanExecution:
                 if self.inboxes is not None:
                     self.inboxes.ask_for_stacks(self.key)
             case WarnPlaceholderRefused(why):
-                await self._tell_missing("Pod", why)
-                self.memory.notes = replace(self.memory.notes, told=self.memory.notes.told | {why})
+                await self._warn_missing("Pod", why)
+                self.memory.notes = replace(
+                    self.memory.notes, placeholder_warnings=self.memory.notes.placeholder_warnings | {why}
+                )
             case LookAtEvents(pods):
                 await self._look_at_events(pods)
             case DeleteWorkload(version, name, uid):
@@ -248,7 +250,7 @@ class PlanExecution:
                 raise Refused(changed, body["kind"])
             with _refusals(body, optional=optional), suppress(AlreadyExists):
                 created = await self.cluster.create(body)
-                if resource is PODS and (changed := changed_at_creation(body, created)):
+                if resource is PODS and (changed := explain_change(body, created)):
                     self.memory.changed = self.clock(), changed
                     await self._delete(PODS, name, created["metadata"]["uid"])
                     raise Refused(changed, body["kind"])
@@ -259,7 +261,7 @@ class PlanExecution:
         if resource is ENDPOINTS and not is_ours(existing, self.job) and await self._service_has_selector():
             # An earlier version of this operator created the Service, and the controller manager keeps its Endpoints.
             return
-        if obstacle := name_taken(body["kind"], existing, self.job):
+        if obstacle := explain_taken_name(body["kind"], existing, self.job):
             raise Refused(obstacle, body["kind"])
         if replaces and content(existing) != content(body):
             with _refusals(body):
@@ -283,17 +285,17 @@ class PlanExecution:
         try:
             await self._create(body, optional=True, again=wanted.again)
         except Refused as refused:
-            if refused.obstacle.passes and not wanted.for_growth:
+            if refused.obstacle.passes and not wanted.for_better_slice:
                 raise
             if not refused.obstacle.passes and kind not in self.memory.sent_missing:
                 self.memory.confirm(refused, self.clock())
                 self.memory.sent_missing.add(kind)
-                await self._tell_missing(kind, str(refused))
+                await self._warn_missing(kind, str(refused))
             return False
         self.memory.sent_missing.discard(kind)
         return True
 
-    async def _tell_missing(self, kind: str, why: str) -> None:
+    async def _warn_missing(self, kind: str, why: str) -> None:
         is_policy = kind == "NetworkPolicy"
         without = f"runs without its {kind}" if is_policy else "cannot ask for a better slice"
         message = f"the gang {without}: {why}"
@@ -322,14 +324,15 @@ class PlanExecution:
             log.debug("%s %s was gone before it was deleted", resource.kind, name, extra={"job": str(self.key)})
 
     async def _look_at_events(self, pods: Sequence[tuple[str, str]]) -> None:
-        """Notes the events of the pods, given by name and uid. If they cannot be read, the job continues without."""
+        """Notes the events of the pods, given by name and uid. If they cannot be read, the job continues without
+        them."""
         lines, without_pool = {}, set()
         try:
             for name, uid in pods:
                 events = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
                 if line := explain_wait(events):
                     lines[name] = line
-                if self.fixed_node_pools and autoscaler_has_none(events):
+                if self.fixed_node_pools and autoscaler_has_no_pool(events):
                     without_pool.add(name)
         except ApiError as error:
             level = logging.WARNING if self.memory.notes.events is None else logging.DEBUG

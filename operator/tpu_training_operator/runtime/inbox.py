@@ -8,30 +8,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from tpu_training_operator.domain.cluster_state.worker_reports import NOTHING_HEARD, Inbox, WorkerReport
+from tpu_training_operator.domain.cluster_state.worker_reports import EMPTY_INBOX, Inbox, WorkerReport
 from tpu_training_operator.kube.cluster import JobKey
 
 _LEAST_PAUSE = timedelta(seconds=5)
 _REQUESTS_PER_REPORT = 3
 # Jobs whose reports could not be received. Anyone may name any job, so only the latest are kept.
-_MOST_UNHEARD = 10_000
+_MOST_LOSSES = 10_000
 
 
 class Inboxes:
     """Keeps a report for each job that has sent one, until `forget`. Reports may cause half of `requests_per_second`,
-    which has a default also where requests are not limited: progress must not occupy the API server."""
+    which has a default even where requests are not limited: progress must not occupy the API server."""
 
     def __init__(self, clock: Callable[[], datetime], requests_per_second: float = 50.0) -> None:
         self._clock = clock
         self._requests_per_second = requests_per_second
         self._listening_since = clock()
         self._inboxes: dict[JobKey, Inbox] = {}
-        self._unheard: OrderedDict[JobKey, datetime] = OrderedDict()
+        self._last_losses: OrderedDict[JobKey, datetime] = OrderedDict()
 
     @property
     def between_writes(self) -> timedelta:
-        """Returns the time between two passes over a job that its reports cause: five seconds, or more if so many jobs
-        report that this would take more than half of `requests_per_second`."""
+        """The time between two passes over a job that its reports cause: five seconds, or more if so many jobs report
+        that this would take more than half of `requests_per_second`."""
         seconds = len(self._inboxes) * _REQUESTS_PER_REPORT / (self._requests_per_second / 2)
         return max(_LEAST_PAUSE, timedelta(seconds=seconds))
 
@@ -51,18 +51,18 @@ class Inboxes:
 
     def of(self, key: JobKey) -> Inbox:
         return replace(
-            self._inboxes.get(key, NOTHING_HEARD),
+            self._inboxes.get(key, EMPTY_INBOX),
             listening_since=self._listening_since,
-            unheard=self._unheard.get(key),
+            last_loss=self._last_losses.get(key),
             between_writes=self.between_writes,
         )
 
-    def could_not_listen(self, key: JobKey) -> None:
+    def note_loss(self, key: JobKey) -> None:
         """Notes that a report for the job was lost, though not by a worker: the silence until now proves nothing."""
-        self._unheard[key] = self._clock()
-        self._unheard.move_to_end(key)
-        if len(self._unheard) > _MOST_UNHEARD:
-            self._unheard.popitem(last=False)
+        self._last_losses[key] = self._clock()
+        self._last_losses.move_to_end(key)
+        if len(self._last_losses) > _MOST_LOSSES:
+            self._last_losses.popitem(last=False)
 
     def ask_for_stacks(self, key: JobKey) -> None:
         inbox = self.of(key)

@@ -2,7 +2,7 @@
 
 kopf calls an event handler for every change. Such a handler needs no finalizer and no annotation, so nothing of kopf's
 is written to a job: GitOps tools see no drift, and a job can be deleted while the operator is gone. Every replica of
-the operator watches, also one that waits to lead, so that it knows the jobs when its turn comes.
+the operator watches, even one that waits to lead, so that it knows the jobs when its turn comes.
 
 kopf does not say when its first list is complete, nor which objects vanished while a watch was broken, and it ends
 after an answer that it does not expect (docs/adr/0001). So this module lists the jobs whenever kopf has opened a watch
@@ -106,7 +106,7 @@ class JobWatch(Informer[JobRecord]):
             self._list_is_due.set()
 
     async def _run_kopf(self) -> None:
-        """Raises what ends kopf, or Silence."""
+        """Runs kopf until it ends. Raises its error, or Silence."""
         registry = kopf.OperatorRegistry()
         path = JOBS.path(self._namespace)
         async with watch_session(self._credentials, path, self._answered) as session:
@@ -178,7 +178,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    # No finalizer can have this name, so kopf never finds its own at a job and never takes it away.
+    # No finalizer can have this name, so kopf never finds its own on a job and never removes it.
     settings.persistence.finalizer = "/"
     settings.persistence.diffbase_storage = _NoDiffs()
     # Watching definitions and namespaces would need rights to them.
@@ -186,7 +186,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.server_timeout = _WATCH_SECONDS
     settings.watching.inactivity_timeout = _SILENT_WATCH_SECONDS
     settings.watching.chunk_size = _PAGE
-    # A worker that waits for more holds its object.
+    # kopf's worker keeps its object in memory while it waits for more events.
     settings.queueing.idle_timeout = 0.01
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
@@ -195,6 +195,7 @@ def _settings() -> kopf.OperatorSettings:
     return settings
 
 
-# kopf logs every failed request, and tracebacks; this module says once what is wrong. Errors of handlers are bugs here.
+# kopf logs every failed request, and tracebacks; this module logs once what is wrong. Errors of handlers are bugs of
+# this module.
 logging.getLogger("kopf").setLevel(logging.CRITICAL)
 logging.getLogger("kopf.objects").setLevel(logging.ERROR)

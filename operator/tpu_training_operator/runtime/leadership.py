@@ -152,7 +152,7 @@ class Election:
         try:
             answer = await request
         except Conflict:
-            # Another one was faster. The next look shows which.
+            # Another operator was faster. The next look shows which one.
             return None
         except NotFound:
             self._log_trouble(f"Lease {self._name.namespace}/{self._name.name} is missing; `helm upgrade` creates it")

@@ -29,12 +29,12 @@ _LONGEST_HEADER = 4 * 1024
 # A service mesh adds twenty.
 _MOST_HEADERS = 64
 _MOST_HEAD_BYTES = 16 * 1024
-# Of the buffers in the kernel and in aiohttp, before the handler reads.
+# The size of the buffers in the kernel and in aiohttp, before the handler reads.
 _BUFFER_BYTES = 16 * 1024
 # Further clients wait in the kernel.
 _MOST_UNACCEPTED = 1024
 
-# Connections without a request. Each may leave 350 KiB of garbage.
+# How many connections without a request cause a garbage collection. Each may leave 350 KiB of garbage.
 _CONNECTIONS_BETWEEN_COLLECTIONS = 100
 
 _SECONDS_TO_SHAKE_HANDS = 5.0
@@ -60,7 +60,7 @@ class Bounds:
 
     @property
     def bytes_of_each(self) -> int:
-        """Returns the bytes of one connection: twice the body, for chunks, and so that a body that is a little too long
+        """The most bytes of one connection: twice the body, for chunks, and so that a body that is a little too long
         still gets an answer."""
         return _MOST_HEAD_BYTES + 2 * self.body_bytes
 
@@ -76,7 +76,7 @@ async def serve_bounded(
         app,
         access_log=None,
         logger=_http_log,
-        # Compressed, a decompression bomb is below the limit on bytes.
+        # A decompression bomb would pass the limit on bytes.
         auto_decompress=False,
         max_line_size=_LONGEST_LINE,
         max_field_size=_LONGEST_HEADER,
@@ -226,7 +226,7 @@ class _Acceptor:
             try:
                 accepted, (address, *_) = await loop.sock_accept(listener)
             except OSError as error:
-                # This process has no file descriptor left, for example.
+                # For example, this process has no file descriptor left.
                 log.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
                 continue

@@ -46,7 +46,7 @@ class Queues:
         self._flavors: OrderedDict[tuple[str, tuple[str, ...]], tuple[Object, ...]] = OrderedDict()
 
     async def of(self, job: Mapping[str, object]) -> Queue | None:
-        """Reads the job's queue; None for a job that has nothing to do with Kueue. Raises ApiError."""
+        """Reads the job's queue; None for a job that is not Kueue's concern. Raises ApiError."""
         body: Object = dict(job)
         if not is_in_queue(body):
             return None
@@ -164,7 +164,7 @@ class Queues:
         return replace(queue, flavors=self._flavors[key])
 
     async def _class(self, resource: Resource, name: str) -> tuple[Object | None, str]:
-        """Returns an object of the whole cluster, or what to do about its absence."""
+        """Returns a cluster-scoped object, or what to do about its absence."""
         try:
             return await self._cluster.get(resource, "", name), ""
         except NotFound:

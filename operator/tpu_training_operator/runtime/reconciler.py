@@ -17,7 +17,7 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, parse_time
 from tpu_training_operator.domain.cluster_state.ownership import controller, is_ours
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes, Reporting
-from tpu_training_operator.domain.cluster_state.workload import Queue, is_of_others, manager_of
+from tpu_training_operator.domain.cluster_state.workload import Queue, is_managed_elsewhere, manager_of
 from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _FAILURES_BEFORE_REPORT = 3
 # Three seconds of retries. A job or a pod that has only changed since it was read is read again much earlier.
 _CONFLICTS_BEFORE_REPORT = 6
-# While a gang starts or stops, between its first and its last pod.
+# How long to wait for events about further pods while a gang starts or stops.
 _LEAST_SETTLE_SECONDS = 0.25
 _MOST_SETTLE_SECONDS = 5.0
 _SETTLE_SECONDS_PER_POD = 0.004
@@ -55,7 +55,7 @@ class _Look:
     observed: Observed
     stored: Status
     before: Status
-    decided: Plan
+    decision: Plan
     queue: Queue | None
     pods: Sequence[Object]
 
@@ -141,41 +141,41 @@ class Reconciler:
             self._forget(key)
             return None
         look = await self._look_into_failure(look, key)
-        job, observed, stored, before, decided = look.job, look.observed, look.stored, look.before, look.decided
+        job, observed, stored, before, decision = look.job, look.observed, look.stored, look.before, look.decision
 
         # 2. Act. If the cluster refuses an action for good, the job is blocked.
         execution = PlanExecution(self._cluster, self._clock, self._inboxes, key, job, memory, self._fixed_node_pools)
         try:
-            if not await execution.carry_out(decided):
+            if not await execution.carry_out(decision):
                 return AT_ONCE
         except Unconfirmed as unconfirmed:
             log.info("refused, to be confirmed: %s", unconfirmed.__cause__, extra={"job": str(key)})
             return unconfirmed.wait
         except Refused as refused:
-            decided = show_obstacle(observed, refused.obstacle, self._clock())
+            decision = show_obstacle(observed, refused.obstacle, self._clock())
             if refused.obstacle.reason == Reason.NOT_PERMITTED and await self._is_namespace_going(key):
-                decided = self._decide(replace(observed, is_namespace_going=True))
+                decision = self._decide(replace(observed, is_namespace_going=True))
 
         # 3. Write the status, if it changed, and send the events of the decision.
-        after = decided.status or before
+        after = decision.status or before
         if after != stored:
             await self._write(after, stored, job, key, memory)
             memory.began = memory.version if (before.attempt, after.attempt, memory.pods) == (0, 1, 0) else ""
             if after != before:
-                await self._send_events(decided.events, job)
+                await self._send_events(decision.events, job)
             # A new report alone needs no line in the log.
             level = logging.DEBUG if after.conditions == stored.conditions else logging.INFO
             context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
             log.log(level, "job is %s", _summary(stored, after), extra=context)
         memory.is_restarting = after.state is State.RESTARTING
-        if self._metrics and not is_of_others(job):
+        if self._metrics and not is_managed_elsewhere(job):
             self._metrics.job_seen(key, after.state, self._unready_seconds(after, job))
 
         # 4. A finished job no longer needs reports and notes.
         if after.completion_time is not None:
             self._forget_reports(key)
             memory.notes = Notes()
-        return decided.again
+        return decision.again
 
     async def _look(
         self, key: JobKey, memory: Memory, jobs: ClusterReader, pods_of: ClusterReader, earlier: "_Look | None" = None
@@ -215,10 +215,10 @@ class Reconciler:
 
     async def _refresh(self, look: "_Look", key: JobKey, memory: Memory, fresh: ClusterReader) -> "_Look":
         """Returns a look that is as fresh as its plan needs. Raises NotFound if there is no such job."""
-        if look.decided.freshness is Freshness.FRESH_PODS:
+        if look.decision.freshness is Freshness.FRESH_PODS:
             # With fresh pods, the plan may be another one, which may need more.
             look = await self._look(key, memory, self._cluster, fresh, look)
-        if look.decided.freshness is not Freshness.FRESH_ALL:
+        if look.decision.freshness is not Freshness.FRESH_ALL:
             return look
         if memory.began == look.job["metadata"]["resourceVersion"] and memory.pods == 0:
             now = await fresh.get(JOBS, key.namespace, key.name)
@@ -232,7 +232,7 @@ class Reconciler:
         """Returns the look; if it has a new failure, a plan with more information. A worker that was not listed may
         exist after all, or its last version may show why it failed. And nothing fails in a namespace that is being
         deleted."""
-        failure = look.decided.status.last_failure if look.decided.status else None
+        failure = look.decision.status.last_failure if look.decision.status else None
         is_news = failure is not None and failure != look.before.last_failure
         is_gone = is_news and failure is not None and failure.reason == FailureReason.POD_DELETED
         ready = find(look.before.conditions, ConditionType.READY)
@@ -242,7 +242,7 @@ class Reconciler:
             return look
         trace = await self._find_worker(key, look.job, failure.pod) if is_gone and failure else None
         observed = replace(look.observed, trace=trace, is_namespace_going=await self._is_namespace_going(key))
-        return replace(look, observed=observed, decided=self._decide(observed))
+        return replace(look, observed=observed, decision=self._decide(observed))
 
     async def _find_worker(self, key: JobKey, job: Object, name: str) -> WorkerPod | None:
         """Returns the job's worker as it is, or as it was at its end; None if it is not the job's own."""
@@ -336,8 +336,8 @@ def _by_uid(pods: Sequence[Object]) -> dict[str, Object]:
 
 
 def _summary(before: Status, after: Status) -> str:
-    """State and reason, and a new failure's class and exit code. No messages: they end with the log of the user's
-    program, which is for those who may read the job, not for everyone who may read the operator's log."""
+    """Returns state and reason, and a new failure's class and exit code. It has no messages: they end with the log of
+    the user's program, which is for those who may read the job, not for everyone who may read the operator's log."""
     ready = find(after.conditions, ConditionType.READY)
     text = f"{after.state} ({ready.reason})" if ready else str(after.state)
     failure = after.last_failure

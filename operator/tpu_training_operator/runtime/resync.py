@@ -7,7 +7,7 @@ from datetime import datetime
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.cluster_state.workload import is_of_others
+from tpu_training_operator.domain.cluster_state.workload import is_managed_elsewhere
 from tpu_training_operator.domain.plan.at_rest import may_need_a_pass
 from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError
@@ -21,7 +21,7 @@ RESYNC_SECONDS = 300.0
 _METADATA = ("namespace", "name", "generation", "deletionTimestamp")
 _POLICY = ("ttlSecondsAfterFinished", "suspend")
 _STATUS = ("state", "attempt", "completionTime", "observedGeneration")
-# They show whether the job's Workload must still be finished, and whether a suspended job still waits.
+# Conditions that show whether the job's Workload must still be finished, and whether a suspended job still waits.
 _ALWAYS = (ConditionType.ADMITTED,)
 _SUSPENDED = (*_ALWAYS, ConditionType.READY, ConditionType.RECONCILING)
 
@@ -41,7 +41,7 @@ async def jobs_to_reconcile(
             where = "the cluster" if namespace is None else f"namespace {namespace}"
             log.warning("the jobs of %s could not be listed: %s", where, error)
     if complete and metrics:
-        metrics.jobs_listed({_key(job): _state(job) for job in jobs if not is_of_others(job)})
+        metrics.jobs_listed({_key(job): _state(job) for job in jobs if not is_managed_elsewhere(job)})
     now = clock()
     return [_key(job) for job in jobs if _may_need_a_pass(job, now)]
 
@@ -78,5 +78,5 @@ def _may_need_a_pass(job: Object, now: datetime) -> bool:
     try:
         return may_need_a_pass(job, now)
     except Exception as error:
-        log.warning("its status cannot be read: %s", error, extra={"job": str(_key(job))})
+        log.warning("the job's status cannot be read: %s", error, extra={"job": str(_key(job))})
         return True

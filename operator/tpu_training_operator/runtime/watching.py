@@ -1,5 +1,5 @@
-"""Watches pods and Workloads in the served namespaces, and hints at jobs that may need a pass. What changes a job
-itself, kopf reports (`runtime.job_watch`).
+"""Watches pods and Workloads in the served namespaces, and hints at jobs that may need a pass. kopf reports changes of
+the jobs themselves (`runtime.job_watch`).
 
 A change of a pod costs no request, and is a hint only if a plan can see it. The pods of a gang start and stop one by
 one, and a pass reads them all. So a pass is due at once when the first of them ends, and when the last of them has its
@@ -85,7 +85,7 @@ def _watch(client: Client, namespace: str | None, jobs: JobWatch, hint: Hint) ->
     async def listed() -> None:
         await jobs.has_tried.wait()
         if not jobs.is_listed:
-            raise Unavailable(0, "NotListed", jobs.trouble or "they are not listed yet")
+            raise Unavailable(0, "NotListed", jobs.trouble or "the jobs are not listed yet")
 
     served = Served(jobs.known, is_current, listed)
     hints = _Hints(served, hint)

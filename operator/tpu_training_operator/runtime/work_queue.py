@@ -1,7 +1,7 @@
 """A work queue that never hands out a key that is in work.
 
-The algorithm is client-go's: adding a key that waits already changes nothing, adding a key in work makes it come again
-afterwards, and a key whose work failed waits longer every time.
+The algorithm is client-go's: adding a key that waits already changes nothing, a key that is added while it is in work
+is handed out again afterwards, and a key whose work failed waits longer every time.
 
 A key may go first: a job whose worker has just failed must not wait for a thousand new ones. Keys that were only listed
 wait in the background, so that a resync delays no other key. Groups of keys take turns: a tenant whose thousand jobs
@@ -61,8 +61,8 @@ class _KeyLine(Generic[Key]):
 
 
 class _WorkerShares:
-    """Decides which groups may have another of `number` places: those that hold fewer than are free. So k groups leave
-    one place in k + 1 to the next group."""
+    """Decides which groups may have another of `number` places: those that hold fewer places than are free. So k groups
+    leave one place in k + 1 to the next group."""
 
     def __init__(self, number: float) -> None:
         self._number = number

@@ -255,7 +255,7 @@ def test_an_object_of_somebody_else_blocks_the_gang_and_stays(kind: str, name: s
     all_are_ready(cluster)
     one_pass(cluster)
     assert (cluster.status.state, reason(cluster.status)) == (State.BLOCKED, ("False", "NameConflict"))
-    assert ready_message(cluster).startswith(f"{kind} {name} exists ")
+    assert ready_message(cluster).startswith(f"{kind} {name} already exists ")
     del cluster.others[f"{kind}/{name}"]
     one_pass(cluster)
     assert cluster.status.state == State.RUNNING

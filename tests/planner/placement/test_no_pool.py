@@ -7,7 +7,7 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
 from tests.planner.restarts.test_waiting import finds_no_node, tell, waits
 from tests.planner.story import WORKERS, given_a_created_gang, given_a_running_gang, passes, ready_message
-from tpu_training_operator.domain.cluster_state.pod_events import autoscaler_has_none, scheduler_has_none
+from tpu_training_operator.domain.cluster_state.pod_events import autoscaler_has_no_pool, explain_no_matching_node
 
 ALTERNATIVE = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 600}
 TWO = {"spec.placement.alternatives": [ALTERNATIVE]}
@@ -39,7 +39,7 @@ NO_GROUP = f"pod didn't trigger scale-up: 3 {OTHER}"
     ],
 )
 def test_the_scheduler_has_to_rule_out_every_node(message: str, expected: bool) -> None:
-    assert (scheduler_has_none(message) is not None) is expected
+    assert (explain_no_matching_node(message) is not None) is expected
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_scheduler_has_to_rule_out_every_node(message: str, expected: bool) 
     ],
 )
 def test_the_autoscaler_has_to_rule_out_every_pool(events: list[tuple[str, str]], expected: bool) -> None:
-    assert autoscaler_has_none([{"reason": reason, "note": note} for reason, note in events]) is expected
+    assert autoscaler_has_no_pool([{"reason": reason, "note": note} for reason, note in events]) is expected
 
 
 def given_a_gang_without_nodes(scheduler: str = NO_NODE, autoscaler: str = NO_GROUP, *, fixed: bool) -> ModelCluster:

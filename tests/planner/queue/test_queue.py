@@ -328,7 +328,7 @@ def test_a_job_that_was_evicted_says_why_and_then_what_it_lacks_now() -> None:
     assert ready_message(cluster) == f"queue research: {evicted}"
     kueue.pend(cluster, *kueue.BUSY)
     one_pass(cluster)
-    assert ready_message(cluster) == f"queue research: {': '.join(kueue.BUSY)}; before, {evicted}"
+    assert ready_message(cluster) == f"queue research: {': '.join(kueue.BUSY)}; before that, {evicted}"
 
 
 def test_a_resumed_job_no_longer_says_that_it_was_deactivated(snapshot: SnapshotAssertion) -> None:

@@ -155,7 +155,7 @@ def test_a_worker_that_reports_is_judged_by_its_reports() -> None:
     assert cluster.inboxes is not None
     for _ in range(4):
         passes(cluster, 30)
-        cluster.inboxes.could_not_listen(KEY)
+        cluster.inboxes.note_loss(KEY)
         kubelet.report(cluster, 10)
     assert described(look(cluster)) == ["ask for stacks"]
 
@@ -164,7 +164,7 @@ def test_the_limit_starts_again_after_a_report_could_not_be_taken() -> None:
     cluster = given_a_gang_that_reported(changes=with_deadline(120))
     assert cluster.inboxes is not None
     passes(cluster, 119)
-    cluster.inboxes.could_not_listen(KEY)
+    cluster.inboxes.note_loss(KEY)
     assert until_taken_for_hung(cluster) == 2 * MINUTE
 
 

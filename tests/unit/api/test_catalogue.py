@@ -46,8 +46,8 @@ def test_no_shape_is_listed_twice_on_one_machine_type() -> None:
 
 def test_every_accelerator_type_has_one_default_shape_or_one_shape() -> None:
     names = sorted({shape.accelerator_type for shape in SHAPES})
-    found = {name: [shape.default for shape in shapes_of_type(name)] for name in names}
-    assert {name: defaults for name, defaults in found.items() if defaults.count(True) != 1 and len(defaults) > 1} == {}
+    flags = {name: [shape.default for shape in shapes_of_type(name)] for name in names}
+    assert {name: defaults for name, defaults in flags.items() if defaults.count(True) != 1 and len(defaults) > 1} == {}
 
 
 def test_the_default_shape_comes_first() -> None:

@@ -1,4 +1,4 @@
-"""Text from strangers: no terminal control in it reaches a status, an event or a table."""
+"""Text from other programs: no terminal control in it reaches a status, an event or a table."""
 
 import re
 import unicodedata

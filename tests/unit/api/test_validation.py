@@ -37,9 +37,9 @@ def test_a_wrong_field_is_reported(changes: dict[str, Any], field: str) -> None:
 
 
 @pytest.mark.parametrize(("changes", "field"), DOUBLED)
-def test_what_is_there_twice_is_named(changes: dict[str, Any], field: str) -> None:
+def test_what_is_listed_twice_is_named(changes: dict[str, Any], field: str) -> None:
     [problem] = problems(job_body(changes))
-    assert (problem.field, problem.message.endswith(" is there twice")) == (field, True)
+    assert (problem.field, problem.message.endswith(" is listed twice")) == (field, True)
 
 
 @pytest.mark.parametrize(("changes", "field"), IMPOSSIBLE_JOBS)
@@ -50,7 +50,9 @@ def test_what_cannot_be_computed_is_reported_the_same_way(changes: dict[str, Any
 def test_every_report_says_what_would_be_right(snapshot: SnapshotAssertion) -> None:
     reports = [(changes, problems(job_body(changes))) for changes, _ in BAD_JOBS]
     reports += [(changes, arithmetic_problems(changes)) for changes, _ in IMPOSSIBLE_JOBS]
-    lines = [line for changes, found in reports for line in (str(changes)[:200], *(f"  {each}" for each in found))]
+    lines = [
+        line for changes, report in reports for line in (str(changes)[:200], *(f"  {problem}" for problem in report))
+    ]
     assert "\n".join(lines) == snapshot
 
 
@@ -131,7 +133,7 @@ def test_any_accelerator_type_is_accepted_or_refused_with_alternatives(prefix: s
     try:
         parse_job(job_body({"spec.slice.acceleratorType": prefix + rest}))
     except InvalidJob as invalid:
-        told = str(invalid)
+        message = str(invalid)
     else:
-        told = "nearest: none is needed"
-    assert "nearest: " in told
+        message = "nearest: none is needed"
+    assert "nearest: " in message

@@ -14,7 +14,7 @@ from tpu_training_operator.api.status import Activity, Goodput, Status
 from tpu_training_operator.domain.cluster_state.observed import EARLIEST, LATEST, Observed, format_time, parse_time
 from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.goodput import charge
-from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due
+from tpu_training_operator.domain.plan.stopping.departure import delete_when_due, stop_remaining_pods
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_any_time_is_within_bounds_and_written_as_it_is_read(text: str) -> None:
 def test_no_time_in_a_status_stops_the_pass_over_a_finished_job(text: str, ttl: int) -> None:
     job = job_body({"spec.runPolicy": {"ttlSecondsAfterFinished": ttl}, "status": {"completionTime": text}})
     look = JobState(Observed.of(job, []), Status.read(job["status"]), NOON)
-    assert delete_when_due(look) or after_the_end(look)
+    assert delete_when_due(look) or stop_remaining_pods(look)
 
 
 @given(_text)

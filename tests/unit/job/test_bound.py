@@ -3,7 +3,7 @@
 import pytest
 
 from tpu_training_operator.api.catalogue import generations
-from tpu_training_operator.domain.job.recipe.bound import Exchanged, StepCost, bound_of
+from tpu_training_operator.domain.job.recipe.bound import StepCollective, StepCost, bound_of
 
 V5E = generations()["v5e"]  # 197 TFLOP/s, 819 GB/s, 200 GB/s
 
@@ -11,7 +11,7 @@ TRILLION, BILLION = 10**12, 10**9
 
 
 def test_each_part_takes_its_time_at_its_peak() -> None:
-    cost = StepCost(394 * TRILLION, 197 * TRILLION, 819 * BILLION, [Exchanged("all-reduce", 100 * BILLION)])
+    cost = StepCost(394 * TRILLION, 197 * TRILLION, 819 * BILLION, [StepCollective("all-reduce", 100 * BILLION)])
     bound = bound_of(cost, V5E, replicas=2)
     assert bound.arithmetic == pytest.approx(2.0)
     assert bound.memory == pytest.approx(1.0)
@@ -28,7 +28,7 @@ def test_each_part_takes_its_time_at_its_peak() -> None:
     ("kind", "times"), [("all-reduce", 1.5), ("reduce-scatter", 0.75), ("all-gather", 3), ("collective-permute", 1)]
 )
 def test_a_replica_sends_what_every_algorithm_must(kind: str, times: float) -> None:
-    bound = bound_of(StepCost(0, 0, 0, [Exchanged(kind, 200 * BILLION)]), V5E, replicas=4)
+    bound = bound_of(StepCost(0, 0, 0, [StepCollective(kind, 200 * BILLION)]), V5E, replicas=4)
     assert bound.network == pytest.approx(times)
     assert bound.by == "exchange"
 
@@ -40,7 +40,7 @@ def test_two_devices_of_a_chip_share_its_peaks() -> None:
 
 
 def test_a_single_replica_exchanges_nothing_and_a_step_of_nothing_takes_no_time() -> None:
-    bound = bound_of(StepCost(0, 0, 0, [Exchanged("all-reduce", 1)]), V5E, replicas=1)
+    bound = bound_of(StepCost(0, 0, 0, [StepCollective("all-reduce", 1)]), V5E, replicas=1)
     assert (bound.seconds, bound.utilisation, bound.intensity) == (0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""The gates of a rung, as a table: what the trainer measured, whether each gate passes, and what is said of it."""
+"""The gates of a rung, as a table: what the trainer measured, whether each gate passes, and with which message."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,14 +30,14 @@ BEFORE = Pace(500.0, 5)
 CHIPS, STEPS = 10, 40
 
 
-def told(**changes: Any) -> Measurement:
+def measurement(**changes: Any) -> Measurement:
     return replace(Measurement.read(GOOD), **changes)
 
 
-def found(gates: dict[str, Any], measured: Measurement, before: Pace | None = BEFORE) -> tuple[bool, str]:
+def judge_one(gates: dict[str, Any], measured: Measurement, before: Pace | None = BEFORE) -> tuple[bool, str]:
     pace = Pace(measured.examples_per_second, CHIPS)
-    (one,) = judge(Gates.model_validate(OFF | gates), STEPS, measured, pace, before)
-    return one.passed, one.message
+    (result,) = judge(Gates.model_validate(OFF | gates), STEPS, measured, pace, before)
+    return result.passed, result.message
 
 
 FALLS, FINITE, STEADY = {"lossFalls": True}, {"finite": True}, {"noRecompilation": True}
@@ -50,51 +50,51 @@ def evaluated(**bounds: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gates", "measured", "passes", "words"),
     [
-        (FALLS, told(), True, "last 10 steps"),
-        (FALLS, told(last_loss=2.5), False, "did not fall from 2 to 2.5"),
-        (FALLS, told(last_loss=2.0), False, "did not fall from 2 to 2"),
-        (FALLS, told(last_loss=None), False, "the losses"),
-        (FALLS, told(first_loss=-1.0, last_loss=-2.0, averaged=1), True, "the first and last step"),
-        (FINITE, told(), True, "all steps were finite"),
-        (FINITE, told(not_finite=3), False, "3 steps"),
-        (FINITE, told(not_finite=None), False, "did not report the number"),
-        (STEADY, told(), True, "no program was compiled"),
-        (STEADY, told(recompilations=1), False, "1 program"),
-        (STEADY, told(recompilations=None), False, "did not report the number"),
-        ({"minEfficiency": "0.9"}, told(), True, "90 examples/s per chip"),
-        ({"minEfficiency": "0.91"}, told(), False, "0.9, at least 0.91"),
-        ({"minEfficiency": "0.1"}, told(examples_per_second=None), False, "examples per second"),
-        ({"minEfficiency": "0.1"}, told(examples_per_second=0.0), False, "0, at least 0.1"),
-        ({"minEfficiency": "0.1"}, told(examples_per_second=-5.0), False, "examples per second"),
-        ({"noFindings": ["HostSync", "CpuFallback"]}, told(), True, "no HostSync or CpuFallback"),
-        ({"noFindings": ["Padding"]}, told(), False, "the doctor found Padding (1)"),
-        ({"noFindings": ["Padding"]}, told(findings=None), False, "did not report the findings"),
-        ({"noFindings": ["MidStepExecution"]}, told(), False, "MidStepExecution"),
-        (evaluated(min="0.5"), told(), True, "accuracy 0.5, at least 0.5"),
-        (evaluated(min="0.51"), told(), False, "accuracy 0.5, at least 0.51"),
-        (evaluated(max="-0.1"), told(), False, "accuracy 0.5, at most -0.1"),
-        (evaluated(min="0.1", max="0.6"), told(), True, "at least 0.1 and at most 0.6"),
-        (evaluated(min="0"), told(metrics={"f1": 1.0}), False, "it has f1"),
-        (evaluated(min="0"), told(metrics={}), False, "it has no metrics"),
-        (evaluated(min="0"), told(evaluated=frozenset()), False, "it has no metrics"),
-        ({"evaluation": {"metric": "loss", "max": "9"}}, told(), False, "it has accuracy"),
+        (FALLS, measurement(), True, "last 10 steps"),
+        (FALLS, measurement(last_loss=2.5), False, "did not fall from 2 to 2.5"),
+        (FALLS, measurement(last_loss=2.0), False, "did not fall from 2 to 2"),
+        (FALLS, measurement(last_loss=None), False, "the losses"),
+        (FALLS, measurement(first_loss=-1.0, last_loss=-2.0, averaged=1), True, "the first and last step"),
+        (FINITE, measurement(), True, "all steps were finite"),
+        (FINITE, measurement(not_finite=3), False, "3 steps"),
+        (FINITE, measurement(not_finite=None), False, "did not report the number"),
+        (STEADY, measurement(), True, "no program was compiled"),
+        (STEADY, measurement(recompilations=1), False, "1 program"),
+        (STEADY, measurement(recompilations=None), False, "did not report the number"),
+        ({"minEfficiency": "0.9"}, measurement(), True, "90 examples/s per chip"),
+        ({"minEfficiency": "0.91"}, measurement(), False, "0.9, at least 0.91"),
+        ({"minEfficiency": "0.1"}, measurement(examples_per_second=None), False, "examples per second"),
+        ({"minEfficiency": "0.1"}, measurement(examples_per_second=0.0), False, "0, at least 0.1"),
+        ({"minEfficiency": "0.1"}, measurement(examples_per_second=-5.0), False, "examples per second"),
+        ({"noFindings": ["HostSync", "CpuFallback"]}, measurement(), True, "no HostSync or CpuFallback"),
+        ({"noFindings": ["Padding"]}, measurement(), False, "the doctor found Padding (1)"),
+        ({"noFindings": ["Padding"]}, measurement(findings=None), False, "did not report the findings"),
+        ({"noFindings": ["MidStepExecution"]}, measurement(), False, "MidStepExecution"),
+        (evaluated(min="0.5"), measurement(), True, "accuracy 0.5, at least 0.5"),
+        (evaluated(min="0.51"), measurement(), False, "accuracy 0.5, at least 0.51"),
+        (evaluated(max="-0.1"), measurement(), False, "accuracy 0.5, at most -0.1"),
+        (evaluated(min="0.1", max="0.6"), measurement(), True, "at least 0.1 and at most 0.6"),
+        (evaluated(min="0"), measurement(metrics={"f1": 1.0}), False, "it has f1"),
+        (evaluated(min="0"), measurement(metrics={}), False, "it has no metrics"),
+        (evaluated(min="0"), measurement(evaluated=frozenset()), False, "it has no metrics"),
+        ({"evaluation": {"metric": "loss", "max": "9"}}, measurement(), False, "it has accuracy"),
     ],
 )
 def test_gates(gates: dict[str, Any], measured: Measurement, passes: bool, words: str) -> None:
-    passed, said = found(gates, measured)
+    passed, message = judge_one(gates, measured)
     assert passed is passes
-    assert words in said
+    assert words in message
 
 
 def test_a_rung_is_asked_for_a_falling_finite_loss_and_no_recompilation_by_default() -> None:
-    gates = [one.name for one in judge(Gates(), STEPS, told(), Pace(1.0, 1), None)]
+    gates = [result.name for result in judge(Gates(), STEPS, measurement(), Pace(1.0, 1), None)]
     assert gates == ["lossFalls", "finite", "noRecompilation"]
 
 
 def test_without_a_rung_before_there_is_no_efficiency() -> None:
-    passed, said = found({"minEfficiency": "0.1"}, told(), before=None)
+    passed, message = judge_one({"minEfficiency": "0.1"}, measurement(), before=None)
     assert not passed
-    assert "of the one before" in said
+    assert "of the one before" in message
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_no_message_of_another_form_passes(message: Any) -> None:
     measured = Measurement.read(message)
     gates = Gates.model_validate({"minEfficiency": "0.01", "evaluation": {"metric": "f1", "min": "0"}})
     pace = Pace(measured.examples_per_second, 1)
-    assert not any(one.passed for one in judge(gates, STEPS, measured, pace, BEFORE))
+    assert not any(result.passed for result in judge(gates, STEPS, measured, pace, BEFORE))
 
 
 def test_a_rung_that_ended_early_has_not_shown_the_rest() -> None:
-    first, *_ = judge(Gates(), STEPS, told(steps=12), Pace(1.0, 1), None)
+    first, *_ = judge(Gates(), STEPS, measurement(steps=12), Pace(1.0, 1), None)
     assert str(first).startswith("steps failed: ")
     assert "12 steps of 40" in str(first)

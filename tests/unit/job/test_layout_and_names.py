@@ -13,12 +13,12 @@ from syrupy.assertion import SnapshotAssertion
 from tests.unit.jobs import ABSENT, job, spec
 from tpu_training_operator.api.catalogue import generations, shapes_of_type
 from tpu_training_operator.api.constants import MAX_HOSTS, MAX_JOB_NAME_LENGTH
-from tpu_training_operator.api.slice import SliceRef, hosts_asked
+from tpu_training_operator.api.slice import SliceRef, requested_hosts
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.job.naming import (
     WorkerId,
     config_map_name,
-    host_name,
+    dns_name,
     slice_id,
     worker_labels,
     workers,
@@ -57,9 +57,9 @@ REFERENCES = [
 
 
 def test_the_bound_of_the_api_counts_the_hosts_of_the_layout() -> None:
-    slices = [SliceRef(**given, count=count) for given in REFERENCES for count in (1, 2, 9, 19, 20, 255, 256)]
-    too_many = {str(found): hosts_asked(found) > MAX_HOSTS for found in slices}
-    assert too_many == {str(found): layout_of(found, "slice").hosts > MAX_HOSTS for found in slices}
+    slices = [SliceRef(**reference, count=count) for reference in REFERENCES for count in (1, 2, 9, 19, 20, 255, 256)]
+    too_many = {str(ref): requested_hosts(ref) > MAX_HOSTS for ref in slices}
+    assert too_many == {str(ref): layout_of(ref, "slice").hosts > MAX_HOSTS for ref in slices}
 
 
 @given(
@@ -71,12 +71,12 @@ def test_it_counts_the_hosts_of_a_slice_that_the_user_describes(
     sides: list[int], chips_per_host: int, count: int
 ) -> None:
     topology = "x".join(map(str, sides))
-    found = SliceRef(generation="tpu8t", topology=topology, chips_per_host=chips_per_host, count=count)
+    described = SliceRef(generation="tpu8t", topology=topology, chips_per_host=chips_per_host, count=count)
     try:
-        hosts = layout_of(found, "slice").hosts
+        hosts = layout_of(described, "slice").hosts
     except InvalidJob:
         return
-    assert hosts_asked(found) == hosts
+    assert requested_hosts(described) == hosts
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_it_counts_the_hosts_of_a_slice_that_the_user_describes(
 def test_hosts_chips_and_replicas_of_a_slice(
     changes: dict[str, Any], hosts: int, chips: int, replicas: int, text: str
 ) -> None:
-    found = layout(**changes)
-    assert (found.hosts, found.chips, found.replicas, str(found)) == (hosts, chips, replicas, text)
+    shape = layout(**changes)
+    assert (shape.hosts, shape.chips, shape.replicas, str(shape)) == (hosts, chips, replicas, text)
 
 
 @pytest.mark.parametrize(
@@ -118,21 +118,21 @@ def test_a_machine_type_without_the_shape_is_a_problem_that_names_the_others(
 
 @given(layout=LAYOUTS, attempt=st.integers(1, 99_999))
 def test_workers_are_listed_by_their_index_in_the_job(layout: SliceLayout, attempt: int) -> None:
-    everyone = workers(layout, attempt)
-    indices = [worker.slice * layout.hosts_per_slice + worker.host for worker in everyone]
+    gang = workers(layout, attempt)
+    indices = [worker.slice * layout.hosts_per_slice + worker.host for worker in gang]
     assert indices == list(range(layout.hosts))
-    assert all(before < after for before, after in pairwise(everyone))
+    assert all(before < after for before, after in pairwise(gang))
 
 
 @given(layout=LAYOUTS)
 def test_no_two_workers_share_a_name_a_host_name_or_labels(layout: SliceLayout) -> None:
-    everyone = [*workers(layout, 1), *workers(layout, 2)]
+    gang = [*workers(layout, 1), *workers(layout, 2)]
     for identity in (
         lambda worker: worker.pod_name("digits"),
-        lambda worker: host_name("digits", layout, worker),
+        lambda worker: dns_name("digits", layout, worker),
         lambda worker: str(sorted(worker_labels("digits", worker).items())),
     ):
-        assert len(set(map(identity, everyone))) == len(everyone)
+        assert len(set(map(identity, gang))) == len(gang)
 
 
 def test_the_longest_pod_name_fits() -> None:
@@ -166,7 +166,7 @@ def test_the_host_names_of_the_largest_slices_fit_into_one_variable(changes: dic
     """Linux refuses a program (E2BIG) if one of its environment strings is larger than 128 KiB."""
     name, shape = longest_name(changes), layout(acceleratorType=ABSENT, hardware="CPU", **below("slice", changes))
     for attempt in (1, 9_999, 99_999):
-        names = ",".join(host_name(name, shape, worker) for worker in workers(shape, attempt))
+        names = ",".join(dns_name(name, shape, worker) for worker in workers(shape, attempt))
         assert len(f"TPU_WORKER_HOSTNAMES={names}") + 1 <= 131_072
     subprocess.run([sys.executable, "-S", "-c", ""], env={"TPU_WORKER_HOSTNAMES": names}, check=True)
 
@@ -199,13 +199,13 @@ def test_no_two_jobs_want_the_same_names(names: tuple[str, str], ones: WorkerId,
 @pytest.mark.parametrize(("first", "second"), [("a", "a-1"), ("a", "a-1-0"), ("a-1", "a-1-1"), ("a-0-0", "a")])
 def test_a_job_with_the_name_of_another_jobs_pod_does_not_take_its_pods(first: str, second: str) -> None:
     layout = SliceLayout(shapes_of_type("v4-128")[0], 2)
-    everyone = [*workers(layout, 1), *workers(layout, 11)]
-    assert {w.pod_name(first) for w in everyone} & {w.pod_name(second) for w in everyone} == set()
+    gang = [*workers(layout, 1), *workers(layout, 11)]
+    assert {w.pod_name(first) for w in gang} & {w.pod_name(second) for w in gang} == set()
 
 
 def test_a_slice_of_another_attempt_or_job_is_another_slice() -> None:
-    here = WorkerId(1, 0, 0)
-    ids = [slice_id(UID, here), slice_id(UID, WorkerId(2, 0, 0)), slice_id(UID, WorkerId(1, 1, 0))]
-    ids.append(slice_id(UID.replace("8", "9"), here))
+    leader = WorkerId(1, 0, 0)
+    ids = [slice_id(UID, leader), slice_id(UID, WorkerId(2, 0, 0)), slice_id(UID, WorkerId(1, 1, 0))]
+    ids.append(slice_id(UID.replace("8", "9"), leader))
     assert len(set(ids)) == 4
-    assert slice_id(UID, here) == slice_id(UID, WorkerId(1, 0, 3))
+    assert slice_id(UID, leader) == slice_id(UID, WorkerId(1, 0, 3))

@@ -148,15 +148,15 @@ def test_a_smaller_slice_accumulates_a_constant_global_batch(
 
 def test_betas_and_averages_keep_their_memory_in_examples_on_request() -> None:
     optimizer = {"name": "adamw", "learningRate": "3e-4", "beta2": "0.999", "weightDecay": "0.1"}
-    asked = {"betas": True, "weightDecay": True, "ema": True}
+    scaling = {"betas": True, "weightDecay": True, "ema": True}
     before = {"batch": 256, "optimizer": optimizer, "emaDecay": "0.9999"}
 
-    scaled = scale(recipe(**before, scaling=asked), 8, 32)
+    scaled = scale(recipe(**before, scaling=scaling), 8, 32)
     assert (scaled.betas["beta2"], scaled.weight_decay, scaled.ema_decay) == ("0.996005996", "0.2", "0.99960006")
     assert scaled.betas["beta1"] == "0.6561"
 
-    kept = scale(recipe(**before), 8, 32)
-    assert (kept.betas, kept.weight_decay, kept.ema_decay) == ({"beta2": "0.999"}, "0.1", "0.9999")
+    unscaled = scale(recipe(**before), 8, 32)
+    assert (unscaled.betas, unscaled.weight_decay, unscaled.ema_decay) == ({"beta2": "0.999"}, "0.1", "0.9999")
 
 
 @given(k=st.integers(1, 64), limit=st.integers(1, 40))
@@ -223,7 +223,7 @@ def test_every_number_comes_with_its_rule(snapshot: SnapshotAssertion) -> None:
     assert notes == snapshot
 
 
-def test_a_recipe_without_tuned_on_is_used_as_it_stands() -> None:
+def test_a_recipe_without_tuned_on_is_used_unchanged() -> None:
     scaled = resolve(spec({"slice.acceleratorType": "v4-128", "recipe.globalBatchSize": 640})).recipe
     assert (scaled.factor, scaled.batch.total, scaled.train_steps) == (Fraction(1), 640, 300)
     assert scaled.learning_rate == "0.1"

@@ -50,8 +50,8 @@ def test_a_bucket_is_near_if_one_of_its_regions_is_the_slices(
 def test_what_is_far_says_what_it_costs() -> None:
     assert judge_locality([Bucket("data", "europe-west4")], US) == (
         Near.REMOTE,
-        "gs://data is in europe-west4, and the slice in us-central1: every read crosses regions, which is slower, and"
-        " Google charges each GiB that it reads at its rate between continents",
+        "gs://data is in europe-west4, and the slice is in us-central1: every read crosses regions, which is slower,"
+        " and Google charges each GiB read at its rate between continents",
     )
     for location in ("us-east1", "northamerica-northeast1"):
         assert "as a transfer between regions" in judge_locality([Bucket("data", location)], US)[1]
@@ -63,8 +63,8 @@ def test_what_is_far_says_what_it_costs() -> None:
         ("identity", "no valid Google identity"),
         ("denied", "storage.buckets.get"),
         ("missing", "there is no such bucket"),
-        ("unavailable", "could not be asked"),
-        ("newer", "could not be asked"),
+        ("unavailable", "did not answer"),
+        ("newer", "did not answer"),
     ],
 )
 def test_what_is_not_known_says_why(trouble: str, words: str) -> None:

@@ -91,17 +91,17 @@ def test_a_lost_report_is_noted_for_its_own_job_only() -> None:
     inboxes = Inboxes(lambda: now)
     inboxes.put(KEY, said())
     now += timedelta(hours=1)
-    inboxes.could_not_listen(KEY)
-    assert inboxes.of(KEY) == Inbox(listening_since=NOON, unheard=now, report=said())
+    inboxes.note_loss(KEY)
+    assert inboxes.of(KEY) == Inbox(listening_since=NOON, last_loss=now, report=said())
     assert inboxes.of(JobKey("default", "letters")) == Inbox(listening_since=NOON)
 
 
 def test_only_the_latest_jobs_with_lost_reports_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_UNHEARD", 2)
+    monkeypatch.setattr(module, "_MOST_LOSSES", 2)
     inboxes = Inboxes(lambda: NOON)
     for name in ("a", "b", "a", "c"):
-        inboxes.could_not_listen(JobKey("default", name))
-    assert [inboxes.of(JobKey("default", name)).unheard for name in "abc"] == [NOON, None, NOON]
+        inboxes.note_loss(JobKey("default", name))
+    assert [inboxes.of(JobKey("default", name)).last_loss for name in "abc"] == [NOON, None, NOON]
 
 
 def test_forgotten_jobs_take_no_room(inboxes: Inboxes) -> None:

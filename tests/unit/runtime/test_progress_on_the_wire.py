@@ -231,4 +231,4 @@ async def test_a_flood_of_invalid_tokens_keeps_no_worker_out(desk: Desk, address
             stranger.cancel()
         await asyncio.gather(*strangers, return_exceptions=True)
     assert heard == [200] * 5
-    assert desk.inbox.unheard is None
+    assert desk.inbox.last_loss is None

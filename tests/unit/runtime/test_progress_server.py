@@ -196,7 +196,7 @@ async def test_a_token_that_waits_too_long_for_review_is_429(
         status, answer = await post(worker)
     assert status == 429
     assert answer == snapshot
-    assert desk.inbox.unheard is None
+    assert desk.inbox.last_loss is None
 
 
 async def test_a_job_may_report_five_times_at_once_and_then_every_second(
@@ -248,8 +248,8 @@ async def test_an_api_server_that_does_not_answer_affects_only_the_job_of_the_re
     desk.now = LATER
     desk.cluster.faults["*"] = Unavailable(503, "Slow", "etcd is slow")
     await post(worker)
-    assert desk.inbox.unheard == LATER
-    assert desk.inboxes.of(JobKey("default", "letters")).unheard is None
+    assert desk.inbox.last_loss == LATER
+    assert desk.inboxes.of(JobKey("default", "letters")).last_loss is None
 
 
 async def test_a_report_lost_by_our_own_error_is_noted_for_its_job(
@@ -258,7 +258,7 @@ async def test_a_report_lost_by_our_own_error_is_noted_for_its_job(
     monkeypatch.setattr(Inboxes, "put", lambda *_: 1 // 0)
     desk.now = LATER
     await post(worker)
-    assert desk.inbox.unheard == LATER
+    assert desk.inbox.last_loss == LATER
 
 
 async def test_a_flood_of_invalid_tokens_costs_twenty_reviews_and_affects_no_job(
@@ -269,7 +269,7 @@ async def test_a_flood_of_invalid_tokens_costs_twenty_reviews_and_affects_no_job
     answers = await asyncio.gather(*(post(worker, headers=bearer) for bearer in garbage))
     assert sorted(status for status, _ in answers) == [401] * 20 + [429] * 25
     assert desk.cluster.count()["create TokenReview"] == 20
-    assert desk.inbox.unheard is None
+    assert desk.inbox.last_loss is None
 
 
 @pytest.mark.parametrize("body", [b"no report", b" " * (MOST_BYTES + 1)], ids=["no report", "too long"])
@@ -277,7 +277,7 @@ async def test_a_bad_report_does_not_excuse_the_silence_of_its_job(
     desk: Desk, worker: TestClient[Any, Any], body: bytes
 ) -> None:
     await post(worker, data=body)
-    assert desk.inbox.unheard is None
+    assert desk.inbox.last_loss is None
 
 
 async def test_many_workers_behind_one_address_are_all_accepted(desk: Desk, worker: TestClient[Any, Any]) -> None:

@@ -26,7 +26,7 @@ from tpu_training_operator.cli.common.errors import BadInput, CommandError
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load
 from tpu_training_operator.cli.compile.compile_report import SliceCheck, as_json, print_check, print_comparison
 from tpu_training_operator.domain.job.options import other_programs
-from tpu_training_operator.domain.job.recipe.bound import Exchanged, StepCost, bound_of
+from tpu_training_operator.domain.job.recipe.bound import StepCollective, StepCost, bound_of
 from tpu_training_operator.domain.job.recipe.cost import cost_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.run_spec import run_spec
@@ -130,8 +130,8 @@ def _check_slice(request: CompileRequest, resolution: Resolution, *, largest: bo
     if "step" not in answer or generation is None:
         return SliceCheck(resolution, answer, None, None)
     step = answer["step"]
-    exchanged = [Exchanged(collective["kind"], collective["bytes"]) for collective in step["collectives"]]
-    cost = StepCost(step["flops"], step["modelFlops"], step["traffic"], exchanged)
+    collectives = [StepCollective(collective["kind"], collective["bytes"]) for collective in step["collectives"]]
+    cost = StepCost(step["flops"], step["modelFlops"], step["traffic"], collectives)
     bound = bound_of(cost, generation, answer["replicas"])
     return SliceCheck(resolution, answer, bound, cost_of(resolution, bound.seconds))
 

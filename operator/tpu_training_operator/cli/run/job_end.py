@@ -13,7 +13,7 @@ from typing import Any
 
 from tpu_training_operator.api.status import Failure, RungStatus
 from tpu_training_operator.api.text import plain
-from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
+from tpu_training_operator.domain.failures.messages import describe_attempt, describe_class, describe_place, gist
 from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, JobResult, LogTail
 from tpu_training_operator.html_report.ladder import RungRow
 
@@ -85,8 +85,8 @@ def _number(text: str | None) -> float | None:
 
 def _where(failure: Failure) -> str:
     after = "" if failure.step is None else f", after step {failure.step}"
-    where = failed_where(replace(failure, node=None))
-    return f"{where}{failed_when(failure)}{after}: {failed_why(failure)}"
+    where = describe_place(replace(failure, node=None))
+    return f"{where}{describe_attempt(failure)}{after}: {describe_class(failure)}"
 
 
 def _read_end(log: Path) -> list[str]:

@@ -37,7 +37,7 @@ from tpu_training_operator.cli.watch.display import display
 from tpu_training_operator.cli.watch.job_view import job_view
 from tpu_training_operator.cli.watch.sections import best_checkpoint, move_words
 from tpu_training_operator.domain.cluster_state.hosts import host_of
-from tpu_training_operator.domain.failures.messages import failed_where
+from tpu_training_operator.domain.failures.messages import describe_place
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.local.memory import GB_PER_PROCESS, free_gb, largest_that_fits
@@ -299,7 +299,7 @@ def what_ended(status: Status) -> Iterator[str]:
     failure, ready = status.last_failure, find(status.conditions, ConditionType.READY)
     if failure is not None and failure.attempt == status.attempt:
         after = "" if failure.step is None else f" after {count(failure.step, 'step')}"
-        where = failed_where(replace(failure, node=None))
+        where = describe_place(replace(failure, node=None))
         yield f"{failure.failure_class} {'on' if failure.attempt else 'in'} {where}{after}:"
         yield from (f"  {line}" for line in failure.message.splitlines())
     elif ready is not None:

@@ -12,7 +12,7 @@ from tpu_training_operator.api.text import plain
 from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.common.errors import program_name
 from tpu_training_operator.cli.watch.log_reader import JobNow, LogReader, NoLog, Write
-from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why
+from tpu_training_operator.domain.failures.messages import describe_attempt, describe_class, describe_place
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.kube.cluster import JobKey
 
@@ -171,5 +171,5 @@ def _print_failure(job: JobNow, workers: list[WorkerId], error: NoLog, name: str
     if workers != [WorkerId(failure.attempt, failure.slice, failure.host)]:
         raise NothingToShow(f"{error}; the failed worker's log: {program_name()} logs {name} --failed")
     _say(f"{error}; its status says:")
-    click.echo(f"{failed_why(failure)}: {failed_where(failure)}{failed_when(failure)}")
+    click.echo(f"{describe_class(failure)}: {describe_place(failure)}{describe_attempt(failure)}")
     click.echo(failure.message)

@@ -14,9 +14,9 @@ from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.watch.job_view import JobView
 from tpu_training_operator.domain.cluster_state.hosts import HostGroup, Hosts, group_words
 from tpu_training_operator.domain.cluster_state.observed import parse_time
-from tpu_training_operator.domain.failures.messages import failed_when, failed_where, failed_why, gist
+from tpu_training_operator.domain.failures.messages import describe_attempt, describe_class, describe_place, gist
 from tpu_training_operator.domain.plan.common.restart_budget import Budget
-from tpu_training_operator.domain.plan.stopping.budget import hours
+from tpu_training_operator.domain.plan.stopping.budget import format_hours
 
 _MOST_GROUPS = 4
 _MOST_NAMES = 4
@@ -136,7 +136,7 @@ def move_lines(placement: Placement | None, now: datetime) -> Iterator[str]:
         return
     for move in placement.moves:
         yield f"{ago(parse_time(move.at), now)}: {move_words(move)}"
-    by_slice = [f"{name} {hours(seconds)}" for name, seconds in placement.chip_seconds.items()]
+    by_slice = [f"{name} {format_hours(seconds)}" for name, seconds in placement.chip_seconds.items()]
     if by_slice:
         yield f"chip-hours: {', '.join(by_slice)}"
 
@@ -258,12 +258,12 @@ def _failures(view: JobView) -> list[Section]:
 
 
 def _failure_line(failure: Failure) -> str:
-    return f"{failed_why(failure)}: {failed_where(failure)}{failed_when(failure)}"
+    return f"{describe_class(failure)}: {describe_place(failure)}{describe_attempt(failure)}"
 
 
 def _failure_in_full(failure: Failure, view: JobView) -> tuple[str, ...]:
-    where = f"{failed_why(failure)}: {failed_where(failure)}, pod {failure.pod}"
-    when = f"{ago(parse_time(failure.time), view.now)}{failed_when(failure)}"
+    where = f"{describe_class(failure)}: {describe_place(failure)}, pod {failure.pod}"
+    when = f"{ago(parse_time(failure.time), view.now)}{describe_attempt(failure)}"
     if view.status.attempt > failure.attempt:
         done = f"The gang was restarted as attempt {failure.attempt + 1}."
     else:
@@ -332,14 +332,14 @@ def _chips(view: JobView) -> list[Section]:
         return []
     budget = usage.budget_chip_hours if usage else None
     forecast = usage.forecast_chip_hours if usage else None
-    used = f"{hours(spent.total)}{f' of {budget}' if budget else ''} chip-hours used"
+    used = f"{format_hours(spent.total)}{f' of {budget}' if budget else ''} chip-hours used"
     if budget and spent.held and spent.total < budget * 3600:
         used += f"; the rest lasts {duration((budget * 3600 - spent.total) // spent.held)} at {spent.held} chips"
     if forecast and not view.is_over:
         short = ", more than the budget" if budget and float(forecast) > budget else ""
         used += f"; about {forecast} when it ends{short}"
-    parts = [f"{name} {hours(part)}" for name, part in spent.by_account.items() if part]
-    cost = _cost(view, hours(spent.total), None if view.is_over else forecast)
+    parts = [f"{name} {format_hours(part)}" for name, part in spent.by_account.items() if part]
+    cost = _cost(view, format_hours(spent.total), None if view.is_over else forecast)
     full = (used, *([", ".join(parts)] if parts else []), *cost)
     is_low = is_true(view.status.conditions, ConditionType.BUDGET_LOW)
     return [Section("chips", full, (used,) if budget else (), "yellow" if is_low else "")]

@@ -97,12 +97,12 @@ def summarize_hosts(found: Iterable[Host], attempt: int, slices: int, hosts_per_
         ready=ready,
         finished=finished,
         earlier=sum(host.worker.attempt != attempt and not host.has_ended for host in by_worker.values()),
-        others=tuple(sorted(groups, key=lambda group: (not _holds_up(group), -len(group.workers)))),
+        others=tuple(sorted(groups, key=lambda group: (not _delays_its_slice(group), -len(group.workers)))),
     )
 
 
-def _holds_up(group: HostGroup) -> bool:
-    """Tells whether a worker 0 lacks a node: the others of its slice follow it."""
+def _delays_its_slice(group: HostGroup) -> bool:
+    """Tells whether host 0 of a slice lacks a node: the slice's other workers follow it to its node pool."""
     return group.is_unscheduled and any(worker.host == 0 for worker in group.workers)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.cluster_state.ownership import controller, is_ours, job_of
-from tpu_training_operator.domain.cluster_state.worker_reports import NOTHING_HEARD, Inbox, Notes, WorkerReport
+from tpu_training_operator.domain.cluster_state.worker_reports import EMPTY_INBOX, Inbox, Notes, WorkerReport
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.naming import WorkerId, entry_check_pod_name, is_placeholder
 from tpu_training_operator.domain.job.topology import SliceLayout
@@ -48,8 +48,8 @@ class WorkerPod:
         return str(self.raw["metadata"]["uid"])
 
     @property
-    def alternative(self) -> int:
-        """Number of the job's slice that it was created for, from its label."""
+    def option_number(self) -> int:
+        """The number of the job's option that the pod was created for, from its label."""
         label = (self.raw["metadata"].get("labels") or {}).get(constants.LABEL_ALTERNATIVE, "0")
         return int(label) if label.isascii() and label.isdigit() and len(label) < 4 else 0
 
@@ -199,13 +199,13 @@ class Observed:
 
     `entry_check_pod`: the pod that tries the job before any worker is created, if there is one. `placeholders`: pods
     that hold nodes of a better slice. `notes`: None if the plan is only shown, not carried out. `queue`: None for a job
-    without Kueue. `trace`: a missing worker's pod as it is or was last; it is looked up only before its loss is
-    recorded as a failure. `is_namespace_going`: likewise known only where it matters.
+    without Kueue. `trace`: the pod of a missing worker as it is now or was last seen; it is looked up only before its
+    loss is recorded as a failure. `is_namespace_going`: likewise looked up only where it matters.
     """
 
     job: Object
     pods: tuple[WorkerPod, ...]
-    inbox: Inbox = NOTHING_HEARD
+    inbox: Inbox = EMPTY_INBOX
     notes: Notes | None = None
     queue: Queue | None = None
     entry_check_pod: EntryCheckPod | None = None
@@ -214,7 +214,7 @@ class Observed:
     is_namespace_going: bool = False
 
     @staticmethod
-    def of(job: Object, pods: Sequence[Object], inbox: Inbox = NOTHING_HEARD) -> "Observed":
+    def of(job: Object, pods: Sequence[Object], inbox: Inbox = EMPTY_INBOX) -> "Observed":
         name = job["metadata"]["name"]
         ours = [WorkerPod(pod) for pod in pods if is_ours(pod, job)]
         workers = (pod for pod in ours if pod.named_worker and pod.name == pod.named_worker.pod_name(name))
@@ -232,7 +232,7 @@ class Observed:
         return int(self.job["metadata"].get("generation", 1))
 
     def within(self, layouts: Sequence[SliceLayout]) -> "Observed":
-        """Drops the pods whose slice or host exists on none of the job's slices."""
+        """Returns the job without the pods whose slice or host index exists in none of these layouts."""
         places = ((pod, (pod.worker.slice, pod.worker.host)) for pod in self.pods)
         return replace(self, pods=tuple(pod for pod, place in places if any(layout.has(*place) for layout in layouts)))
 

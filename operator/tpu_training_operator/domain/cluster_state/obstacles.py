@@ -30,7 +30,7 @@ class Obstacle:
     passes: bool = False
 
 
-def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
+def explain_taken_name(kind: str, existing: Object, job: Object) -> Obstacle | None:
     """Explains why the job cannot use the name of an existing object; None if the object is the job's own."""
     name = existing["metadata"]["name"]
     match claim(existing, job):
@@ -51,10 +51,11 @@ def name_taken(kind: str, existing: Object, job: Object) -> Obstacle | None:
             return Obstacle(Reason.NAME_CONFLICT, message)
 
 
-def changed_at_creation(asked: Object, created: Object) -> Obstacle | None:
+def explain_change(asked: Object, created: Object) -> Obstacle | None:
     """Explains why the job cannot use a pod that the cluster has changed; None if it can.
 
-    Without its label or owner it would run unseen beside its gang, and a worker that restarts in place cannot rejoin.
+    Without its label or owner the pod would run unseen beside its gang, and a worker that restarts in place cannot
+    rejoin.
     """
     label, owner, policy = ([read(pod) for pod in (asked, created)] for read in (_job_label, _owner, _restart_policy))
     lost = [

@@ -1,7 +1,7 @@
 """Reads the events of a pod: why it waits, and whether the cluster has a node pool for it.
 
-Two components must agree that a cluster has no node pool for a worker, so that waiting cannot help. The scheduler must
-say that no node matches the worker's selectors, not even one that is busy or not ready. The cluster autoscaler must say
+Waiting cannot help only if two components agree that the cluster has no node pool for a worker. The scheduler must say
+that no node matches the worker's selectors, not even one that is busy or not ready. The cluster autoscaler must say
 that none of its node pools matches either, with or without nodes. A pool that cannot grow right now (at its limit, or
 in backoff) counts as a pool.
 
@@ -19,7 +19,7 @@ _AUTOSCALER = ("NotTriggerScaleUp", "TriggeredScaleUp", "FailedScaleUp")
 # The pod's own condition repeats the scheduler's words.
 _KNOWN_ANYWAY = ("FailedScheduling",)
 
-# No TPU node has this taint.
+# The taint of GPU nodes counts, too: no TPU node has it.
 _OTHERS = r"node\(s\) (?:didn't match (?:Pod's node affinity/selector|Pod's node affinity|node selector)"
 _REASON = rf"(\d+) {_OTHERS}|had untolerated taint \{{nvidia\.com/gpu: [^{{}},]*\}})"
 _REASONS = rf"{_REASON}(?:, {_REASON})*"
@@ -30,11 +30,11 @@ _TRIES = ("TriggeredScaleUp", "FailedScaleUp")
 _LONGEST_NOTE = 400
 
 
-def autoscaler_has_none(events: Sequence[Mapping[str, Any]]) -> bool:
+def autoscaler_has_no_pool(events: Sequence[Mapping[str, Any]]) -> bool:
     """Tells whether the autoscaler's events of a pod say that none of its node pools could ever take the pod."""
     notes = [str(event.get("note") or "") for event in events if event.get("reason") == "NotTriggerScaleUp"]
     has_tried = any(event.get("reason") in _TRIES for event in events)
-    # A long note may have been cut, and its rest may have said anything.
+    # A long note may have been cut, and nothing is known about its rest.
     return bool(notes) and not has_tried and all(map(_is_ruled_out, notes))
 
 
@@ -42,7 +42,7 @@ def _is_ruled_out(note: str) -> bool:
     return len(note) < _LONGEST_NOTE and _AUTOSCALER_NOTE.fullmatch(note.strip()) is not None
 
 
-def scheduler_has_none(message: str) -> str | None:
+def explain_no_matching_node(message: str) -> str | None:
     """Returns the scheduler's sentence if every node of the cluster lacks what the pod selects; otherwise None."""
     match = _SCHEDULER_MESSAGE.fullmatch(message.strip())
     if match is None:

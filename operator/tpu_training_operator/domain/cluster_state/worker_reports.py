@@ -1,6 +1,6 @@
 """Values that an operator holds in memory about a job: the reports of its workers, and its own notes.
 
-A correct plan needs none of them. An operator without notes writes a status or reads events once too often.
+No plan needs them to be correct. An operator without notes only writes a status or reads events once more than needed.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from tpu_training_operator.api.status import BestCheckpoint, ReportPhase
 @dataclass(frozen=True)
 class WorkerReport:
     """The latest report of an attempt. `attempt` and `pod_uid` belong to the pod whose token came with the report,
-    whatever the report itself says. Numbers other than counts are texts of six digits. `exact`: the step was counted,
+    whatever the report itself says. Numbers other than counts are texts with six digits. `exact`: the step was counted,
     not computed from a percentage, which changes only after many steps."""
 
     attempt: int
@@ -35,18 +35,18 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class Inbox:
-    """Everything this operator has heard from one job. `listening_since`: None if it does not listen; earlier reports
-    went to another operator. `unheard`: when a report was last lost through no fault of a worker.
-    `between_writes`: how often a report alone may cause a status write."""
+    """Everything that this operator has received from one job. `listening_since`: None if it does not listen; earlier
+    reports went to another operator. `last_loss`: when a report was last lost through no fault of a worker.
+    `between_writes`: the least time between status writes that only a report causes."""
 
     listening_since: datetime | None = None
-    unheard: datetime | None = None
+    last_loss: datetime | None = None
     report: WorkerReport | None = None
     asked_for_stacks: datetime | None = None
     between_writes: timedelta = timedelta(seconds=5)
 
 
-NOTHING_HEARD = Inbox()
+EMPTY_INBOX = Inbox()
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,11 @@ class PodEvents:
 @dataclass(frozen=True)
 class Notes:
     """What this operator remembers about a job between two passes. `written`: when it last wrote the job's status.
-    `published`: the addresses of its workers that it has published. `told`: why the gang cannot ask for a better slice.
+    `published`: the addresses of its workers that it has published. `placeholder_warnings`: the reasons it has reported
+    why the gang cannot ask for a better slice.
     """
 
     written: datetime | None = None
     events: PodEvents | None = None
     published: str | None = None
-    told: frozenset[str] = frozenset()
+    placeholder_warnings: frozenset[str] = frozenset()

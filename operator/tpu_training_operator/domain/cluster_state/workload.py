@@ -41,8 +41,8 @@ _NEVER = ("> maximum capacity", "doesn't match node affinity", "unavailable in C
 def workload_name(job: str, uid: str, number: int = 0) -> str:
     """Returns a name that is unique among jobs of the same name. `number`: the slice's number among those of the
     job."""
-    named = f"{constants.GROUP}/{constants.KIND}/{job}/{uid}" + (f"/{number}" if number else "")
-    digest = hashlib.sha256(named.encode()).hexdigest()[:_HASH]
+    chosen = f"{constants.GROUP}/{constants.KIND}/{job}/{uid}" + (f"/{number}" if number else "")
+    digest = hashlib.sha256(chosen.encode()).hexdigest()[:_HASH]
     return f"{constants.KIND.lower()}-{job}"[: _LONGEST_NAME - _HASH - 1] + f"-{digest}"
 
 
@@ -54,11 +54,11 @@ def queue_of(job: Object) -> str:
 def manager_of(job: Object) -> str:
     """Returns who runs the job instead of this operator; empty if this operator does."""
     spec = job.get("spec")
-    named = spec.get("managedBy") if isinstance(spec, Mapping) else None
-    return "" if named in (None, "", constants.MANAGED_BY_US) else str(named)
+    chosen = spec.get("managedBy") if isinstance(spec, Mapping) else None
+    return "" if chosen in (None, "", constants.MANAGED_BY_US) else str(chosen)
 
 
-def is_of_others(job: Object) -> bool:
+def is_managed_elsewhere(job: Object) -> bool:
     """Tells whether another controller writes the job's status. For MultiKueue's jobs this operator does."""
     return manager_of(job) not in ("", constants.MULTIKUEUE)
 
@@ -75,16 +75,17 @@ def has_several_slices(job: Object) -> bool:
 
 
 def prebuilt_workload(job: Object) -> str:
-    """The Workload that Kueue has made for a copy, or that somebody else has named; empty for any other job."""
+    """Returns the name of the Workload that Kueue has made for a copy, or that a user has named; empty for any other
+    job."""
     metadata = job["metadata"]
     places = (metadata.get("annotations") or {}, metadata.get("labels") or {})
     return next((str(place[key]) for place in places if place.get(key := constants.PREBUILT_WORKLOAD)), "")
 
 
 def is_in_queue(job: Object) -> bool:
-    """Whether the job has to do with Kueue: its label names a queue, or it has been in one. Without its label, a job
-    stays in the queue whose quota it uses."""
-    if is_of_others(job):
+    """Tells whether Kueue is concerned with the job: its label names a queue, or it has been in one. Without its label,
+    a job stays in the queue whose quota it uses."""
+    if is_managed_elsewhere(job):
         return False
     if has_finished(job):
         return owes_an_end(job)
@@ -92,8 +93,8 @@ def is_in_queue(job: Object) -> bool:
 
 
 def owes_an_end(job: Object) -> bool:
-    """Whether the job has finished, and its Workload perhaps does not say so yet, and keeps its quota. For a job that
-    has run in another cluster, Kueue itself says so."""
+    """Tells whether the job has finished while its Workload may not show that yet, and so keep its quota. For a job
+    that has run in another cluster, Kueue itself ends the Workload."""
     if manager_of(job):
         return False
     admitted = _admitted(job)
@@ -114,7 +115,7 @@ def _admitted(job: Object) -> Object | None:
 
 @dataclass(frozen=True)
 class Workload:
-    """`raw`: as the API server returned it."""
+    """The Workload of a job. `raw`: as the API server returned it."""
 
     raw: Object
 
@@ -208,7 +209,7 @@ class Workload:
 
     @property
     def waits_in_line(self) -> bool:
-        """Whether it waits for quota, as far as Kueue says, which another slice may have.
+        """Whether the Workload waits for quota, as far as Kueue says, so that another slice may be admitted instead.
 
         Kueue says nothing about a Workload behind the first one of a StrictFIFO queue, nor about a new one that is like
         another for which it has just found no quota. Such a Workload may wait as long as any other."""
@@ -220,22 +221,22 @@ class Workload:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether Kueue has taken it out of the queue because it could not get what it needs. Another slice may have
-        that."""
+        """Whether Kueue has taken the Workload out of the queue because it could not be admitted. Another slice may
+        be."""
         if self.is_active or self.holds_quota or self.is_going or self.is_finished:
             return False
         return self.is_evicted and self.condition("Evicted").get("reason") in _GIVEN_UP
 
     @property
     def is_too_large(self) -> bool:
-        """Whether Kueue says that it exceeds the quota even if no other job uses any."""
+        """Whether Kueue says that the Workload exceeds the quota even if no other job uses any."""
         quota = self.condition("QuotaReserved")
         if quota.get("status") != "False":
             return False
         if quota.get("reason") != "Pending":
             return quota.get("reason") in _TOO_LARGE
-        # Up to 0.19, unless its feature gate UnadmittedWorkloadsObservability is on, only the message says so, once for
-        # every flavor.
+        # Up to Kueue 0.19, unless its feature gate UnadmittedWorkloadsObservability is on, only the message says so,
+        # once for every flavor.
         message = str(quota.get("message") or "")
         return _WAITS not in message and any(words in message for words in _NEVER)
 
@@ -253,13 +254,13 @@ class Workload:
         if not self.is_active and self.holds_quota:
             return "its Workload was deactivated"
         if not self.is_true("QuotaReserved"):
-            return self._lacks_quota_for(evicted)
+            return self._explain_missing_quota(evicted)
         checks = self._status.get("admissionChecks") or ()
         unready = [check for check in checks if check.get("state") != "Ready"]
         lines = [_sentence(f"admission check {check.get('name')}", check.get("state"), check) for check in unready]
         return f"quota is reserved in {self.cluster_queue}; " + ("; ".join(lines) or self._words("Admitted"))
 
-    def _lacks_quota_for(self, evicted: str) -> str:
+    def _explain_missing_quota(self, evicted: str) -> str:
         """Explains what the job lacks. `evicted`: why it lost its quota, the only reason until Kueue considers it
         again."""
         quota, before = self.condition("QuotaReserved"), self.condition("Evicted")
@@ -267,33 +268,34 @@ class Workload:
         # The Workload is active again, so a deactivation is over.
         past = "" if str(before.get("reason")).startswith(_DEACTIVATED) else evicted
         if is_news and past:
-            return f"{self._words('QuotaReserved')}; before, {past}"
+            return f"{self._words('QuotaReserved')}; before that, {past}"
         return (self._words("QuotaReserved") if is_news else past) or "Kueue has not considered the job yet"
 
     def _words(self, kind: str) -> str:
         condition = self.condition(kind)
         return _sentence("", condition.get("reason"), condition) if condition else ""
 
-    # What the job's own controller writes.
+    # Changes that are left to the job's own controller.
 
     def with_pods_ready(self, are_ready: bool, now: str) -> dict[str, Any] | None:
-        """Reports to Kueue whether the workers run; None if Kueue knows. Kueue evicts a job whose workers do not start
-        or recover within the times in its configuration."""
+        """Returns the Workload with a report whether the workers run; None if it has that already. Kueue evicts a job
+        whose workers do not start or recover within the times in its configuration."""
         before = self.condition("PodsReady")
         value, reason = _pods_ready(before, are_ready)
         if (before.get("status"), before.get("reason")) == (value, reason):
             return None
         message = "all workers are ready" if are_ready else "some workers are not ready"
-        return self._with_status(self._all_but(), self._set("PodsReady", value, reason, message, now))
+        return self._with_status(self._status_without(), self._set("PodsReady", value, reason, message, now))
 
     def without_quota(self, now: str) -> dict[str, Any]:
-        """Gives the quota back after an eviction. Only Kueue decides what comes next."""
+        """Returns the Workload without its quota, after an eviction. Only Kueue decides what comes next."""
         evicted = self.condition("Evicted")
         reason, message = str(evicted.get("reason") or "Evicted"), str(evicted.get("message") or "")
         again = "True" if reason in _REQUEUED_BY_KUEUE else "False"
-        # Without the cause: Kueue takes a Workload that is active again back into the queue by exactly this reason.
+        # The reason without its suffix: Kueue requeues a Workload that is active again only if it finds exactly this
+        # one.
         left_for = _DEACTIVATED if reason.startswith(_DEACTIVATED) else reason
-        status = self._all_but("admission")
+        status = self._status_without("admission")
         if self.is_true("Admitted"):
             used = max(0, _seconds(self.condition("Admitted").get("lastTransitionTime"), now))
             before = self._status.get("accumulatedPastExecutionTimeSeconds") or 0
@@ -308,7 +310,7 @@ class Workload:
 
     def finished(self, has_succeeded: bool, message: str, now: str) -> dict[str, Any]:
         reason = "Succeeded" if has_succeeded else "Failed"
-        return self._with_status(self._all_but(), self._set("Finished", "True", reason, message, now))
+        return self._with_status(self._status_without(), self._set("Finished", "True", reason, message, now))
 
     def with_active(self, active: bool) -> dict[str, Any]:
         return {**self.raw, "spec": {**self.raw["spec"], "active": active}}
@@ -327,7 +329,7 @@ class Workload:
             "observedGeneration": self.raw["metadata"].get("generation", 1),
         }
 
-    def _all_but(self, *names: str) -> dict[str, Any]:
+    def _status_without(self, *names: str) -> dict[str, Any]:
         return {name: value for name, value in self._status.items() if name not in names}
 
     def _with_status(self, status: dict[str, Any], *changed: dict[str, Any]) -> dict[str, Any]:
@@ -343,8 +345,8 @@ def _pods_ready(before: Object, are_ready: bool) -> tuple[str, str]:
     return "False", "WaitForRecovery" if has_run else "WaitForStart"
 
 
-def _sentence(subject: str, reason: Any, said: Object) -> str:
-    message = " ".join(plain(str(said.get("message") or "")).split())[:_LONGEST_WORDS]
+def _sentence(subject: str, reason: Any, condition: Object) -> str:
+    message = " ".join(plain(str(condition.get("message") or "")).split())[:_LONGEST_WORDS]
     return ": ".join(part for part in (subject, plain(str(reason or "")), message) if part)
 
 
@@ -387,8 +389,8 @@ class Queue:
 
     def at(self, name: str) -> "Queue":
         """Returns the queue's state for the Workload of this name, which may not exist."""
-        named = next((other for other in self.others if other.workload and other.workload.name == name), self)
-        return replace(named, others=tuple(other for other in self.others if other is not named))
+        chosen = next((other for other in self.others if other.workload and other.workload.name == name), self)
+        return replace(chosen, others=tuple(other for other in self.others if other is not chosen))
 
 
 @dataclass(frozen=True)
@@ -421,18 +423,18 @@ def pod_settings(queue: Queue) -> PodSettings:
         selector.add(update.get("nodeSelector"), origin)
         _add(tolerations, update.get("tolerations"))
     conflicts = (*labels.conflicts, *annotations.conflicts, *selector.conflicts)
-    return PodSettings(labels.found, annotations.found, selector.found, tuple(tolerations), conflicts)
+    return PodSettings(labels.values, annotations.values, selector.values, tuple(tolerations), conflicts)
 
 
 class _Values:
     def __init__(self, field_name: str) -> None:
         self._field = field_name
-        self.found: dict[str, tuple[str, str]] = {}
+        self.values: dict[str, tuple[str, str]] = {}
         self.conflicts: list[str] = []
 
     def add(self, values: Mapping[str, str] | None, origin: str) -> None:
         for key, value in (values or {}).items():
-            known, before = self.found.setdefault(key, (value, origin))
+            known, before = self.values.setdefault(key, (value, origin))
             if known != value:
                 self.conflicts.append(conflict(self._field, key, (known, before), (value, origin)))
 

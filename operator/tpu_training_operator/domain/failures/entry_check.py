@@ -47,7 +47,7 @@ class CheckOutcome(Enum):
 
 @dataclass(frozen=True)
 class CheckVerdict:
-    """The judgement of the check. `failure`: how the pod failed, if it did."""
+    """The result of the check. `failure`: how the pod failed, if it did."""
 
     finding: CheckOutcome
     message: str
@@ -58,12 +58,12 @@ def verdict(pod: EntryCheckPod, check: EntryCheck, now: datetime) -> CheckVerdic
     """Returns the verdict; None while the pod may still reach one."""
     if _ends_at(pod) > now:
         return None
-    said = pod.trainer_message or {}
+    message = pod.trainer_message or {}
     # A pod that is still compiling has already reported that its steps succeeded.
-    if said.get("outcome") == "Succeeded" and (pod.exit_code == 0 or "compiled" in said):
+    if message.get("outcome") == "Succeeded" and (pod.exit_code == 0 or "compiled" in message):
         return CheckVerdict(CheckOutcome.PASSED, pod.last_words)
     if failure := first_failure([pod], pod.worker.attempt, now, settle_user_errors=False):
-        finding = CheckOutcome.FAILED if _is_users(failure, pod) else CheckOutcome.NOTHING
+        finding = CheckOutcome.FAILED if _is_users_error(failure, pod) else CheckOutcome.NOTHING
         return CheckVerdict(finding, describe(failure) + _remedy(failure), failure)
     if _deadline(pod, check) > now:
         return None
@@ -102,7 +102,7 @@ def _wait_for_node(check: EntryCheck) -> timedelta:
     return min(_LONGEST_WAIT, timedelta(seconds=check.deadline_seconds))
 
 
-def _is_users(failure: Failure, pod: EntryCheckPod) -> bool:
+def _is_users_error(failure: Failure, pod: EntryCheckPod) -> bool:
     if failure.failure_class not in _USERS or _OTHER_PROCESSOR.search(failure.message):
         return False
     if pod.trainer_message is not None:
@@ -114,5 +114,5 @@ def _remedy(failure: Failure) -> str:
     if failure.failure_class is FailureClass.OUT_OF_MEMORY:
         return "; spec.entryCheck.resources gives it more memory"
     if _NO_TRAINER.search(failure.message):
-        return "; the image has no tpu_trainer that its Python finds"
+        return "; Python in the image does not find the package tpu_trainer"
     return ""

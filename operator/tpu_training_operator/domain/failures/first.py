@@ -15,7 +15,7 @@ from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.ownership import job_of
 from tpu_training_operator.domain.failures.messages import step_reached, with_ending
-from tpu_training_operator.domain.failures.pod_signs import deletion_asked, disruption, ended_at, has_started
+from tpu_training_operator.domain.failures.pod_signs import deletion_requested_at, disruption, ended_at, has_started
 from tpu_training_operator.domain.failures.table import (
     DELETED_WHILE_RUNNING,
     DEVICE_FAULTS,
@@ -46,11 +46,11 @@ def first_failure(
 
     `settle_user_errors`: the loop is the user's own, so a lost peer may have caused its exit code.
     """
-    ends = _ends(pods, now)
+    ends = _find_ends(pods, now)
     if not ends:
         return None
     doubts = {Doubt.LOST_PEER, Doubt.IN_OWN_LOOP} if settle_user_errors else {Doubt.LOST_PEER}
-    first = _cause(ends, doubts)
+    first = _first_cause(ends, doubts)
     ended = {end.pod.worker for end in ends}
     others_may_tell = any(pod.worker not in ended and not pod.has_ended for pod in pods)
     is_open = (first.row.doubt in doubts and others_may_tell) or (first.row.is_early and first.pod.is_about_to_end)
@@ -61,22 +61,22 @@ def first_failure(
 
 def next_look(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
     """Returns how soon `first_failure` may change without news from the cluster; None if it cannot."""
-    moments = [end.began + SETTLE for end in _ends(pods, now) if end.began <= now]
-    moments += [due for pod, row in _unwell(pods) if (due := _due(pod, row))]
+    moments = [end.began + SETTLE for end in _find_ends(pods, now) if end.began <= now]
+    moments += [due for pod, row in _pair_with_rows(pods) if (due := _due_time(pod, row))]
     return min((moment - now for moment in moments if moment > now), default=None)
 
 
 def missing_worker(worker: WorkerId, job: str, trace: WorkerPod | None, now: datetime) -> Failure:
     """Returns the failure of a worker whose pod is missing from a gang that had been complete.
 
-    `trace`: the pod as it was last seen, or as it is now if it is hidden; None if nothing is known about it.
+    `trace`: the pod as it was last seen, or as it is now if a lost label or owner hides it; None if it is unknown.
     """
     name = worker.pod_name(job)
     known = trace if trace is not None and trace.name == name else None
     hidden = None if known is None else _hidden_words(known, job)
     row = None if known is None or hidden else classify(known)
     if known is not None and row is not None and row.patience is None:
-        return _record(_End(known, row, _began(known, now)), worker.attempt, now)
+        return _record(_End(known, row, _began_at(known, now)), worker.attempt, now)
     return Failure(
         attempt=worker.attempt,
         pod=name,
@@ -128,26 +128,26 @@ def is_device_fault(failure: Failure) -> bool:
     return failure.reason in DEVICE_FAULTS
 
 
-def _unwell(pods: Sequence[WorkerPod]) -> list[tuple[WorkerPod, FailureRow]]:
+def _pair_with_rows(pods: Sequence[WorkerPod]) -> list[tuple[WorkerPod, FailureRow]]:
     """Pairs each worker that shows a sign of failure with its row; that of a failed start depends on its peers."""
     found = [(pod, row) for pod in pods if (row := classify(pod))]
     started = [pod for pod in pods if has_started(pod)] if found else []
     return [(pod, with_started_peers(row) if any(peer is not pod for peer in started) else row) for pod, row in found]
 
 
-def _ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:
+def _find_ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:
     """Returns the workers that failed or will never start, in the order in which that began."""
     ends = []
-    for pod, row in _unwell(pods):
-        due = _due(pod, row)
+    for pod, row in _pair_with_rows(pods):
+        due = _due_time(pod, row)
         if row.patience is None:
-            ends.append(_End(pod, row, _began(pod, now)))
+            ends.append(_End(pod, row, _began_at(pod, now)))
         elif due and due <= now:
             ends.append(_End(pod, row, due))
     return sorted(ends, key=lambda end: (end.began, end.pod.worker))
 
 
-def _cause(ends: Sequence[_End], doubts: set[Doubt]) -> _End:
+def _first_cause(ends: Sequence[_End], doubts: set[Doubt]) -> _End:
     """Returns the first end that does not report a lost peer.
 
     If a lost peer may have caused it nevertheless, a certain sign that began shortly afterwards takes precedence,
@@ -160,7 +160,7 @@ def _cause(ends: Sequence[_End], doubts: set[Doubt]) -> _End:
     return next(sure, first)
 
 
-def _due(pod: WorkerPod, row: FailureRow) -> datetime | None:
+def _due_time(pod: WorkerPod, row: FailureRow) -> datetime | None:
     """Returns when a pod that does not start counts as failed.
 
     A waiting container has no timestamp, so patience starts when the pod gets its node. It is already over for a sign
@@ -171,10 +171,10 @@ def _due(pod: WorkerPod, row: FailureRow) -> datetime | None:
     return pod.placed + row.patience
 
 
-def _began(pod: WorkerPod, now: datetime) -> datetime:
+def _began_at(pod: WorkerPod, now: datetime) -> datetime:
     """Returns when the worker began to end: its peers may end before it, during its grace period."""
     announced = disruption(pod).get("lastTransitionTime")
-    moments = [ended_at(pod), parse_time(announced) if announced else None, deletion_asked(pod)]
+    moments = [ended_at(pod), parse_time(announced) if announced else None, deletion_requested_at(pod)]
     known = [moment for moment in moments if moment]
     return min(known) if known else _last_heard(pod, now)
 

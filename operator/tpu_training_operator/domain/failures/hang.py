@@ -1,11 +1,11 @@
 """Finds gangs that run without making progress.
 
 The trainer has a watchdog in every process. This module finds what no watchdog inside a worker can: a worker whose
-processes have all stopped, a node that computes nothing, a hung loop of the user's. How long a standstill may last
+processes have all stopped, a node that computes nothing, a hang in the user's own loop. How long a standstill may last
 depends on the last report: a compilation or an evaluation may take long, a step may not.
 
-Without `progressDeadlineSeconds` a worker counts as hung only if it keeps reporting the same step. A worker that is not
-heard may be training well behind a network policy, so silence is no reason to stop it.
+Without `progressDeadlineSeconds` a worker counts as hung only if it keeps reporting the same step. A worker whose
+reports do not arrive may be training well behind a network policy, so silence is no reason to stop it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _STEPS = 20
 _LONGEST_STEP_SECONDS = 3600.0
 # A worker reports every five to ten seconds.
 _SILENCE = timedelta(minutes=1)
-# Clocks of two operators, or one operator's clock over time.
+# How far the clocks of two operators may differ, or one operator's clock over time.
 _CLOCKS_DIFFER = timedelta(minutes=1)
 # A worker that can answer does so in its next report, at most ten seconds later.
 STACKS_WAIT = timedelta(seconds=15)
@@ -59,11 +59,11 @@ class Standstill:
 def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *, reports: bool) -> Standstill | None:
     """Returns the gang's standstill; None if no limit applies.
 
-    No limit applies if the operator receives no reports, if the gang is not complete, or if it is not heard and has no
-    `progressDeadlineSeconds`. `reports`: the job runs the operator's own trainer, which always reports.
+    No limit applies if the operator receives no reports, if the gang is not complete, or if its reports do not arrive
+    and it has no `progressDeadlineSeconds`. `reports`: the job runs the operator's own trainer, which always reports.
 
     The time starts no earlier than this operator began to listen, because earlier reports went to another one. For a
-    gang that is not heard, it starts after the last report that was lost through no fault of a worker.
+    gang whose reports do not arrive, it starts after the last report that was lost through no fault of a worker.
     """
     ready = find(status.conditions, ConditionType.GANG_READY)
     if inbox.listening_since is None or ready is None or not ready.is_true:
@@ -79,8 +79,8 @@ def standstill(status: Status, inbox: Inbox, policy: RunPolicy, now: datetime, *
         advance = parse_time(progress.last_advance_time)
         # If the clock was set back after the gang became ready, only times reported afterwards can be compared.
         since = advance if advance <= now < since - _CLOCKS_DIFFER else max(since, advance)
-    if inbox.unheard is not None and not is_heard:
-        since = max(since, inbox.unheard)
+    if inbox.last_loss is not None and not is_heard:
+        since = max(since, inbox.last_loss)
     where = f"after step {progress.step} of {progress.total_steps}" if progress else "since the gang became ready"
     doing = f" in phase {phase}" if phase else ""
     message = f"no step was reported for {limit.total_seconds():.0f} s, {where}{doing}; {_MORE}"
@@ -117,13 +117,13 @@ def straggler(pods: Sequence[WorkerPod], status: Status, policy: RunPolicy) -> S
     limit = max(_LIMITS[ReportPhase.DONE], timedelta(seconds=policy.progress_deadline_seconds or 0))
     message = (
         f"{len(ended)} of {count(len(pods), 'worker')} succeeded, and {running[0].name} has not ended within"
-        f" {limit.total_seconds():.0f} s since; {_MORE}"
+        f" {limit.total_seconds():.0f} s after that; {_MORE}"
     )
     return Straggler(running[0], message, max(moments) + limit)
 
 
 def _is_heard(status: Status, inbox: Inbox, now: datetime) -> bool:
-    """Tells whether worker 0 reports exact steps: a percentage of a long training stays the same for many steps."""
+    """Tells whether reports of exact steps arrive: a percentage of a long training stays the same for many steps."""
     report = inbox.report
     if report is None or not report.exact:
         return False
@@ -131,15 +131,15 @@ def _is_heard(status: Status, inbox: Inbox, now: datetime) -> bool:
 
 
 def _limit(phase: ReportPhase | None, status: Status, policy: RunPolicy) -> timedelta | None:
-    given = policy.progress_deadline_seconds
-    own = timedelta(seconds=given) if given is not None else None
+    seconds = policy.progress_deadline_seconds
+    configured = timedelta(seconds=seconds) if seconds is not None else None
     match phase:
         case None:
-            return own
+            return configured
         case ReportPhase.TRAINING:
-            return own or max(_LIMITS[phase], _STEPS * _usual_step(status))
+            return configured or max(_LIMITS[phase], _STEPS * _usual_step(status))
         case _:
-            return max(own, _LIMITS[phase]) if own else _LIMITS[phase]
+            return max(configured, _LIMITS[phase]) if configured else _LIMITS[phase]
 
 
 def _usual_step(status: Status) -> timedelta:

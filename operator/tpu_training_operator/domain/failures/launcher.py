@@ -13,7 +13,7 @@ from signal import Signals
 _ROOT = "Root Cause (first observed failure):"
 _ROOT_FIELDS = ("rank", "exitcode", "traceback")
 # torchrun was asked to stop and ended its processes: "...SignalException: Process 7 got signal: 15".
-_TOLD = re.compile(r"SignalException: Process \d{1,20} got signal: (\d{1,3})$")
+_STOP_SIGNAL = re.compile(r"SignalException: Process \d{1,20} got signal: (\d{1,3})$")
 # The agent's first line about the end of its processes.
 _AGENT_SAYS = re.compile(r"torch/distributed/elastic/.{0,80}(?: failed \(exitcode: |Sending process \d{1,20} closing)")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -37,16 +37,16 @@ def read_launcher(text: str) -> Launched | None:
     lines = text.splitlines()
     roots = [index for index, line in enumerate(lines) if line.strip() == _ROOT]
     if not roots:
-        return _told(lines)
+        return _read_stop_signal(lines)
     fields = _fields(lines[roots[-1] + 1 :])
     code = re.match(r"-?\d{1,10}", fields.get("exitcode", ""))
     if code is None:
         return None
     number, rank = int(code[0]), fields.get("rank", "?").partition(" ")[0]
     above = lines[: next((index for index, line in enumerate(lines) if _AGENT_SAYS.search(line)), 0)]
-    said = _recorded(fields.get("traceback", "")) or _printed(above, rank)
+    words = _recorded_traceback(fields.get("traceback", "")) or _printed_traceback(above, rank)
     exit_code = number if number >= 0 else _SIGNALLED - number
-    return Launched(exit_code, said or f"rank {rank} {_end(number, above)}")
+    return Launched(exit_code, words or f"rank {rank} {_describe_end(number, above)}")
 
 
 def without_ranks(text: str) -> str:
@@ -54,8 +54,8 @@ def without_ranks(text: str) -> str:
     return "\n".join(_RANK.sub("", line) for line in text.splitlines()) if "[rank" in text else text
 
 
-def _told(lines: Sequence[str]) -> Launched | None:
-    signal = next((match[1] for line in lines if (match := _TOLD.search(line))), None)
+def _read_stop_signal(lines: Sequence[str]) -> Launched | None:
+    signal = next((match[1] for line in lines if (match := _STOP_SIGNAL.search(line))), None)
     if signal is None:
         return None
     return Launched(_SIGNALLED + int(signal), f"torchrun got signal {signal} and ended its processes")
@@ -75,12 +75,12 @@ def _fields(lines: Sequence[str]) -> Mapping[str, str]:
     return fields
 
 
-def _recorded(traceback: str) -> str:
+def _recorded_traceback(traceback: str) -> str:
     """Returns the traceback of a program that records its errors (`@record`); empty if it does not."""
     return traceback if traceback.startswith(_TRACEBACK) else ""
 
 
-def _printed(above: Sequence[str], rank: str) -> str:
+def _printed_traceback(above: Sequence[str], rank: str) -> str:
     """Returns the last traceback above the agent's lines, of that rank if lines name ranks; empty if there is none."""
     marked = [line for line in above if (found := _RANK.match(line)) and found[1] == rank]
     return "\n".join(_last_traceback([_RANK.sub("", line) for line in marked or above]))
@@ -91,7 +91,7 @@ def _last_traceback(lines: Sequence[str]) -> Iterator[str]:
     yield from lines[starts[-1] :] if starts else ()
 
 
-def _end(code: int, above: Sequence[str]) -> str:
+def _describe_end(code: int, above: Sequence[str]) -> str:
     """Describes an end without a traceback.
 
     A program that refuses its arguments, or calls sys.exit with a text, gives its reason in its last line.
@@ -100,7 +100,7 @@ def _end(code: int, above: Sequence[str]) -> str:
         last = next((line.strip() for line in reversed(above) if line.strip()), "")
         if last:
             return f"exited with code {code}; the last line before that: {last[:_LONGEST_LAST_LINE]}"
-        return f"exited with code {code}; what it said is in the log, above torchrun's own lines"
+        return f"exited with code {code}; its output is in the log, above torchrun's own lines"
     try:
         return f"was ended by {Signals(-code).name}"
     except ValueError:

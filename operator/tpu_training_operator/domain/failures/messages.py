@@ -98,18 +98,18 @@ def _line(text: str, room: int = LONGEST_LINE) -> str:
     return text if len(text) <= room else text[: room - len(_LEFT_OUT)] + _LEFT_OUT
 
 
-def failed_where(failure: Failure) -> str:
+def describe_place(failure: Failure) -> str:
     """Returns, for example: slice 0 host 2 on node-1."""
     what = "the entry check" if failure.attempt == 0 else f"slice {failure.slice} host {failure.host}"
     return what + (f" on {failure.node}" if failure.node else "")
 
 
-def failed_when(failure: Failure) -> str:
-    """Returns, for example: , attempt 2. Empty for the entry check, which comes before the first attempt."""
+def describe_attempt(failure: Failure) -> str:
+    """Returns a suffix such as ", attempt 2"; empty for the entry check, which comes before the first attempt."""
     return f", attempt {failure.attempt}" if failure.attempt else ""
 
 
-def failed_why(failure: Failure) -> str:
+def describe_class(failure: Failure) -> str:
     """Returns, for example: Infrastructure (Killed, exit code 137). A reason that equals the class is left out."""
     details = [failure.reason] if failure.reason != failure.failure_class else []
     if failure.exit_code is not None:
@@ -129,4 +129,4 @@ def describe(failure: Failure) -> str:
     node = f" on {failure.node}" if failure.node else ""
     what = "the entry check" if failure.attempt == 0 else f"slice {failure.slice} host {failure.host}"
     where = f"{what} ({failure.pod}{node})"
-    return f"{where} failed with {failed_why(failure)}: {gist(failure)}"
+    return f"{where} failed with {describe_class(failure)}: {gist(failure)}"

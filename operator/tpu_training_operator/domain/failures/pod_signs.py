@@ -69,7 +69,7 @@ def was_stopped(pod: WorkerPod) -> bool:
     ended_well = pod.phase == "Succeeded" or pod.exit_code == 0
     if not ended_well or pod.runs_trainer:
         return False
-    asked, ended = deletion_asked(pod), ended_at(pod)
+    asked, ended = deletion_requested_at(pod), ended_at(pod)
     is_deleted = asked is not None and (ended is None or asked <= ended + _CLOCKS_DIFFER)
     return is_deleted or is_disrupted(pod)
 
@@ -78,7 +78,7 @@ def has_succeeded(pod: WorkerPod) -> bool:
     return pod.phase == "Succeeded" and not has_failed(pod)
 
 
-def deletion_asked(pod: WorkerPod) -> datetime | None:
+def deletion_requested_at(pod: WorkerPod) -> datetime | None:
     """Returns when the deletion was requested, or None. The pod's own timestamp is the end of the grace period."""
     metadata = pod.raw["metadata"]
     if not (ends := metadata.get("deletionTimestamp")):
@@ -115,11 +115,11 @@ def _known(pod: WorkerPod, time: str | None) -> datetime | None:
 
 def _lag(pod: WorkerPod) -> timedelta:
     """Returns how far the node's clock is visibly behind: a kubelet cannot accept a pod before it was scheduled."""
-    taken_up = pod.raw.get("status", {}).get("startTime")
+    accepted = pod.raw.get("status", {}).get("startTime")
     scheduled = pod.condition("PodScheduled").get("lastTransitionTime")
-    if not taken_up or not scheduled:
+    if not accepted or not scheduled:
         return timedelta(0)
-    return max(timedelta(0), parse_time(scheduled) - parse_time(taken_up))
+    return max(timedelta(0), parse_time(scheduled) - parse_time(accepted))
 
 
 def disruption(pod: WorkerPod) -> Object:
@@ -150,14 +150,14 @@ def failed_sidecar(pod: WorkerPod) -> str:
     for container in (*pod.init_containers, *pod.containers):
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode") and container.get("name") != constants.CONTAINER_NAME:
-            said = str(ended.get("message") or "").strip()
-            return f"container {container.get('name')} exited with code {ended['exitCode']}" + (said and f": {said}")
+            words = str(ended.get("message") or "").strip()
+            return f"container {container.get('name')} exited with code {ended['exitCode']}" + (words and f": {words}")
     return ""
 
 
-def deleted_first(pod: WorkerPod) -> bool:
+def was_deleted_first(pod: WorkerPod) -> bool:
     """Tells whether the pod's deletion was requested before it ended."""
-    asked, ended = deletion_asked(pod), ended_at(pod)
+    asked, ended = deletion_requested_at(pod), ended_at(pod)
     if asked is None:
         return False
     if was_stopped(pod):

@@ -19,7 +19,6 @@ from tpu_training_operator.domain.failures.messages import cut, with_ending
 from tpu_training_operator.domain.failures.pod_signs import (
     NODE_GONE,
     TAINT_EVICTION,
-    deleted_first,
     disruption,
     failed_sidecar,
     failed_with_code_0,
@@ -29,6 +28,7 @@ from tpu_training_operator.domain.failures.pod_signs import (
     left_early,
     status_message,
     status_reason,
+    was_deleted_first,
 )
 
 Sign = Callable[[WorkerPod], bool]
@@ -125,7 +125,7 @@ _SHARED_MEMORY_FULL = re.compile(
     r"|unable to allocate shared memory|</?torch_\S{1,80}>: No space left on device"
 )
 _LOADER_LOST = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]{1,300}\) exited unexpectedly")
-# gloo has no type of its own for it.
+# gloo has no error type for a lost connection.
 _CONNECTION_LOST = re.compile(
     r"gloo/transport/.{0,80}(?:Connection closed by peer|Connection reset by peer|Broken pipe)"
 )
@@ -171,7 +171,7 @@ class FailureRow:
 
 def classify(pod: WorkerPod) -> FailureRow | None:
     """Returns the first row that fits; None for a pod without any sign of failure."""
-    # Most pods of a gang are well, so they should cost only one test.
+    # Most pods of a gang are healthy, so they should cost only one test.
     rows = _ENDINGS if has_failed(pod) else _NEVER_STARTS if is_held_up(pod) else ()
     return next((row for row in rows if row.sign(pod)), None)
 
@@ -200,8 +200,8 @@ def own_exit_code(pod: WorkerPod) -> int | None:
     outcome = (pod.trainer_message or {}).get("outcome")
     if isinstance(outcome, str) and outcome in _CODES:
         return _CODES[outcome]
-    found = None if pod.runs_trainer else read_launcher(pod.last_words)
-    return found.exit_code if found else pod.exit_code
+    launched = None if pod.runs_trainer else read_launcher(pod.last_words)
+    return launched.exit_code if launched else pod.exit_code
 
 
 def own_words(pod: WorkerPod) -> str:
@@ -211,8 +211,8 @@ def own_words(pod: WorkerPod) -> str:
     if (pod.trainer_message or {}).get("outcome") == "Succeeded":
         # The last words are the training's; what failed afterwards, such as an export, left none.
         return with_ending(f"{_AFTER_THE_TRAINING} (exit code {pod.exit_code}; its log says why)", pod.last_words)
-    found = read_launcher(pod.last_words)
-    return found.words if found else without_ranks(pod.last_words)
+    launched = read_launcher(pod.last_words)
+    return launched.words if launched else without_ranks(pod.last_words)
 
 
 def _lost_its_peer(pod: WorkerPod) -> bool:
@@ -220,19 +220,19 @@ def _lost_its_peer(pod: WorkerPod) -> bool:
     return (
         not pod.runs_trainer
         and own_exit_code(pod) == ExitCode.USER_ERROR
-        and _is_in(_ends(own_words(pod)), _CONNECTION_LOST)
+        and _is_in(_both_ends(own_words(pod)), _CONNECTION_LOST)
     )
 
 
-def _announced(pod: WorkerPod) -> str:
+def _disruption_message(pod: WorkerPod) -> str:
     return str(disruption(pod).get("message") or status_message(pod) or "the pod was disrupted")
 
 
-def _kubelet_said(pod: WorkerPod) -> str:
+def _kubelet_message(pod: WorkerPod) -> str:
     return status_message(pod) or "the kubelet gives no message"
 
 
-def _container_waits(pod: WorkerPod) -> str:
+def _waiting_message(pod: WorkerPod) -> str:
     reason, message = pod.waiting()
     return message or f"the container waits in {reason}"
 
@@ -241,19 +241,19 @@ def _last_words(pod: WorkerPod) -> str:
     return pod.last_words
 
 
-def _said_or_code(pod: WorkerPod) -> str:
+def _words_or_code(pod: WorkerPod) -> str:
     return own_words(pod) or f"the worker exited with code {own_exit_code(pod)}"
 
 
-def _then_last_words(what: str) -> Callable[[WorkerPod], str]:
+def _add_last_words(what: str) -> Callable[[WorkerPod], str]:
     return lambda pod: with_ending(what, pod.last_words)
 
 
-def _killed(pod: WorkerPod) -> str:
+def _describe_kill(pod: WorkerPod) -> str:
     return with_ending(f"the worker was killed (exit code {own_exit_code(pod)})", own_words(pod))
 
 
-def _crashed(pod: WorkerPod) -> str:
+def _describe_crash(pod: WorkerPod) -> str:
     code = own_exit_code(pod)
     return with_ending(f"the worker was ended by {_SIGNALS.get(code or 0)} (exit code {code})", own_words(pod))
 
@@ -283,7 +283,7 @@ def _mentions(text: re.Pattern[str]) -> Sign:
     """Searches the messages of the pod, of the waiting container and of the ended one."""
 
     def mentions(pod: WorkerPod) -> bool:
-        return any(_is_in(_ends(said), text) for said in (status_message(pod), pod.waiting()[1], pod.last_words))
+        return any(_is_in(_both_ends(said), text) for said in (status_message(pod), pod.waiting()[1], pod.last_words))
 
     return mentions
 
@@ -294,13 +294,13 @@ def _is_in(said: str, text: re.Pattern[str]) -> bool:
     return text.search(said) is not None
 
 
-def _ends(said: str) -> str:
+def _both_ends(said: str) -> str:
     """Returns the beginning and the end of a long text: searching takes time, and there are thousands of pods."""
     return said if len(said) <= 2 * _SEARCHED else f"{said[:_SEARCHED]}\n{said[-_SEARCHED:]}"
 
 
-def _both(one: Sign, other: Sign) -> Sign:
-    return lambda pod: one(pod) and other(pod)
+def _both(first: Sign, second: Sign) -> Sign:
+    return lambda pod: first(pod) and second(pod)
 
 
 def _never_ran(pod: WorkerPod) -> bool:
@@ -319,7 +319,7 @@ def _always(_: WorkerPod) -> bool:
 
 _AFTER_THE_TRAINING = "the program failed after its training had ended"
 DELETED_WHILE_RUNNING = "the pod was deleted while the gang was running"
-_FORGOTTEN = "the node lost track of the container, as after a restart of the node"
+_FORGOTTEN = "the node lost track of the container, as happens when a node restarts"
 _OTHERS_STARTED = "other workers started with the same image and spec, this one did not"
 _EXITED_EARLY = (
     "the worker exited with code 0 before the training had ended: something in the task ended the process (os._exit)"
@@ -354,38 +354,41 @@ _USER, _INFRASTRUCTURE, _PREEMPTION, _UNKNOWN = (
 )
 
 _DISRUPTED = (
-    FailureRow("NodeLost", _INFRASTRUCTURE, _disrupted_by(TAINT_EVICTION, NODE_GONE), _announced),
+    FailureRow("NodeLost", _INFRASTRUCTURE, _disrupted_by(TAINT_EVICTION, NODE_GONE), _disruption_message),
     # The kubelet's condition has the same reason for all pods that it ends, so the pod's own reason decides.
-    FailureRow("NodeShutdown", _PREEMPTION, _kubelet_says("Terminated", "NodeShutdown", "Shutdown"), _kubelet_said),
+    FailureRow("NodeShutdown", _PREEMPTION, _kubelet_says("Terminated", "NodeShutdown", "Shutdown"), _kubelet_message),
     # The pod exceeded its own limit, and would on any other node.
     FailureRow(
         "StorageLimitExceeded",
         _UNKNOWN,
         _both(_kubelet_says("Evicted"), _mentions(_OWN_STORAGE_LIMIT)),
-        _kubelet_said,
+        _kubelet_message,
     ),
-    FailureRow("Evicted", _INFRASTRUCTURE, _kubelet_says("Evicted"), _kubelet_said),
-    FailureRow("PreemptedByKubelet", _PREEMPTION, _kubelet_says("Preempting"), _kubelet_said),
+    FailureRow("Evicted", _INFRASTRUCTURE, _kubelet_says("Evicted"), _kubelet_message),
+    FailureRow("PreemptedByKubelet", _PREEMPTION, _kubelet_says("Preempting"), _kubelet_message),
     # PreemptionByScheduler, EvictionByEvictionAPI and any newer one: the node was wanted for something else.
-    FailureRow(lambda pod: str(disruption(pod).get("reason") or "Disrupted"), _PREEMPTION, is_disrupted, _announced),
+    FailureRow(
+        lambda pod: str(disruption(pod).get("reason") or "Disrupted"), _PREEMPTION, is_disrupted, _disruption_message
+    ),
 )
 _ENDED_FROM_OUTSIDE = (
-    FailureRow("OOMKilled", FailureClass.OUT_OF_MEMORY, _terminated_as("OOMKilled"), _then_last_words(_OUT_OF_MEMORY)),
+    FailureRow("OOMKilled", FailureClass.OUT_OF_MEMORY, _terminated_as("OOMKilled"), _add_last_words(_OUT_OF_MEMORY)),
     FailureRow(
         FailureReason.DEVICES_UNHEALTHY,
         _INFRASTRUCTURE,
         _both(_kubelet_says("UnexpectedAdmissionError"), _mentions(_UNHEALTHY_CHIPS)),
-        _kubelet_said,
+        _kubelet_message,
     ),
     # OutOfcpu, NodeAffinity, TopologyAffinityError and any other reason to refuse a pod: the cause is the node.
-    FailureRow(status_reason, _INFRASTRUCTURE, _ended_by_kubelet, _kubelet_said),
-    FailureRow(FailureReason.POD_DELETED, _INFRASTRUCTURE, deleted_first, _then_last_words(DELETED_WHILE_RUNNING)),
-    # After the node restarted containerd does not know how the container ended (255), or the kubelet cannot find it.
+    FailureRow(status_reason, _INFRASTRUCTURE, _ended_by_kubelet, _kubelet_message),
+    FailureRow(FailureReason.POD_DELETED, _INFRASTRUCTURE, was_deleted_first, _add_last_words(DELETED_WHILE_RUNNING)),
+    # After a restart of the node, containerd does not know how the container ended (255), or the kubelet cannot find
+    # it.
     FailureRow(
         "ContainerStatusUnknown",
         _INFRASTRUCTURE,
         _terminated_as("ContainerStatusUnknown", "Unknown"),
-        _then_last_words(_FORGOTTEN),
+        _add_last_words(_FORGOTTEN),
     ),
 )
 _NEVER_RAN = (
@@ -395,9 +398,9 @@ _NEVER_RAN = (
 _LAST_WORDS = (
     FailureRow(FailureReason.DEVICE_BUSY, _INFRASTRUCTURE, _mentions(_CHIP_BUSY), _last_words),
     FailureRow(FailureReason.DEVICE_FAILED, _INFRASTRUCTURE, _mentions(_CHIP_BROKEN), _last_words),
-    FailureRow("DeviceDenied", _USER, _mentions(_CHIP_DENIED), _then_last_words(_NO_RIGHT_TO_CHIPS)),
-    FailureRow("SharedMemoryFull", _USER, _mentions(_SHARED_MEMORY_FULL), _then_last_words(_RAISE_SHARED_MEMORY)),
-    FailureRow("LoaderLost", _USER, _mentions(_LOADER_LOST), _then_last_words(_LOADER_KILLED)),
+    FailureRow("DeviceDenied", _USER, _mentions(_CHIP_DENIED), _add_last_words(_NO_RIGHT_TO_CHIPS)),
+    FailureRow("SharedMemoryFull", _USER, _mentions(_SHARED_MEMORY_FULL), _add_last_words(_RAISE_SHARED_MEMORY)),
+    FailureRow("LoaderLost", _USER, _mentions(_LOADER_LOST), _add_last_words(_LOADER_KILLED)),
 )
 _START_ERRORS = (
     FailureRow(
@@ -406,59 +409,59 @@ _START_ERRORS = (
         _both(_terminated_as("StartError", "ContainerCannotRun"), _mentions(_NO_PROGRAM)),
         _last_words,
     ),
-    FailureRow("StartError", _UNKNOWN, _terminated_as("StartError", "ContainerCannotRun"), _said_or_code),
+    FailureRow("StartError", _UNKNOWN, _terminated_as("StartError", "ContainerCannotRun"), _words_or_code),
 )
 _EXIT_CODES = (
     FailureRow("ExitedEarly", _USER, left_early, lambda _: _EXITED_EARLY),
-    FailureRow("PeerLost", _INFRASTRUCTURE, _lost_its_peer, _said_or_code, doubt=Doubt.LOST_PEER),
+    FailureRow("PeerLost", _INFRASTRUCTURE, _lost_its_peer, _words_or_code, doubt=Doubt.LOST_PEER),
     *(
         FailureRow(
             reason,
             failure_class,
             _exited_with(code),
-            _said_or_code,
+            _words_or_code,
             doubt=Doubt.LOST_PEER if code is ExitCode.PEER_LOST else Doubt.IN_OWN_LOOP,
         )
         for code, (failure_class, reason) in EXIT_CODE_CLASSES.items()
     ),
     # 2: wrong arguments, in Python and most programs. 126 and 127: the shell could not execute or find the program.
-    FailureRow("UserError", _USER, _exited_with(2), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
-    FailureRow("CannotStart", _USER, _exited_with(126, 127), _said_or_code, doubt=Doubt.IN_OWN_LOOP),
+    FailureRow("UserError", _USER, _exited_with(2), _words_or_code, doubt=Doubt.IN_OWN_LOOP),
+    FailureRow("CannotStart", _USER, _exited_with(126, 127), _words_or_code, doubt=Doubt.IN_OWN_LOOP),
     # 128 + SIGKILL and 128 + SIGTERM: ended from outside, not by the program.
-    FailureRow("Killed", _INFRASTRUCTURE, _exited_with(137, 143), _killed, is_early=True),
-    FailureRow("Crashed", _UNKNOWN, _exited_with(*_SIGNALS), _crashed, doubt=Doubt.IN_OWN_LOOP),
-    FailureRow("ExitCode", _UNKNOWN, _always, _said_or_code, doubt=Doubt.IN_OWN_LOOP),
+    FailureRow("Killed", _INFRASTRUCTURE, _exited_with(137, 143), _describe_kill, is_early=True),
+    FailureRow("Crashed", _UNKNOWN, _exited_with(*_SIGNALS), _describe_crash, doubt=Doubt.IN_OWN_LOOP),
+    FailureRow("ExitCode", _UNKNOWN, _always, _words_or_code, doubt=Doubt.IN_OWN_LOOP),
 )
 _NEVER_STARTS = (
-    FailureRow("InvalidImageName", _USER, _waits_as("InvalidImageName"), _container_waits, _AT_ONCE),
-    FailureRow("ErrImageNeverPull", _USER, _waits_as("ErrImageNeverPull"), _container_waits, _AT_ONCE),
-    FailureRow("ImagePullDenied", _USER, _both(_PULLS, _mentions(_NO_ACCESS)), _container_waits, _CREDENTIALS),
+    FailureRow("InvalidImageName", _USER, _waits_as("InvalidImageName"), _waiting_message, _AT_ONCE),
+    FailureRow("ErrImageNeverPull", _USER, _waits_as("ErrImageNeverPull"), _waiting_message, _AT_ONCE),
+    FailureRow("ImagePullDenied", _USER, _both(_PULLS, _mentions(_NO_ACCESS)), _waiting_message, _CREDENTIALS),
     # Ten seconds after the first error the kubelet backs off and, since Kubernetes 1.32, says why.
     FailureRow(
-        "ImageNotFound", _USER, _both(_waits_as("ImagePullBackOff"), _mentions(_NO_IMAGE)), _container_waits, _AT_ONCE
+        "ImageNotFound", _USER, _both(_waits_as("ImagePullBackOff"), _mentions(_NO_IMAGE)), _waiting_message, _AT_ONCE
     ),
-    FailureRow("ImageNotFound", _USER, _both(_PULLS, _mentions(_NO_IMAGE)), _container_waits, _MOMENT),
-    FailureRow("ImagePullFailed", _INFRASTRUCTURE, _PULLS, _container_waits, _RETRIES),
+    FailureRow("ImageNotFound", _USER, _both(_PULLS, _mentions(_NO_IMAGE)), _waiting_message, _MOMENT),
+    FailureRow("ImagePullFailed", _INFRASTRUCTURE, _PULLS, _waiting_message, _RETRIES),
     FailureRow(
         FailureReason.DEVICE_FAILED,
         _INFRASTRUCTURE,
         _both(_CREATES, _mentions(_CHIP_BROKEN)),
-        _container_waits,
+        _waiting_message,
         _MOMENT,
     ),
     FailureRow(
-        "ContainerNotCreated", _INFRASTRUCTURE, _both(_CREATES, _mentions(_MAY_HEAL)), _container_waits, _RETRIES
+        "ContainerNotCreated", _INFRASTRUCTURE, _both(_CREATES, _mentions(_MAY_HEAL)), _waiting_message, _RETRIES
     ),
-    FailureRow("CannotStart", _USER, _both(_CREATES, _mentions(_NO_PROGRAM)), _container_waits, _MOMENT),
+    FailureRow("CannotStart", _USER, _both(_CREATES, _mentions(_NO_PROGRAM)), _waiting_message, _MOMENT),
     FailureRow(
         "RootImage",
         _USER,
         _both(_waits_as("CreateContainerConfigError"), _mentions(_ROOT_IMAGE)),
-        lambda pod: with_ending(_NUMBER_THE_USER, _container_waits(pod)),
+        lambda pod: with_ending(_NUMBER_THE_USER, _waiting_message(pod)),
         _AT_ONCE,
     ),
-    FailureRow("CreateContainerConfigError", _USER, _waits_as("CreateContainerConfigError"), _container_waits, _MOMENT),
-    FailureRow(lambda pod: pod.waiting()[0], _UNKNOWN, _CREATES, _container_waits, _MOMENT),
+    FailureRow("CreateContainerConfigError", _USER, _waits_as("CreateContainerConfigError"), _waiting_message, _MOMENT),
+    FailureRow(lambda pod: pod.waiting()[0], _UNKNOWN, _CREATES, _waiting_message, _MOMENT),
 )
 _DOES_NOT_START = (*_START_ERRORS, *_NEVER_STARTS)
 _ENDINGS = (*_DISRUPTED, *_ENDED_FROM_OUTSIDE, *_NEVER_RAN, *_LAST_WORDS, *_START_ERRORS, *_EXIT_CODES)

@@ -11,10 +11,10 @@ from tpu_training_operator.api.slice import Slice
 
 @dataclass(frozen=True)
 class SliceChoice:
-    """One of them. `number`: its place in the order of preference, 0 for spec.slice. `field`: where the spec names it.
-    `keeps_batch`: the recipe is that of spec.slice, and only the batch is divided over the replicas of this slice.
-    `wait_seconds`: how long the job waits for the choice before this one; 0 for spec.slice. `is_own`: it is spec.slice,
-    or fewer of the same."""
+    """One of these slices. `number`: its place in the order of preference, 0 for spec.slice. `field`: where the spec
+    names it. `keeps_batch`: the recipe is that of spec.slice, and only the batch is divided over the replicas of this
+    slice. `wait_seconds`: how long the job waits for the choice before this one; 0 for spec.slice. `is_own`: the choice
+    is spec.slice, or fewer slices of it."""
 
     number: int
     slice: Slice
@@ -33,20 +33,20 @@ def own_choice(spec: Spec) -> SliceChoice:
 
 
 def fewer_slices(spec: Spec, counts: Iterable[int]) -> Iterator[SliceChoice]:
-    """spec.slice with these numbers of slices."""
+    """Yields spec.slice with each of these numbers of slices."""
     policy = spec.placement
     if policy is None or policy.count is None:
         return
     keeps_batch, fewer = policy.batch is MoveBatch.CONSTANT, policy.count
     for number, count in enumerate(counts, start=1):
-        fewer_of_them = Slice.model_validate(dict(spec.slice) | {"count": count})
+        slices = Slice.model_validate(dict(spec.slice) | {"count": count})
         yield SliceChoice(
-            number, fewer_of_them, "spec.placement.count", keeps_batch, fewer.wait_for_previous_seconds, is_own=True
+            number, slices, "spec.placement.count", keeps_batch, fewer.wait_for_previous_seconds, is_own=True
         )
 
 
 def alternatives(spec: Spec, first: int) -> Iterator[SliceChoice]:
-    """spec.placement.alternatives, numbered from `first`."""
+    """Yields spec.placement.alternatives, numbered from `first`."""
     policy = spec.placement
     if policy is None:
         return
@@ -57,5 +57,5 @@ def alternatives(spec: Spec, first: int) -> Iterator[SliceChoice]:
 
 
 def on_slice(spec: Spec, choice: SliceChoice) -> Spec:
-    """The spec with this slice as its own."""
+    """Returns the spec with this slice as its spec.slice."""
     return Spec.model_validate(dict(spec) | {"slice": choice.slice})

@@ -17,7 +17,7 @@ class WorkerId:
 
     @staticmethod
     def of_pod(name: str) -> "WorkerId | None":
-        """The inverse of `pod_name`; None for a name of any other form."""
+        """Returns the worker that `pod_name` names; None for a name of any other form."""
         indices = name.split("-")[-3:]
         if len(indices) < 3 or not all(index.isascii() and index.isdigit() for index in indices):
             return None
@@ -27,9 +27,9 @@ class WorkerId:
         return f"{job}-{self.attempt}-{self.slice}-{self.host}"
 
 
-def placeholder_name(job: str, alternative: int, worker: WorkerId) -> str:
-    """Of the pod that holds a node for a worker on this alternative. No worker of any job has such a name."""
-    return f"{job}-hold{alternative}-{worker.slice}-{worker.host}"
+def placeholder_name(job: str, option: int, worker: WorkerId) -> str:
+    """Returns the name of the pod that holds a node for a worker on this option. No worker has such a name."""
+    return f"{job}-hold{option}-{worker.slice}-{worker.host}"
 
 
 _PLACEHOLDER = re.compile(r"-hold[0-9]{1,3}-[0-9]{1,3}-[0-9]{1,4}")
@@ -40,17 +40,17 @@ def is_placeholder(pod: str, job: str) -> bool:
 
 
 def placeholder_slice(pod: str) -> int:
-    """Of which slice the placeholder of this name holds a node."""
+    """Returns the index of the slice in which the placeholder of this name holds a node."""
     return int(pod.split("-")[-2])
 
 
 def leads_a_slice(placeholder: str) -> bool:
-    """Whether the placeholder of this name holds a node for host 0."""
+    """Returns whether the placeholder of this name holds a node for host 0."""
     return placeholder.endswith("-0")
 
 
 def workers(layout: SliceLayout, attempt: int) -> list[WorkerId]:
-    """All workers of an attempt, ordered by `host_index`."""
+    """Returns all workers of an attempt, ordered by `host_index`."""
     return [
         WorkerId(attempt, slice_index, host)
         for slice_index in range(layout.slices)
@@ -67,48 +67,48 @@ def config_map_name(job: str, attempt: int) -> str:
 
 
 def host_index(layout: SliceLayout, worker: WorkerId) -> int:
-    """The worker's index among the hosts of all slices."""
+    """Returns the worker's index among the hosts of all slices."""
     return worker.slice * layout.hosts_per_slice + worker.host
 
 
 def hostname(layout: SliceLayout, worker: WorkerId) -> str:
-    """The pod's hostname. Short, because TPU_WORKER_HOSTNAMES lists a whole slice. It contains the attempt, because an
-    old worker on a lost node may still be in DNS."""
+    """Returns the pod's hostname. It is short, because TPU_WORKER_HOSTNAMES lists a whole slice, and contains the
+    attempt, because an old worker on a lost node may still be in DNS."""
     return f"{worker.attempt}-{host_index(layout, worker)}"
 
 
-def host_name(job: str, layout: SliceLayout, worker: WorkerId) -> str:
-    """The worker's DNS name in its namespace, through the headless Service. Short, because a list of them stands in one
-    variable, and because a resolver asks for longer names three times."""
+def dns_name(job: str, layout: SliceLayout, worker: WorkerId) -> str:
+    """Returns the worker's DNS name in its namespace, through the headless Service. It is short, because one variable
+    holds a list of them, and because a resolver asks for longer names three times."""
     return f"{hostname(layout, worker)}.{service_name(job)}"
 
 
-def leader_name(job: str, namespace: str, layout: SliceLayout, attempt: int) -> str:
-    """The DNS name of host 0, where the gang meets. A resolver that does not find the short name yet would ask for a
-    Service of the hostname's name in a namespace of the job's name, which may be another team's."""
-    return f"{host_name(job, layout, WorkerId(attempt, 0, 0))}.{namespace}.svc"
+def leader_dns_name(job: str, namespace: str, layout: SliceLayout, attempt: int) -> str:
+    """Returns the full DNS name of host 0, where the gang meets. A resolver that does not find the short name yet would
+    ask for a Service named like the hostname in a namespace named like the job, which may be another team's."""
+    return f"{dns_name(job, layout, WorkerId(attempt, 0, 0))}.{namespace}.svc"
 
 
 _NOT_IN_A_VARIABLE = re.compile("[^A-Z0-9]")
 
 
 def parameter_variable(parameter: str) -> str:
-    """The environment variable of a recipe's parameter: upper case, with _ for what a shell would not take."""
+    """Returns the environment variable of a recipe's parameter: upper case, with _ for what a shell would not take."""
     return "TPUJOB_PARAMETER_" + _NOT_IN_A_VARIABLE.sub("_", parameter.upper())
 
 
 def entry_check_pod_name(job: str) -> str:
-    """No worker has such a name."""
+    """Returns the name of the entry check's pod, which no worker has."""
     return f"{job}-entry-check"
 
 
 def pod_name(job: str, worker: WorkerId) -> str:
-    """Of a worker, or of the entry check, which is attempt 0."""
+    """Returns the name of a worker's pod, or of the entry check's, which is attempt 0."""
     return worker.pod_name(job) if worker.attempt else entry_check_pod_name(job)
 
 
 def gang_selector(job: str) -> dict[str, str]:
-    """Selects the worker pods of a job."""
+    """Returns the labels that select the worker pods of a job."""
     return {constants.LABEL_JOB_NAME: job}
 
 
@@ -127,11 +127,11 @@ def entry_check_labels(job: str) -> dict[str, str]:
     }
 
 
-def worker_labels(job: str, worker: WorkerId, alternative: int = 0) -> dict[str, str]:
-    chosen = {constants.LABEL_ALTERNATIVE: str(alternative)} if alternative else {}
+def worker_labels(job: str, worker: WorkerId, option: int = 0) -> dict[str, str]:
+    option_label = {constants.LABEL_ALTERNATIVE: str(option)} if option else {}
     return (
         job_labels(job)
-        | chosen
+        | option_label
         | {
             constants.LABEL_ATTEMPT: str(worker.attempt),
             constants.LABEL_SLICE_INDEX: str(worker.slice),
@@ -141,5 +141,5 @@ def worker_labels(job: str, worker: WorkerId, alternative: int = 0) -> dict[str,
 
 
 def slice_id(uid: str, worker: WorkerId) -> str:
-    """Identifies one slice of one attempt in the cluster. A label value: at most 63 characters."""
+    """Returns an id of one slice of one attempt, unique in the cluster. A label value has at most 63 characters."""
     return f"{uid.replace('-', '')}-{worker.attempt}-{worker.slice}"

@@ -19,10 +19,10 @@ _LONGEST_NAME = 128
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a rung's trainer says in its termination message; None for what it did not say, or said in another form.
+    """The numbers in a rung's termination message; None for one that is missing or malformed.
 
     `first_loss`, `last_loss`: means of the first and the last `averaged` steps, None if no loss there was finite.
-    `findings`: how often each of the doctor's checks found something. `unseen`: checks that could not look.
+    `findings`: how often each of the doctor's checks found something. `unseen`: checks that could not run.
     `evaluated`: which of the metrics are the evaluation's; the others are the last loss and what the task has logged.
     """
 
@@ -40,22 +40,22 @@ class Measurement:
 
     @staticmethod
     def read(message: Mapping[str, Any] | None) -> "Measurement":
-        said = message or {}
-        given = said.get("rung")
-        rung: Mapping[str, Any] = given if isinstance(given, dict) else {}
+        fields = message or {}
+        part = fields.get("rung")
+        rung: Mapping[str, Any] = part if isinstance(part, dict) else {}
         findings = rung.get("findings")
         return Measurement(
-            steps=_count(said.get("step")),
-            examples_per_second=_number(said.get("examplesPerSecond")),
+            steps=_count(fields.get("step")),
+            examples_per_second=_number(fields.get("examplesPerSecond")),
             first_loss=_number(rung.get("firstLoss")),
             last_loss=_number(rung.get("lastLoss")),
             averaged=_count(rung.get("averaged")),
             recompilations=_count(rung.get("recompilations")),
             not_finite=_count(rung.get("notFinite")),
-            findings=dict(_named(findings, _count)) if isinstance(findings, dict) else None,
+            findings=dict(_read_items(findings, _count)) if isinstance(findings, dict) else None,
             unseen=_names(rung.get("unseen")),
             evaluated=_names(rung.get("evaluated")),
-            metrics=dict(_named(said.get("metrics"), _number)),
+            metrics=dict(_read_items(fields.get("metrics"), _number)),
         )
 
 
@@ -68,24 +68,24 @@ class Pace:
 
     @property
     def per_chip(self) -> float | None:
-        """Examples per second per chip; None if that is not known. No rate is below 0."""
+        """Examples per second per chip; None if the rate is not known or negative."""
         rate = self.examples_per_second
         return None if rate is None or rate < 0 else rate / self.chips
 
     def efficiency(self, before: "Pace | None") -> float | None:
-        """Examples per second per chip, divided by those of the rung before; None if one of them is not known."""
-        own, others = self.per_chip, before.per_chip if before else None
-        return own / others if own is not None and others is not None and others > 0 else None
+        """Returns examples per second per chip, divided by those of the rung before; None if either is not known."""
+        rate, rate_before = self.per_chip, before.per_chip if before else None
+        return rate / rate_before if rate is not None and rate_before is not None and rate_before > 0 else None
 
 
 def judge(gates: Gates, steps: int, measured: Measurement, pace: Pace, before: Pace | None) -> list[GateResult]:
-    """What each requested gate has found, in the order of the fields. `steps`: how many the rung was to make. `before`:
-    the pace of the rung before, if any."""
-    return list(_found(gates, steps, measured, pace, before))
+    """Returns the result of each requested gate, in the order of the fields. `steps`: the steps that the rung should
+    make. `before`: the pace of the rung before, if any."""
+    return list(_results(gates, steps, measured, pace, before))
 
 
-def _found(gates: Gates, steps: int, measured: Measurement, pace: Pace, before: Pace | None) -> Iterator[GateResult]:
-    # Nobody knows what the missing steps would have shown.
+def _results(gates: Gates, steps: int, measured: Measurement, pace: Pace, before: Pace | None) -> Iterator[GateResult]:
+    # Any gate might have failed in the missing steps.
     if measured.steps is not None and measured.steps < steps:
         made = f"it made {count(measured.steps, 'step')} of {steps} and then ended by itself; its log says why"
         yield GateResult(name="steps", passed=False, message=made)
@@ -114,7 +114,7 @@ def _found(gates: Gates, steps: int, measured: Measurement, pace: Pace, before: 
 def _loss_falls(measured: Measurement) -> GateResult:
     first, last, steps = measured.first_loss, measured.last_loss, measured.averaged
     if first is None or last is None or steps is None:
-        return GateResult(name="lossFalls", passed=False, message=f"{_UNSAID} losses, or none of them was finite")
+        return GateResult(name="lossFalls", passed=False, message=f"{_NOT_REPORTED} losses, or none of them was finite")
     means = f"the mean of the first and of the last {count(steps, 'step')}" if steps > 1 else "the first and last step"
     verb = "fell" if last < first else "did not fall"
     return GateResult(
@@ -124,7 +124,7 @@ def _loss_falls(measured: Measurement) -> GateResult:
 
 def _none_of(gate: str, number: int | None, noun: str, which: str, none: str) -> GateResult:
     if number is None:
-        return GateResult(name=gate, passed=False, message=f"{_UNSAID} number of {noun}s {which}")
+        return GateResult(name=gate, passed=False, message=f"{_NOT_REPORTED} number of {noun}s {which}")
     return GateResult(name=gate, passed=number == 0, message=f"{count(number, noun)} {which}" if number else none)
 
 
@@ -134,7 +134,7 @@ def _efficiency(least: str, pace: Pace, before: Pace | None) -> GateResult:
         return GateResult(
             name="minEfficiency",
             passed=False,
-            message=f"{_UNSAID} examples per second of this rung or of the one before",
+            message=f"{_NOT_REPORTED} examples per second of this rung or of the one before",
         )
     words = (
         f"efficiency {efficiency:.3g}, at least {least} required: {pace.per_chip:.4g} examples/s per chip on"
@@ -146,16 +146,16 @@ def _efficiency(least: str, pace: Pace, before: Pace | None) -> GateResult:
 def _findings(unwanted: list[str], measured: Measurement) -> GateResult:
     findings = measured.findings
     if findings is None:
-        return GateResult(name="noFindings", passed=False, message=f"{_UNSAID} findings of its doctor")
+        return GateResult(name="noFindings", passed=False, message=f"{_NOT_REPORTED} findings of its doctor")
     if unseen := [check for check in unwanted if check in measured.unseen]:
         words = f"the doctor cannot look for {' or '.join(unseen)} with this backend or trainer; leave it out"
         return GateResult(name="noFindings", passed=False, message=words)
-    there = [f"{check} ({findings[check]})" for check in unwanted if findings.get(check)]
-    if there:
+    reported = [f"{check} ({findings[check]})" for check in unwanted if findings.get(check)]
+    if reported:
         return GateResult(
             name="noFindings",
             passed=False,
-            message=f"the doctor found {', '.join(there)}; the rung's log says what to do",
+            message=f"the doctor found {', '.join(reported)}; the rung's log says what to do",
         )
     return GateResult(name="noFindings", passed=True, message=f"no {' or '.join(unwanted)}")
 
@@ -164,9 +164,9 @@ def _evaluation(bound: EvaluationBound, measured: Measurement) -> GateResult:
     metrics = {name: value for name, value in measured.metrics.items() if name in measured.evaluated}
     value = metrics.get(bound.metric)
     if value is None:
-        there = f"it has {', '.join(list(metrics)[:8])}" if metrics else "it has no metrics"
+        known = f"it has {', '.join(list(metrics)[:8])}" if metrics else "it has no metrics"
         return GateResult(
-            name="evaluation", passed=False, message=f"the evaluation has no finite metric {bound.metric!r}; {there}"
+            name="evaluation", passed=False, message=f"the evaluation has no finite metric {bound.metric!r}; {known}"
         )
     parts = [f"at least {bound.min}"] if bound.min is not None else []
     parts += [f"at most {bound.max}"] if bound.max is not None else []
@@ -176,7 +176,7 @@ def _evaluation(bound: EvaluationBound, measured: Measurement) -> GateResult:
     )
 
 
-_UNSAID = "the trainer did not report the"
+_NOT_REPORTED = "the trainer did not report the"
 
 
 def _count(value: Any) -> int | None:
@@ -185,7 +185,7 @@ def _count(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number."""
+    """Returns a finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -195,13 +195,13 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _names(given: Any) -> frozenset[str]:
-    names = given if isinstance(given, list) else []
+def _names(value: Any) -> frozenset[str]:
+    names = value if isinstance(value, list) else []
     return frozenset(plain(name)[:_LONGEST_NAME] for name in names if isinstance(name, str))
 
 
-def _named(given: Any, read: Any) -> Iterator[tuple[str, Any]]:
-    for name, value in given.items() if isinstance(given, dict) else ():
-        known = read(value)
-        if known is not None:
-            yield plain(str(name))[:_LONGEST_NAME], known
+def _read_items(mapping: Any, read: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in mapping.items() if isinstance(mapping, dict) else ():
+        number = read(value)
+        if number is not None:
+            yield plain(str(name))[:_LONGEST_NAME], number

@@ -1,4 +1,4 @@
-"""How many hosts, chips and replicas a named slice has."""
+"""How many hosts, chips and replicas a slice has."""
 
 import math
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class SliceLayout:
 
 
 def layout_of(ref: SliceRef, field: str) -> SliceLayout:
-    """The layout that `ref` at path `field` names. Raises InvalidJob if the catalogue has none."""
+    """Returns the layout that `ref` at path `field` names. Raises InvalidJob if the catalogue has none."""
     if ref.accelerator_type is not None:
         shapes = shapes_of_type(ref.accelerator_type)
     elif ref.chips_per_host is not None:
@@ -62,7 +62,7 @@ def layout_of(ref: SliceRef, field: str) -> SliceLayout:
 
 
 def _declared_shape(ref: SliceRef, field: str, chips_per_host: int) -> Shape:
-    """The shape that the user describes for a generation newer than the catalogue."""
+    """Returns the shape that the user describes for a generation newer than the catalogue."""
     generation, topology = ref.generation or "", ref.topology or ""
     chips = math.prod(int(side) for side in topology.split("x"))
     if chips % chips_per_host and chips > chips_per_host:

@@ -13,14 +13,14 @@ AT_ONCE = timedelta(0)
 class Create:
     """Create `body`. An object of the same name that the job controls counts as created.
 
-    `optional`: if the cluster refuses it, the gang starts without it, and an event reports that. `for_growth`: it is
-    about a better slice, so a gang that runs does not wait for it, and once one is refused, the rest of its stage is of
-    no use and is not sent. `again`: an earlier attempt has created it, so it is probably there.
+    `optional`: if the cluster refuses it, the gang starts without it, and an event reports that. `for_better_slice`: a
+    running gang does not wait for it, and once one such object is refused, the rest of its batch is useless and is not
+    sent. `again`: an earlier attempt has created the object, so it probably exists.
     """
 
     body: dict[str, Any]
     optional: bool = False
-    for_growth: bool = False
+    for_better_slice: bool = False
     again: bool = False
 
 
@@ -49,7 +49,8 @@ class DeleteEndpointSlice:
 
 @dataclass(frozen=True)
 class Publish:
-    """Create these objects, or replace the job's own where they differ. `version`: what to note once that is done."""
+    """Create these objects, or replace the job's own where they differ. `version`: the hash of their content, noted
+    afterwards."""
 
     bodies: tuple[dict[str, Any], ...]
     version: str
@@ -100,7 +101,7 @@ class WriteWorkloadStatus:
 
 @dataclass(frozen=True)
 class DeleteWorkload:
-    """Delete this Workload of the job, and with it the quota that it holds. `version`: of Kueue's API."""
+    """Delete this Workload of the job, and with it the quota that it holds. `version`: that of Kueue's API."""
 
     version: str
     name: str

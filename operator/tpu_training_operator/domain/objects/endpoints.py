@@ -23,19 +23,19 @@ from tpu_training_operator.domain.objects.shared import Object, metadata
 # The API server's limit for an EndpointSlice.
 _MOST_ENDPOINTS = 1000
 _MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
-_OF_SERVICE = "kubernetes.io/service-name"
-# kube-proxy does not watch such slices.
+_SERVICE_NAME = "kubernetes.io/service-name"
+# kube-proxy ignores EndpointSlices with this label.
 _HEADLESS = "service.kubernetes.io/headless"
-# The controller manager would copy the Endpoints into further EndpointSlices.
+# Without this label, the controller manager would copy the Endpoints into further EndpointSlices.
 _NOT_COPIED = "endpointslice.kubernetes.io/skip-mirror"
 
 Address = IPv4Address | IPv6Address
 
 
 def endpoint_slice_names(job: str, layout: SliceLayout) -> list[str]:
-    """Names the EndpointSlices of a job; none for a single host, which calls itself localhost.
+    """Returns the names of a job's EndpointSlices; none for a single host, which calls itself localhost.
 
-    All attempts on a slice share these names, so whatever an operator with stale news publishes is overwritten.
+    All attempts on a slice share these names, so whatever an operator with a stale view publishes is overwritten.
     """
     if layout.hosts == 1:
         return []
@@ -45,7 +45,7 @@ def endpoint_slice_names(job: str, layout: SliceLayout) -> list[str]:
 def publication(
     job: TPUTrainingJob, layout: SliceLayout, pods: Sequence[WorkerPod], published: str | None
 ) -> Publish | None:
-    """Returns what makes the names of these workers resolve: all workers of one attempt, in order.
+    """Returns the action that makes the workers' names resolve. `pods`: all workers of one attempt, in order.
 
     Returns None while one of them has no address, or if these addresses have been `published`.
     """
@@ -65,14 +65,17 @@ def _addresses(pods: Sequence[WorkerPod]) -> list[Address] | None:
     On a dual-stack cluster that is the cluster's first family. With two addresses per worker, peers would meet over one
     family and exchange gradients over the other.
     """
-    first = _usable(pods[0])
-    of_family = [next((a for a in _usable(pod) if a.version == first[0].version), None) for pod in pods if first]
+    first = _usable_addresses(pods[0])
+    of_family = [
+        next((a for a in _usable_addresses(pod) if a.version == first[0].version), None) for pod in pods if first
+    ]
     addresses = [address for address in of_family if address is not None]
     return addresses if len(addresses) == len(pods) else None
 
 
-def _usable(pod: WorkerPod) -> list[Address]:
-    """Leaves out what the API server refuses as an endpoint: one worker's address would cost all others their names."""
+def _usable_addresses(pod: WorkerPod) -> list[Address]:
+    """Returns the pod's addresses without those that the API server refuses: one of them would keep all names from
+    resolving."""
     return [address for text in pod.addresses if (address := _parse_address(text)) is not None]
 
 
@@ -90,7 +93,7 @@ def _endpoint_slices(
     job: TPUTrainingJob, layout: SliceLayout, pods: Sequence[WorkerPod], addresses: Sequence[Address]
 ) -> list[Object]:
     labels = naming.job_labels(job.name) | {
-        _OF_SERVICE: naming.service_name(job.name),
+        _SERVICE_NAME: naming.service_name(job.name),
         _MANAGED_BY: constants.MANAGER,
         _HEADLESS: "",
     }

@@ -25,7 +25,7 @@ REPLICA_ZERO = WorkerId(0, 0, 0)
 
 _REQUESTS = {"cpu": "500m", "memory": "2Gi"}
 _REQUESTS_TO_COMPILE = {"cpu": "2", "memory": "8Gi"}
-# Also for a job that starts without an answer.
+# The limit unless the compile check is required: the job can start without an answer.
 _MOST_SECONDS_TO_COMPILE = 300
 # Protects a node's other pods from a model that is larger than the node.
 _LIMITS = {"memory": "16Gi"}
@@ -33,7 +33,8 @@ _LIMITS = {"memory": "16Gi"}
 _OF_A_SLICE = ("MEGASCALE_",)
 _ON_A_CPU = {"PJRT_DEVICE": "CPU", "MASTER_ADDR": "localhost", "TPU_WORKER_HOSTNAMES": "localhost"}
 _MARK = {"name": "TPUJOB_ENTRY_CHECK", "value": "true"}
-# A pod group of Kueue's counts its pods, and a ProvisioningRequest brings TPU nodes.
+# Prefixes of labels and annotations about capacity: Kueue would count the pod, and a ProvisioningRequest bring TPU
+# nodes.
 _OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/")
 _WHERE = "topology.kubernetes.io/"
 
@@ -41,7 +42,7 @@ _WHERE = "topology.kubernetes.io/"
 def entry_check_config_map(option: SliceOption, options: Iterable[SliceOption]) -> Object:
     """Returns the pod's ConfigMap: the run spec of each slice for which the pod compiles, and no host names.
 
-    `options`: where else the job may run.
+    `options`: all slices that the job may run on.
     """
     body = config_map(option.job, option.resolution, REPLICA_ZERO.attempt)
     specs = map(_run_spec, compiled_elsewhere(option, options))
@@ -89,7 +90,7 @@ def entry_check_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
 
 
 def _with_all_run_specs(volume: Object, job: TPUTrainingJob) -> Object:
-    """Returns the volume; that of the pod's own ConfigMap with every run spec, of which a worker sees only one."""
+    """Returns the volume. That of the pod's ConfigMap shows every run spec, while a worker sees only one."""
     own = naming.config_map_name(job.name, REPLICA_ZERO.attempt)
     if volume.get("configMap", {}).get("name") != own:
         return volume
@@ -105,7 +106,7 @@ def _container(job: TPUTrainingJob, container: Object) -> Object:
 
 
 def _env(given: list[Object]) -> list[Object]:
-    """Keeps the order, because later variables may refer to earlier ones."""
+    """Returns the worker's variables for the check, in their order: later ones may refer to earlier ones."""
     variables = (variable for variable in given if not variable["name"].startswith(_OF_A_SLICE))
     return [_MARK, *map(_on_a_cpu, variables)]
 
@@ -116,7 +117,8 @@ def _on_a_cpu(variable: Object) -> Object:
 
 
 def _resources(job: TPUTrainingJob) -> Object:
-    """Adds defaults, except where a default request or limit could contradict one that the user set."""
+    """Returns the user's resources and defaults, except where a default request or limit could contradict the
+    user's."""
     given = job.spec.entry_check.resources or Resources()
     requests, limits = dict(given.requests or {}), dict(given.limits or {})
     must_compile = job.spec.entry_check.compile is CompileCheck.REQUIRE
@@ -128,7 +130,7 @@ def _resources(job: TPUTrainingJob) -> Object:
 
 
 def _nodes(job: TPUTrainingJob, worker: Object) -> Object:
-    """Selects any node without TPUs, in the slice's zone or region if the job names it.
+    """Returns fields that select any node without TPUs, in the slice's zone or region if the job names it.
 
     The user's tolerations stay, because they only add nodes.
     """

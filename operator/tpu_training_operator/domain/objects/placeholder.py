@@ -21,7 +21,7 @@ Object = dict[str, Any]
 
 # Process 1 ignores signals that it does not handle.
 _SLEEP = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit()); signal.pause()"
-_KEPT = ("restartPolicy", "securityContext", "nodeSelector", "affinity", "tolerations", "imagePullSecrets")
+_COPIED = ("restartPolicy", "securityContext", "nodeSelector", "affinity", "tolerations", "imagePullSecrets")
 _OF_CONTAINER = ("name", "image", "imagePullPolicy", "resources", "securityContext")
 
 
@@ -45,13 +45,13 @@ class PlaceholderCreations(Sequence[Action]):
     def __getitem__(self, index: int | slice) -> "Action | PlaceholderCreations":
         if isinstance(index, slice):
             return replace(self, workers=self.workers[index])
-        return Create(_placeholder(self.option, self.workers[index]), optional=True, for_growth=True)
+        return Create(_placeholder(self.option, self.workers[index]), optional=True, for_better_slice=True)
 
 
-def missing_placeholders(option: SliceOption, first: int, there: Sequence[str]) -> PlaceholderCreations:
-    """Returns the placeholders for the slices from `first` on that are not `there`, by name. Earlier slices already
-    run."""
-    known, name = set(there), option.job.name
+def missing_placeholders(option: SliceOption, first: int, existing: Sequence[str]) -> PlaceholderCreations:
+    """Returns the creations of the missing placeholders for the slices from `first` on; earlier slices already run.
+    `existing`: the names of the placeholders that exist."""
+    known, name = set(existing), option.job.name
     wanted = (worker for worker in naming.workers(option.layout, 0) if worker.slice >= first)
     missing = (worker for worker in wanted if naming.placeholder_name(name, option.number, worker) not in known)
     return PlaceholderCreations(option, tuple(missing))
@@ -59,9 +59,9 @@ def missing_placeholders(option: SliceOption, first: int, there: Sequence[str]) 
 
 def _placeholder(option: SliceOption, worker: WorkerId) -> Object:
     job = option.job
-    like = worker_pod(job, option.resolution, worker)
-    spec = {name: like["spec"][name] for name in _KEPT if name in like["spec"]}
-    container = like["spec"]["containers"][0]
+    worker_body = worker_pod(job, option.resolution, worker)
+    spec = {name: worker_body["spec"][name] for name in _COPIED if name in worker_body["spec"]}
+    container = worker_body["spec"]["containers"][0]
     policy = job.spec.placement
     spec |= {
         "terminationGracePeriodSeconds": 1,

@@ -46,7 +46,7 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
         "seed": spec.recipe.seed,
         "optimizer": _optimizer(spec.recipe.optimizer, recipe),
         "parameters": dict(sorted((spec.recipe.parameters or {}).items())),
-        "recipe": dict(_written(spec.recipe)),
+        "recipe": dict(_list_fields(spec.recipe)),
         "scaling": [_scaling(row) for row in comparison(spec.recipe, resolution)],
     }
     if spec.trainer.entrypoint is not None:
@@ -97,9 +97,9 @@ def _torch(torch: TorchRuntime) -> dict[str, Any]:
 def _lower_rung(lower_rung: LowerRung, attempt: int) -> dict[str, Any]:
     """Returns the fields that a lower rung of the ladder replaces."""
     document: dict[str, Any] = {"endAfterSteps": lower_rung.steps}
-    if (place := lower_rung.place(attempt)) is not None:
+    if (uri := lower_rung.folder(attempt)) is not None:
         # Without an interval there is one checkpoint, at the end.
-        document["checkpoint"] = {"uri": place, "keep": 1}
+        document["checkpoint"] = {"uri": uri, "keep": 1}
         if lower_rung.init_from is not None:
             document["checkpoint"]["initFrom"] = lower_rung.init_from.model_dump()
     return document
@@ -116,11 +116,12 @@ def _checkpoint(job: TPUTrainingJob, checkpoint: Checkpoint) -> dict[str, Any]:
     return document
 
 
-# They do not affect the weights, or the run spec already has them; the parameters may take half a megabyte.
+# Fields that do not affect the weights, or that the run spec already has elsewhere: the parameters may take half a
+# megabyte.
 _NOT_COMPARED = {"parameters", "evaluate_every_steps", "gradient_noise_scale", "sharding"}
 
 
-def _written(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _list_fields(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Lists the user's recipe by field path. It leaves out defaults, so that a field that a later version adds does not
     make the same recipe look different."""
     # A schedule or an early stop that follows the evaluations depends on how often they happen.

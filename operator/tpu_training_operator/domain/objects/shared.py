@@ -82,7 +82,7 @@ def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, report
     hosts: dict[str, list[str]] = {}
     # The only host of a slice calls itself localhost.
     for worker in naming.workers(layout, attempt) if layout.hosts_per_slice > 1 else ():
-        hosts.setdefault(hosts_key(worker.slice), []).append(naming.host_name(job.name, layout, worker))
+        hosts.setdefault(hosts_key(worker.slice), []).append(naming.dns_name(job.name, layout, worker))
     data = {key: ",".join(names) for key, names in hosts.items()}
     data[constants.RUN_SPEC_FILE] = _as_text(run_spec(job, resolution, attempt))
     if reporting is not None:
@@ -97,7 +97,7 @@ def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, report
 
 
 def _as_text(run_spec: Mapping[str, Any]) -> str:
-    """Formats the run spec for people who read the ConfigMap, too. The json module would take a millisecond for it."""
+    """Formats the run spec for people who read the ConfigMap, too. The json module would take a millisecond."""
     return orjson.dumps(run_spec, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
 
 

@@ -24,7 +24,7 @@ EnvVar = dict[str, Any]
 # GKE's device plugin uses it instead of a host name on slices of one host.
 _LOCALHOST = "localhost"
 
-# Users may set it themselves.
+# Users may set this variable themselves.
 _PROCESSES = "PET_NPROC_PER_NODE"
 
 # torch's compiler cache asks for the user's name and home, and fails for a uid without a passwd entry.
@@ -36,10 +36,11 @@ def worker_env(
 ) -> list[EnvVar]:
     """Returns the worker's variables. The operator's come first, so that the user's can refer to them as $(NAME).
 
-    Reserved names keep the user's from overriding them. `reporting`: where this worker reports to; None if it does not.
+    The user cannot override them, because their names are reserved. `reporting`: where this worker reports to; None if
+    it does not.
     """
     layout = resolution.layout
-    leader = naming.leader_name(job.name, job.namespace, layout, worker.attempt)
+    leader = naming.leader_dns_name(job.name, job.namespace, layout, worker.attempt)
     values = {
         # A single host needs no DNS.
         "MASTER_ADDR": leader if layout.hosts > 1 else _LOCALHOST,
@@ -54,7 +55,7 @@ def worker_env(
         "TPUJOB_ATTEMPT": str(worker.attempt),
         "TPUJOB_TERMINATION_LOG": constants.TERMINATION_LOG,
         "TPUJOB_RUN_SPEC": f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}",
-        **_gang_of_hosts(job, resolution, worker),
+        **_torchrun_hosts_env(job, resolution, worker),
         **_code_env(job.spec.trainer.code),
     }
     if job.spec.trainer.backend is not Backend.TORCH:
@@ -71,12 +72,13 @@ def worker_env(
         values |= _reporting_env(job, reporting)
     user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
     if all(variable["name"] != _PROCESSES for variable in user):
-        values |= _batch_of_processes(job, resolution)
+        values |= _process_batch_env(job, resolution)
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         _worker_host_names(job, layout, worker),
-        *_unless_given(
-            CONTAINER_USER | _gang_of_processes(job, resolution, worker) | _torch_tpu_env(job, layout, worker), user
+        *_defaults_for(
+            CONTAINER_USER | _torchrun_processes_env(job, resolution, worker) | _torch_tpu_env(job, layout, worker),
+            user,
         ),
         *user,
     ]
@@ -121,8 +123,8 @@ def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
     return job.spec.trainer.command is not None and job.spec.trainer.backend is Backend.TORCH
 
 
-def _gang_of_hosts(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
-    """Returns torchrun's options, which it reads from PET_* variables."""
+def _torchrun_hosts_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
+    """Returns the options that join torchrun's hosts; torchrun reads them from PET_* variables."""
     if not _is_joined_by_torch(job):
         return {}
     return {
@@ -133,7 +135,7 @@ def _gang_of_hosts(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
     }
 
 
-def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
+def _torchrun_processes_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
     """Returns how many processes torchrun starts. With only one, its rank is set too, so that a script also runs
     without torchrun (`env://`)."""
     if not _is_joined_by_torch(job):
@@ -151,7 +153,7 @@ def _gang_of_processes(job: TPUTrainingJob, resolution: Resolution, worker: Work
 
 
 def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> dict[str, str]:
-    """Returns what TorchTPU's `set_tpu_launch_env` would otherwise find out on the host.
+    """Returns the variables that TorchTPU's `set_tpu_launch_env` would otherwise derive on the host.
 
     It sees only the chips of one host, not the topology of a slice with several. Given only the topology, it would open
     the chips to find the host's place, and number the hosts in another order than their names.
@@ -172,8 +174,9 @@ def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -
     return values
 
 
-def _batch_of_processes(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
-    """Divides the batch over torchrun's processes, which are not replicas: those count TPU devices on any hardware."""
+def _process_batch_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
+    """Returns the share of the batch of one of torchrun's processes. Those are not replicas, which count TPU devices on
+    any hardware."""
     if not _is_joined_by_torch(job):
         return {}
     processes = resolution.layout.hosts * (job.spec.trainer.torch or TorchRuntime()).processes_per_host
@@ -205,6 +208,6 @@ def _worker_host_names(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerI
     return {"name": "TPU_WORKER_HOSTNAMES", "valueFrom": {"configMapKeyRef": reference}}
 
 
-def _unless_given(values: Mapping[str, str], user: list[EnvVar]) -> list[EnvVar]:
+def _defaults_for(values: Mapping[str, str], user: list[EnvVar]) -> list[EnvVar]:
     given = {variable["name"] for variable in user}
     return [{"name": name, "value": value} for name, value in values.items() if name not in given]

@@ -115,7 +115,8 @@ def pool_labels(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -
 
 
 def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
-    """Keeps to one slice per node pool, because a pool is exactly one slice and pools have no interconnect.
+    """Returns the affinity that keeps each slice in one node pool: a pool is exactly one slice, and pools have no
+    interconnect.
 
     Worker 0 requires a pool without the worker 0 of another slice, and the others require its pool. When it preempts,
     the scheduler looks for victims on one node at a time, so only one pod may keep others out of the pool.
@@ -164,7 +165,7 @@ def _node_affinity(alternatives: Sequence[Object], avoid: Sequence[str]) -> Obje
 
 
 def _in_pool(*expressions: Object, everywhere: bool = True) -> Object:
-    """Selects pods of the same node pool, in all namespaces or in the pod's own."""
+    """Returns a term that selects pods in the same node pool, in all namespaces or only in the pod's."""
     return {
         "labelSelector": {"matchExpressions": list(expressions)},
         "topologyKey": constants.NODE_LABEL_NODE_POOL,

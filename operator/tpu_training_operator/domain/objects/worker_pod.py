@@ -35,7 +35,8 @@ _TOKEN_SECONDS = 3600
 @dataclass(frozen=True)
 class WorkerCreations(Sequence[Action]):
     """The batch that creates a gang's pods. Each pod is built only when it is asked for: thousands of bodies at once
-    would not fit into the operator's memory, and would block the event loop for seconds. `settings`: Kueue's."""
+    would not fit into the operator's memory, and would block the event loop for seconds. `settings`: what Kueue
+    adds."""
 
     job: TPUTrainingJob
     resolution: Resolution
@@ -72,7 +73,7 @@ def worker_pod(
     trainer = job.spec.trainer
     if (worker.slice, worker.host) != (0, 0):
         reporting = None
-    labels = worker_labels(job.name, worker, resolution.alternative) | pool_labels(job, resolution, worker)
+    labels = worker_labels(job.name, worker, resolution.option_number) | pool_labels(job, resolution, worker)
     meta = metadata(job, worker.pod_name(job.name), (trainer.pod_labels or {}) | labels)
     meta["annotations"] = _ANNOTATIONS | (trainer.pod_annotations or {})
     spec: Object = {
@@ -130,7 +131,8 @@ def _command(trainer: Trainer) -> list[str]:
 
 
 def _network(trainer: Trainer) -> Object:
-    """Sets dnsPolicy, too: on the node's network a pod uses the node's DNS by default, which does not know workers."""
+    """Returns the network fields. On the node's network a pod would use the node's DNS, which does not know workers, so
+    dnsPolicy is set, too."""
     return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if trainer.host_network else {}
 
 
@@ -149,7 +151,7 @@ def _pod_security(trainer: Trainer) -> Object:
         "runAsUser": given.run_as_user,
         "runAsGroup": given.run_as_group,
         "fsGroup": given.fs_group,
-        # Volumes are large, and their owner needs to change only once.
+        # Changing the owner of a large volume takes long, and is needed only once.
         "fsGroupChangePolicy": None if given.fs_group is None else "OnRootMismatch",
         "supplementalGroups": given.supplemental_groups,
         "seccompProfile": {"type": "RuntimeDefault"},
@@ -182,7 +184,7 @@ def _resources(job: TPUTrainingJob, resolution: Resolution) -> Object:
 
 
 def _share_of_machine(machine: MachineType | None) -> dict[str, str]:
-    """Returns three quarters of the machine.
+    """Returns three quarters of the machine's CPUs and memory.
 
     That is enough for the worker not to be evicted first, and leaves room for what GKE reserves (up to a tenth of the
     memory of the smallest machine) and for the node's own pods.
@@ -204,7 +206,7 @@ def _volumes(job: TPUTrainingJob, worker: WorkerId, reporting: Reporting | None)
     items = [{"key": constants.RUN_SPEC_FILE, "path": constants.RUN_SPEC_FILE}]
     volumes.append({"name": _RUN_SPEC_VOLUME, "configMap": {"name": shared, "items": items}})
     if (code := job.spec.trainer.code) is not None:
-        # Writable whatever the worker's user, and whatever the image.
+        # An emptyDir is writable for every user, in every image.
         volumes.append({"name": _CODE_VOLUME, "emptyDir": {}})
         if code.secret is not None:
             items = [{"key": constants.CODE_ARCHIVE_KEY, "path": constants.CODE_ARCHIVE_KEY}]

@@ -26,7 +26,7 @@ from tpu_training_operator.domain.objects.shared import metadata
 Object = dict[str, Any]
 
 _CONTAINER = ("name", "image", "resources")
-# Fields that decide about its turn, in either version of the API.
+# Fields that decide a Workload's place in line, in either version of the API.
 _TURN = ("queueName", "priority", "priorityClassRef", "priorityClassName", "priorityClassSource")
 _SPEC = ("nodeSelector", "tolerations", "restartPolicy", "priorityClassName", "serviceAccountName")
 
@@ -44,7 +44,7 @@ def workload(job: TPUTrainingJob, resolution: Resolution, queue: Queue, worker: 
     return {"apiVersion": queue.version, "kind": "Workload", "metadata": meta, "spec": spec}
 
 
-def is_for_others(body: Object, asked: Object) -> bool:
+def is_for_other_workers(body: Object, asked: Object) -> bool:
     """Tells whether the Workload `body` was made for other workers than `asked`. It compares digests, because Kueue and
     the API server complete pod sets."""
     made, wanted = (workload["metadata"].get("annotations") or {} for workload in (body, asked))
@@ -53,7 +53,7 @@ def is_for_others(body: Object, asked: Object) -> bool:
 
 
 def _template(job: TPUTrainingJob, worker: Object) -> Object:
-    """Leaves out the affinity to a node pool, which differs between slices."""
+    """Returns the template of the pod set, without the affinity to a node pool, which differs between slices."""
     spec = worker["spec"]
     chosen: Object = {name: spec[name] for name in _SPEC if name in spec}
     chosen["containers"] = [
@@ -69,7 +69,7 @@ def with_priority(body: Object, priority: Priority) -> Object:
     return {**body, "spec": {**body["spec"], **_priority(priority, str(body["apiVersion"]))}}
 
 
-def in_queue_of(body: Object, present: Object) -> Object:
+def with_queue_of(body: Object, present: Object) -> Object:
     """Returns the Workload `body` in the queue and with the priority of the Workload `present`. With a higher priority,
     or from a queue that lends to that of `present`, Kueue would evict the job to admit it."""
     own = {name: value for name, value in body["spec"].items() if name not in _TURN}
@@ -77,14 +77,15 @@ def in_queue_of(body: Object, present: Object) -> Object:
 
 
 def adopt(job: TPUTrainingJob, body: Object) -> Object:
-    """Makes the job own the Workload `body`, which had no owner: it is watched, and deleted with the job."""
+    """Returns the Workload `body`, which had no owner, with the job as its owner: it is watched, and deleted with the
+    job."""
     meta = body["metadata"]
     own = metadata(job, meta["name"], {**(meta.get("labels") or {}), **_labels(job)})
     others = list(meta.get("ownerReferences") or ())
     return {**body, "metadata": {**meta, **own, "ownerReferences": [*others, *own["ownerReferences"]]}}
 
 
-def misfit(job: TPUTrainingJob, resolution: Resolution, body: Object, worker: Object) -> str:
+def explain_misfit(job: TPUTrainingJob, resolution: Resolution, body: Object, worker: Object) -> str:
     """Explains why a Workload that was made elsewhere is not for this job; empty if it is. Without this check, a job
     could use more than Kueue counts for it."""
     name, hosts = body["metadata"]["name"], resolution.layout.hosts
@@ -99,7 +100,7 @@ def misfit(job: TPUTrainingJob, resolution: Resolution, body: Object, worker: Ob
 
 
 def _limits(template: Object) -> dict[str, str]:
-    """Returns what quota counts for a worker."""
+    """Returns the resources of one worker that quota counts."""
     containers = (template.get("spec") or {}).get("containers") or ()
     limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
     return {resource: str(amount) for amounts in limits for resource, amount in amounts.items()}

@@ -7,13 +7,13 @@ from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.observed import Object, parse_time
 from tpu_training_operator.domain.cluster_state.workload import is_copy, is_in_queue, manager_of, owes_an_end
 
-# A century; a longer time could not be added to a date.
+# A century. A much longer time could not be added to a date.
 _LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
 
 
 def may_need_a_pass(job: Object, now: datetime) -> bool:
-    """Whether the resync should enqueue the job. The last pass over a finished job has asked to be called when its time
-    to live is over; only if that time has passed, the request may be lost."""
+    """Whether the resync should enqueue the job. A finished job has already asked for the pass that deletes it; once
+    that pass is overdue, the request may be lost."""
     status = Status.read(job.get("status"))
     if status.completion_time is None or owes_an_end(job):
         return not is_at_rest(job)
@@ -22,8 +22,9 @@ def may_need_a_pass(job: Object, now: datetime) -> bool:
 
 
 def is_at_rest(job: Object) -> bool:
-    """Whether the job is suspended, and its status says so of this spec and waits for nothing. Only a change, or a pod
-    that should not be there, gives a pass something to do. A job in a queue may still have to give back its quota."""
+    """Whether the job is suspended and its status is complete for the present spec. Then only a change of the job, or a
+    pod that should not exist, gives a pass something to do. A job in a queue is never at rest: it may still have to
+    give back its quota."""
     metadata, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
     if status.get("state") != State.SUSPENDED or (spec.get("runPolicy") or {}).get("suspend") is not True:
         return False
@@ -37,8 +38,9 @@ def is_at_rest(job: Object) -> bool:
 
 
 def time_to_live(job: Object) -> timedelta | None:
-    """Reads the time from the raw spec: this operator might refuse the spec of a finished job. Kueue deletes a copy
-    once it has told the other cluster how the job ended; a copy that is gone before would run once more."""
+    """Returns how long a finished job stays; None without a limit. The limit is read from the raw spec, because this
+    operator may not accept the spec of a finished job. A copy that MultiKueue made has none: Kueue deletes it once the
+    other cluster knows how the job ended, and would create and run it again if it were gone earlier."""
     if is_copy(job):
         return None
     policy = job.get("spec", {}).get("runPolicy") or {}

@@ -19,14 +19,15 @@ from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.plan import Plan
 
-# A quota may be raised or a name freed at any time, and nothing tells the operator.
+# A quota may be raised or a name freed at any time, and no event reports it.
 _LOOK_AGAIN = timedelta(seconds=30)
-# Old workers go within their grace period. Nothing tells when their Service and ConfigMap are gone.
+# Old workers are gone within their grace period. No watch reports when their Service and ConfigMap are.
 _SOON = timedelta(seconds=5)
 
 
 def show_obstacle(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan:
-    """Shows the job in progress while the obstacle passes by itself; else Stalled, with the cluster's own words."""
+    """Shows the job as in progress if the obstacle passes by itself; else as Stalled, with the cluster's own
+    message."""
     look = JobState(observed, Status.read(observed.job.get("status")), now)
     if obstacle.passes:
         state = State.RESTARTING if look.status.state is State.RESTARTING else State.STARTING

@@ -5,7 +5,7 @@ reserved quota here and found a cluster that admits the job, it creates a copy t
 there does the work, and Kueue copies that job's status over the status here. So the status has one writer at a time:
 
 - This operator while no copy exists. It says why the job waits.
-- Kueue while the Workload here is admitted. What must be told to Kueue here follows from the copy's status.
+- Kueue while the Workload here is admitted. This operator keeps the Workload here up to date with the copy's status.
 
 When the Workload here holds no quota or is not active, Kueue deletes the copy (pkg/controller/admissionchecks of Kueue
 0.19: multikueue/workload.go and externalframeworks/adapter.go).
@@ -22,7 +22,7 @@ from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload, manager_of
 from tpu_training_operator.domain.objects.actions import Event, UpdateWorkload, WriteWorkloadStatus
-from tpu_training_operator.domain.objects.workload import is_for_others
+from tpu_training_operator.domain.objects.workload import is_for_other_workers
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.invalid import plan_invalid
 from tpu_training_operator.domain.plan.parse_cache import ParseCache
@@ -36,7 +36,7 @@ from tpu_training_operator.domain.plan.queue.queueing import (
     release_quota,
 )
 from tpu_training_operator.domain.plan.startable import check_options
-from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due
+from tpu_training_operator.domain.plan.stopping.departure import delete_when_due, stop_remaining_pods
 
 # A lost cluster never says that its workers have stopped.
 _LONGEST_STOP = timedelta(minutes=10)
@@ -49,8 +49,8 @@ def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS
     if manager_of(look.observed.job) != constants.MULTIKUEUE or "deletionTimestamp" in look.observed.job["metadata"]:
         return Plan()
     if status.completion_time is not None:
-        # Kueue itself says in the Workload that it has finished.
-        return delete_when_due(look) or after_the_end(look)
+        # Kueue itself marks the Workload as finished.
+        return delete_when_due(look) or stop_remaining_pods(look)
     if queue is None:
         return _wait_without_queue(look)
     workload = queue.workload
@@ -62,20 +62,22 @@ def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS
         return plan_invalid(replace(look, status=Status()), error)
     if workload is not None and _has_copy(workload):
         return Plan(batches, again=LOOK_AGAIN)
-    # Kueue copies a status as a whole. What an earlier copy has left here no longer describes this job.
-    left = replace(Status(), conditions=[each for each in status.conditions if each.type in _SHOWN_HERE])
+    # Kueue copies the whole status. What an earlier copy has left here no longer describes this job.
+    kept = [condition for condition in status.conditions if condition.type in _SHOWN_HERE]
+    own_status = replace(Status(), conditions=kept)
     ready = _describe(look, queue)
-    is_new = find(left.conditions, ConditionType.READY) is None
+    is_new = find(own_status.conditions, ConditionType.READY) is None
     events = (Event(EventReason.QUEUED, ready.message),) if is_new and ready.state is State.QUEUED else ()
     suspends = _is_to_be_suspended(look)
-    if suspends or is_true(left.conditions, ConditionType.SUSPENDED):
+    if suspends or is_true(own_status.conditions, ConditionType.SUSPENDED):
         reason = Reason.SUSPENDED if suspends else Reason.RESUMED
-        left = look.with_condition(left, ConditionType.SUSPENDED, suspends, reason, ready.message)
-    return Plan(batches, look.present(left, ready), events, again=LOOK_AGAIN)
+        own_status = look.with_condition(own_status, ConditionType.SUSPENDED, suspends, reason, ready.message)
+    return Plan(batches, look.present(own_status, ready), events, again=LOOK_AGAIN)
 
 
 def _wait_without_queue(look: JobState) -> Plan:
-    """Blocks a job without a Workload, which Kueue does not know. The status of an earlier copy stays as it is."""
+    """Blocks a job that names no queue, so that Kueue does not know it. The status of an earlier copy stays as it
+    is."""
     if look.attempt:
         return Plan()
     message = (
@@ -99,7 +101,8 @@ def _has_copy(workload: Workload) -> bool:
 
 
 def _create(look: JobState, queue: Queue, cache: ParseCache, max_hosts: int) -> Batches:
-    """Creates the Workload. From then on the operator of the other cluster judges the job. Raises InvalidJob."""
+    """Checks the job and creates its Workload. From then on the operator of the other cluster checks it. Raises
+    InvalidJob."""
     job = look.observed.job
     options = cache.job(job)
     check_options((*options, *cache.lower_rungs(job)), job, max_hosts)
@@ -109,7 +112,7 @@ def _create(look: JobState, queue: Queue, cache: ParseCache, max_hosts: int) -> 
 
 
 def _next_step(look: JobState, queue: Queue, workload: Workload, cache: ParseCache) -> Batches:
-    """Returns what Kueue is told next. Raises InvalidJob."""
+    """Returns the next change of the Workload. Raises InvalidJob."""
     suspends = _is_to_be_suspended(look)
     if workload.is_going or workload.is_finished:
         return ()
@@ -119,7 +122,7 @@ def _next_step(look: JobState, queue: Queue, workload: Workload, cache: ParseCac
         has_stopped = not workload.is_active or _copy_has_stopped(look, workload)
         return (release_quota(workload, look.now),) if has_stopped else ()
     if not suspends and not workload.is_active and is_true(look.status.conditions, ConditionType.SUSPENDED):
-        if is_for_others(dict(workload.raw), ask_for(cache.job(look.observed.job)[0], queue).body):
+        if is_for_other_workers(dict(workload.raw), ask_for(cache.job(look.observed.job)[0], queue).body):
             return delete_workloads([workload])
         return (Batch((UpdateWorkload(workload.with_active(True)),)),)
     if workload.is_admitted:

@@ -26,7 +26,7 @@ from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names,
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
 from tpu_training_operator.domain.plan.blocked import show_obstacle
-from tpu_training_operator.domain.plan.checks.entry_check import delete_left_by_check
+from tpu_training_operator.domain.plan.checks.entry_check import delete_check_config_map
 from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
@@ -43,8 +43,8 @@ from tpu_training_operator.domain.plan.restarts.start_deadline import (
     is_partly_refused,
     start_failure,
 )
-from tpu_training_operator.domain.plan.restarts.waiting import read_event_lines, tell_why
-from tpu_training_operator.domain.plan.start import describe_start, later_workers, may_be_news
+from tpu_training_operator.domain.plan.restarts.waiting import read_event_lines, show_wait
+from tpu_training_operator.domain.plan.start import describe_start, later_workers, may_be_newer_than_read
 
 _READ_AGAIN = timedelta(seconds=1)
 
@@ -52,7 +52,7 @@ _READ_AGAIN = timedelta(seconds=1)
 def keep_alive(ctx: Context) -> Plan:
     """Creates the gang of the current attempt, watches it, and replaces it when it fails."""
     unknown = later_workers(ctx.observed, ctx.attempt)
-    if ctx.missing and unknown and may_be_news(unknown, ctx.now):
+    if ctx.missing and unknown and may_be_newer_than_read(unknown, ctx.now):
         return Plan(again=_READ_AGAIN)
     unwanted = delete_pods(ctx.leftovers, ctx.now)
     if unwanted or find_blockers(ctx.leftovers) or ctx.awaits_last_failure:
@@ -93,7 +93,7 @@ def _create_missing(ctx: Context) -> Plan:
     shared = [
         Create(service(job), again=attempt > 1),
         Create(config_map(job, ctx.resolution, attempt, ctx.reporting)),
-        *(_delete_shared(ctx, attempt - 1) if attempt > 1 else delete_left_by_check(ctx)),
+        *(_delete_shared(ctx, attempt - 1) if attempt > 1 else delete_check_config_map(ctx)),
         *isolate(ctx, again=attempt > 1),
     ]
     avoid = tuple(ctx.status.avoided_nodes)
@@ -102,8 +102,8 @@ def _create_missing(ctx: Context) -> Plan:
 
 
 def _delete_shared(ctx: Context, attempt: int) -> Iterator[Action]:
-    """Yields the deletions of what that attempt leaves behind. Its names must not lead to addresses that others may
-    have now."""
+    """Yields the deletions of the attempt's ConfigMap and EndpointSlices: its workers' names must not resolve to
+    addresses that other pods may have by now."""
     yield DeleteConfigMap(config_map_name(ctx.job.name, attempt))
     of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.lower_rungs))
     for name in max(of_each, key=len):
@@ -124,7 +124,7 @@ def _watch(ctx: Context) -> Plan:
     if not all(pod.is_ready or pod.phase == "Succeeded" for pod in ctx.pods):
         return _watch_start(ctx)
     where = f" on {ctx.option}" if len(ctx.options) > 1 else ""
-    message = f"{ctx.of_rung}attempt {ctx.attempt}: {every(len(ctx.pods), 'worker')} ready{where}"
+    message = f"{ctx.rung_prefix}attempt {ctx.attempt}: {every(len(ctx.pods), 'worker')} ready{where}"
     ready = ReadyState(State.RUNNING, Kstatus.CURRENT, Reason.ALL_WORKERS_READY, message)
     goodput = ctx.settled_goodput()
     if not ctx.reports:
@@ -159,7 +159,7 @@ def _watch_start(ctx: Context) -> Plan:
         again = late.deadline - ctx.now
     # The status shows a starting gang already, unless a refusal has replaced it.
     unblocked = ctx.present(ctx.status, describe_start(ctx, ctx.attempt)) if ctx.is_refused else None
-    return tell_why(ctx, Plan(_publish(ctx), status=unblocked, again=again))
+    return show_wait(ctx, Plan(_publish(ctx), status=unblocked, again=again))
 
 
 def _watch_peers(ctx: Context) -> Plan:
@@ -170,7 +170,7 @@ def _watch_peers(ctx: Context) -> Plan:
     if ctx.now >= late.deadline:
         failure = hang_failure(late.pod, late.message, ctx.attempt, ctx.now, reason=FailureReason.STRAGGLER)
         return fail_or_restart(ctx, failure)
-    # A reporter that has succeeded has no more steps to report.
+    # Worker 0, which reports for the gang, has no more steps to report once it has succeeded.
     others = Plan() if ctx.pods[0].phase == "Succeeded" else _watch_progress(ctx)
     return others.due_within(late.deadline - ctx.now)
 
@@ -178,11 +178,11 @@ def _watch_peers(ctx: Context) -> Plan:
 def _watch_progress(ctx: Context) -> Plan:
     """Restarts a hung gang, after asking for its stacks."""
     inbox = ctx.observed.inbox
-    still = standstill(ctx.status, inbox, ctx.job.spec.run_policy, ctx.now, reports=ctx.reports)
-    if still is None:
+    stall = standstill(ctx.status, inbox, ctx.job.spec.run_policy, ctx.now, reports=ctx.reports)
+    if stall is None:
         return Plan()
-    if ctx.now < still.deadline:
-        return Plan(again=still.deadline - ctx.now)
+    if ctx.now < stall.deadline:
+        return Plan(again=stall.deadline - ctx.now)
     latest = ctx.observed.report
     report = latest if latest and latest.attempt == ctx.attempt else None
     wait = stacks_due(inbox, ctx.now)
@@ -191,4 +191,4 @@ def _watch_progress(ctx: Context) -> Plan:
     if wait is not None and wait > AT_ONCE:
         return Plan(again=wait)
     stacks = f"; the worker's stacks:\n{report.stacks}" if report is not None and report.stacks else ""
-    return fail_or_restart(ctx, hang_failure(ctx.pods[0], still.message + stacks, ctx.attempt, ctx.now))
+    return fail_or_restart(ctx, hang_failure(ctx.pods[0], stall.message + stacks, ctx.attempt, ctx.now))

@@ -1,12 +1,12 @@
 """What to do about a job whose spec this operator cannot use.
 
-Such a job is not started. If it has started, it became invalid later, mostly under another version of the operator, and
-its gang keeps training, because it began with numbers that the status still has. But what binds every job binds this
-one: suspension, budget, deadlines and Kueue's eviction are read from the raw spec, the status and the Workload. A gang
-that has lost a worker is stopped, because nothing can replace the worker; and so is one whose numbers the status has
-lost, because nothing can tell when it is whole, what it uses, or that it has succeeded.
+Such a job does not start. If it has started, it became invalid later, mostly under another version of the operator, and
+its gang keeps training with the numbers that the status still has. The limits of every job apply to it: suspension,
+budget, deadlines and Kueue's eviction are read from the raw spec, the status and the Workload. A gang that has lost a
+worker is stopped, because the worker cannot be replaced. So is a gang whose numbers the status has lost: without its
+size it is unknown what it uses, and whether it has succeeded.
 
-A stopped gang is suspended, or held in its queue, as with a valid spec. So the job goes on once the spec is valid.
+A stopped gang is suspended, or waits in its queue, as with a valid spec. So the job continues once the spec is valid.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.failures.first import first_failure, next_look
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
-from tpu_training_operator.domain.plan.common.completion import deadline_words, fail, succeed
+from tpu_training_operator.domain.plan.common.completion import describe_deadline, fail, succeed
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.goodput import active_seconds, settle, start_goodput
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
@@ -34,24 +34,25 @@ from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_run
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 from tpu_training_operator.domain.plan.queue.queueing import explain_eviction, give_up_quota
 from tpu_training_operator.domain.plan.restarts.start_deadline import find_late, find_partly_placed
-from tpu_training_operator.domain.plan.start import later_workers, may_be_news
+from tpu_training_operator.domain.plan.start import later_workers, may_be_newer_than_read
 from tpu_training_operator.domain.plan.stopping import budget
 from tpu_training_operator.domain.plan.stopping.suspension import BY_USER
 
-# Usually a watch tells sooner what becomes of the workers and of the Workload.
+# Usually a watch reports changes of the workers and of the Workload sooner.
 _LOOK_AGAIN = timedelta(seconds=30)
 _READ_AGAIN = timedelta(seconds=1)
 
 
 def plan_invalid(look: JobState, error: InvalidJob) -> Plan:
-    """Plans without the spec. The gang asks for no better slice, because it is not known what that would be."""
-    return _Invalid(look, error).decided().then(Plan(delete_pods(look.observed.placeholders, look.now)))
+    """Plans for a job whose spec cannot be used. Its placeholders go, because without the spec no better slice is
+    known."""
+    return _Invalid(look, error).plan().then(Plan(delete_pods(look.observed.placeholders, look.now)))
 
 
 def read_budget(look: JobState) -> ChipBudget | None:
-    """Returns the budget; if it cannot be read, with the hours that the status still has."""
-    given, budget = _find_policy(look), _read_policy(look).budget
-    if budget is not None or (given is not None and given.get("budget") is None):
+    """Returns the budget in the raw spec; if it cannot be read, one with the hours that the status remembers."""
+    policy, budget = _find_policy(look), _read_policy(look).budget
+    if budget is not None or (policy is not None and policy.get("budget") is None):
         return budget
     known = look.status.usage.budget_chip_hours if look.status.usage else None
     return ChipBudget(chip_hours=known) if known else None
@@ -59,8 +60,8 @@ def read_budget(look: JobState) -> ChipBudget | None:
 
 def _read_policy(look: JobState) -> RunPolicy:
     """Returns those fields of spec.runPolicy that can be read, and the defaults of the others."""
-    given = _find_policy(look) or {}
-    return RunPolicy.model_validate({name: value for name, value in given.items() if _is_readable(name, value)})
+    policy = _find_policy(look) or {}
+    return RunPolicy.model_validate({name: value for name, value in policy.items() if _is_readable(name, value)})
 
 
 def _is_readable(name: str, value: Any) -> bool:
@@ -79,7 +80,7 @@ def _find_policy(look: JobState) -> Mapping[str, Any] | None:
 
 @dataclass(frozen=True)
 class _Cause:
-    """Says why the workers stop. `words`: a clause for people."""
+    """The reason to stop the workers. `words`: a clause for messages."""
 
     reason: Reason
     event: EventReason
@@ -95,52 +96,52 @@ class _Invalid:
     def status(self) -> Status:
         return self.look.status
 
-    def decided(self) -> Plan:
+    def plan(self) -> Plan:
         status = self.status
         if (unknown := later_workers(self.look.observed, status.attempt)) and not self._workers:
-            return self._take_up(unknown)
+            return self._adopt(unknown)
         if status.attempt == 0:
-            return Plan(give_up_quota(self.look.observed), self._shown(status))
+            return Plan(give_up_quota(self.look.observed), self._present(status))
         if status.resolved and self._gang and all(map(has_succeeded, self._gang)) and not is_on_lower_rung(status):
             return succeed(self.look, self._gang, status.goodput, status.resolved.train_steps)
         if self.look.is_suspended or self.look.is_held:
             return self._rest()
         if (left := self._active_time_left()) is not None and left <= AT_ONCE:
-            message = deadline_words(self._policy.active_deadline_seconds)
+            message = describe_deadline(self._policy.active_deadline_seconds)
             return fail(self.look, replace(status, goodput=self._goodput), Reason.DEADLINE_EXCEEDED, message)
-        if (cause := self._cause()) is not None:
+        if (cause := self._find_cause()) is not None:
             return self._stop(cause)
         message = f"this operator cannot use the spec and only watches attempt {status.attempt}: {self.error}"
         is_news = status.state is not State.INVALID
         events = (Event(EventReason.INVALID_SPEC, message, warning=True),) if is_news else ()
-        watched = Plan(status=self._shown(status), events=events)
+        watched = Plan(status=self._present(status), events=events)
         again = _LOOK_AGAIN if self.look.observed.queue else None
-        start = self._unstarted[0] - self.look.now if self._unstarted else None
+        start = self._start_limit[0] - self.look.now if self._start_limit else None
         return watched.due_within(left, again, start, next_look(self._gang, self.look.now), self._until_spent())
 
-    def _take_up(self, unknown: Sequence[WorkerPod]) -> Plan:
-        """Writes down the attempt of these workers: the status was lost, or shows an earlier one."""
-        if may_be_news(unknown, self.look.now):
+    def _adopt(self, unknown: Sequence[WorkerPod]) -> Plan:
+        """Records the attempt of these workers: the status was lost, or shows an earlier one."""
+        if may_be_newer_than_read(unknown, self.look.now):
             return Plan(again=_READ_AGAIN)
         attempt = max(pod.worker.attempt for pod in unknown)
         event = Event(
-            EventReason.STATUS_LOST, f"the status was lost; the workers are of attempt {attempt}", warning=True
+            EventReason.STATUS_LOST, f"the status was lost; the workers belong to attempt {attempt}", warning=True
         )
-        status = replace(self._shown(self.status), attempt=attempt)
+        status = replace(self._present(self.status), attempt=attempt)
         return Plan(status=status, events=(event,), again=AT_ONCE, turn=Turn.ATTEMPT)
 
-    # What binds it.
+    # Limits that apply without a valid spec.
 
-    def _cause(self) -> _Cause | None:
+    def _find_cause(self) -> _Cause | None:
         spent = self._spent
         if self._policy.suspend:
-            return _Cause(BY_USER.reason, BY_USER.event, BY_USER.told)
+            return _Cause(BY_USER.reason, BY_USER.event, BY_USER.message)
         if spent is not None and spent.is_all:
             return _Cause(Reason.BUDGET_EXCEEDED, EventReason.BUDGET_EXCEEDED, spent.words())
         if (why := explain_eviction(self.look)) is not None:
             return _Cause(Reason.EVICTED, EventReason.EVICTED, why)
-        if (lost := self._lost()) is not None:
-            return _Cause(Reason.INVALID_SPEC, EventReason.SUSPENDED, lost)
+        if (why := self._explain_loss()) is not None:
+            return _Cause(Reason.INVALID_SPEC, EventReason.SUSPENDED, why)
         return None
 
     @cached_property
@@ -149,9 +150,9 @@ class _Invalid:
 
     @cached_property
     def _spent(self) -> budget.Spent | None:
-        found = read_budget(self.look)
+        limit = read_budget(self.look)
         used = budget.count_used(self.look, self.status)
-        return None if found is None else budget.Spent(used, found.chip_hours * 3600)
+        return None if limit is None else budget.Spent(used, limit.chip_hours * 3600)
 
     def _until_spent(self) -> timedelta | None:
         return None if self._spent is None else budget.until_spent(self._spent, self.look.holding)
@@ -167,9 +168,9 @@ class _Invalid:
 
     @cached_property
     def _gang(self) -> list[WorkerPod]:
-        """Returns all workers of the attempt, or none if any is missing."""
-        found = self._workers
-        return found if self.status.resolved and len(found) == self.status.resolved.hosts else []
+        """All workers of the attempt; empty if any is missing."""
+        workers = self._workers
+        return workers if self.status.resolved and len(workers) == self.status.resolved.hosts else []
 
     @cached_property
     def _workers(self) -> list[WorkerPod]:
@@ -181,7 +182,7 @@ class _Invalid:
             if pod.worker.slice < layout.slices and pod.worker.host < layout.hosts_per_slice
         ]
 
-    def _lost(self) -> str | None:
+    def _explain_loss(self) -> str | None:
         """Says why the gang cannot train to its end; None if it can."""
         if (layout := self.status.resolved) is None:
             return "status.resolved was removed, so the size of the gang is unknown, and its chips cannot be counted"
@@ -190,11 +191,11 @@ class _Invalid:
             return f"worker {failure.pod} has failed ({failure.reason}), and the spec must be valid to replace it"
         if missing := layout.hosts - len(self._workers):
             return f"{count(missing, 'worker')} missing, and the spec must be valid to create them"
-        return self._unstarted[1] if self._unstarted and self._unstarted[0] <= self.look.now else None
+        return self._start_limit[1] if self._start_limit and self._start_limit[0] <= self.look.now else None
 
     @cached_property
-    def _unstarted(self) -> tuple[datetime, str] | None:
-        """Returns until when a gang that has not started may hold its nodes, and why it then gives them back."""
+    def _start_limit(self) -> tuple[datetime, str] | None:
+        """The time until which a gang that has not started may hold its nodes, and why it then gives them back."""
         policy = self._policy
         if part := find_partly_placed(self._gang, policy, self.status.avoided_nodes):
             waiting, limit = count(part.waiting, "worker"), policy.start_deadline_seconds
@@ -204,13 +205,13 @@ class _Invalid:
             return late.deadline, f"worker {late.pod.name} has not started within {limit} s on its node"
         return None
 
-    # How it stops.
+    # Stopping.
 
     def _stop(self, cause: _Cause) -> Plan:
-        """Writes down that the workers stop, before any of them is stopped, as with a valid spec."""
+        """Records that the workers stop, before any of them is stopped, as with a valid spec."""
         is_eviction = cause.reason is Reason.EVICTED
         rest, value = (ConditionType.ADMITTED, False) if is_eviction else (ConditionType.SUSPENDED, True)
-        status = self._shown(self.status, cause.words)
+        status = self._present(self.status, cause.words)
         for kind, is_so in ((rest, value), (ConditionType.GANG_READY, False)):
             status = self.look.with_condition(status, kind, is_so, cause.reason, cause.words)
         activity = Activity.QUEUE if is_eviction else Activity.SUSPENDED
@@ -220,20 +221,21 @@ class _Invalid:
 
     def _rest(self) -> Plan:
         """Stops the workers and gives the quota back, until the spec is valid."""
-        pods, found = self._all_workers(), read_budget(self.look)
-        if self._spent and self._spent.is_all and found and found.on_exceeded is OnExceeded.FAIL and not pods:
+        pods, limit = self._all_workers(), read_budget(self.look)
+        if self._spent and self._spent.is_all and limit and limit.on_exceeded is OnExceeded.FAIL and not pods:
             return fail(self.look, self.status, Reason.BUDGET_EXCEEDED, self._spent.words())
         batches = (*delete_pods(pods, self.look.now), *give_up_quota(self.look.observed))
-        shown = self._shown(self.status, "its workers are stopped")
+        shown = self._present(self.status, "its workers are stopped")
         queue = self.look.observed.queue
         again = _LOOK_AGAIN if queue and (queue.workload or queue.others) else None
         return Plan(batches, shown).due_within(look_again(pods, self.look.now), again)
 
     def _all_workers(self) -> Sequence[WorkerPod]:
-        """Returns the workers of all attempts that the status knows, except failed ones, whose logs say why."""
+        """Returns the workers of all attempts up to the present one, except failed ones, which are kept for their
+        logs."""
         known = self.look.observed.before_attempt(self.status.attempt + 1)
         return [pod for pod in known if pod.phase != "Failed"]
 
-    def _shown(self, status: Status, also: str = "") -> Status:
+    def _present(self, status: Status, also: str = "") -> Status:
         message = f"{self.error}; {also}" if also else str(self.error)
         return self.look.present(status, ReadyState(State.INVALID, Kstatus.FAILED, Reason.INVALID_SPEC, message))

@@ -31,15 +31,15 @@ from tpu_training_operator.domain.plan.plan import Plan
 
 
 def finish_rung(ctx: Context) -> Plan:
-    """Returns all workers of a lower rung have succeeded: the next rung, or the end of the job."""
+    """Plans what follows when all workers of a lower rung have succeeded: the next rung, or the end of the job."""
     rung, lower_rung = ctx.rung, ctx.resolution.lower_rung
     assert rung is not None
     assert lower_rung is not None
     measured = Measurement.read(ctx.pods[0].trainer_message)
     pace = Pace(measured.examples_per_second, ctx.resolution.layout.chips)
     before = read_pace(ctx.status.rungs[: rung.number - 1])
-    found = judge(lower_rung.gates, ctx.resolution.steps, measured, pace, before)
-    passes = all(gate.passed for gate in found)
+    results = judge(lower_rung.gates, ctx.resolution.steps, measured, pace, before)
+    passes = all(gate.passed for gate in results)
     status = record_rung(ctx.status, rung)
     ended = replace(
         status.rungs[-1],
@@ -50,11 +50,11 @@ def finish_rung(ctx: Context) -> Plan:
         efficiency=format_ratio(pace.efficiency(before)),
         first_loss=number_text(measured.first_loss),
         last_loss=number_text(measured.last_loss),
-        gates=[replace(gate, message=gate.message[:LONGEST_TEXT]) for gate in found][:MOST_GATES],
+        gates=[replace(gate, message=gate.message[:LONGEST_TEXT]) for gate in results][:MOST_GATES],
     )
-    status = replace(with_verdict(status, ended), goodput=_after(ctx, passes))
+    status = replace(with_verdict(status, ended), goodput=_settle_rung(ctx, passes))
     if not passes:
-        failed = "; ".join(str(gate) for gate in found if not gate.passed)
+        failed = "; ".join(str(gate) for gate in results if not gate.passed)
         progress = read_final_progress(ctx.pods[0], ctx.resolution.steps, ctx.status.progress)
         status = replace(status, progress=progress or status.progress)
         return fail(ctx, status, Reason.GATE_FAILED, f"{rung.words} on {ended.slice}: {failed}")
@@ -71,17 +71,17 @@ def _next_rung(ctx: Context, status: Status, rung: Rung, ended: RungStatus) -> P
         f"{rung.words} passed on {ended.slice} ({ended.steps} steps of {ended.global_batch_size} examples"
         f"{speed}{efficiency}); attempt {ctx.next_attempt} is {to} on {above.option}"
     )
-    # Faults on this rung are no reason to allow fewer restarts on the next, whose steps are counted from 0 again.
+    # Failures on this rung must not leave the next one fewer restarts, and its steps are counted from 0 again.
     status = replace(status, restarts=refill(status.restarts), progress=None)
     why = Why(Reason.NEXT_RUNG, EventReason.NEXT_RUNG, message)
     return begin_attempt(ctx, above.option, why, status, placed=PlacementReason.RUNG)
 
 
-def _after(ctx: Context, passes: bool) -> Goodput:
-    """Counts what a lower rung has trained as saved only if the job continues it."""
+def _settle_rung(ctx: Context, passes: bool) -> Goodput:
+    """Returns the goodput after a lower rung. Its training counts as saved only if the job itself continues from it."""
     ladder = ctx.job.spec.ladder
     assert ladder is not None
     assert ctx.rung is not None
     goodput = ctx.goodput_at_end(ctx.now)
-    kept = passes and ladder.begin is Begin.CHECKPOINT and ctx.rung.number == ctx.rung.of - 1
-    return mark_saved(goodput) if kept else mark_lost(goodput)
+    is_saved = passes and ladder.begin is Begin.CHECKPOINT and ctx.rung.number == ctx.rung.of - 1
+    return mark_saved(goodput) if is_saved else mark_lost(goodput)

@@ -1,7 +1,7 @@
-"""What a job's spec and status say, remembered from one look to the next.
+"""A cache of parsed specs and statuses.
 
-Most looks at a job find the spec and the status that the last one found, and reading them takes longer than deciding.
-The memory goes by their content: whatever has changed, by whomever, is read again, and nothing can be out of date.
+In most passes a job has the same spec and status as in the last one, and parsing them takes longer than planning. The
+keys of the cache are their JSON, so a change is always parsed, and no entry can be out of date.
 """
 
 from collections import OrderedDict
@@ -17,15 +17,16 @@ from tpu_training_operator.domain.job.rungs import lower_rungs_of
 
 Parsed = tuple[SliceOption, ...]
 
-# Of the metadata, only this is read: the rest changes without changing the job.
+# The metadata that parsing reads; the rest changes without changing the job.
 _METADATA = ("name", "namespace", "uid", "generation", "creationTimestamp")
-# A small job takes 20 KiB as objects. Users choose how large a job is, and how many there are.
+# A small job takes 20 KiB of memory once parsed. Users choose how large a job is and how many there are, so both are
+# bounded.
 _MOST = 512
 _LONGEST = 8 * 2**10
 
 
 class ParseCache:
-    """`most`: how many specs and statuses are remembered, the latest ones; 0: none."""
+    """Keeps the `most` recently used specs and statuses; 0: none."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
@@ -33,34 +34,34 @@ class ParseCache:
 
     def status(self, body: Any) -> Status:
         """Returns the status in `body`, which may be absent."""
-        return cast("Status", self._remembered({"status": body}, lambda: Status.read(body)))
+        return cast("Status", self._recall({"status": body}, lambda: Status.read(body)))
 
     def job(self, body: Mapping[str, Any]) -> Parsed:
-        """Returns the job without its status, on each of the slices that it may run on. Raises InvalidJob."""
-        said = _said(body)
-        return cast("Parsed", self._remembered({"job": said}, lambda: _read(said)))
+        """Returns the parsed job once for each slice that it may run on. Raises InvalidJob."""
+        selected = _select_parsed(body)
+        return cast("Parsed", self._recall({"job": selected}, lambda: _read(selected)))
 
     def lower_rungs(self, body: Mapping[str, Any]) -> Parsed:
         """Returns the rungs of the job's ladder below the job itself. Raises InvalidJob."""
         if not isinstance(body.get("spec"), Mapping) or body["spec"].get("ladder") is None:
             return ()
-        said = _said(body)
-        return cast("Parsed", self._remembered({"ladder": said}, lambda: lower_rungs_of(parse_job(said))))
+        selected = _select_parsed(body)
+        return cast("Parsed", self._recall({"ladder": selected}, lambda: lower_rungs_of(parse_job(selected))))
 
-    def _remembered(self, said: Any, read: Callable[[], Parsed | Status]) -> Parsed | Status:
-        content = _content(said) if self._most else None
-        if content is None:
+    def _recall(self, selected: Any, read: Callable[[], Parsed | Status]) -> Parsed | Status:
+        key = _make_key(selected) if self._most else None
+        if key is None:
             return read()
-        if content in self._known:
-            self._known.move_to_end(content)
-            return self._known[content]
-        found = self._known[content] = read()
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        parsed = self._known[key] = read()
         if len(self._known) > self._most:
             self._known.popitem(last=False)
-        return found
+        return parsed
 
 
-def _said(body: Mapping[str, Any]) -> dict[str, Any]:
+def _select_parsed(body: Mapping[str, Any]) -> dict[str, Any]:
     metadata = {name: body["metadata"][name] for name in _METADATA if name in body["metadata"]}
     return {name: value for name, value in body.items() if name != "status"} | {"metadata": metadata}
 
@@ -69,8 +70,8 @@ def _read(body: Mapping[str, Any]) -> Parsed:
     return options_of(parse_job(body))
 
 
-def _content(value: Any) -> bytes | None:
-    """None for what is too long to keep, or is no plain JSON."""
+def _make_key(value: Any) -> bytes | None:
+    """Returns the cache's key for a value; None if it is too long to keep, or not plain JSON."""
     try:
         text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:

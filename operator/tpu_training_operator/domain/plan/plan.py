@@ -1,17 +1,19 @@
-"""A plan: batches of actions, one status, events. It says itself how it turns its job, and which reads it rests on.
+"""A plan: batches of actions, one status, events. It also says how it changes the course of its job, and which reads it
+must rest on.
 
-A watch may be late, and the watch of pods may be later than that of jobs. Most plans do not mind: deletions name a uid,
-and no status is written over one that was not read. But pods that are not known yet look like pods that are gone. So
-whatever replaces, stops, creates or names workers needs the present state of the gang:
+A watch may be late, and the watch of pods may be later than that of jobs. Most plans are safe nevertheless: deletions
+name a uid, and no status is written over one that was not read. But pods that are not known yet look like pods that are
+gone. So a plan that replaces, stops or creates workers, or publishes their addresses, needs the present state of the
+gang. Without it,
 
-- Otherwise a gang that another operator process has just started would be taken for one that has lost its workers.
-- Otherwise workers would be created beside those of an earlier attempt.
-- Otherwise the workers' names would lead to addresses that others may have by now.
-- Otherwise quota would be given back while workers that are not known yet still use the chips.
-- Otherwise a worker that ends with its job would be deleted as one that still runs, and its log with it.
+- a gang that another operator process has just started would be taken for one that has lost its workers;
+- workers would be created beside those of an earlier attempt;
+- the workers' names would resolve to addresses that other pods may have by now;
+- quota would be given back while workers that are not known yet still use the chips;
+- a worker that has ended with its job would be deleted as if it still ran, and its log with it.
 
-A plan that turns its job by nothing but a new status needs only the present pods: the status is not written unless the
-job is still the one that was read.
+A plan that changes the course of its job by a status alone needs only the present pods: the status is not written
+unless the job is still the one that was read.
 """
 
 from collections.abc import Sequence
@@ -23,19 +25,19 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.objects.actions import Action, Event
 
 LOOK_AGAIN = timedelta(seconds=15)
-"""How soon to look at what a watch usually tells sooner: it can be broken for a while, and tells what has gone only
-afterwards. A shorter wait would cost too much, because many gangs can wait at once."""
+"""How soon to look again at what a watch usually reports sooner: a watch can be broken for a while. A shorter wait
+would cost too much, because many gangs can wait at once."""
 
 
 class Freshness(IntEnum):
     """The reads that a plan must rest on."""
 
     CACHED = 0
-    """Whatever is known."""
+    """Whatever the caches hold."""
     FRESH_PODS = 1
-    """The present pods."""
+    """Pods read from the API server."""
     FRESH_ALL = 2
-    """The present job, and the pods read after it."""
+    """The job read from the API server, and the pods read after it."""
 
 
 class Turn(Enum):
@@ -45,14 +47,14 @@ class Turn(Enum):
     ATTEMPT = auto()
     """An attempt begins, or one that the status has lost is adopted."""
     SUSPEND = auto()
-    """The gang stops and may return: its user, its budget or its queue wants that."""
+    """The gang stops, and may start again: because of its user, its budget or its queue."""
     END = auto()
     """The job succeeds or fails."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Actions that are carried out side by side. `needs`: the reads that they must be decided on."""
+    """Actions that are carried out concurrently. `needs`: the reads that they must rest on."""
 
     actions: Sequence[Action]
     needs: Freshness = Freshness.CACHED
@@ -82,11 +84,12 @@ class Plan:
         return max(needs)
 
     def due_within(self, *waits: timedelta | None) -> "Plan":
-        """Returns the plan with the next reconciliation after the shortest of these waits at the latest."""
+        """Returns the plan with the next pass after the shortest of these waits at the latest."""
         return replace(self, again=min((wait for wait in (self.again, *waits) if wait is not None), default=None))
 
     def then(self, *others: "Plan") -> "Plan":
-        """Returns the plan with the batches, events and waits of the others after its own. Only one has a status."""
+        """Returns the plan with the batches, events and waits of the others after its own. At most one of them has a
+        status."""
         plans = (self, *others)
         return replace(
             self,

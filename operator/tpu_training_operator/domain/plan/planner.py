@@ -51,7 +51,7 @@ from tpu_training_operator.domain.plan.queue.queueing import (
 from tpu_training_operator.domain.plan.start import find_unknown_workers, recover_status, start
 from tpu_training_operator.domain.plan.startable import check_options
 from tpu_training_operator.domain.plan.stopping import budget
-from tpu_training_operator.domain.plan.stopping.departure import after_the_end, delete_when_due, leave
+from tpu_training_operator.domain.plan.stopping.departure import delete_when_due, leave, stop_remaining_pods
 from tpu_training_operator.domain.plan.stopping.suspension import BY_USER, suspend
 
 _NO_CACHE = ParseCache(0)
@@ -70,7 +70,7 @@ def plan(
 
     `reporting`: where the workers report to; None if no operator listens. `network_policy`: what keeps other pods from
     the workers; None if nothing should. `max_hosts`: a larger job is not started; one that has started under another
-    bound continues. `cache`: of earlier looks.
+    bound continues. `cache`: keeps parsed specs and statuses between passes.
     """
     look = JobState(observed, cache.status(observed.job.get("status")), now)
     if manager_of(observed.job):
@@ -78,11 +78,13 @@ def plan(
     if look.is_leaving:
         return _complete(leave(look), look, look.status)
     if look.has_finished:
-        return delete_when_due(look) or _complete(after_the_end(look).then(end_workloads(look)), look, look.status)
+        return delete_when_due(look) or _complete(
+            stop_remaining_pods(look).then(end_workloads(look)), look, look.status
+        )
     try:
         ctx = _read(look, cache, max_hosts)
     except InvalidJob as error:
-        return _without_spec(look, error)
+        return _plan_without_spec(look, error)
     ctx = replace(ctx, reporting=reporting, network_policy=network_policy)
     if workers := find_unknown_workers(ctx):
         return recover_status(ctx, workers)
@@ -91,9 +93,9 @@ def plan(
 
 
 def _read(look: JobState, cache: ParseCache, max_hosts: int) -> Context:
-    """Returns what the spec says about the job, and what its workers have reported. Raises InvalidJob."""
+    """Reads the spec, and applies what the workers have reported to the status. Raises InvalidJob."""
     observed, status = look.observed, look.status
-    job = _without_entry_check(observed.job) if status.attempt or observed.pods else observed.job
+    job = _drop_entry_check(observed.job) if status.attempt or observed.pods else observed.job
     options, lower = cache.job(job), cache.lower_rungs(job)
     observed = observed.within([option.layout for option in (*options, *lower)])
     if status.attempt == 0 and not observed.pods:
@@ -107,8 +109,8 @@ def _read(look: JobState, cache: ParseCache, max_hosts: int) -> Context:
     return replace(ctx, status=apply_report(status, observed.report, option.resolution.steps, look.now, ctx.holding))
 
 
-def _without_entry_check(job: Object) -> Object:
-    """Returns the job as it concerns an attempt that has begun: a later change of the entry check must not stop it."""
+def _drop_entry_check(job: Object) -> Object:
+    """Returns the job without spec.entryCheck: a later change of it must not stop an attempt that has begun."""
     spec = job.get("spec")
     if not isinstance(spec, Mapping) or "entryCheck" not in spec:
         return job
@@ -116,7 +118,7 @@ def _without_entry_check(job: Object) -> Object:
 
 
 def _decide(ctx: Context) -> Plan:
-    """Decides about a job whose spec is valid and which has not finished. The first case that holds decides."""
+    """Decides about a job whose spec is valid and which has not finished. The first case that applies decides."""
     if ctx.attempt > 0 and not ctx.missing and all(map(has_succeeded, ctx.pods)):
         # Even if the job is to be suspended, or is being suspended: nothing is left to suspend.
         if ctx.resolution.lower_rung is not None:
@@ -129,10 +131,10 @@ def _decide(ctx: Context) -> Plan:
         return suspend(ctx, BY_USER, [*checking, *ctx.all_workers]).due_within(look_at_suspended(ctx))
     if (checks := check_entry(ctx)) is not None:
         return checks
-    if (stops := budget.over_budget(ctx)) is not None:
+    if (stops := budget.stop_over_budget(ctx)) is not None:
         return stops.due_within(look_at_suspended(ctx))
     if ctx.queue is not None and (waits := wait_for_admission(ctx, ctx.queue)) is not None:
-        # A gang that loses this slice may have another one already.
+        # A gang that Kueue stops on this slice may already be admitted on a better one.
         return move_once_admitted(ctx) or waits
     if not ctx.may_have_workers:
         return start(ctx)
@@ -140,59 +142,59 @@ def _decide(ctx: Context) -> Plan:
     if left is not None and left <= AT_ONCE:
         return exceed_deadline(ctx)
     if any(pod.placed is None for pod in ctx.pods):
-        # The job is not active now. A pod event will tell when its workers are placed.
+        # The job's active time does not run now. A pod event will cause a pass once its workers are placed.
         left = None
-    decided = keep_alive(ctx)
-    if decided.turn is Turn.NONE and ctx.has_alternatives:
+    decision = keep_alive(ctx)
+    if decision.turn is Turn.NONE and ctx.has_alternatives:
         better = move_once_held(ctx) if ctx.queue is None else move_once_admitted(ctx)
         if better is not None:
             return better
     queue_look = None if ctx.queue is None else LOOK_AT_RUNNING
-    return decided.due_within(look_again(ctx.leftovers, ctx.now), left, queue_look, budget.next_look(ctx))
+    return decision.due_within(look_again(ctx.leftovers, ctx.now), left, queue_look, budget.next_look(ctx))
 
 
-def _contribute(ctx: Context, decided: Plan) -> Plan:
+def _contribute(ctx: Context, decision: Plan) -> Plan:
     """Adds what placeholders and Kueue need beside the decision. A pass that begins an attempt does nothing else."""
-    if decided.turn is Turn.ATTEMPT:
-        return decided
+    if decision.turn is Turn.ATTEMPT:
+        return decision
     if ctx.has_alternatives or ctx.observed.placeholders:
-        decided = decided.then(hold_nodes(ctx, decided.turn))
-    if decided.turn is not Turn.NONE or ctx.queue is None:
-        return decided
-    # Kueue first: a refusal ends the pass, and Kueue must hear of a gang that cannot start.
-    return tell_pods_ready(ctx).then(decided, ask_for_better_slice(ctx))
+        decision = decision.then(hold_nodes(ctx, decision.turn))
+    if decision.turn is not Turn.NONE or ctx.queue is None:
+        return decision
+    # Kueue first: a refusal by the cluster ends the pass, and Kueue must still learn that the gang cannot start.
+    return tell_pods_ready(ctx).then(decision, ask_for_better_slice(ctx))
 
 
-def _without_spec(stored: JobState, error: InvalidJob) -> Plan:
-    """Plans for a job whose spec cannot be used. What its workers report counts."""
+def _plan_without_spec(stored: JobState, error: InvalidJob) -> Plan:
+    """Plans for a job whose spec cannot be used. Its workers' reports still count."""
     status, resolved = stored.status, stored.status.resolved
     steps = resolved.train_steps if resolved else 0
     look = replace(stored, status=apply_report(status, stored.observed.report, steps, stored.now, stored.holding))
-    decided = plan_invalid(look, error)
-    if decided.status and replace(decided.status, progress=status.progress, goodput=status.goodput) == status:
-        decided = replace(decided, status=None)
-    return _complete(decided, look, status, read_budget(stored))
+    decision = plan_invalid(look, error)
+    if decision.status and replace(decision.status, progress=status.progress, goodput=status.goodput) == status:
+        decision = replace(decision, status=None)
+    return _complete(decision, look, status, read_budget(stored))
 
 
 def _complete(
-    decided: Plan, look: JobState, stored: Status, limit: ChipBudget | None = None, option: SliceOption | None = None
+    decision: Plan, look: JobState, stored: Status, limit: ChipBudget | None = None, option: SliceOption | None = None
 ) -> Plan:
-    """Returns the plan with what no decision was needed for in its status: reports, the generation, and the use of
-    chips. `stored`: the status without the reports. `option`: the slice that the job runs on; None without a spec."""
-    status = decided.status
+    """Returns the plan with reports, the generation and the use of chips brought up to date in its status. `stored`:
+    the status without the reports. `option`: the slice that the job runs on; None without a spec."""
+    status = decision.status
     if status is None and look.status != stored:
-        # A report alone is written as often as it is worth a write.
+        # A report alone causes a write only now and then.
         wait = write_due(stored, look.observed.inbox, look.now)
-        status, decided = (look.status, decided) if wait <= AT_ONCE else (None, decided.due_within(wait))
+        status, decision = (look.status, decision) if wait <= AT_ONCE else (None, decision.due_within(wait))
     if status is None and stored.observed_generation != look.observed.generation and not look.is_leaving:
         # A change of a restart limit needs no other action, but until it is observed, kstatus takes the job for one in
         # progress.
         status = replace(look.status, observed_generation=look.observed.generation)
-    decided = budget.record_usage(replace(decided, status=status), look, stored, limit)
-    status = decided.status
+    decision = budget.record_usage(replace(decision, status=status), look, stored, limit)
+    status = decision.status
     if option is not None and (status is not None or is_wrong(stored, option)):
-        begins = decided.turn is Turn.ATTEMPT
+        begins = decision.turn is Turn.ATTEMPT
         status = keep_record(status or look.status, stored, option, look.now, begins=begins)
     elif status is not None and stored.placement is not None and option is None:
         status = charge_chips(status, stored, stored.placement.slice)
-    return replace(decided, status=status)
+    return replace(decision, status=status)

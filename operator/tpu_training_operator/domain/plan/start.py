@@ -1,4 +1,5 @@
-"""How an attempt begins where the job is: the first one, one after a rest, and one instead of what the status has lost.
+"""How an attempt begins on the job's present slice: the first one, one after a suspension or an eviction, and one that
+replaces an attempt which the status has lost.
 
 Workers of an attempt later than the status knows have one of three causes:
 
@@ -6,10 +7,10 @@ Workers of an attempt later than the status knows have one of three causes:
 - An edit or a restored backup lost the status, or took it back. Then the workers are the only record of the attempt.
 - A stranger created them: whoever may create pods can copy labels and owner references.
 
-While the attempt of the status has workers of its own, it counts, and such pods are left alone. Without any, nothing is
-decided until the read cannot be old. Then the pods prove that the status is wrong. If it knows of no attempt, theirs
-continues. Otherwise the next attempt gets a number above theirs and deletes them, because two gangs cannot be told
-apart from one and a forgery.
+While the attempt of the status has workers of its own, it counts, and such pods are left alone. If it has none, nothing
+is decided until those pods are older than any read. Then they prove that the status is wrong. If it knows of no
+attempt, theirs continues. Otherwise the next attempt gets a number above theirs and deletes them, because two gangs
+cannot be distinguished from a gang and a forgery.
 """
 
 from collections.abc import Sequence
@@ -41,7 +42,7 @@ def later_workers(observed: Observed, attempt: int) -> list[WorkerPod]:
     return [pod for pod in observed.pods if attempt < pod.worker.attempt < _MOST_ATTEMPTS]
 
 
-def may_be_news(unknown: Sequence[WorkerPod], now: datetime) -> bool:
+def may_be_newer_than_read(unknown: Sequence[WorkerPod], now: datetime) -> bool:
     """Whether the attempts of these workers may have begun since the job was read. If not, its status is wrong."""
     return now < min(pod.created for pod in unknown) + _OLDEST_READ
 
@@ -54,14 +55,15 @@ def find_unknown_workers(ctx: Context) -> list[WorkerPod]:
 
 
 def recover_status(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
-    """Plans for a job with workers of attempts that the status does not know: it was lost, unless the read is old."""
-    if may_be_news(pods, ctx.now):
+    """Plans for a job with workers of attempts that the status does not know: it was lost, unless the job was read
+    before they began."""
+    if may_be_newer_than_read(pods, ctx.now):
         return Plan(again=_READ_AGAIN)
     attempt = max(pod.worker.attempt for pod in pods)
     if ctx.attempt:
         return _replace_unknown(ctx, attempt)
     if ctx.rung is not None:
-        # Nothing says which rung they are on, so the ladder starts again.
+        # Nothing shows which rung the workers are on, so the ladder starts again.
         begun = start(replace(ctx, status=replace(ctx.status, attempt=attempt)))
         lost = Event(EventReason.STATUS_LOST, "the status was lost; the ladder begins again", warning=True)
         return replace(begun, events=(lost, *begun.events))
@@ -70,8 +72,8 @@ def recover_status(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
 
 
 def _replace_unknown(ctx: Context, attempt: int) -> Plan:
-    """Plans the attempt after this one, of which there are workers although the status shows an earlier one. A job that
-    rests stays at rest, and its workers are stopped."""
+    """Plans the attempt after `attempt`, whose workers exist although the status shows an earlier one. A suspended or
+    queued job stays so, and the workers are stopped."""
     number = attempt + 1
     message = (
         f"the status shows attempt {ctx.attempt}, but there are workers of attempt {attempt}: it was edited or restored"
@@ -102,5 +104,7 @@ def start(ctx: Context) -> Plan:
 
 def describe_start(ctx: Context, attempt: int) -> ReadyState:
     layout = ctx.resolution.layout
-    message = f"{ctx.of_rung}attempt {attempt}: waiting for {count(layout.hosts, 'worker')} on {layout} to become ready"
+    message = (
+        f"{ctx.rung_prefix}attempt {attempt}: waiting for {count(layout.hosts, 'worker')} on {layout} to become ready"
+    )
     return ReadyState(State.STARTING, Kstatus.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)

@@ -23,7 +23,7 @@ def check_options(options: Sequence[SliceOption], raw: Object, max_hosts: int = 
 
 
 def _check_queue(raw: Object, job: TPUTrainingJob) -> None:
-    """Raises InvalidJob for what needs a queue and has none, and for what a queue does not go together with."""
+    """Raises InvalidJob for a job that needs a queue and names none, and for fields that cannot be used in a queue."""
     trainer, provisioning = job.spec.trainer, job.spec.slice.provisioning
     if manager_of(raw) or prebuilt_workload(raw):
         fields = (("spec.placement", job.spec.placement), ("spec.ladder", job.spec.ladder))
@@ -38,13 +38,13 @@ def _check_queue(raw: Object, job: TPUTrainingJob) -> None:
         if both:
             message = (
                 f"leave {' and '.join(both)} out: the job itself is in queue {queue_of(raw)}, and with these labels"
-                " Kueue would count each worker again"
+                " Kueue would count each worker twice"
             )
             raise InvalidJob([Problem("spec.trainer.podLabels", message)])
     elif (
         provisioning
         and provisioning.type is ProvisioningType.QUEUED
-        # A rehearsal provisions nothing.
+        # A job on CPUs provisions nothing.
         and job.spec.slice.hardware is Hardware.TPU
         and constants.ANNOTATION_PROVISIONING not in (trainer.pod_annotations or {})
     ):

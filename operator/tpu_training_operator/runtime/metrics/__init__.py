@@ -97,7 +97,7 @@ class _Family(NamedTuple):
 _FAMILIES = {
     "tpujob_jobs": _Family(Gauge, "Jobs, by state.", _STATE),
     "tpujob_longest_unready_seconds": _Family(
-        Gauge, "How long the job that has waited longest for its workers has done so, by its status."
+        Gauge, "How long jobs have waited for their workers, by their status: the longest wait."
     ),
     "tpujob_failures_total": _Family(Counter, "Attempts that failed.", _CLASS),
     "tpujob_restarts_total": _Family(Counter, "Restarts of gangs after a failure.", _CLASS),
@@ -114,7 +114,7 @@ _FAMILIES = {
         Histogram, "From the first failure to all workers ready again.", {}, _RECOVERY_BUCKETS
     ),
     "tpujob_goodput_seconds_total": _Family(Counter, "Where the jobs' time went.", {"account": transitions.ACCOUNTS}),
-    "tpujob_chip_seconds_total": _Family(Counter, "What the chips did that the jobs held.", {"account": CHIP_ACCOUNTS}),
+    "tpujob_chip_seconds_total": _Family(Counter, "What the jobs' chips did.", {"account": CHIP_ACCOUNTS}),
     "tpujob_chip_budgets_exceeded_total": _Family(
         Counter, "Jobs that were stopped because their budget of chip-hours was used up."
     ),
@@ -156,7 +156,7 @@ _FAMILIES = {
     ),
     "leader_election_master_status": _Family(Gauge, "1 if this operator is the one that works, else 0.", _QUEUE),
     "tpujob_event_loop_lag_seconds": _Family(
-        Histogram, "How much later than asked for the event loop woke up, looked at once a second.", {}, _LAG_BUCKETS
+        Histogram, "How much later than asked the event loop woke up, measured once a second.", {}, _LAG_BUCKETS
     ),
     "tpujob_build_info": _Family(Gauge, "Always 1; the version is in the label.", {"version": (version(),)}),
 }
@@ -167,7 +167,7 @@ class Metrics:
     """Counts what one operator process does. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        # They would add a series to each counter, with no more information than the process's start time.
+        # The _created series would tell no more than the process's start time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._clock = clock
@@ -256,7 +256,7 @@ class Metrics:
         result = _STRANGER if is_stranger else _ANSWERS.get(status, _OTHER)
         self._count("tpujob_progress_reports_total", result)
 
-    # What becomes of the jobs.
+    # The jobs.
 
     def jobs_listed(self, states: Mapping[JobKey, State | None]) -> None:
         """Records the states of all jobs that exist."""
@@ -295,13 +295,13 @@ class Metrics:
             self._count("tpujob_failures_total", failed)
         for failure_class, count in transitions.restarts(before, after).items():
             self._count("tpujob_restarts_total", failure_class, by=count)
-        for account, seconds in transitions.accounted(before, after).items():
+        for account, seconds in transitions.seconds_by_account(before, after).items():
             self._count("tpujob_goodput_seconds_total", account, by=seconds)
-        for account, chip_seconds in transitions.chips_accounted(before, after).items():
+        for account, chip_seconds in transitions.chip_seconds_by_account(before, after).items():
             self._count("tpujob_chip_seconds_total", account, by=chip_seconds)
         if transitions.exceeded_budget(before, after):
             self._count("tpujob_chip_budgets_exceeded_total")
-        if ready := transitions.became_ready(before, after):
+        if ready := transitions.readiness(before, after):
             name = "tpujob_recovery_seconds" if ready.after_failure else "tpujob_gang_ready_seconds"
             self._observe(name, ready.seconds)
         if (reason := transitions.finish(before, after)) is not None:

@@ -49,7 +49,7 @@ def finish(before: Status, after: Status) -> str | None:
     return next((end.reason for end in ends if end and end.is_true), "")
 
 
-def became_ready(before: Status, after: Status) -> Readiness | None:
+def readiness(before: Status, after: Status) -> Readiness | None:
     """Returns how long the gang took to become ready; None unless it has just become ready.
 
     A start counts from the first attempt or the resumption, a recovery from the first failure. A start whose first
@@ -69,14 +69,14 @@ def became_ready(before: Status, after: Status) -> Readiness | None:
     return Readiness(True, _seconds(min(since, failed), now))
 
 
-def accounted(before: Status, after: Status) -> dict[str, int]:
+def seconds_by_account(before: Status, after: Status) -> dict[str, int]:
     """Returns the seconds added to each account. Training counts as productive once a checkpoint has it or the job has
     ended: until then it may still be lost, and counters never decrease."""
     earlier, later = _settled(before), _settled(after)
     return {account: max(0, later[account] - earlier[account]) for account in ACCOUNTS}
 
 
-def chips_accounted(before: Status, after: Status) -> dict[str, int]:
+def chip_seconds_by_account(before: Status, after: Status) -> dict[str, int]:
     """Returns the chip-seconds added to each account, without those that a job used before its operator began to
     count."""
     if before.attempt and not (before.goodput and before.goodput.chip_seconds):

@@ -19,7 +19,7 @@ from tpu_training_operator.runtime.progress.tokens import ReportRefused, Sender
 
 LONGEST_WARNING = 1024
 LONGEST_METRIC_NAME = 128
-# In characters. The last ones are kept: they show where a thread is.
+# In characters. The last ones are kept, which show where a thread is.
 LONGEST_STACKS = 16 * 1024
 
 # As in the recipe: the largest whole number that a double holds exactly.

@@ -154,7 +154,7 @@ async def load_authority(cluster: Secrets, service: ServiceName, now: datetime) 
     except BadAuthority as error:
         raise BadSecret(
             f"{where}: {error}; delete it, run `helm upgrade` and restart the operator, which then makes a new"
-            " authority (gangs running by then report again from their next attempt on)"
+            " authority (gangs that run at that time cannot report until their next attempt)"
         ) from None
 
 

@@ -118,7 +118,7 @@ class ProgressServer:
             except (ReportRefused, web.HTTPException):
                 raise
             except Exception:
-                self.inboxes.could_not_listen(key)
+                self.inboxes.note_loss(key)
                 raise
             return key
 
@@ -146,7 +146,7 @@ class ProgressServer:
         except TimeoutError:
             raise ReportRefused(429, "too many unknown tokens are waiting for review", _RETRY_SECONDS) from None
         except TokenNotReviewed as error:
-            self.inboxes.could_not_listen(key)
+            self.inboxes.note_loss(key)
             if not is_trusted:
                 refusals.give_back(address)
             raise ReportRefused(503, f"the API server could not review the token: {error}", _RETRY_SECONDS) from error

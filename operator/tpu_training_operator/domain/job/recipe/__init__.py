@@ -1,1 +1,1 @@
-"""What a job resolves to: its slice, its scaled recipe, and what should be known before chips are paid for."""
+"""The recipe: scaled to the job's slice, explained, and checked before chips are paid for."""

@@ -11,7 +11,7 @@ from tpu_training_operator.domain.job.recipe.ledger import Ledger
 
 # The chips compute in tiles of 8 x 128 and pad any other batch to the next multiple.
 _TILE = 8
-# A judgement: where larger batches stop to pay differs widely by model and data (Shallue et al. 2018).
+# A judgement: the batch beyond which a larger one gains little differs by model and data (Shallue et al. 2018).
 _FURTHEST = 16
 
 
@@ -25,7 +25,7 @@ class ScaledBatch:
 
 
 def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Ledger) -> ScaledBatch:
-    """The recipe's batch on `replicas`. Raises InvalidJob if it does not divide evenly."""
+    """Returns the recipe's batch on `replicas`. Raises InvalidJob if it does not divide evenly."""
     tuned, rest = divmod(recipe.global_batch_size, tuned_replicas)
     if rest or tuned == 0:
         raise _indivisible(recipe.global_batch_size, tuned_replicas, "of the slice it was tuned on")
@@ -57,7 +57,7 @@ def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Led
 
 
 def spread(batch: ScaledBatch, replicas: int, ledger: Ledger) -> ScaledBatch:
-    """The same global batch on other replicas than it was scaled for. Raises InvalidJob if it does not divide."""
+    """Returns the same global batch divided over other replicas. Raises InvalidJob if it does not divide."""
     return _global_constant(batch.total, batch.per_replica, replicas, ledger)
 
 
@@ -65,7 +65,7 @@ def _global_constant(total: int, tuned_per_replica: int, replicas: int, ledger: 
     share, rest = divmod(total, replicas)
     if rest or share == 0:
         raise _indivisible(total, replicas, "of this slice")
-    # At most as many at once as a replica held when the recipe was tuned: more might not fit into its memory.
+    # A replica held this many at once when the recipe was tuned; more might not fit into its memory.
     accumulation = share // _largest_divisor(share, tuned_per_replica)
     at_once = share // accumulation
     times = f" x {accumulation} accumulated" if accumulation > 1 else ""
@@ -74,7 +74,7 @@ def _global_constant(total: int, tuned_per_replica: int, replicas: int, ledger: 
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of `number` up to `most`, in at most 46,000 steps; trying every number takes minutes."""
+    """Returns the largest divisor of `number` up to `most`, in at most 46,000 steps; trying all takes minutes."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return max(n for n in (*small, *(number // n for n in small)) if n <= most)
 

@@ -11,8 +11,8 @@ from tpu_training_operator.api.catalogue import Generation
 
 
 @dataclass(frozen=True)
-class Exchanged:
-    """A collective of the step. `kind`: XLA's name; `size`: bytes that each replica brings."""
+class StepCollective:
+    """A collective of the step. `kind`: XLA's name; `size`: bytes that each replica puts in."""
 
     kind: str
     size: int
@@ -25,14 +25,14 @@ class StepCost:
     flops: float
     model_flops: float
     traffic: int
-    exchanged: Sequence[Exchanged]
+    collectives: Sequence[StepCollective]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds that each part takes at its peak. `intensity`: operations per byte of HBM traffic; `balance`: those at
-    which arithmetic and traffic take equally long. `utilisation`: the model's operations over the peak, 0..1, if a step
-    took no longer than `seconds`."""
+    """Seconds that each part takes at its peak. `intensity`: operations per byte of HBM traffic; `balance`: the
+    intensity at which arithmetic and traffic take equally long. `utilisation`: the model's operations over the peak,
+    0..1, if a step took no longer than `seconds`."""
 
     arithmetic: float
     memory: float
@@ -52,13 +52,13 @@ class Bound:
 
 
 def bound_of(cost: StepCost, generation: Generation, replicas: int) -> Bound:
-    """Of a step on `replicas` replicas of one slice."""
+    """Returns the bound of a step on `replicas` replicas of one slice."""
     share = 1 / generation.devices_per_chip
     peak = generation.bf16_tflops_per_chip * 1e12 * share
     bandwidth = generation.hbm_gb_per_second_per_chip * 1e9 * share
     link = generation.ici_gb_per_second_per_chip * 1e9 * share
     arithmetic, memory = cost.flops / peak, cost.traffic / bandwidth
-    network = sum(_sent(one, replicas) for one in cost.exchanged) / link
+    network = sum(_bytes_sent(collective, replicas) for collective in cost.collectives) / link
     seconds = max(arithmetic, memory, network)
     return Bound(
         arithmetic=arithmetic,
@@ -70,8 +70,8 @@ def bound_of(cost: StepCost, generation: Generation, replicas: int) -> Bound:
     )
 
 
-def _sent(one: Exchanged, replicas: int) -> float:
-    """The fewest bytes that a replica must send, with any algorithm (for the sum: Patarasuk and Yuan 2009)."""
+def _bytes_sent(collective: StepCollective, replicas: int) -> float:
+    """Returns the fewest bytes that a replica must send, with any algorithm (for the sum: Patarasuk and Yuan 2009)."""
     others = (replicas - 1) / replicas
     times = {"all-reduce": 2 * others, "all-gather": replicas - 1, "reduce-scatter": others, "all-to-all": others}
-    return one.size * times.get(one.kind, 1.0)
+    return collective.size * times.get(collective.kind, 1.0)

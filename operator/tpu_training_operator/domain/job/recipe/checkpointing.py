@@ -8,22 +8,22 @@ _DEFAULT_SECONDS = 600
 
 
 def folder(job: TPUTrainingJob, checkpoint: Checkpoint) -> str:
-    """The job's own folder below `uri`.
+    """Returns the job's own folder below `uri`.
 
-    It is named after the job and not its uid, so that a job that was lost and applied again continues. The trainer
+    It is named after the job and not its uid, so that a job that was lost and created again continues. The trainer
     compares the recipes and decides whether it may.
     """
     return f"{checkpoint.uri.rstrip('/')}/{job.namespace}/{job.name}"
 
 
 def rungs_folder(job: TPUTrainingJob, checkpoint: Checkpoint) -> str:
-    """The prefix of the places of the ladder's rungs, one for each attempt. No job's name has a dot, so it is no job's
-    folder."""
+    """Returns the prefix of the folders of the ladder's rungs, one for each attempt. No job's name has a dot, so it is
+    no job's folder."""
     return f"{folder(job, checkpoint)}.rungs/{job.uid}"
 
 
 def left_by_rungs(job: TPUTrainingJob) -> str | None:
-    """The prefix of the places where lower rungs leave checkpoints, which nobody needs once the job has succeeded."""
+    """Returns the prefix of the folders in which lower rungs leave checkpoints, useless once the job has succeeded."""
     ladder, checkpoint = job.spec.ladder, job.spec.checkpoint
     if ladder is None or checkpoint is None:
         return None
@@ -32,13 +32,13 @@ def left_by_rungs(job: TPUTrainingJob) -> str | None:
 
 
 def interval(checkpoint: Checkpoint) -> dict[str, int]:
-    """The run spec's everySteps and everySeconds, as far as they are given."""
-    given = {"everySteps": checkpoint.every_steps, "everySeconds": checkpoint.every_seconds}
-    return {name: value for name, value in given.items() if value is not None} or {"everySeconds": _DEFAULT_SECONDS}
+    """Returns the run spec's everySteps and everySeconds, as far as they are set; if neither is, the default."""
+    settings = {"everySteps": checkpoint.every_steps, "everySeconds": checkpoint.every_seconds}
+    return {name: value for name, value in settings.items() if value is not None} or {"everySeconds": _DEFAULT_SECONDS}
 
 
 def interval_text(checkpoint: Checkpoint) -> str:
-    """The interval in words: "every 500 steps or 10 min"."""
+    """Returns the interval in words: "every 500 steps or 10 min"."""
     every = interval(checkpoint)
     texts = {name: span(value) if name == "everySeconds" else f"{value} steps" for name, value in every.items()}
     return "every " + " or ".join(texts.values())

@@ -24,12 +24,12 @@ class ComparisonRow:
 
 
 def comparison(recipe: Recipe, resolution: Resolution) -> tuple[ComparisonRow, ...]:
-    """The slices first, then every number of the recipe that a rule may change."""
-    return (*_slices(recipe, resolution), *_numbers(recipe, resolution))
+    """Returns the rows about the slice, then one for every number of the recipe that a rule may change."""
+    return (*_slice_rows(recipe, resolution), *_number_rows(recipe, resolution))
 
 
-def _slices(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRow]:
-    """Without `tunedOn` nothing is known of another slice."""
+def _slice_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRow]:
+    # Without `tunedOn`, no other slice is known.
     layout, tuned = resolution.layout, resolution.tuned_on if recipe.tuned_on is not None else None
     yield _row("slice", tuned, layout)
     yield _row("topology", tuned and tuned.shape.topology, layout.shape.topology)
@@ -38,7 +38,7 @@ def _slices(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRow]:
     yield _row("replicas", tuned and tuned.replicas, layout.replicas, "one per XLA device")
 
 
-def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRow]:
+def _number_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRow]:
     scaled = resolution.recipe
     rules = _rules(scaled.notes)
     yield _row("batch per replica", recipe.global_batch_size // resolution.tuned_on.replicas, scaled.batch.per_replica)
@@ -66,7 +66,7 @@ def _numbers(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRow]:
     for name, before, now, field in optional:
         if now is not None:
             yield _row(name, before, now, rules.get(field, "as in the recipe"))
-    yield from _followed(recipe)
+    yield from _evaluation_rows(recipe)
 
 
 def _tuned_milestones(schedule: Schedule) -> object:
@@ -74,8 +74,8 @@ def _tuned_milestones(schedule: Schedule) -> object:
     return schedule.milestones if epochs is None else f"{'epoch' if len(epochs) == 1 else 'epochs'} {_text(epochs)}"
 
 
-def _followed(recipe: Recipe) -> Iterator[ComparisonRow]:
-    """What evaluations decide. Their distance is scaled, so their number is not."""
+def _evaluation_rows(recipe: Recipe) -> Iterator[ComparisonRow]:
+    """Yields the rows about decisions from evaluations. Patience is not scaled, because the interval is."""
     schedule, stop = recipe.schedule, recipe.stop_early
     if schedule.name is ScheduleName.PLATEAU:
         factor = f"x {PLATEAU_FACTOR if schedule.factor is None else schedule.factor}"
@@ -98,7 +98,7 @@ def _text(value: object) -> str:
 
 
 def _rules(notes: Sequence[Note]) -> dict[str, str]:
-    """The rules by field; several about one field are joined."""
+    """Returns the rules by field; several about one field are joined."""
     rules: dict[str, str] = {}
     for field, rule in notes:
         rules[field] = f"{rules[field]}; {rule}" if field in rules else rule

@@ -1,6 +1,6 @@
 """What the TPU's compiler says about a job's step, read from the message of the entry check's pod and put into words.
 
-The pod runs an image that anybody may have written, so its message can have any form.
+The operator does not control the pod's image, so the message can have any form.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,19 +10,19 @@ from typing import Any
 from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.words import count
-from tpu_training_operator.domain.job.recipe.bound import Bound, Exchanged, StepCost, bound_of
+from tpu_training_operator.domain.job.recipe.bound import Bound, StepCollective, StepCost, bound_of
 from tpu_training_operator.domain.job.topology import SliceLayout
 
 _LARGEST = 2**62
 _LONGEST = 300
-_MOST_FOUND = 2
+_MOST_FINDINGS = 2
 
 NOT_THERE = "Missing"
 UNFINISHED = "Unfinished"
 _TROUBLES = {
     NOT_THERE: "the image cannot compile it",
     UNFINISHED: "the pod ended while it was compiled",
-    "TooSlow": "it was not read_compile_result in time",
+    "TooSlow": "it was not compiled in time",
     "Ended": "compiling ended without an answer",
     "UnknownSlice": "the image's libtpu does not know the slice",
 }
@@ -31,36 +31,36 @@ _CANNOT_TRACE = "it cannot be traced"
 
 @dataclass(frozen=True)
 class CompileResult:
-    """`fits`: None if nobody can tell, as `message` explains. `trouble`: what kept the compiler from an answer."""
+    """`fits`: None if it is not known, and `message` says why. `trouble`: what kept the compiler from an answer."""
 
     fits: bool | None
     message: str
     trouble: str = ""
 
 
-def read_compile_result(said: Any, layout: SliceLayout) -> CompileResult:
-    """`said`: of the step on this slice."""
-    words = said if isinstance(said, Mapping) else {"trouble": "Ended", "said": "the pod's message cannot be read"}
-    where, trouble = f"{layout}", _text(words, "trouble")
-    if trouble or not isinstance(words.get("fits"), bool):
-        return CompileResult(None, f"{where}: {_unknown(words, trouble)}", trouble)
-    if not words["fits"]:
-        return CompileResult(False, f"{where}: {_too_large(words)}")
-    return CompileResult(True, f"{where}: {'; '.join(_fitting(words, layout))}")
+def read_compile_result(part: Any, layout: SliceLayout) -> CompileResult:
+    """Reads the part of the message that is about the step on this slice."""
+    fields = part if isinstance(part, Mapping) else {"trouble": "Ended", "said": "the pod's message cannot be read"}
+    trouble = _text(fields, "trouble")
+    if trouble or not isinstance(fields.get("fits"), bool):
+        return CompileResult(None, f"{layout}: {_describe_unknown(fields, trouble)}", trouble)
+    if not fields["fits"]:
+        return CompileResult(False, f"{layout}: {_describe_excess(fields)}")
+    return CompileResult(True, f"{layout}: {'; '.join(_describe_fit(fields, layout))}")
 
 
-def _unknown(words: Mapping[str, Any], trouble: str) -> str:
+def _describe_unknown(fields: Mapping[str, Any], trouble: str) -> str:
     if trouble:
-        said = _text(words, "said")
-        return _TROUBLES.get(trouble, _CANNOT_TRACE) + (f": {said}" if said else "")
-    if refusal := _text(words, "refusal"):
+        detail = _text(fields, "said")
+        return _TROUBLES.get(trouble, _CANNOT_TRACE) + (f": {detail}" if detail else "")
+    if refusal := _text(fields, "refusal"):
         return f"the compiler refuses the step: {refusal}"
-    return f"it cannot be one program: {', '.join(_found(words)) or 'nobody said why'}"
+    return f"it cannot be one program: {', '.join(_findings(fields)) or 'no reason given'}"
 
 
-def _too_large(words: Mapping[str, Any]) -> str:
-    needed, limit = _number(words, "needed"), _number(words, "limit")
-    batch, largest, refused = (_number(words, name) for name in ("perReplica", "largest", "refused"))
+def _describe_excess(fields: Mapping[str, Any]) -> str:
+    needed, limit = _number(fields, "needed"), _number(fields, "limit")
+    batch, largest, refused = (_number(fields, name) for name in ("perReplica", "largest", "refused"))
     examples = "the step" if batch is None else f"{count(int(batch), 'example')} per replica"
     text = f"does not fit into a core's memory: {examples}"
     if limit is not None:
@@ -70,50 +70,50 @@ def _too_large(words: Mapping[str, Any]) -> str:
         text += f"; {int(largest)} fit" + (f" ({int(refused)} do not)" if refused else "")
     elif largest == 0:
         text += "; not even one fits"
-    return f"{text}; read_compile_result, not run"
+    return f"{text}; compiled, not run"
 
 
-def _fitting(words: Mapping[str, Any], layout: SliceLayout) -> Iterator[str]:
-    needed, limit = _number(words, "needed"), _number(words, "limit")
+def _describe_fit(fields: Mapping[str, Any], layout: SliceLayout) -> Iterator[str]:
+    needed, limit = _number(fields, "needed"), _number(fields, "limit")
     if needed is not None and limit is not None:
         yield f"fits, {gib(needed)} of {gib(limit)} of HBM per core, {gib(limit - needed)} free"
     else:
         yield "fits"
-    if (bound := _bound(words, layout)) is not None:
+    if (bound := _bound(fields, layout)) is not None:
         at_best = f"a step takes {milliseconds(bound.seconds)} at best, bound by {bound.by}"
         yield f"{at_best}: MFU at most {bound.utilisation:.0%}"
-    if found := _found(words):
-        yield f"found: {', '.join(found)}"
+    if findings := _findings(fields):
+        yield f"found: {', '.join(findings)}"
     yield "compiled, not run"
 
 
-def _bound(words: Mapping[str, Any], layout: SliceLayout) -> Bound | None:
+def _bound(fields: Mapping[str, Any], layout: SliceLayout) -> Bound | None:
     generation = generations().get(layout.shape.generation)
-    flops, needs, traffic = (_number(words, name) for name in ("flops", "modelFlops", "traffic"))
-    if generation is None or flops is None or needs is None or not traffic:
+    flops, model_flops, traffic = (_number(fields, name) for name in ("flops", "modelFlops", "traffic"))
+    if generation is None or flops is None or model_flops is None or not traffic:
         return None
-    given = words.get("exchanged")
-    sizes = given if isinstance(given, Mapping) else {}
-    exchanged = [Exchanged(str(kind), int(_number(sizes, kind) or 0)) for kind in sizes]
-    return bound_of(StepCost(flops, needs, int(traffic), exchanged), generation, layout.shape.devices)
+    part = fields.get("exchanged")
+    sizes = part if isinstance(part, Mapping) else {}
+    collectives = [StepCollective(str(kind), int(_number(sizes, kind) or 0)) for kind in sizes]
+    return bound_of(StepCost(flops, model_flops, int(traffic), collectives), generation, layout.shape.devices)
 
 
-def _found(words: Mapping[str, Any]) -> list[str]:
-    given = words.get("found")
-    listed = given if isinstance(given, list) else []
-    return [plain(one)[:_LONGEST] for one in listed if isinstance(one, str)][:_MOST_FOUND]
+def _findings(fields: Mapping[str, Any]) -> list[str]:
+    part = fields.get("found")
+    texts = [text for text in part if isinstance(text, str)] if isinstance(part, list) else []
+    return [plain(text)[:_LONGEST] for text in texts[:_MOST_FINDINGS]]
 
 
-def _number(words: Mapping[str, Any], name: str) -> float | None:
-    value = words.get(name)
+def _number(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # Not a NaN either, which is in no range.
+    # A NaN is in no range.
     return value if 0 <= value < _LARGEST else None
 
 
-def _text(words: Mapping[str, Any], name: str) -> str:
-    value = words.get(name)
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
     return plain(value)[:_LONGEST] if isinstance(value, str) else ""
 
 

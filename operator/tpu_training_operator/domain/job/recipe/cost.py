@@ -20,7 +20,7 @@ class Cost:
     chip_hours: float | None
 
     def lines(self) -> dict[str, str]:
-        """The numbers to show, by name."""
+        """Returns the numbers to show, by name."""
         if self.hours is None or self.chip_hours is None:
             return {"chip-steps": str(self.chip_steps)}
         return {"hours": f"{self.hours:.3g}", "chip-hours": f"{self.chip_hours:.3g}"}
@@ -31,7 +31,7 @@ class Cost:
 
 
 def cost_of(resolution: Resolution, step_seconds: float | None) -> Cost:
-    """The cost of one uninterrupted training; `step_seconds` is the time of one optimizer step."""
+    """Returns the cost of one uninterrupted training; `step_seconds` is the time of one optimizer step."""
     chips, steps = resolution.layout.chips, resolution.steps
     if step_seconds is None:
         return Cost(chips * steps, None, None)

@@ -15,20 +15,20 @@ from fractions import Fraction
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.domain.job.recipe.ledger import TEN_DIGITS, Ledger, decimal, plain
 
-# Doubles end soon below it.
+# Close to the smallest double.
 _SMALLEST = Decimal("1e-300")
 # The trainer's defaults, for a recipe that scales betas without giving them: torch's, and those of Lion's authors.
 _DEFAULT_BETAS = {"beta1": "0.9", "beta2": "0.999"}
-_LIONS_BETAS = {"beta1": "0.9", "beta2": "0.99"}
+_LION_BETAS = {"beta1": "0.9", "beta2": "0.99"}
 
 
 def scaled_betas(recipe: Recipe, factor: Fraction, ledger: Ledger) -> dict[str, str]:
-    """beta1 and beta2 by name, as decimal strings; without those that the recipe leaves to the trainer."""
-    given = {"beta1": recipe.optimizer.beta1, "beta2": recipe.optimizer.beta2}
+    """Returns beta1 and beta2 by name, as decimal strings, without those that the recipe leaves to the trainer."""
+    betas = {"beta1": recipe.optimizer.beta1, "beta2": recipe.optimizer.beta2}
     if not recipe.scaling.betas:
-        return {name: value for name, value in given.items() if value is not None}
-    default = _LIONS_BETAS if recipe.optimizer.name.lower() == "lion" else _DEFAULT_BETAS
-    tuned = {name: value or default[name] for name, value in given.items()}
+        return {name: value for name, value in betas.items() if value is not None}
+    default = _LION_BETAS if recipe.optimizer.name.lower() == "lion" else _DEFAULT_BETAS
+    tuned = {name: value or default[name] for name, value in betas.items()}
     return {name: _power(name, value, factor, ledger) for name, value in tuned.items()}
 
 

@@ -22,7 +22,7 @@ _LARGEST_LINEAR_FACTOR_WITHOUT_WARMUP = 8
 
 @dataclass(frozen=True)
 class LearningRate:
-    """`multiplier`: of the recipe's own rate, after any cap; the rule for weight decay uses it."""
+    """`multiplier`: the rate divided by the recipe's, after any cap; the rule for weight decay uses it."""
 
     value: Decimal
     multiplier: Decimal

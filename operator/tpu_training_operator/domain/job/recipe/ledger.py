@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Note(NamedTuple):
-    """How the number in `field` came about."""
+    """How the number in `field` was derived."""
 
     field: str
     rule: str
@@ -39,5 +39,5 @@ def decimal(ratio: Fraction) -> Decimal:
 
 
 def plain(number: Decimal) -> str:
-    """The number without exponent or trailing zeros, for example 0.0004."""
+    """Returns the number without exponent or trailing zeros, for example 0.0004."""
     return format(number.normalize(), "f")

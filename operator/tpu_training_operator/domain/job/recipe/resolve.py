@@ -20,39 +20,39 @@ from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
 
 @dataclass(frozen=True)
 class LowerRung:
-    """What a rung below the job makes instead of the whole training: its first `steps`. `folder`: the prefix of the
-    places for checkpoints, one for each attempt of the rung; None if it needs none."""
+    """A rung below the job, which makes only the first `steps` of the training. `folder_prefix`: begins the folders for
+    checkpoints, one for each attempt of the rung; None if the rung needs none."""
 
     steps: int
     gates: Gates
-    folder: str | None
+    folder_prefix: str | None
     init_from: InitFrom | None
 
-    def place(self, attempt: int) -> str | None:
-        return None if self.folder is None else f"{self.folder}-{attempt}"
+    def folder(self, attempt: int) -> str | None:
+        return None if self.folder_prefix is None else f"{self.folder_prefix}-{attempt}"
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """`alternative`: which of the job's slices it is about, 0 for spec.slice. `lower_rung`: of a rung of a ladder; None
-    for a job as a whole."""
+    """What a spec means on one slice. `option_number`: the number of the slice among the job's options, 0 for
+    spec.slice. `lower_rung`: set on a lower rung of a ladder; None for the job itself."""
 
     layout: SliceLayout
     tuned_on: SliceLayout
     recipe: ScaledRecipe
     warnings: tuple[str, ...]
     code_sha256: str | None = None
-    alternative: int = 0
+    option_number: int = 0
     lower_rung: LowerRung | None = None
 
     @property
     def steps(self) -> int:
-        """How many steps the attempt is to make."""
+        """The steps that the attempt should make."""
         return self.recipe.train_steps if self.lower_rung is None else self.lower_rung.steps
 
     @property
     def resolved(self) -> Resolved:
-        """`status.resolved`."""
+        """The value of `status.resolved`."""
         layout, recipe = self.layout, self.recipe
         shape = layout.shape
         return Resolved(
@@ -80,35 +80,35 @@ class Resolution:
             ema_decay=recipe.ema_decay,
             scale_factor=plain(round(decimal(recipe.factor), 6)),
             code_sha256=self.code_sha256,
-            notes=[_fitting(str(note)) for note in (*recipe.notes, *(f"warning: {text}" for text in self.warnings))],
+            notes=[_shorten(str(note)) for note in (*recipe.notes, *(f"warning: {text}" for text in self.warnings))],
         )
 
 
-def _fitting(note: str) -> str:
-    """Thirty-two milestones of sixteen digits would be longer than the status allows."""
+def _shorten(note: str) -> str:
+    """Cuts a note to the length that the status allows, which 32 milestones of 16 digits exceed."""
     return note if len(note) <= LONGEST_TEXT else f"{note[: LONGEST_TEXT - 3]}..."
 
 
 def resolve(spec: Spec, choice: SliceChoice | None = None) -> Resolution:
-    """What the spec means on the chosen slice, by default its own.
+    """Resolves the spec on the chosen slice, by default spec.slice.
 
     Raises InvalidJob for what the catalogue, the backend or the arithmetic rules out.
     """
-    chosen = choice or own_choice(spec)
-    wished, layout = layout_of(spec.slice, "spec.slice"), layout_of(chosen.slice, chosen.field)
-    tuned_on = layout_of(spec.recipe.tuned_on, "spec.recipe.tunedOn") if spec.recipe.tuned_on else wished
-    there = on_slice(spec, chosen)
-    problems = [*_backend_problems(there, layout), *_parameter_problems(spec)]
+    choice = choice or own_choice(spec)
+    own_layout, layout = layout_of(spec.slice, "spec.slice"), layout_of(choice.slice, choice.field)
+    tuned_on = layout_of(spec.recipe.tuned_on, "spec.recipe.tunedOn") if spec.recipe.tuned_on else own_layout
+    moved = on_slice(spec, choice)
+    problems = [*_backend_problems(moved, layout), *_parameter_problems(spec)]
     if problems:
         raise InvalidJob(problems)
-    target = wished if chosen.keeps_batch else layout
+    target = own_layout if choice.keeps_batch else layout
     recipe = scale(spec.recipe, tuned_on.replicas, target.replicas, spread_over=layout.replicas)
     code = None if spec.trainer.code is None else spec.trainer.code.sha256
-    return Resolution(layout, tuned_on, recipe, tuple(warnings(there, layout, recipe)), code, chosen.number)
+    return Resolution(layout, tuned_on, recipe, tuple(warnings(moved, layout, recipe)), code, choice.number)
 
 
 def check_hosts(resolution: Resolution, most: int, field: str = "spec.slice") -> None:
-    """Raises InvalidJob for more hosts than this operator accepts. A rule of `api.slice` has the API's own bound."""
+    """Raises InvalidJob for more hosts than this operator accepts. The API's bound is a rule of `api.slice`."""
     hosts = resolution.layout.hosts
     if hosts > most:
         message = f"{count(hosts, 'host')} are too many: this operator accepts at most {most} (its option --max-hosts)"
@@ -116,7 +116,7 @@ def check_hosts(resolution: Resolution, most: int, field: str = "spec.slice") ->
 
 
 def _backend_problems(spec: Spec, layout: SliceLayout) -> Iterator[Problem]:
-    """Why the backend cannot run on this layout. Only the catalogue knows its hosts and replicas, so no rule can."""
+    """Yields why the backend cannot run on this layout. The API has no rule, as only the catalogue knows the layout."""
     backend, torch = spec.trainer.backend, spec.trainer.torch
     if backend is Backend.XLA_SPMD and spec.slice.hardware is Hardware.CPU and layout.hosts > 1:
         message = (
@@ -132,18 +132,18 @@ def _backend_problems(spec: Spec, layout: SliceLayout) -> Iterator[Problem]:
         )
         yield Problem("spec.trainer.torch.processesPerHost", message)
     elif torch is not None and per_host % torch.processes_per_host:
-        fitting = [str(number) for number in range(1, per_host + 1) if per_host % number == 0]
+        divisors = [str(number) for number in range(1, per_host + 1) if per_host % number == 0]
         message = (
             f"{count(per_host, 'replica')} per host cannot be divided over {torch.processes_per_host} processes;"
-            f" possible here: {', '.join(fitting)}"
+            f" possible here: {', '.join(divisors)}"
         )
         yield Problem("spec.trainer.torch.processesPerHost", message)
 
 
 def _parameter_problems(spec: Spec) -> Iterator[Problem]:
-    """Parameters that would share an environment variable.
+    """Yields parameters that would share an environment variable.
 
-    Not a rule of the API, because CEL cannot bound the cost of comparing map keys: a CRD cannot limit their length.
+    The API has no rule, because CEL cannot bound the cost of comparing map keys: a CRD cannot limit their length.
     """
     taken: dict[str, str] = {}
     for name in sorted(spec.recipe.parameters or {}):

@@ -27,8 +27,8 @@ from tpu_training_operator.domain.job.recipe.ledger import Ledger, Note, plain
 class ScaledRecipe:
     """What the job trains with. Numbers that are not whole are decimal strings, None if the recipe gives none.
 
-    `factor` is the global batch divided by the recipe's. `notes` give the rule behind each number, `warnings` what
-    deserves a second look.
+    `factor` is the global batch divided by the recipe's. `notes` give the rule behind each number, `warnings` name
+    what deserves a second look.
     """
 
     batch: ScaledBatch
@@ -46,9 +46,9 @@ class ScaledRecipe:
 
 
 def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int | None = None) -> ScaledRecipe:
-    """The recipe for `replicas`, tuned on `tuned_replicas`. Raises InvalidJob if the batch does not divide evenly.
+    """Returns the recipe scaled from `tuned_replicas` to `replicas`. Raises InvalidJob if the batch does not divide.
 
-    `spread_over`: how many replicas train with the numbers for `replicas`; by default as many.
+    `spread_over`: how many replicas train with these numbers; by default `replicas`.
     """
     ledger = Ledger()
     batch = scaled_batch(recipe, tuned_replicas, replicas, ledger)

@@ -17,13 +17,13 @@ _ADDED_WARMUP_SHARE = Fraction(1, 20)
 
 
 def train_steps(recipe: Recipe, batch: int, ledger: Ledger) -> int:
-    """The steps of the training. Raises InvalidJob if an epoch is smaller than a batch or the steps are too many."""
+    """Returns the steps of the training. Raises InvalidJob for an epoch below a batch, and for too many steps."""
     if recipe.train_steps is not None:
-        return _countable("trainSteps", _from_steps(recipe, recipe.train_steps, batch, ledger))
-    return _countable("epochs", _from_epochs(recipe.epochs or 0, recipe.dataset_size or 0, batch, ledger))
+        return _check_steps("trainSteps", _from_steps(recipe, recipe.train_steps, batch, ledger))
+    return _check_steps("epochs", _from_epochs(recipe.epochs or 0, recipe.dataset_size or 0, batch, ledger))
 
 
-def _countable(field: str, steps: int) -> int:
+def _check_steps(field: str, steps: int) -> int:
     if steps > _MOST_STEPS:
         message = f"comes to {steps} steps on this slice; the maximum is {_MOST_STEPS}"
         raise InvalidJob([Problem(f"spec.recipe.{field}", message)])
@@ -58,9 +58,9 @@ def _from_epochs(epochs: int, dataset: int, batch: int, ledger: Ledger) -> int:
 
 
 def warmup_steps(recipe: Recipe, batch: int, steps: int, ledger: Ledger) -> int:
-    """The recipe's warm-up over the same examples. If the recipe has none and the batch grows, one is added."""
+    """Returns the recipe's warm-up over the same examples. Adds one if the recipe has none and the batch grows."""
     if recipe.warmup_steps is not None:
-        warmup = _countable("warmupSteps", in_examples(recipe.warmup_steps, recipe, batch))
+        warmup = _check_steps("warmupSteps", _rescale(recipe.warmup_steps, recipe, batch))
         if warmup and batch != recipe.global_batch_size:
             factor = Fraction(recipe.global_batch_size, batch)
             ledger.note("warmupSteps", f"{recipe.warmup_steps} x {factor} = {warmup} (the same examples, rounded up)")
@@ -81,7 +81,7 @@ def evaluate_every(recipe: Recipe, batch: int, ledger: Ledger) -> int | None:
     if recipe.evaluate_every_steps is None:
         return None
     scaled = round(Fraction(recipe.evaluate_every_steps * recipe.global_batch_size, batch))
-    every = _countable("evaluateEverySteps", max(1, scaled))
+    every = _check_steps("evaluateEverySteps", max(1, scaled))
     ledger.note(
         "evaluateEverySteps", f"every {count(recipe.evaluate_every_steps, 'step')} of the recipe = every {every}"
     )
@@ -92,26 +92,26 @@ def milestones(recipe: Recipe, batch: int, ledger: Ledger) -> list[int]:
     if recipe.schedule.milestone_epochs is not None:
         return _ends_of_epochs(recipe.schedule.milestone_epochs, recipe.dataset_size or 0, batch, ledger)
     tuned = recipe.schedule.milestones or []
-    scaled = [_countable("schedule.milestones", in_examples(milestone, recipe, batch)) for milestone in tuned]
+    scaled = [_check_steps("schedule.milestones", _rescale(milestone, recipe, batch)) for milestone in tuned]
     if scaled and scaled != tuned:
-        ledger.note("milestones", f"{_listed(tuned)} = {_listed(scaled)} (the same examples, rounded up)")
+        ledger.note("milestones", f"{_join(tuned)} = {_join(scaled)} (the same examples, rounded up)")
     return scaled
 
 
 def _ends_of_epochs(epochs: list[int], dataset: int, batch: int, ledger: Ledger) -> list[int]:
-    """Whole batches, as the training itself counts its epochs."""
+    """Returns the steps at which the epochs end, in whole batches, as the training counts its epochs."""
     per_epoch = dataset // batch
-    steps = [_countable("schedule.milestoneEpochs", epoch * per_epoch) for epoch in epochs]
+    steps = [_check_steps("schedule.milestoneEpochs", epoch * per_epoch) for epoch in epochs]
     ledger.note(
-        "milestones", f"epochs {_listed(epochs)} x floor({dataset} / {batch}) = {_listed(steps)} (the epochs are kept)"
+        "milestones", f"epochs {_join(epochs)} x floor({dataset} / {batch}) = {_join(steps)} (the epochs are kept)"
     )
     return steps
 
 
-def in_examples(steps: int, recipe: Recipe, batch: int) -> int:
-    """Steps of the recipe as steps of `batch`, rounded up."""
+def _rescale(steps: int, recipe: Recipe, batch: int) -> int:
+    """Returns how many steps of `batch` have the examples of the recipe's steps, rounded up."""
     return ceil(Fraction(steps * recipe.global_batch_size, batch))
 
 
-def _listed(numbers: list[int]) -> str:
+def _join(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))

@@ -17,21 +17,21 @@ from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 from tpu_training_operator.domain.job.recipe.torchrun import torchrun_warnings
 from tpu_training_operator.domain.job.topology import SliceLayout
 
-_OF_ADAM = frozenset({"weight_decay", "beta1", "beta2", "epsilon"})
+_ADAM_SETTINGS = frozenset({"weight_decay", "beta1", "beta2", "epsilon"})
 # The optimizers that the trainer builds, and what each takes; a contract test compares them with
 # `tpu_trainer.optim.optimizers`.
 BUILT: Mapping[str, frozenset[str]] = {
     "adafactor": frozenset({"weight_decay"}),
-    "adam": _OF_ADAM,
-    "adamw": _OF_ADAM,
+    "adam": _ADAM_SETTINGS,
+    "adamw": _ADAM_SETTINGS,
     "lion": frozenset({"weight_decay", "beta1", "beta2"}),
     "rmsprop": frozenset({"momentum", "weight_decay", "epsilon"}),
     "sgd": frozenset({"momentum", "weight_decay"}),
 }
-OF_XLA = frozenset({Finding.CPU_FALLBACK, Finding.HOST_SYNC, Finding.MID_STEP_EXECUTION, Finding.PADDING})
-"""What the trainer's doctor reads off torch_xla (`tpu_trainer.doctor.doctor`; a contract test compares them)."""
-OF_PROGRAMS = frozenset({Finding.RECOMPILATION, Finding.UNEQUAL_COMPILATIONS})
-"""What it counts where torch_xla or torch.compile compiles."""
+XLA_CHECKS = frozenset({Finding.CPU_FALLBACK, Finding.HOST_SYNC, Finding.MID_STEP_EXECUTION, Finding.PADDING})
+"""What the trainer's doctor reads from torch_xla; a contract test compares it with `tpu_trainer.doctor.doctor`."""
+PROGRAM_CHECKS = frozenset({Finding.RECOMPILATION, Finding.UNEQUAL_COMPILATIONS})
+"""What the doctor counts if torch_xla or torch.compile compiles the step."""
 _SETTINGS = ("momentum", "weight_decay", "beta1", "beta2", "epsilon")
 _CLOSE = 0.7
 # Volumes of other kinds end with the pod, or cannot be written to.
@@ -39,7 +39,7 @@ _OUTLIVING_VOLUMES = ("persistent_volume_claim", "csi")
 
 
 def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[str]:
-    """Warnings that hold on a cluster and on the user's machine alike."""
+    """Yields the warnings that hold on a cluster and on the user's machine alike."""
     yield from recipe.warnings
     yield from _separate_models(spec, layout.hosts)
     yield from torchrun_warnings(spec, layout.hosts)
@@ -54,31 +54,31 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
 
 
 def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
-    """The job would go up the ladder as far as them, and no further."""
+    """Yields a warning for each gate that cannot pass: the job would climb the ladder up to it and no further."""
     if spec.ladder is None or spec.trainer.backend is not Backend.TORCH:
         return
     compiles = spec.trainer.torch is not None and spec.trainer.torch.execution is Execution.COMPILE
-    cannot_see = OF_XLA if compiles else OF_XLA | OF_PROGRAMS
+    cannot_see = XLA_CHECKS if compiles else XLA_CHECKS | PROGRAM_CHECKS
     for index, rung in enumerate(spec.ladder.rungs):
         wanted = (rung.gates and rung.gates.no_findings) or ()
         if unseen := [check for check in wanted if check in cannot_see]:
             yield (
                 f"spec.ladder.rungs[{index}].gates.noFindings: with backend Torch nothing can look for "
-                f"{', '.join(unseen)}, so this gate fails; leave that out"
+                f"{', '.join(unseen)}, so this gate fails; leave it out"
             )
 
 
 def checkpoint_warnings(spec: Spec) -> list[str]:
-    """Checkpoints that a cluster would lose, or their absence. They do not concern a run on the user's machine."""
+    """Returns warnings about lost or missing checkpoints, which do not concern a run on the user's machine."""
     if spec.checkpoint is None:
         provisioning = spec.slice.provisioning
         spot = provisioning is not None and provisioning.type is ProvisioningType.SPOT
-        # A loop of the user's own may save checkpoints anywhere.
+        # A user's own loop may save checkpoints anywhere.
         if spot and spec.trainer.entrypoint is not None:
             return ["GKE may reclaim spot slices at any time; without spec.checkpoint every restart begins at step 0"]
         return []
     weights = spec.checkpoint.init_from
-    given = {
+    places = {
         "uri": spec.checkpoint.uri,
         "resumeFrom": spec.checkpoint.resume_from,
         "initFrom.uri": weights.uri if weights else None,
@@ -86,7 +86,7 @@ def checkpoint_warnings(spec: Spec) -> list[str]:
     return [
         f"spec.checkpoint.{field} {place} is inside the worker and is lost with it; mount a shared volume there"
         " (persistentVolumeClaim or csi) or use gs://bucket/path"
-        for field, place in given.items()
+        for field, place in places.items()
         if place is not None
         and place.startswith("/")
         and not any(_is_inside(place, mount) for mount in _outliving_mounts(spec))
@@ -94,8 +94,8 @@ def checkpoint_warnings(spec: Spec) -> list[str]:
 
 
 def _outliving_mounts(spec: Spec) -> list[str]:
-    kept = {v.name for v in spec.trainer.volumes or () if v.model_fields_set & set(_OUTLIVING_VOLUMES)}
-    return [mount.mount_path for mount in spec.trainer.volume_mounts or () if mount.name in kept]
+    names = {v.name for v in spec.trainer.volumes or () if v.model_fields_set & set(_OUTLIVING_VOLUMES)}
+    return [mount.mount_path for mount in spec.trainer.volume_mounts or () if mount.name in names]
 
 
 def _is_inside(path: str, mount: str) -> bool:
@@ -103,7 +103,7 @@ def _is_inside(path: str, mount: str) -> bool:
 
 
 def _separate_models(spec: Spec, hosts: int) -> Iterator[str]:
-    """The hosts of a loop of the user's own may not train one model."""
+    """Yields a warning if the hosts of a user's own loop do not train one model."""
     trainer = spec.trainer
     joins_hosts = spec.slice.hardware is Hardware.TPU or trainer.backend is Backend.TORCH
     if trainer.command is not None and hosts > 1 and not joins_hosts:
@@ -141,8 +141,8 @@ def _unused_scaling(recipe: Recipe) -> Iterator[str]:
 
 def _unused_patience(recipe: Recipe, scaled: ScaledRecipe) -> Iterator[str]:
     every, stop = scaled.evaluate_every_steps or 0, recipe.stop_early
-    given = {"recipe.schedule": recipe.schedule.patience, "recipe.stopEarly": stop.patience if stop else None}
-    for field, patience in given.items():
+    patiences = {"recipe.schedule": recipe.schedule.patience, "recipe.stopEarly": stop.patience if stop else None}
+    for field, patience in patiences.items():
         if patience is not None and patience * every >= scaled.train_steps:
             yield (
                 f"{field} has no effect: {count(patience, 'evaluation')} without improvement take"

@@ -1,9 +1,9 @@
 """Whether the job's buckets are near its slice: the condition DataInRegion, from what the entry check has found.
 
-Only the check has the job's identity. Its pod runs an image of any origin, so its message can have any form.
+Only the check's pod has the job's identity. It runs the user's image, so its message may hold anything.
 
-Google's names: a region (us-central1), a multi-region (US), a dual-region with its own name (NAM4) or of two regions
-that the owner chose (a multi-region's name, with data locations).
+Google names a bucket's location in four ways: a region (us-central1), a multi-region (US), a dual-region with its own
+name (NAM4) or of two regions that the owner chose (a multi-region's name, with data locations).
 """
 
 import re
@@ -26,20 +26,23 @@ _NAMED_PAIRS = {
     "eur4": ("europe-north1", "europe-west4"),
     "asia1": ("asia-northeast1", "asia-northeast2"),
 }
-# The EU's data stays in its member states: not in London or Zurich.
+# The multi-region EU keeps data in member states, so neither in London nor in Zurich.
 _MULTI_REGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
 _OUTSIDE = {"eu": ("europe-west2", "europe-west6")}
 
-# No figures: prices change, and differ between regions.
-_SAME_CONTINENT = "Google charges each GiB that it reads as a transfer between regions"
-_OTHER_CONTINENT = "Google charges each GiB that it reads at its rate between continents"
+# These clauses name no prices, which change and differ between regions.
+_SAME_CONTINENT = "Google charges each GiB read as a transfer between regions"
+_OTHER_CONTINENT = "Google charges each GiB read at its rate between continents"
 _SLOW = "every read crosses regions, which is slower, and"
 
 _TROUBLES = {
     "identity": "the job's service account has no valid Google identity (Workload Identity Federation)",
-    "denied": "the job's service account may not ask: it needs storage.buckets.get (roles/storage.bucketViewer)",
+    "denied": (
+        "the job's service account may not read the bucket's location: it needs storage.buckets.get"
+        " (roles/storage.bucketViewer)"
+    ),
     "missing": "there is no such bucket, or the job's service account may not see it",
-    "unavailable": "the storage could not be asked",
+    "unavailable": "the storage service did not answer",
 }
 
 _MOST_BUCKETS = 8
@@ -54,8 +57,8 @@ class Near(Enum):
 
 @dataclass(frozen=True)
 class Bucket:
-    """`location`: "" if it is unknown, because of `trouble`, in the words `said`. `regions`: the two that the owner of
-    a dual-region has chosen."""
+    """A bucket as the check describes it. `location`: "" if it is unknown; then `trouble` is the kind of error, and
+    `said` the storage's message. `regions`: the two that the owner of a dual-region has chosen."""
 
     name: str
     location: str = ""
@@ -72,7 +75,7 @@ _REASONS = {
 
 
 def record_distance(ctx: Context, status: Status) -> Status:
-    """Returns the status, with the condition if the check has asked about a bucket."""
+    """Returns the status with the condition DataInRegion, if the check has asked about a bucket."""
     judgement = _judge(ctx)
     if judgement is None:
         return status
@@ -82,7 +85,7 @@ def record_distance(ctx: Context, status: Status) -> Status:
 
 
 def explain_distance(ctx: Context) -> str | None:
-    """Says why the job may not begin, by spec.entryCheck.dataInRegion; None if it may."""
+    """Says why spec.entryCheck.dataInRegion keeps the job from starting; None if it does not."""
     if ctx.job.spec.entry_check.data_in_region is not DataInRegion.REQUIRE or not list(_list_uris(ctx)):
         return None
     judgement = _judge(ctx)
@@ -160,25 +163,25 @@ def _judge_bucket(bucket: Bucket, region: str) -> tuple[Near, str]:
         return Near.UNKNOWN, f"{name} is in {bucket.location}; {where}"
     if pair := bucket.regions or _NAMED_PAIRS.get(bucket.location, ()):
         what = f"the dual-region of {' and '.join(pair)}"
-        return _within(name, what, region in pair, region, pair[0])
+        return _judge_place(name, what, region in pair, region, pair[0])
     if bucket.location in _MULTI_REGIONS:
         prefix, outside = _MULTI_REGIONS[bucket.location], _OUTSIDE.get(bucket.location, ())
         is_inside = region.startswith(prefix) and region not in outside
-        return _within(name, f"the multi-region {bucket.location.upper()}", is_inside, region, prefix)
+        return _judge_place(name, f"the multi-region {bucket.location.upper()}", is_inside, region, prefix)
     if not _REGION.match(bucket.location):
         return Near.UNKNOWN, f"{name} is in {bucket.location}, which this operator does not know"
-    return _within(name, bucket.location, bucket.location == region, region, bucket.location)
+    return _judge_place(name, bucket.location, bucket.location == region, region, bucket.location)
 
 
 def _continent(region: str) -> str:
-    """Returns how the names of the regions there begin; those of North America begin in two ways."""
+    """Returns the continent as regions' names begin with it; us-* regions belong to northamerica."""
     name = region.partition("-")[0]
     return "northamerica" if name == "us" else name
 
 
-def _within(name: str, what: str, is_inside: bool, region: str, like: str) -> tuple[Near, str]:
+def _judge_place(name: str, what: str, is_inside: bool, region: str, like: str) -> tuple[Near, str]:
     if is_inside:
-        with_it = "as the slice is" if what == region else f"which has {region}"
+        with_it = "as the slice is" if what == region else f"which includes {region}"
         return Near.LOCAL, f"{name} is in {what}, {with_it}"
     cost = _SAME_CONTINENT if _continent(like) == _continent(region) else _OTHER_CONTINENT
-    return Near.REMOTE, f"{name} is in {what}, and the slice in {region}: {_SLOW} {cost}"
+    return Near.REMOTE, f"{name} is in {what}, and the slice is in {region}: {_SLOW} {cost}"

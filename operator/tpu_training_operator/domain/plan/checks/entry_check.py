@@ -2,8 +2,9 @@
 
 The condition EntryCheckPassed decides, as the attempt does for workers (ADR 2). One pass makes it Unknown, and does
 nothing else; later passes create the pod, and create it again if it is gone. One pass makes it True or False, and does
-nothing else. It stays so: no restart, resumption or new operator repeats the check. Then the first attempt begins. So a
-job that began under an operator without the check is never checked, nor is a job that already has a Workload.
+nothing else. The result is final: no restart, resumption or new operator repeats the check. Then the first attempt
+begins. So a job that began under an operator without the check is never checked, nor is a job that already has a
+Workload.
 
 The check comes before the queue: its pod needs no chips, and a job with a typo would hold its place for nothing.
 """
@@ -34,7 +35,7 @@ from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Freshness, Plan
 
 _CHECKED = ConditionType.ENTRY_CHECK_PASSED
-# How a cluster refuses the pod for good.
+# Reasons for which a cluster refuses the pod for good.
 _REFUSALS = (Reason.NOT_PERMITTED, Reason.INVALID_OBJECT, Reason.NAME_CONFLICT)
 _NEW_WORDS = timedelta(minutes=1)
 _RESUMED = "spec.runPolicy.suspend is false"
@@ -46,12 +47,12 @@ def check_entry(ctx: Context) -> Plan | None:
         return None
     if not is_wanted(ctx.job.spec):
         return (
-            _decide(ctx, CheckVerdict(CheckOutcome.NOTHING, "spec.entryCheck.mode has ended it"))
+            _decide(ctx, CheckVerdict(CheckOutcome.NOTHING, "spec.entryCheck.mode was changed before it ended"))
             if ctx.is_checking
             else None
         )
     if not ctx.is_checking:
-        # A Workload from before the check: the job may be admitted at any moment.
+        # The Workload is older than the check, so the job may be admitted at any moment.
         has_workload = ctx.queue is not None and ctx.queue.workload is not None
         return None if has_workload else _begin(ctx)
     pod = ctx.observed.entry_check_pod
@@ -81,8 +82,8 @@ def reset_check(ctx: Context, status: Status) -> Status:
     return replace(status, conditions=without_condition(status.conditions, _CHECKED))
 
 
-def delete_left_by_check(ctx: Context) -> Sequence[Action]:
-    """Returns the deletions of what the check has left. The pod stays for its log."""
+def delete_check_config_map(ctx: Context) -> Sequence[Action]:
+    """Returns the deletion of the check's ConfigMap. The pod stays for its log."""
     if find(ctx.status.conditions, _CHECKED) is None:
         return ()
     return (DeleteConfigMap(config_map_name(ctx.job.name, REPLICA_ZERO.attempt)),)

@@ -1,7 +1,7 @@
 """Whether the job's step fits into a core's memory: the condition StepFits, from what the entry check has compiled.
 
-A step that does not fit fails the job while it holds no chips. Without an answer from the compiler the job starts all
-the same, unless the user has required one.
+A step that does not fit fails the job while it holds no chips. Without an answer from the compiler the job starts
+anyway, unless the user has required one.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,14 @@ _STEP = ConditionType.STEP_FITS
 
 
 def record_fit(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
-    """Returns the status with the condition, and its event; both only if the pod was to compile the step."""
+    """Returns the status with the condition StepFits, and its event; both only if the pod was asked to compile the
+    step."""
     results = list(_read_results(ctx))
     if not results:
         return status, []
     _, first = results[0]
     message = "; ".join(result.message for _, result in results)
-    # The job begins on its own slice. That it cannot move to another one is worth a warning.
+    # The job begins on its own slice. That it could not move to another one is worth a warning.
     warns = any(result.fits is not True for _, result in results)
     reason = {True: Reason.STEP_FITS, False: Reason.STEP_TOO_LARGE, None: Reason.STEP_NOT_COMPILED}[first.fits]
     status = ctx.with_condition(status, _STEP, first.fits, reason, message)
@@ -39,7 +40,8 @@ def record_fit(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
 
 
 def find_refusal(ctx: Context) -> tuple[Reason, str, str] | None:
-    """Says why the job may not begin: the reason, what was found, and what follows. None if it may begin."""
+    """Says why the job may not begin: the reason, and two clauses for its message, the result and what follows from it.
+    None if it may begin."""
     results = list(_read_results(ctx))
     for option, result in results:
         if result.fits is False and option in (ctx.option, ctx.options[0]):
@@ -56,7 +58,7 @@ _REQUIRED = "spec.entryCheck.compile is Require"
 
 
 def _read_results(ctx: Context) -> Iterator[tuple[SliceOption, CompileResult]]:
-    """Yields what was compiled, the job's own slice first."""
+    """Yields the compiler's result for each slice, the job's own slice first."""
     pod = ctx.observed.entry_check_pod
     message = None if pod is None else pod.trainer_message
     if pod is None or message is None or message.get("outcome") != "Succeeded" or compile_seconds(ctx.job) is None:
@@ -74,7 +76,7 @@ def _read_results(ctx: Context) -> Iterator[tuple[SliceOption, CompileResult]]:
 
 
 def _explain_end(result: CompileResult, pod: EntryCheckPod, ctx: Context) -> CompileResult:
-    """Adds to the result what ended the pod."""
+    """Returns the result of a pod that ended too early, with the reason why it ended."""
     if pod.termination.get("reason") == "OOMKilled":
         why = "out of memory; spec.entryCheck.resources gives it more"
     elif pod.exit_code == 0 or pod.raw.get("status", {}).get("reason") == "DeadlineExceeded":

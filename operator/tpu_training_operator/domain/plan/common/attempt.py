@@ -3,7 +3,7 @@
 The attempt, its slice, its rung and whether it may have workers are written together, in a pass that does nothing else
 (ADR 2). The callers decide only what is meant to differ, and put it into `status` before:
 
-- What the attempt before has cost, and the activity from now on (`then`).
+- What the previous attempt has cost, and the activity from now on (`then`).
 - A restart names the time of the next attempt, and a move clears it: the wait was for the slice that the job leaves. A
   resumption keeps it, so that suspending a job does not shorten its backoff.
 - Only a passed rung refills the restart budgets and forgets the progress: the next rung is another training.
@@ -51,9 +51,9 @@ def begin_attempt(
     move: Move | None = None,
     events: Sequence[Event] = (),
 ) -> Plan:
-    """Plans the next attempt on `option`. `status`: with everything else that has been decided; its goodput says what
-    was used up to now, and goes on with the activity `then`. `placed`: why the attempt is on that slice; None if it
-    stays where the job is. `events`: what is told before the attempt itself."""
+    """Plans the next attempt on `option`. `status`: has everything else that was decided. Its goodput is complete up to
+    now, and continues with the activity `then`. `placed`: why the attempt is on that slice; None if it stays where the
+    job is. `events`: those before the attempt's own."""
     if ctx.attempt == 0 or option.number != ctx.option.number or not ctx.may_have_workers:
         status = record_admission(ctx, status, option, why.message)
     waits = is_queued(status)
@@ -69,7 +69,7 @@ def begin_attempt(
 
 
 def adopt_attempt(ctx: Context, attempt: int, why: Why) -> Plan:
-    """Plans on with an attempt that the status has lost. Its workers are there, so it does not begin again: what they
+    """Plans to continue an attempt that the status has lost. Its workers exist, so it does not begin again: what they
     have reported and used counts, and its queue decides in the next pass whether they may stay."""
     status = replace(ctx.status, attempt=attempt, start_time=ctx.status.start_time or format_time(ctx.now))
     return _write(ctx, ctx.option, why, status, PlacementReason.STATUS_LOST)

@@ -1,8 +1,8 @@
 """Which chips a job holds, and for how long: a worker holds those of its host from the moment it gets its node until it
 has stopped.
 
-A pod tells both times as long as it exists. So that a pod that is gone still counts, the status remembers how many
-chips were held at its last write. They count up to the pass that finds the pod gone, which writes this down (`budget`).
+A pod shows both times as long as it exists. For pods that are gone, the status remembers how many chips were held when
+it was last written. They count up to the pass that finds the pods gone, which records that (`budget`).
 """
 
 from collections.abc import Mapping
@@ -58,21 +58,21 @@ class Holding:
         return sum(span.chips for span in self.spans if span.holds(moment))
 
     def between(self, start: datetime, end: datetime, *, placeholders: bool) -> int:
-        """Chip-seconds of workers, or of placeholders."""
+        """Returns the chip-seconds of workers, or of placeholders, in this period."""
         return sum(span.between(start, end) for span in self.spans if span.is_placeholder is placeholders)
 
 
 def read_holding(
     observed: Observed, status: Status, now: datetime, per_host: Mapping[int, int] | None = None
 ) -> Holding:
-    """Reads from the pods which chips they hold. `per_host`: the chips of a host, by the number of its slice; by
-    default as on the present slice."""
+    """Reads from the pods which chips they hold. `per_host`: chips per host, by the number of the option; by default as
+    on the present slice."""
     now, resolved = now.replace(microsecond=0), status.resolved
     if resolved is None:
         return Holding(now, 0, ())
     pods = (*((pod, False) for pod in observed.pods), *((pod, True) for pod in observed.placeholders))
     spans = (
-        _read_span(pod, (per_host or {}).get(pod.alternative, resolved.chips_per_host), is_placeholder)
+        _read_span(pod, (per_host or {}).get(pod.option_number, resolved.chips_per_host), is_placeholder)
         for pod, is_placeholder in pods
         if _is_known(pod)
     )
@@ -91,8 +91,8 @@ def _read_span(pod: WorkerPod, chips: int, is_placeholder: bool) -> Span:
 
 
 def spend(goodput: Goodput, until: datetime, seen: Holding | None) -> ChipSeconds | None:
-    """Charges the chips up to `until` to the present activity. None if no gang is known. `seen`: None if the pods have
-    not been looked at; then the chips count that were held last."""
+    """Charges the chips up to `until` to the present activity. None if the gang's size is unknown. `seen`: None if the
+    pods have not been read; then the chips that were held last count."""
     spent = goodput.chip_seconds
     if spent is None:
         if seen is None or not seen.gang:

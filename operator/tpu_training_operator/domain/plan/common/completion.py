@@ -35,8 +35,8 @@ _LONGEST_WORDS = 500
 
 
 def succeed(look: JobState, gang: Sequence[WorkerPod], goodput: Goodput | None, train_steps: int) -> Plan:
-    """Ends the job as succeeded. `gang`: all workers of the attempt; the first one leads. `goodput`: up to now.
-    `train_steps`: of the recipe."""
+    """Ends the job as succeeded. `gang`: all workers of the attempt, worker 0 first. `goodput`: complete up to now.
+    `train_steps`: those of the recipe."""
     finished = "the worker has finished" if len(gang) == 1 else f"all {len(gang)} workers have finished"
     message = f"{finished}{_read_summary(gang[0])}"
     ready = ReadyState(State.SUCCEEDED, Kstatus.CURRENT, Reason.ALL_WORKERS_SUCCEEDED, message)
@@ -66,12 +66,12 @@ def active_time_left(ctx: Context) -> timedelta | None:
     return None if limit is None else timedelta(seconds=limit - active_seconds(ctx.settled_goodput()))
 
 
-def deadline_words(limit: int | None) -> str:
+def describe_deadline(limit: int | None) -> str:
     return f"the job has been active for {limit} s, the limit in spec.runPolicy.activeDeadlineSeconds"
 
 
 def exceed_deadline(ctx: Context) -> Plan:
-    message = deadline_words(ctx.job.spec.run_policy.active_deadline_seconds)
+    message = describe_deadline(ctx.job.spec.run_policy.active_deadline_seconds)
     status = replace(ctx.status, goodput=ctx.goodput_at_end(ctx.now))
     return fail(ctx, status, Reason.DEADLINE_EXCEEDED, message)
 
@@ -84,7 +84,7 @@ def read_final_progress(leader: WorkerPod, total_steps: int, reported: Progress 
         return None
     metrics = _read_metrics(message.get("metrics"))
     before = reported or Progress(step=0, total_steps=total_steps)
-    # An attempt that finds all steps done has no loss of its own.
+    # An attempt that finds all steps done trains nothing, and so reports no loss.
     known = before.loss if step == before.step else None
     return replace(
         before,

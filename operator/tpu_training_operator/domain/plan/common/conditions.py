@@ -47,7 +47,7 @@ class ReadyState:
 
 @dataclass(frozen=True)
 class JobState:
-    """The state of a job as one look finds it, whether or not its spec is valid, and how its next status is written."""
+    """A job as one pass finds it, whether or not its spec is valid, and the writing of its next status."""
 
     observed: Observed
     status: Status

@@ -1,4 +1,4 @@
-"""One look at a job that is valid and has not finished: everything its planner decides by."""
+"""A valid, unfinished job as one pass finds it: everything that the planner's decisions rest on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from tpu_training_operator.domain.plan.common.chips import Holding, read_holding
 from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.goodput import mark_lost, mark_saved, settle, start_goodput
 
-# How long a failed worker is waited for that has yet to be reported as ended, so that its log can be kept.
+# How long to wait until a failed worker is reported as ended, so that its log can be kept.
 _LAST_MOMENT = timedelta(seconds=10)
 
 
@@ -41,7 +41,7 @@ class Context(JobState):
 
     @property
     def job(self) -> TPUTrainingJob:
-        """The job with the slice that its attempt runs on as its spec.slice."""
+        """The job, with the slice of its attempt as its spec.slice."""
         return self.option.job
 
     @property
@@ -84,8 +84,8 @@ class Context(JobState):
         return [] if pod.has_ended and is_over and not self._is_out_of_quota else [pod]
 
     def _is_kept(self, pod: WorkerPod) -> bool:
-        """Whether it is the worker that failed last: its log says why, and a pod that has ended holds no chips. But a
-        quota may count it, so it is deleted if a quota refuses a worker."""
+        """Whether the pod is the worker that failed last, which is kept for its log. A pod that has ended holds no
+        chips, but a quota may count it, so it is deleted if a quota refuses a worker."""
         failure = self.status.last_failure
         if failure is None or pod.name != failure.pod or pod.is_terminating or self._is_out_of_quota:
             return False
@@ -110,7 +110,7 @@ class Context(JobState):
 
     @property
     def may_have_workers(self) -> bool:
-        """Whether the status gives the attempt its workers: it has begun, and nothing has stopped it since."""
+        """Whether the attempt should have workers: it has begun, and nothing has stopped it since."""
         return self.attempt > 0 and not self.is_suspended and not self.is_held
 
     @property
@@ -124,8 +124,8 @@ class Context(JobState):
         return self.resolution.lower_rung is not None
 
     @property
-    def of_rung(self) -> str:
-        """The words with which a message about an attempt begins."""
+    def rung_prefix(self) -> str:
+        """The rung, as a message about an attempt begins with it; empty without a ladder."""
         return f"{self.rung.words}: " if self.rung else ""
 
     @cached_property
@@ -168,23 +168,22 @@ class Context(JobState):
 
     @property
     def reports(self) -> bool:
-        """Whether the gang will report its progress: it runs our trainer, and the operator listens."""
+        """Whether the gang will report its progress: it runs the operator's trainer, and the operator listens."""
         return self.reporting is not None and self.job.spec.trainer.entrypoint is not None
 
     @property
-    def was_heard(self) -> bool:
+    def has_reported(self) -> bool:
         """Whether a worker of the current attempt has reported."""
         return self.status.progress is not None and self.status.progress.phase is not None
 
     def goodput_of_stopped(self) -> Goodput | None:
-        """Returns the goodput of an attempt that a suspension or Kueue has stopped. A worker that reports its
-        checkpoints has saved only what came before the last of them; a trainer that cannot report saves before it
-        stops."""
+        """Returns the goodput of an attempt that a suspension or Kueue has stopped. A gang that reports its checkpoints
+        has saved only what came before the last of them; any other is taken to have saved when it stopped."""
         goodput, progress = self.status.goodput, self.status.progress
         if goodput is None:
             return None
         reports_checkpoints = self.reports or (progress is not None and progress.checkpoint_step is not None)
-        if self.job.spec.checkpoint is None or (self.was_heard and reports_checkpoints):
+        if self.job.spec.checkpoint is None or (self.has_reported and reports_checkpoints):
             return mark_lost(goodput)
         return mark_saved(goodput)
 
@@ -197,14 +196,14 @@ class Context(JobState):
     def goodput_at_end(self, until: datetime) -> Goodput:
         """Returns the goodput of an attempt that ends. A gang that ran and never reported counts as having trained."""
         goodput = self.status.goodput
-        if goodput is None or not self.is_running or self.was_heard:
+        if goodput is None or not self.is_running or self.has_reported:
             return self.settled_goodput(until)
         return self.charge(replace(goodput, activity=Activity.TRAIN), until, Activity.TRAIN)
 
 
 def isolate(ctx: Context, *, again: bool = False) -> Sequence[Create]:
-    """Returns the creation of what keeps other pods from the job's, if the installation wants that. `again`: an earlier
-    attempt has created it."""
+    """Returns the creation of the NetworkPolicy that keeps other pods from the workers, if the installation wants one.
+    `again`: an earlier attempt has created it."""
     if ctx.network_policy is None:
         return ()
     return (Create(ctx.network_policy.network_policy(ctx.job), optional=True, again=again),)

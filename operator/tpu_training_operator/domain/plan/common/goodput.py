@@ -1,8 +1,8 @@
 """Where a job's time went, second by second.
 
 Every moment belongs to one activity, so the sums add up to the job's life. The operator writes no status when a pod is
-created or placed; these two boundaries are read from the pods afterwards. What the chips do is accounted for beside it
-(`chips`), under the same activities.
+created or placed; these two boundaries are read from the pods afterwards. Chip-seconds are counted beside it (`chips`),
+by the same activities.
 """
 
 from collections.abc import Sequence

@@ -18,21 +18,22 @@ _SILENCE = timedelta(seconds=30)
 
 
 def delete_pods(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Freshness.CACHED) -> Batches:
-    """Returns one batch that deletes these pods, by force those which their nodes do not release; none without pods."""
+    """Returns one batch that deletes these pods, by force where their nodes do not release them; no batch without
+    pods."""
     unwanted = list(pods)
     asked = [DeletePod(pod.name, pod.uid) for pod in unwanted if not pod.is_terminating]
-    actions = (*asked, *_forced(unwanted, now))
+    actions = (*asked, *_force_deletions(unwanted, now))
     return (Batch(actions, needs),) if actions else ()
 
 
 def delete_by_force(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Freshness.CACHED) -> Batches:
-    """Returns one batch that deletes by force those pods which are being deleted and which their nodes do not release;
-    none without such pods."""
-    actions = tuple(_forced(pods, now))
+    """Returns one batch that deletes by force those pods that are being deleted and that their nodes do not release; no
+    batch without such pods."""
+    actions = tuple(_force_deletions(pods, now))
     return (Batch(actions, needs),) if actions else ()
 
 
-def _forced(pods: Iterable[WorkerPod], now: datetime) -> Iterator[DeletePod]:
+def _force_deletions(pods: Iterable[WorkerPod], now: datetime) -> Iterator[DeletePod]:
     return (DeletePod(pod.name, pod.uid, force=True) for pod in pods if _force_time(pod) <= now)
 
 
@@ -43,13 +44,13 @@ def find_blockers(pods: Iterable[WorkerPod]) -> list[WorkerPod]:
 
 
 def next_force(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
-    """Returns in how long the next of them must be deleted by force, unless it goes before."""
+    """Returns the time until the next of these pods must be deleted by force; None if none is being deleted."""
     waits = [_force_time(pod) - now for pod in pods if pod.is_terminating and not pod.is_released]
     return max(min(waits), AT_ONCE) if waits else None
 
 
 def look_again(pods: Sequence[WorkerPod], now: datetime) -> timedelta | None:
-    """Returns in how long to look again at pods that should go, if the cluster reports nothing before."""
+    """Returns the time until the next look at pods that should go, if the cluster reports nothing before."""
     force = next_force(pods, now)
     if not find_blockers(pods):
         return force
@@ -68,14 +69,14 @@ def is_on_lost_node(pod: WorkerPod) -> bool:
 
 
 def is_stuck(pod: WorkerPod, now: datetime) -> bool:
-    """Whether only a finalizer keeps the pod, and not just for the moment that every deletion takes."""
+    """Whether only a finalizer keeps the pod, and for longer than a deletion normally takes."""
     return pod.is_released and now >= parse_time(pod.raw["metadata"]["deletionTimestamp"]) + _SILENCE
 
 
 def describe_stuck(pod: WorkerPod) -> str:
     """Says what keeps a pod that is stuck."""
     return (
-        f"Pod {pod.name} is deleted, but a finalizer keeps it and with it the name: remove it from metadata.finalizers"
+        f"Pod {pod.name} is deleted, but a finalizer keeps the object and its name: remove it from metadata.finalizers"
     )
 
 

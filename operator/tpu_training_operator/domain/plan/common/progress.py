@@ -1,6 +1,6 @@
 """What the workers report, as the status shows it.
 
-A report causes a status write only now and then: the newest report says everything that the earlier ones said.
+A report causes a status write only now and then: the newest report holds everything that earlier ones did.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ def apply_report(
     received = format_time(report.received)
     if before.last_report_time is not None and parse_time(received) < parse_time(before.last_report_time) <= now:
         return status
-    # Without a phase, nothing was heard in this attempt yet. It may begin at an earlier step than the last one reached.
+    # Without a phase, this attempt has not reported yet. It may begin at an earlier step than the last one reached.
     step = report.step if before.phase is None else max(report.step, before.step)
     advanced = before.phase is not report.phase or step > before.step
     advance = before.last_advance_time
@@ -62,8 +62,8 @@ def apply_report(
 
 
 def _count_training(status: Status, report: WorkerReport, chips: Holding | None) -> Goodput | None:
-    """Counts as training from the gang's first step on, but not before the gang is ready: only then do its pods show
-    how long it waited for nodes."""
+    """Counts time as training from the gang's first step on, but not before the gang is ready: only then do its pods
+    show how long it waited for nodes."""
     goodput = status.goodput
     begins = report.phase is not ReportPhase.STARTING and report.step > 0
     if goodput is None or not begins or not is_true(status.conditions, ConditionType.GANG_READY):

@@ -1,7 +1,7 @@
 """Whether and when a gang may start again after a failure.
 
-Every failure class has a budget of its own, so preemptions do not use up the restarts meant for crashes. A restart
-counts for `restart.window`, or until training makes progress: a new checkpoint refills all budgets.
+Every failure class has its own budget, so preemptions do not use up the restarts meant for crashes. A restart counts
+for `restart.window`, or until training makes progress: a new checkpoint refills all budgets.
 """
 
 import hashlib
@@ -12,15 +12,15 @@ from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureC
 from tpu_training_operator.api.status import Restarts
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 
-# For so long the scheduler may put off a pod that it has tried before. A gang that comes back sooner than the one that
-# has taken its place could land beside that place, and would have to go a second time.
+# The scheduler may put off a pod that it has tried before for this long. If the preempted gang came back earlier, it
+# could be placed before the gang that preempted it, and would be preempted a second time.
 PAUSE_AFTER_PREEMPTION = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Restarts after failures of one class: over the job's life, and those that count against the limit. `limit`: None
-    if unlimited."""
+    """Restarts after failures of one class: `total` over the job's life, and those `counting` against the `limit`,
+    which is None if there is none."""
 
     failure_class: FailureClass
     total: int

@@ -1,4 +1,4 @@
-"""`status.ladder`: what the status says of the rungs of a ladder."""
+"""`status.ladder`: what the status says about the rungs of a ladder."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which slice an attempt runs on, as the status tells it, and what the time there has cost.
+"""The status's record of the slice that an attempt runs on, and of what the time there has cost.
 
 The choice is written with the attempt, before anything is done (ADR 2, ADR 15), so every later pass of any operator
 finds the attempt and its slice together.
@@ -15,32 +15,34 @@ from tpu_training_operator.domain.job.options import SliceOption
 
 FOR_CAPACITY = (PlacementReason.NO_CAPACITY, PlacementReason.NOT_ADMITTED)
 PLACEHOLDERS = "placeholders"
-"""The name in `chipSeconds` of what placeholders held, on whichever slice."""
+"""The key in `chipSeconds` for what placeholders held, on any slice."""
 
 
 def choose_option(options: Sequence[SliceOption], status: Status, pods: Sequence[WorkerPod]) -> SliceOption:
     """Returns the slice that the status names; spec.slice before the first attempt.
 
-    If the status has lost it, or names none of the job's, the labels of the attempt's workers tell.
+    If the status names none of the job's slices, the labels of the attempt's workers decide.
     """
     placement = status.placement
     if placement is not None and (named := _find_named(options, placement)) is not None:
         return named
     attempt = status.attempt or max((pod.worker.attempt for pod in pods), default=0)
     known = {option.number: option for option in options}
-    labelled = (known[pod.alternative] for pod in pods if pod.worker.attempt == attempt and pod.alternative in known)
+    labelled = (
+        known[pod.option_number] for pod in pods if pod.worker.attempt == attempt and pod.option_number in known
+    )
     return next(labelled, options[0])
 
 
 def _find_named(options: Sequence[SliceOption], placement: Placement) -> SliceOption | None:
-    """Returns the option of that number, if its slice has that name; else the first whose slice has."""
+    """Returns the option with the placement's number and slice; else the first with that slice."""
     called = [option for option in options if str(option) == placement.slice]
     return next((option for option in called if option.number == placement.option_index), next(iter(called), None))
 
 
 def find_strays(option: SliceOption, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
     """Returns the workers of the attempt on another slice than the status says, after an edit of the status."""
-    return [pod for pod in pods if pod.alternative != option.number]
+    return [pod for pod in pods if pod.option_number != option.number]
 
 
 def record_start(
@@ -48,8 +50,8 @@ def record_start(
 ) -> Placement:
     """Returns the placement of an attempt that begins. `move`: how the job came there, if it was elsewhere.
 
-    On the slice where the job was before, it has been there all the time: a suspension or an eviction does not make it
-    forget that it has run there."""
+    An attempt on the slice where the job was before keeps that record: a suspension or an eviction does not change that
+    the job has run there."""
     number, name = option.number, str(option)
     placement = before or Placement(slice=name, since=format_time(now), reason=str(reason))
     if before is None or (before.option_index, before.slice) != (number, name):
@@ -61,7 +63,7 @@ def record_start(
 
 
 def reason_to_stay(placement: Placement | None, option: SliceOption) -> PlacementReason:
-    """Returns why an attempt is on `option` that begins where the job is."""
+    """Returns why an attempt that begins on the job's present slice is on `option`."""
     if option.resolution.lower_rung is not None:
         return PlacementReason.RUNG
     if placement is not None and placement.reason in list(PlacementReason):
@@ -79,7 +81,7 @@ def _drop_moves(moves: Sequence[Move]) -> list[Move]:
 
 def record_arrival(placement: Placement) -> Placement:
     """Records that all workers are ready where the job is. This is a fact and not a comparison of times, which have
-    whole seconds: a gang may be lost in the second in which it came."""
+    whole seconds: a gang may be lost in the second in which it became ready."""
     return replace(placement, has_run=True, moves_for_capacity=0)
 
 
@@ -116,7 +118,7 @@ def charge_chips(after: Status, before: Status, name: str) -> Status:
         name: _count_chip_seconds(after) - held - _count_chip_seconds(before) + was_held,
         PLACEHOLDERS: held - was_held,
     }
-    spent = {each: placement.chip_seconds.get(each, 0) + seconds for each, seconds in used.items() if seconds > 0}
+    spent = {key: placement.chip_seconds.get(key, 0) + seconds for key, seconds in used.items() if seconds > 0}
     return replace(after, placement=replace(placement, chip_seconds={**placement.chip_seconds, **spent}))
 
 

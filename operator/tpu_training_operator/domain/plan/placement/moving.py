@@ -39,7 +39,7 @@ def move(ctx: Context, to: SliceOption, reason: PlacementReason, why: str) -> Pl
         ctx.status,
         progress=_translate(ctx.status.progress, ctx.option, to),
         restarts=replace(ctx.status.restarts, next_attempt_time=None),
-        goodput=_after_stop(ctx),
+        goodput=_settle_stopped(ctx),
     )
     return begin_attempt(
         ctx,
@@ -52,8 +52,9 @@ def move(ctx: Context, to: SliceOption, reason: PlacementReason, why: str) -> Pl
     )
 
 
-def _after_stop(ctx: Context) -> Goodput:
-    """Counts the training of a gang that saves before it stops. One that has failed is already accounted for."""
+def _settle_stopped(ctx: Context) -> Goodput:
+    """Returns the goodput of a gang that stops, after it has saved. The time of one that has failed is already
+    accounted for."""
     if not ctx.is_running:
         return ctx.settled_goodput()
     goodput = ctx.goodput_at_end(ctx.now)

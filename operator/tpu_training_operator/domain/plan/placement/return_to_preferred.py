@@ -1,8 +1,8 @@
 """How a job returns to a better slice: only once its capacity is proven.
 
-While the gang trains on an alternative, placeholder pods ask for the nodes of a better slice. They make the cluster
-autoscaler act. When all of them run, the gang moves: it saves and stops, its workers on the better slice are created,
-and the placeholders go and leave their nodes to the workers. Until then the gang has lost nothing.
+While the gang trains on an alternative, placeholder pods ask for the nodes of a better slice, and the cluster
+autoscaler brings these up. When all placeholders run, the gang moves: it saves and stops, its workers on the better
+slice are created, and the placeholders go and leave their nodes to the workers. Until then the gang has lost nothing.
 
 A job on fewer slices than it wants asks only for the missing ones. If only some of them come, it grows by those.
 
@@ -35,42 +35,45 @@ def move_once_held(ctx: Context) -> Plan | None:
     admission proves the capacity instead (`better_slice`)."""
     if ctx.queue is not None:
         return None
-    if (some := _find_reachable(ctx)) is not None:
-        return _return(ctx, some)
+    if (reachable := _find_reachable(ctx)) is not None:
+        return _plan_return(ctx, reachable)
     target = _find_target(ctx)
     if target is None or _count_whole_slices(target, _placeholders_for(ctx, target)) < _count_lacking(ctx, target):
         return None
-    return _return(ctx, target)
+    return _plan_return(ctx, target)
 
 
 def hold_nodes(ctx: Context, turn: Turn) -> Plan:
-    """Creates the placeholders that ask for a better slice, and deletes those which are no longer needed. `turn`: of
-    the plan that this is added to."""
+    """Creates the placeholders that ask for a better slice, and deletes those which are no longer needed. `turn`: that
+    of the plan to which this is added."""
     held = ctx.observed.placeholders
     target = None if turn is not Turn.NONE or ctx.queue is not None else _find_target(ctx)
     if target is None:
-        unwanted = [pod for pod in held if not _is_for_the_next_gang(pod, ctx)]
+        unwanted = [pod for pod in held if not _awaits_next_gang(pod, ctx)]
         wait = until_next_turn(ctx) if not held else None
         return Plan(delete_pods(unwanted, ctx.now)).due_within(wait, LOOK_AGAIN if held else None)
     asking = _placeholders_for(ctx, target)
-    unwanted = [*_find_useless(asking), *(pod for pod in held if pod.alternative != target.number)]
-    # One on a dead node would keep its name for good.
-    going = (*delete_pods(unwanted, ctx.now), *delete_by_force((pod for pod in asking if pod not in unwanted), ctx.now))
-    return Plan((*(going or _create_missing(ctx, target, asking)), *_warnings(ctx, asking)), again=LOOK_AGAIN)
+    unwanted = [*_find_useless(asking), *(pod for pod in held if pod.option_number != target.number)]
+    # A placeholder on a dead node would keep its name for good.
+    deletions = (
+        *delete_pods(unwanted, ctx.now),
+        *delete_by_force((pod for pod in asking if pod not in unwanted), ctx.now),
+    )
+    return Plan((*(deletions or _create_missing(ctx, target, asking)), *_warnings(ctx, asking)), again=LOOK_AGAIN)
 
 
 def _placeholders_for(ctx: Context, target: SliceOption) -> list[WorkerPod]:
-    return [pod for pod in ctx.observed.placeholders if pod.alternative == target.number]
+    return [pod for pod in ctx.observed.placeholders if pod.option_number == target.number]
 
 
 def _count_lacking(ctx: Context, target: SliceOption) -> int:
-    """Returns how many more slices the gang needs there."""
+    """Returns how many more slices the gang needs for `target`."""
     return target.layout.slices - (ctx.option.layout.slices if target.is_own and ctx.option.is_own else 0)
 
 
-def _count_whole_slices(target: SliceOption, own: Iterable[WorkerPod]) -> int:
+def _count_whole_slices(target: SliceOption, placeholders: Iterable[WorkerPod]) -> int:
     """Returns the number of slices on which all placeholders run."""
-    running = Counter(placeholder_slice(pod.name) for pod in own if pod.is_ready)
+    running = Counter(placeholder_slice(pod.name) for pod in placeholders if pod.is_ready)
     return sum(hosts == target.layout.hosts_per_slice for hosts in running.values())
 
 
@@ -80,22 +83,24 @@ def _find_reachable(ctx: Context) -> SliceOption | None:
     turns = count_turns(ctx)
     if turns is None or turns < 0 or 0 in _find_coming_up(ctx):
         return None
-    wished = ctx.options[0]
-    more = _count_whole_slices(wished, [pod for pod in ctx.observed.placeholders if pod.alternative == wished.number])
-    could = more + wished.layout.slices - _count_lacking(ctx, wished)
+    preferred = ctx.options[0]
+    more = _count_whole_slices(
+        preferred, [pod for pod in ctx.observed.placeholders if pod.option_number == preferred.number]
+    )
+    reachable = more + preferred.layout.slices - _count_lacking(ctx, preferred)
     better = [option for option in ctx.options if option.is_own and option.number < ctx.option.number]
-    return next((option for option in better if more and option.layout.slices <= could), None)
+    return next((option for option in better if more and option.layout.slices <= reachable), None)
 
 
 def _find_useless(asking: Sequence[WorkerPod]) -> list[WorkerPod]:
-    """Returns the placeholders that have ended, and those that hold nodes of a slice whose host 0 is gone. That one
-    alone kept the pool for this slice, and the next one may come to another pool."""
+    """Returns the placeholders that have ended, and those that hold nodes of a slice whose host 0 is gone. The
+    placeholder of host 0 alone kept the node pool for this slice, and its successor may get another pool."""
     there = [pod for pod in asking if not pod.is_terminating and not pod.has_ended]
     led = {placeholder_slice(pod.name) for pod in there if leads_a_slice(pod.name)}
     return [pod for pod in asking if pod.has_ended or (pod.node is not None and placeholder_slice(pod.name) not in led)]
 
 
-def _return(ctx: Context, target: SliceOption) -> Plan:
+def _plan_return(ctx: Context, target: SliceOption) -> Plan:
     number = _count_lacking(ctx, target) * target.layout.hosts_per_slice
     holds = "holds" if number == 1 else "hold"
     why = f"{count(number, 'placeholder')} {holds} the nodes of {target}; the workers save and stop"
@@ -122,9 +127,9 @@ def _is_asked_for(option: SliceOption) -> bool:
     return option.number == 0 or not option.is_own
 
 
-def _is_for(pod: WorkerPod, target: SliceOption) -> bool:
-    """Whether a placeholder's node is for the gang on `target`."""
-    return pod.alternative == (0 if target.is_own else target.number)
+def _holds_node_for(pod: WorkerPod, target: SliceOption) -> bool:
+    """Whether the placeholder holds a node for the gang on `target`."""
+    return pod.option_number == (0 if target.is_own else target.number)
 
 
 def count_turns(ctx: Context) -> int | None:
@@ -169,16 +174,16 @@ def until_next_turn(ctx: Context) -> timedelta | None:
 
 
 def _find_coming_up(ctx: Context) -> set[int]:
-    """Returns the slices on which a placeholder has recently found a node."""
+    """Returns the numbers of the options for which a placeholder has recently found a node."""
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
     placements = ((pod, pod.placed) for pod in ctx.observed.placeholders if not pod.has_ended)
-    return {pod.alternative for pod, placed in placements if placed is not None and ctx.now < placed + patience}
+    return {pod.option_number for pod, placed in placements if placed is not None and ctx.now < placed + patience}
 
 
-def _is_for_the_next_gang(pod: WorkerPod, ctx: Context) -> bool:
-    """Whether its node waits for a worker of this attempt that does not exist yet."""
+def _awaits_next_gang(pod: WorkerPod, ctx: Context) -> bool:
+    """Whether the placeholder's node waits for a worker of this attempt that does not exist yet."""
     is_stopped = ctx.is_suspended or ctx.is_held or ctx.job.spec.run_policy.suspend or ctx.is_refused
-    return _is_for(pod, ctx.option) and bool(ctx.missing) and not is_stopped
+    return _holds_node_for(pod, ctx.option) and bool(ctx.missing) and not is_stopped
 
 
 def _create_missing(ctx: Context, target: SliceOption, asking: Iterable[WorkerPod]) -> Batches:
@@ -188,8 +193,9 @@ def _create_missing(ctx: Context, target: SliceOption, asking: Iterable[WorkerPo
 
 
 def _warnings(ctx: Context, asking: Iterable[WorkerPod]) -> Batches:
-    """Tells once of a placeholder whose name a finalizer keeps: until it is gone, no other can ask for the slice."""
+    """Returns a warning, once, about a placeholder whose name a finalizer keeps: until it is gone, no other can ask for
+    the slice."""
     notes = ctx.observed.notes
     reasons = (describe_stuck(pod) for pod in asking if is_stuck(pod, ctx.now))
-    new = next((why for why in reasons if notes is not None and why not in notes.told), None)
+    new = next((why for why in reasons if notes is not None and why not in notes.placeholder_warnings), None)
     return () if new is None else (Batch((WarnPlaceholderRefused(new),)),)

@@ -21,7 +21,7 @@ from tpu_training_operator.api.conditions import Condition, ConditionType, Reaso
 from tpu_training_operator.api.placement import OnLoss
 from tpu_training_operator.api.status import PlacementReason
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
-from tpu_training_operator.domain.cluster_state.pod_events import scheduler_has_none
+from tpu_training_operator.domain.cluster_state.pod_events import explain_no_matching_node
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE
@@ -29,12 +29,13 @@ from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.slice_record import FOR_CAPACITY
 
 _LONGEST_WAIT = timedelta(hours=1)
-# They take a second to an hour. More would leave the calendar with the longest wait that a job may name.
+# These turn a second into an hour. With more, the longest wait that a job may name would end beyond the last possible
+# date.
 _MOST_DOUBLINGS = 12
 # A pod that fits on a node is placed well within this time.
 _TO_SCHEDULE = timedelta(seconds=10)
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
-# How much of what Kueue says is told.
+# How much of Kueue's message the job's message repeats.
 _LONGEST_WORDS = 300
 _AMOUNT = re.compile(r"([^\s,=]+)=(\d+)(?=,|$|\s)")
 _QUOTA = re.compile(r"exceeded quota: .*requested: (?P<requested>.*), used: .*, limited: (?P<limited>.*)")
@@ -60,7 +61,7 @@ def next_slice(ctx: Context) -> PendingMove | None:
     if len(ctx.options) == 1 or ctx.is_on_lower_rung or ctx.is_running:
         return None
     waits_since, was_here = _waiting_since(ctx)
-    if was_here and not _may_shrink(ctx):
+    if was_here and not _may_move_on_loss(ctx):
         return None
     to = _next_option(ctx)
     if ctx.queue is not None and (ctx.attempt == 0 or ctx.is_held):
@@ -70,15 +71,15 @@ def next_slice(ctx: Context) -> PendingMove | None:
     # A slice that was lost has a node pool: its nodes may be on their way back.
     certain = _certain_refusal(ctx) or (None if was_here else explain_missing_pool(ctx))
     wait = _wait(ctx, to, certain=certain is not None)
-    at = max(waits_since + wait, _first_pod(ctx) + min(wait, _TO_SCHEDULE), _latest_node(ctx))
+    at = max(waits_since + wait, _first_pod_time(ctx) + min(wait, _TO_SCHEDULE), _latest_node_deadline(ctx))
     if certain is not None:
         return PendingMove(to, at, PlacementReason.NOT_ADMITTED, certain)
-    minutes = f"{wait.total_seconds():.0f} s"
+    limit = f"{wait.total_seconds():.0f} s"
     placed = len(_placed_slices(ctx))
     so_far = f"; {placed} of {ctx.option.layout.slices} slices have theirs" if placed else ""
     if was_here:
-        return PendingMove(to, at, PlacementReason.LOST, f"{ctx.option} did not come back within {minutes}{so_far}")
-    return PendingMove(to, at, PlacementReason.NO_CAPACITY, f"no nodes for {ctx.option} within {minutes}{so_far}")
+        return PendingMove(to, at, PlacementReason.LOST, f"{ctx.option} did not come back within {limit}{so_far}")
+    return PendingMove(to, at, PlacementReason.NO_CAPACITY, f"no nodes for {ctx.option} within {limit}{so_far}")
 
 
 def _next_without_quota(ctx: Context, queue: Queue, to: SliceOption) -> PendingMove | None:
@@ -101,8 +102,8 @@ def _next_without_quota(ctx: Context, queue: Queue, to: SliceOption) -> PendingM
         reason, why = PlacementReason.NOT_ADMITTED, f"has given up {ctx.option}"
     elif was_here:
         reason, why = PlacementReason.LOST, f"did not admit {ctx.option} again within {wait.total_seconds():.0f} s"
-    said = workload.waits_for()[:_LONGEST_WORDS]
-    return PendingMove(to, at, reason, f"queue {queue.name} {why}: {said}", "Kueue admits it")
+    explanation = workload.waits_for()[:_LONGEST_WORDS]
+    return PendingMove(to, at, reason, f"queue {queue.name} {why}: {explanation}", "Kueue admits it")
 
 
 def count_moves(ctx: Context) -> int:
@@ -151,7 +152,7 @@ def _count_stops(ctx: Context) -> int:
     return 1 + others + any(option.is_own and option.number for option in ctx.options)
 
 
-def _may_shrink(ctx: Context) -> bool:
+def _may_move_on_loss(ctx: Context) -> bool:
     policy = ctx.job.spec.placement
     return policy is not None and policy.on_loss is OnLoss.MOVE and may_move_again(ctx)
 
@@ -169,40 +170,40 @@ def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
     placed = parse_time(ctx.status.placement.since) if ctx.status.placement else queued or ctx.now
     stopped = changed.get(ConditionType.GANG_READY, placed)
     resumed = changed.get(ConditionType.SUSPENDED, placed)
-    # A time to come means that the clock was set back.
+    # A time in the future means that the clock was set back.
     was_here = ctx.status.placement is not None and ctx.status.placement.has_run
     return min(max(placed, stopped, resumed, queued or placed), ctx.now), was_here
 
 
 def _wait(ctx: Context, to: SliceOption, *, certain: bool) -> timedelta:
-    """Returns how long the job waits for its slice before it goes on to `to`. The first slice has no wait of its own:
-    the job waits as long as for any other before it returns there."""
+    """Returns how long the job waits for its slice before it goes on to `to`. The first slice names no wait, so before
+    the job returns there it waits for the longest of the others' waits."""
     searches = ctx.status.placement.moves_for_capacity if ctx.status.placement else 0
     rounds = min(searches // _count_stops(ctx), _MOST_DOUBLINGS)
     if certain and rounds == 0:
         return AT_ONCE
-    given = to.choice.wait if to.number else max(option.choice.wait for option in ctx.options)
-    doubled: timedelta = given * (1 << rounds)
-    return min(doubled, max(given, _LONGEST_WAIT))
+    first_wait = to.choice.wait if to.number else max(option.choice.wait for option in ctx.options)
+    doubled: timedelta = first_wait * (1 << rounds)
+    return min(doubled, max(first_wait, _LONGEST_WAIT))
 
 
-def _first_pod(ctx: Context) -> datetime:
+def _first_pod_time(ctx: Context) -> datetime:
     """Returns when the attempt got its first worker. The wait may be over before that, because the backoff and the end
     of the old workers count, and the scheduler needs a moment to find free nodes."""
     return min((pod.created for pod in ctx.pods), default=_LONG_AGO)
 
 
-def _latest_node(ctx: Context) -> datetime:
-    """Returns until when the gang stays for the nodes that are coming up, because those of a large slice come one after
-    the other. A node that was there before its pod, such as one that survived the loss of the slice, is no sign that
-    others will come."""
+def _latest_node_deadline(ctx: Context) -> datetime:
+    """Returns until when the gang waits for further nodes, because those of a large slice come up one after the other.
+    A node that was there before its pod, such as one that survived the loss of the slice, is no sign that others will
+    come."""
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
     # Where fewer slices will do, a complete slice does not promise another one.
-    whole = _placed_slices(ctx) if _fewer_slices(ctx) else set[int]()
+    complete = _placed_slices(ctx) if _fewer_slices(ctx) else set[int]()
     came_up = (
         pod.placed
         for pod in ctx.pods
-        if pod.placed is not None and pod.placed > pod.created + _TO_SCHEDULE and pod.worker.slice not in whole
+        if pod.placed is not None and pod.placed > pod.created + _TO_SCHEDULE and pod.worker.slice not in complete
     )
     return max((placed + patience for placed in came_up), default=_LONG_AGO)
 
@@ -214,8 +215,8 @@ def _refusal(ctx: Context) -> Condition | None:
 
 
 def _certain_refusal(ctx: Context) -> str | None:
-    """Returns the cluster's words, if waiting cannot help. A right that the operator lacks is missing on every
-    slice."""
+    """Says how the cluster refuses the workers, if waiting cannot help and another slice may. A right that the operator
+    lacks is missing on every slice, so it does not count."""
     refusal = _refusal(ctx)
     if refusal is None:
         return None
@@ -241,6 +242,6 @@ def explain_missing_pool(ctx: Context) -> str | None:
     known = notes.events.without_pool if notes and notes.events else frozenset[str]()
     if not known or any(pod.node is not None for pod in ctx.pods):
         return None
-    said = (str(pod.condition("PodScheduled").get("message") or "") for pod in ctx.pods if pod.name in known)
-    words = next(filter(None, map(scheduler_has_none, said)), None)
+    messages = (str(pod.condition("PodScheduled").get("message") or "") for pod in ctx.pods if pod.name in known)
+    words = next(filter(None, map(explain_no_matching_node, messages)), None)
     return None if words is None else f"the cluster has no node pool for {ctx.option}: {words}"

@@ -3,8 +3,8 @@
 In a queue, a second Workload proves the capacity. While the gang trains on an alternative, it asks for a better slice,
 and costs nothing as long as it waits. Once Kueue admits it, the gang moves. The quota of the slice that it leaves goes
 back when its last worker there has stopped. So the quota always covers the workers, and counts for both slices only
-from the admission until then. It asks in the queue and with the priority of the first, whatever the job's labels say
-by now: else Kueue might evict the gang to make room for its own better slice, again and again.
+from the admission until then. The second Workload has the queue and the priority of the first, even if the job's labels
+have changed: else Kueue might evict the gang to make room for its own better slice, again and again.
 
 Any other Workload is deleted before the job asks for the present slice, so that one at a time holds quota for the gang.
 """
@@ -19,7 +19,7 @@ from tpu_training_operator.domain.cluster_state.workload import Queue, Workload
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Create, DeleteConfigMap, UpdateWorkload
-from tpu_training_operator.domain.objects.workload import in_queue_of
+from tpu_training_operator.domain.objects.workload import with_queue_of
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.placement.moving import move
 from tpu_training_operator.domain.plan.placement.return_to_preferred import count_turns, turn_length, until_next_turn
@@ -71,15 +71,15 @@ def _is_coming(ctx: Context, option: SliceOption) -> bool:
 
 
 def _is_late(ctx: Context, workload: Workload) -> bool:
-    """Whether it has held quota for as long as a gang may take to start, without being admitted."""
+    """Whether the Workload has held quota for as long as a gang may take to start, without being admitted."""
     if workload.is_admitted or workload.reserved_since is None:
         return False
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
     return ctx.now >= parse_time(workload.reserved_since) + patience
 
 
-def _is_over(ctx: Context, workload: Workload) -> bool:
-    """Whether Kueue gave it up a turn ago, so that the job may ask for the slice again."""
+def _may_ask_again(ctx: Context, workload: Workload) -> bool:
+    """Whether Kueue gave the Workload up at least a turn ago, so that the job may ask for the slice again."""
     if not workload.is_given_up:
         return False
     return ctx.now >= parse_time(str(workload.condition("Evicted")["lastTransitionTime"])) + turn_length(ctx)
@@ -93,15 +93,15 @@ def _is_proven(ctx: Context, target: SliceOption) -> bool:
 
 def _find_unneeded(ctx: Context, queue: Queue, target: SliceOption | None) -> Sequence[Workload]:
     """Returns the Workloads that the job does not need; none while they may cover workers, and none if the job no
-    longer says in which queue it could ask again."""
-    covered = all(not pod.may_use_chips or pod.alternative == ctx.option.number for pod in ctx.observed.pods)
+    longer names a queue in which it could ask again."""
+    covered = all(not pod.may_use_chips or pod.option_number == ctx.option.number for pod in ctx.observed.pods)
     if not covered or (queue.workload is None and not queue.name):
         return ()
     wanted = ctx.queue_on(target) if target is not None else None
     target_workload = wanted.workload if wanted else None
     needed = (
         target_workload.name
-        if target_workload and not _is_late(ctx, target_workload) and not _is_over(ctx, target_workload)
+        if target_workload and not _is_late(ctx, target_workload) and not _may_ask_again(ctx, target_workload)
         else ""
     )
     others = (other.workload for other in queue.others if other.workload is not None)
@@ -109,8 +109,8 @@ def _find_unneeded(ctx: Context, queue: Queue, target: SliceOption | None) -> Se
 
 
 def _delete_left_behind(ctx: Context) -> Batches:
-    """Deletes the ConfigMap of the attempt before one that only waits. Later attempts delete only that of the attempt
-    right before them."""
+    """Deletes the ConfigMap of the attempt before one that only waits: a later attempt deletes only that of the attempt
+    right before it."""
     name = config_map_name(ctx.job.name, ctx.attempt - 1)
     return (Batch((DeleteConfigMap(name),)),) if ctx.is_held and ctx.attempt > 1 else ()
 
@@ -124,15 +124,15 @@ def _next_step(ctx: Context, target: SliceOption) -> Batches:
     if workload is None and (not queue.name or queue.problem):
         return ()
     if workload is None:
-        body = in_queue_of(ask_for(target, queue).body, dict(present.raw))
-        return (Batch((Create(body, optional=True, for_growth=True),)),)
+        body = with_queue_of(ask_for(target, queue).body, dict(present.raw))
+        return (Batch((Create(body, optional=True, for_better_slice=True),)),)
     if workload.is_going:
         return ()
     if workload.is_evicted and workload.holds_quota:
         return (release_quota(workload, ctx.now),)
     if workload.is_admitted:
-        # The workers cannot go where Kueue would place them, so others may have the quota.
+        # The workers cannot go where Kueue would place them, so the quota is free for other jobs.
         return (deactivate(workload),)
-    wanted = in_queue_of(dict(workload.raw), dict(present.raw))
+    wanted = with_queue_of(dict(workload.raw), dict(present.raw))
     is_as_wanted = workload.holds_quota or not workload.is_active or wanted["spec"] == workload.raw["spec"]
     return () if is_as_wanted else (Batch((UpdateWorkload(wanted),)),)

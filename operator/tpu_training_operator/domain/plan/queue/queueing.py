@@ -41,8 +41,8 @@ from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import (
     adopt,
     conflicts,
-    is_for_others,
-    misfit,
+    explain_misfit,
+    is_for_other_workers,
     with_priority,
     workload,
 )
@@ -54,7 +54,7 @@ from tpu_training_operator.domain.plan.placement.moving import carry_out
 from tpu_training_operator.domain.plan.placement.search import next_slice
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Freshness, Plan, Turn
 
-# Usually a watch tells sooner what Kueue does. These looks are for when it is broken or not allowed.
+# Usually a watch reports sooner what Kueue does. These looks are for a watch that is broken or not allowed.
 LOOK_AT_RUNNING = timedelta(seconds=30)
 
 
@@ -64,9 +64,9 @@ LOOK_AT_RUNNING = timedelta(seconds=30)
 def wait_for_admission(ctx: Context, queue: Queue) -> Plan | None:
     """Plans for a job that may not have workers now; None if it may."""
     if queue.is_unowned and queue.workload is not None:
-        # Then it is deleted with the job, and the watch tells at once what Kueue does to it.
-        taken = UpdateWorkload(adopt(ctx.job, dict(queue.workload.raw)))
-        return Plan((Batch((taken,)),), again=AT_ONCE)
+        # Once the job owns it, it is deleted with the job, and the watch reports at once what Kueue does to it.
+        adopted = UpdateWorkload(adopt(ctx.job, dict(queue.workload.raw)))
+        return Plan((Batch((adopted,)),), again=AT_ONCE)
     is_admitted = queue.workload is not None and queue.workload.is_admitted
     if ctx.may_have_workers:
         if is_admitted:
@@ -78,7 +78,7 @@ def wait_for_admission(ctx: Context, queue: Queue) -> Plan | None:
     if is_admitted and not queue.problem and not is_outdated:
         return None
     if is_outdated and (active := sum(pod.may_use_chips for pod in ctx.all_workers)):
-        # Its quota counts them.
+        # They use the quota of the outdated Workload, so they stop before it is replaced.
         status = ctx.present(ctx.status, describe_wait(queue, active))
         return Plan(delete_pods(ctx.all_workers, ctx.now), status).due_within(
             look_again(ctx.all_workers, ctx.now), LOOK_AGAIN
@@ -91,16 +91,16 @@ def _check_fit(ctx: Context, queue: Queue) -> Queue:
     if not queue.is_prebuilt or queue.workload is None or queue.problem:
         return queue
     worker = worker_pod(ctx.job, ctx.resolution, WorkerId(1, 0, 0))
-    why = misfit(ctx.job, ctx.resolution, dict(queue.workload.raw), worker)
+    why = explain_misfit(ctx.job, ctx.resolution, dict(queue.workload.raw), worker)
     return replace(queue, problem=f"{why}; the operators of both clusters must have the same version") if why else queue
 
 
 def _is_outdated(ctx: Context, queue: Queue) -> bool:
-    """Whether the workers have changed since the job's operator made the Workload, as they may during a suspension. Its
-    pod sets cannot follow."""
+    """Whether the workers have changed since the operator created the Workload, as they may during a suspension. The
+    pod sets of a Workload cannot follow."""
     if not ctx.is_suspended or queue.workload is None or queue.workload.is_going or queue.is_prebuilt:
         return False
-    return is_for_others(dict(queue.workload.raw), ask_for(ctx.option, queue).body)
+    return is_for_other_workers(dict(queue.workload.raw), ask_for(ctx.option, queue).body)
 
 
 def _adopt(ctx: Context, queue: Queue) -> Plan:
@@ -114,7 +114,7 @@ def _adopt(ctx: Context, queue: Queue) -> Plan:
 def _evict(ctx: Context, queue: Queue) -> Plan:
     """Stops a gang whose chips Kueue wants back, or has never given. No failure class is charged."""
     why = queue.workload.waits_for() if queue.workload else "its Workload is gone"
-    message = f"queue {_name(queue)}: {why}; the workers save and stop"
+    message = f"queue {_queue_name(queue)}: {why}; the workers save and stop"
     ready = ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.EVICTED, message)
     status = replace(ctx.status, goodput=ctx.charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.QUEUE))
     for kind in (ConditionType.ADMITTED, ConditionType.GANG_READY):
@@ -132,7 +132,7 @@ def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
     elif workload is not None and not workload.is_active:
         batches = (Batch((UpdateWorkload(workload.with_active(True)),)),)
     goodput = ctx.charge(ctx.goodput_of_stopped() or ctx.settled_goodput(), ctx.now, Activity.QUEUE)
-    message = f"queue {_name(queue)}: resumed, waiting for admission"
+    message = f"queue {_queue_name(queue)}: resumed, waiting for admission"
     ready = ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, message)
     status = replace(ctx.status, goodput=goodput)
     status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, message)
@@ -166,11 +166,11 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
 
 
 def _check_name(queue: Queue) -> Queue:
-    """Returns the queue, with a problem if the job needs another Workload and no longer says in which queue."""
+    """Returns the queue, with a problem if the job needs another Workload and no longer names a queue for it."""
     if queue.workload is not None or queue.name or queue.problem:
         return queue
     problem = (
-        f"the job asks Kueue for another slice now, and its label {constants.LABEL_QUEUE} is gone: name the queue again"
+        f"the job now asks Kueue for another slice, but its label {constants.LABEL_QUEUE} is gone: name the queue again"
     )
     return replace(queue, problem=problem)
 
@@ -212,8 +212,8 @@ def ask_for(option: SliceOption, queue: Queue) -> Create:
 
 
 def pass_on_labels(queue: Queue) -> Batches:
-    """Passes on what the job's labels have changed since its Workload was created. Kueue allows that until quota is
-    reserved."""
+    """Passes on the queue or the priority that the job's labels have been given since its Workload was created. Kueue
+    allows that until quota is reserved."""
     workload = queue.workload
     if workload is None or workload.holds_quota:
         return ()
@@ -226,28 +226,28 @@ def pass_on_labels(queue: Queue) -> Batches:
 
 def describe_wait(queue: Queue, active: int) -> ReadyState:
     """Returns what a waiting job shows. `active`: workers that still run."""
-    found, name = queue.workload, _name(queue)
+    workload, name = queue.workload, _queue_name(queue)
     if queue.problem:
         return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.QUEUE_UNUSABLE, queue.problem)
-    if found is None:
+    if workload is None:
         why = f"waiting for {count(active, 'worker')} to stop" if active else "waiting for Kueue to consider the job"
         return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {why}")
     if active:
-        why = f"{found.waits_for()}; waiting for {count(active, 'worker')} to stop"
+        why = f"{workload.waits_for()}; waiting for {count(active, 'worker')} to stop"
         return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.EVICTED, f"queue {name}: {why}")
-    if found.is_finished:
-        message = f"Workload {found.name} says that it has finished, and the job has not; delete the Workload"
+    if workload.is_finished:
+        message = f"Workload {workload.name} is finished, but the job is not; delete the Workload"
         return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.DEACTIVATED, message)
-    if not found.is_active:
+    if not workload.is_active:
         message = (
-            f"queue {name}: {found.waits_for()}; Workload {found.name} is not active: suspend and resume the job, or"
-            " set the Workload's spec.active to true"
+            f"queue {name}: {workload.waits_for()}; Workload {workload.name} is not active: suspend and resume the job,"
+            " or set the Workload's spec.active to true"
         )
         return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.DEACTIVATED, message)
-    return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {found.waits_for()}")
+    return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {workload.waits_for()}")
 
 
-def _name(queue: Queue) -> str:
+def _queue_name(queue: Queue) -> str:
     return queue.name or (queue.workload.queue if queue.workload else "")
 
 
@@ -279,25 +279,25 @@ def explain_eviction(look: JobState) -> str | None:
     queue = look.observed.queue.at(workload_name(str(metadata["name"]), str(metadata["uid"]), number))
     if not queue.version or (queue.workload is not None and queue.workload.is_admitted):
         return None
-    return f"queue {_name(queue)}: {queue.workload.waits_for() if queue.workload else 'its Workload is gone'}"
+    return f"queue {_queue_name(queue)}: {queue.workload.waits_for() if queue.workload else 'its Workload is gone'}"
 
 
 def give_up_quota(observed: Observed) -> Batches:
-    """Takes a job out of its queue whose spec cannot be used, once none of its workers is active. With a valid spec it
-    asks again. A prebuilt Workload stays, and only its quota goes."""
+    """Takes a job that cannot continue out of its queue, once none of its workers is active. If it can continue later,
+    it asks again. A prebuilt Workload stays, and only its quota goes."""
     queue = observed.queue
     if queue is None or not queue.version or any(pod.may_use_chips for pod in observed.pods):
         return ()
-    workloads = [each.workload for each in (queue, *queue.others) if each.workload is not None]
-    left = [each for each in workloads if not each.is_going and not each.is_finished]
+    workloads = [entry.workload for entry in (queue, *queue.others) if entry.workload is not None]
+    active = [workload for workload in workloads if not workload.is_going and not workload.is_finished]
     if not queue.is_prebuilt:
-        return delete_workloads(left)
-    return tuple(deactivate(workload) for workload in left if workload.is_active)
+        return delete_workloads(active)
+    return tuple(deactivate(workload) for workload in active if workload.is_active)
 
 
 def look_at_suspended(ctx: Context) -> timedelta | None:
-    """Returns in how long to look at a suspended job, if nothing is heard of its Workload; None once that holds no
-    quota."""
+    """Returns the time until the next look at a suspended job, if its watch reports nothing before; None once its
+    Workload holds no quota."""
     workload = ctx.queue.workload if ctx.queue else None
     if ctx.queue and ctx.queue.others:
         return LOOK_AGAIN
@@ -310,7 +310,7 @@ def look_at_suspended(ctx: Context) -> timedelta | None:
 
 def read_placement(ctx: Context, option: SliceOption | None = None) -> PodSettings | Obstacle | None:
     """Returns what Kueue adds to the workers' pods on that slice, by default the present one; None for a job without a
-    queue. An Obstacle if it contradicts what the job asks for: nothing is overwritten."""
+    queue. Returns an Obstacle if that contradicts what the job asks for: nothing is overwritten."""
     option = option or ctx.option
     queue = ctx.queue_on(option)
     if queue is None:
@@ -324,11 +324,11 @@ def read_placement(ctx: Context, option: SliceOption | None = None) -> PodSettin
     return wanted
 
 
-# What Kueue is told.
+# Reports to Kueue.
 
 
 def tell_pods_ready(ctx: Context) -> Plan:
-    """Tells Kueue whether the workers run, if it does not know. It evicts jobs that never say so."""
+    """Tells Kueue whether the workers run, unless it knows. Kueue evicts jobs that never report it."""
     workload = ctx.queue.workload if ctx.queue else None
     if workload is None or not workload.is_admitted or not ctx.may_have_workers:
         return Plan()

@@ -60,7 +60,7 @@ def release(ctx: Context, waiting: int) -> Plan:
     policy = ctx.job.spec.run_policy
     pause = pause_after_release(policy, _seed(ctx))
     message = (
-        f"{ctx.of_rung}attempt {ctx.next_attempt} starts in {pause.total_seconds():.0f} s: {waiting} of"
+        f"{ctx.rung_prefix}attempt {ctx.next_attempt} starts in {pause.total_seconds():.0f} s: {waiting} of"
         f" {count(ctx.resolution.layout.hosts, 'worker')} could not be placed within {policy.start_deadline_seconds} s,"
         " so the others release their nodes"
     )
@@ -111,7 +111,7 @@ def _restart(ctx: Context, status: Status, failure: Failure, *, at_once: bool) -
         avoided_nodes=_find_nodes_to_avoid(ctx, faults),
     )
     when = f"at {format_time(ctx.now + wait)}" if wait > AT_ONCE else "now"
-    message = f"{ctx.of_rung}attempt {ctx.next_attempt} starts {when}: {describe(failure)}"
+    message = f"{ctx.rung_prefix}attempt {ctx.next_attempt} starts {when}: {describe(failure)}"
     return _begin_again(ctx, status, Why(Reason.REPLACING_WORKERS, EventReason.RESTARTING, message), Activity.RECOVERY)
 
 
@@ -124,7 +124,7 @@ def _give_up(ctx: Context, status: Status, failure: Failure) -> Plan:
     restart, kind = ctx.job.spec.run_policy.restart, failure.failure_class
     limit = restart.limit_of(kind)
     if failure.reason == FailureReason.STORAGE_DENIED and failure.message.startswith("/"):
-        # A directory, by the trainer's own words.
+        # The trainer's message begins with the path of a directory.
         why = "give the worker's user the right to write there, then create the job again"
     elif failure.reason == FailureReason.STORAGE_DENIED:
         account = f"{ctx.job.namespace}/{ctx.job.spec.trainer.service_account_name or 'default'}"
@@ -138,7 +138,7 @@ def _give_up(ctx: Context, status: Status, failure: Failure) -> Plan:
 
 
 def _account_for_failure(ctx: Context, failure: Failure) -> Goodput:
-    """Ends the attempt's training at its failure. A preempted trainer has saved all of it."""
+    """Returns the goodput with the attempt's training ended at its failure. A preempted trainer has saved all of it."""
     goodput = ctx.goodput_at_end(parse_time(failure.time))
     keeps = failure.exit_code == ExitCode.PREEMPTED and ctx.job.spec.checkpoint is not None
     goodput = mark_saved(goodput) if keeps else mark_lost(goodput)

@@ -60,7 +60,7 @@ class PartlyPlaced:
 
 
 def find_partly_placed(pods: Sequence[WorkerPod], policy: RunPolicy, avoided: Sequence[str]) -> PartlyPlaced | None:
-    """Returns what a partly placed gang lacks; None if all workers have nodes, or none has one and none is kept from a
+    """Returns what a partly placed gang lacks; None if all workers have nodes, or if none has one and the job avoids no
     node (`avoided`).
 
     The time runs from the latest progress, the youngest pod or the latest placement: the nodes of a large slice come up

@@ -1,8 +1,8 @@
-"""Why a gang waits, told in its status: how many hosts are ready, and what the others lack.
+"""The status of a gang that waits: how many hosts are ready, and what the others lack.
 
-A gang that starts changes with every pod event, and thousands of gangs may wait at once. So the status tells a new
-reason after at least ten seconds, new counts once a minute, and repeats the same message every five minutes, to bring
-the goodput up to date.
+A gang that starts changes with every pod event, and thousands of gangs may wait at once. So the status shows a new
+reason after at least ten seconds, new counts once a minute, and is written with the same message every five minutes, to
+bring the goodput up to date.
 
 A pod's own status does not mention a volume that cannot be mounted, or what the cluster autoscaler does about a pod
 without a node. Its events do.
@@ -31,44 +31,44 @@ _AGAIN = timedelta(minutes=5)
 _SHORT_WAIT = timedelta(minutes=15)
 _MOST_GROUPS = 3
 _LONGEST_MESSAGE = 1000
-# Two pods of a kind may differ; more repeat what these say.
+# The events of two pods may differ; those of more would repeat them.
 _MOST_ASKED = 2
 _REASONS = re.compile(r"(?<!\d)\d{1,5} hosts?: ([^:;(]{0,200})")
 # A kubelet alternates between these two.
 _SAME = {"ErrImagePull": "ImagePullBackOff"}
 
 
-def tell_why(ctx: Context, decided: Plan) -> Plan:
-    """Adds to the plan for a gang whose workers are not all ready what it waits for."""
+def show_wait(ctx: Context, decision: Plan) -> Plan:
+    """Returns the plan with a status that says what the gang waits for, or with a look at events that may explain
+    it."""
     notes = ctx.observed.notes
-    if notes is None or decided.status is not None:
-        return decided
+    if notes is None or decision.status is not None:
+        return decision
     between = _between_looks(ctx)
     pods = _choose_silent(ctx)
     if pods and _is_due(notes, ctx, between):
-        return decided.then(Plan((Batch((LookAtEvents(pods),)),), again=AT_ONCE))
+        return decision.then(Plan((Batch((LookAtEvents(pods),)),), again=AT_ONCE))
     soonest = _since(notes, ctx) + _NEW_REASON - ctx.now
     if AT_ONCE < soonest <= _NEW_REASON:
-        # Whatever it is; a gang that starts within seconds never needs the words.
-        return decided.due_within(soonest, between)
-    message = describe_wait(ctx)
+        # No message yet: a gang that starts within seconds needs none.
+        return decision.due_within(soonest, between)
+    message = describe_hosts(ctx)
     wait = _wait(notes, ctx, message)
     if wait <= AT_ONCE:
-        return replace(decided, status=_tell(ctx, message)).due_within(between)
-    return decided.due_within(wait, between)
+        return replace(decision, status=_show(ctx, message)).due_within(between)
+    return decision.due_within(wait, between)
 
 
-def describe_wait(ctx: Context) -> str:
+def describe_hosts(ctx: Context) -> str:
     """Says what the gang waits for, such as "attempt 2: 3 of 4 hosts ready; 1 host: ErrImagePull: ..."."""
     layout = ctx.resolution.layout
     hosts = (host for pod in ctx.pods if (host := host_of(pod.raw)) is not None)
-    found = summarize_hosts(hosts, ctx.attempt, layout.slices, layout.hosts_per_slice)
+    summary = summarize_hosts(hosts, ctx.attempt, layout.slices, layout.hosts_per_slice)
     lines = read_event_lines(ctx)
-    parts = [
-        f"{ctx.of_rung}attempt {ctx.attempt}: {found.ready + found.finished} of {count(found.total, 'host')} ready"
-    ]
-    parts += [_describe_group(group, ctx, lines) for group in found.others[:_MOST_GROUPS]]
-    if left := sum(len(group.workers) for group in found.others[_MOST_GROUPS:]):
+    ready = f"{summary.ready + summary.finished} of {count(summary.total, 'host')} ready"
+    parts = [f"{ctx.rung_prefix}attempt {ctx.attempt}: {ready}"]
+    parts += [_describe_group(group, ctx, lines) for group in summary.others[:_MOST_GROUPS]]
+    if left := sum(len(group.workers) for group in summary.others[_MOST_GROUPS:]):
         parts.append(f"{left} more for other reasons")
     if (due := next_slice(ctx)) is not None:
         parts.append(due.words())
@@ -83,8 +83,8 @@ def read_event_lines(ctx: Context) -> Mapping[str, str]:
 
 def _describe_group(group: HostGroup, ctx: Context, lines: Mapping[str, str]) -> str:
     names = (worker.pod_name(ctx.job.name) for worker in group.workers)
-    told = next((f" ({name}: {lines[name]})" for name in names if name in lines), "")
-    return group_words(group) + told
+    event_line = next((f" ({name}: {lines[name]})" for name in names if name in lines), "")
+    return group_words(group) + event_line
 
 
 def _choose_silent(ctx: Context) -> tuple[tuple[str, str], ...]:
@@ -129,7 +129,7 @@ def _find_reasons(message: str) -> set[str]:
     return {_SAME.get(reason, reason) for reason in _REASONS.findall(message)}
 
 
-def _tell(ctx: Context, message: str) -> Status:
+def _show(ctx: Context, message: str) -> Status:
     """Returns the status with the message. The state and its reason stay: a gang that is being replaced is Restarting
     until it runs."""
     is_replaced = ctx.status.state is State.RESTARTING

@@ -33,7 +33,7 @@ _NOW = timedelta(0)
 
 @dataclass(frozen=True)
 class Spent:
-    """In chip-seconds over all attempts: `used`, of the `limit`."""
+    """The chip-seconds `used` by all attempts, and their `limit`."""
 
     used: int
     limit: int
@@ -48,10 +48,12 @@ class Spent:
 
     def words(self) -> str:
         """Says, for example, "10.35 of 10 chip-hours (spec.runPolicy.budget) are used"."""
-        return f"{hours(self.used)} of {count(self.limit // _HOUR, 'chip-hour')} (spec.runPolicy.budget) are used"
+        return (
+            f"{format_hours(self.used)} of {count(self.limit // _HOUR, 'chip-hour')} (spec.runPolicy.budget) are used"
+        )
 
 
-def hours(chip_seconds: int) -> str:
+def format_hours(chip_seconds: int) -> str:
     """Returns chip-hours as text, rounded down: the budget must not seem to be used up when it is not."""
     return f"{chip_seconds // 36 / 100:.2f}"
 
@@ -70,7 +72,7 @@ def read_spent(ctx: Context) -> Spent | None:
     return None if budget is None else Spent(count_used(ctx, ctx.status), budget.chip_hours * _HOUR)
 
 
-def over_budget(ctx: Context) -> Plan | None:
+def stop_over_budget(ctx: Context) -> Plan | None:
     """Plans for a job that has used up its budget; None for any other job, and for one that is about to succeed."""
     budget, spent = ctx.job.spec.run_policy.budget, read_spent(ctx)
     if budget is None or spent is None or not spent.is_all:
@@ -84,9 +86,10 @@ def over_budget(ctx: Context) -> Plan | None:
     cause = Cause(
         Reason.BUDGET_EXCEEDED,
         EventReason.BUDGET_EXCEEDED,
-        told=spent.words(),
-        shown=f"{spent.words()}; raise chipHours, and the job continues{_name_checkpoint(ctx, ' after step {}')}",
-        stopping=f"{spent.words()}; waiting for {{}} to save and stop, then {then}",
+        message=spent.words(),
+        suspended_message=f"{spent.words()}; raise chipHours, and the job continues"
+        + _name_checkpoint(ctx, " after step {}"),
+        stopping_message=f"{spent.words()}; waiting for {{}} to save and stop, then {then}",
         warning=True,
     )
     # A failed worker is deleted only if another attempt may follow: its log says why it failed.
@@ -94,8 +97,8 @@ def over_budget(ctx: Context) -> Plan | None:
 
 
 def _succeeds_by(ctx: Context) -> datetime | None:
-    """Returns by when a gang must be done of which a worker has succeeded: its training is over, so stopping it saves
-    little. None for any other gang."""
+    """Returns by when a gang must end once one of its workers has succeeded: the training is over, so stopping it would
+    save little. None if no worker has succeeded."""
     if ctx.is_suspended:
         return None
     ends = [end for pod in ctx.pods if has_succeeded(pod) and (end := ended_by(pod))]
@@ -103,10 +106,10 @@ def _succeeds_by(ctx: Context) -> datetime | None:
     return min(ends) + grace if ends else None
 
 
-def _fail(ctx: Context, found: Spent) -> Plan:
+def _fail(ctx: Context, spent: Spent) -> Plan:
     goodput = ctx.goodput_of_stopped() if ctx.is_suspended else ctx.goodput_at_end(ctx.now)
     status = replace(ctx.status, goodput=goodput)
-    message = f"{found.words()}{_name_checkpoint(ctx, '; the newest checkpoint holds step {}')}"
+    message = f"{spent.words()}{_name_checkpoint(ctx, '; the newest checkpoint holds step {}')}"
     if ctx.is_suspended:
         status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.BUDGET_EXCEEDED, message)
     return fail(ctx, status, Reason.BUDGET_EXCEEDED, message)
@@ -141,37 +144,37 @@ def explain_resumption(ctx: Context) -> str:
     if suspended is None or not suspended.is_true or suspended.reason != Reason.BUDGET_EXCEEDED:
         return ""
     spent = read_spent(ctx)
-    return spent.words() if spent else "spec.runPolicy.budget is gone"
+    return spent.words() if spent else "spec.runPolicy.budget was removed"
 
 
-def record_usage(decided: Plan, look: JobState, stored: Status, budget: ChipBudget | None = None) -> Plan:
+def record_usage(decision: Plan, look: JobState, stored: Status, budget: ChipBudget | None = None) -> Plan:
     """Returns the plan with a status that says what the job has used. It gets a status if chips were given back since
     the last one, and once when most of the budget is used. `look`: with what the workers have reported; `stored`:
     without."""
-    writes = decided.status is not None and decided.status != stored
-    status = decided.status or look.status
+    writes = decision.status is not None and decision.status != stored
+    status = decision.status or look.status
     if status.goodput is None:
-        return decided
+        return decision
     before = stored.goodput.chip_seconds if stored.goodput else None
     given_back = _time_to_write(before, look) if before else None
     known = chips.spend(status.goodput, look.holding.now, look.holding)
     if known is None:
-        return decided
+        return decision
     warned = _warn_if_low(look, status, known, budget)
     if not (writes or warned is not None or given_back == _NOW):
-        return decided.due_within(given_back)
+        return decision.due_within(given_back)
     if warned is not None:
         status, event = warned
-        decided = replace(decided, events=(*decided.events, *event))
+        decision = replace(decision, events=(*decision.events, *event))
     goodput = status.goodput and replace(status.goodput, chip_seconds=known)
     usage = _compute_usage(status, known, look.holding.gang, budget)
-    return replace(decided, status=replace(status, goodput=goodput, usage=usage))
+    return replace(decision, status=replace(status, goodput=goodput, usage=usage))
 
 
 def _time_to_write(before: ChipSeconds, look: JobState) -> timedelta | None:
-    """Returns in how long to write down which chips were given back; None if none were. This waits for other workers
-    that are leaving, so that the end of a gang costs one write whatever its size; but not for long, because chips that
-    are gone count until the write."""
+    """Returns the time until a write records the chips that were given back; None if none were. The write waits for
+    other workers that are leaving, so that the end of a gang costs one write whatever its size; but not for long,
+    because chips that are gone count until the write."""
     is_stale = any(pod.worker.attempt > look.attempt for pod in look.observed.pods)
     if is_stale or not chips.count_vanished(before, look.holding):
         return None
@@ -188,19 +191,19 @@ def _warn_if_low(
 ) -> tuple[Status, tuple[Event, ...]] | None:
     """Returns the status with or without the warning, and the event that tells it; None if nothing is new. A job that
     has ended needs no warning, and a job over its budget has another event."""
-    found = Spent(known.total, budget.chip_hours * _HOUR) if budget else None
+    spent = Spent(known.total, budget.chip_hours * _HOUR) if budget else None
     is_there = find(status.conditions, ConditionType.BUDGET_LOW) is not None
-    if budget is None or found is None or not found.is_most or status.completion_time is not None:
+    if budget is None or spent is None or not spent.is_most or status.completion_time is not None:
         left = replace(status, conditions=without_condition(status.conditions, ConditionType.BUDGET_LOW))
         return (left, ()) if is_there else None
     if is_there and status.usage is not None and status.usage.budget_chip_hours == budget.chip_hours:
         return None
-    rest = max(0, found.limit - found.used) // max(1, look.holding.gang)
+    rest = max(0, spent.limit - spent.used) // max(1, look.holding.gang)
     forecast = _forecast(status, known, look.holding.gang)
-    message = f"{found.words()}; the rest lasts {rest} s"
+    message = f"{spent.words()}; the rest lasts {rest} s"
     message += f", and the job will have used about {forecast} when it ends" if forecast else ""
     status = look.with_condition(status, ConditionType.BUDGET_LOW, True, Reason.BUDGET_LOW, message)
-    return status, () if found.is_all else (Event(EventReason.BUDGET_LOW, message, warning=True),)
+    return status, () if spent.is_all else (Event(EventReason.BUDGET_LOW, message, warning=True),)
 
 
 def _compute_usage(status: Status, known: ChipSeconds, gang: int, budget: ChipBudget | None) -> Usage:
@@ -208,7 +211,7 @@ def _compute_usage(status: Status, known: ChipSeconds, gang: int, budget: ChipBu
     # The spec of a finished job is not read again.
     had = status.usage.budget_chip_hours if status.completion_time is not None and status.usage else None
     return Usage(
-        chip_hours=hours(known.total),
+        chip_hours=format_hours(known.total),
         forecast_chip_hours=_forecast(status, known, gang),
         budget_chip_hours=budget.chip_hours if budget else had,
         budget_left_seconds=left,
@@ -219,4 +222,4 @@ def _forecast(status: Status, known: ChipSeconds, gang: int) -> str | None:
     progress = status.progress
     if status.completion_time is not None or progress is None or progress.estimated_remaining_seconds is None:
         return None
-    return hours(known.total + progress.estimated_remaining_seconds * gang)
+    return format_hours(known.total + progress.estimated_remaining_seconds * gang)

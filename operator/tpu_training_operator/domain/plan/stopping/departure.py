@@ -53,12 +53,12 @@ def delete_when_due(look: JobState) -> Plan | None:
     if left is None or left > AT_ONCE:
         return None
     deletion = Batch((DeleteJob(metadata["name"], metadata["uid"]),), Freshness.FRESH_ALL)
-    # With the status as it is: the operator cannot write one into a job that is gone.
+    # The status stays as it is, because a job that is gone takes no write.
     return Plan(batches=(deletion,), status=look.status)
 
 
-def after_the_end(look: JobState) -> Plan:
-    """Stops what still runs of a finished job."""
+def stop_remaining_pods(look: JobState) -> Plan:
+    """Stops the pods of a finished job that still run."""
     running = [pod for pod in look.observed.every_pod if not pod.has_ended]
     batches = delete_pods(running, look.now, Freshness.FRESH_ALL)
     return Plan(batches).due_within(_time_left(look), next_force(running, look.now))

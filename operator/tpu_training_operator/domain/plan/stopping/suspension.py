@@ -18,14 +18,14 @@ from tpu_training_operator.domain.plan.queue.queueing import leave_queue, withdr
 
 @dataclass(frozen=True)
 class Cause:
-    """Why the gang stops. `told`: the message of the conditions. `shown`: the job's message once no worker runs;
-    `stopping`: its message until then, in which {} stands for the workers."""
+    """Why the gang stops. `message`: for the conditions. `suspended_message`: for the job once no worker runs;
+    `stopping_message`: for the job until then, with {} in place of the workers."""
 
     reason: Reason
     event: EventReason
-    told: str
-    shown: str
-    stopping: str = "waiting for {} to stop"
+    message: str
+    suspended_message: str
+    stopping_message: str = "waiting for {} to stop"
     warning: bool = False
 
 
@@ -39,14 +39,14 @@ BY_USER = Cause(
 
 def suspend(ctx: Context, why: Cause, pods: Sequence[WorkerPod]) -> Plan:
     """Stops these workers, each of which saves before it ends. No failure class is charged."""
-    ready = ReadyState(State.SUSPENDED, Kstatus.CURRENT, why.reason, why.shown)
+    ready = ReadyState(State.SUSPENDED, Kstatus.CURRENT, why.reason, why.suspended_message)
     if running := sum(pod.may_use_chips for pod in pods):
-        message = why.stopping.format(count(running, "worker"))
+        message = why.stopping_message.format(count(running, "worker"))
         ready = ReadyState(State.SUSPENDED, Kstatus.IN_PROGRESS, why.reason, message)
     before = find(ctx.status.conditions, ConditionType.SUSPENDED)
     status = ctx.status
     if before is None or before.reason != why.reason or not before.is_true:
-        status = ctx.with_condition(status, ConditionType.SUSPENDED, True, why.reason, why.told)
+        status = ctx.with_condition(status, ConditionType.SUSPENDED, True, why.reason, why.message)
     events = () if status is ctx.status else (Event(why.event, ready.message, warning=why.warning),)
     if ctx.is_suspended:
         # Workers may report what they saved until they have stopped.
@@ -54,9 +54,9 @@ def suspend(ctx: Context, why: Cause, pods: Sequence[WorkerPod]) -> Plan:
         batches = (*delete_pods(pods, ctx.now), *leave_queue(ctx, pods))
         return Plan(batches, ctx.present(status, ready), events, look_again(pods, ctx.now))
     # The condition comes before any worker is stopped: without it, the next pass would take a stopped worker for a
-    # failure.
+    # failed one.
     status = replace(status, goodput=ctx.charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.SUSPENDED))
     if status.attempt:
-        status = ctx.with_condition(status, ConditionType.GANG_READY, False, why.reason, why.told)
-    status = withdraw_admission(ctx, reset_check(ctx, status), why.told)
+        status = ctx.with_condition(status, ConditionType.GANG_READY, False, why.reason, why.message)
+    status = withdraw_admission(ctx, reset_check(ctx, status), why.message)
     return Plan(status=ctx.present(status, ready), events=events, again=AT_ONCE, turn=Turn.SUSPEND)
