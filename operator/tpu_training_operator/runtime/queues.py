@@ -71,7 +71,7 @@ class Queues:
         if workload is None and prebuilt:
             problem = (
                 f"Workload {prebuilt}, which {constants.PREBUILT_WORKLOAD} of the job names, does not exist; whoever"
-                " made the job, such as Kueue in another cluster, makes it, too"
+                " created the job, such as Kueue in another cluster, must create it"
             )
             return Queue(queue, version, problem=problem, is_prebuilt=True)
         if workload is None:
@@ -147,7 +147,7 @@ class Queues:
         if workload.assignment.get("topologyAssignment"):
             problem = (
                 f"Workload {workload.name} was given places by Kueue's topology-aware scheduling, which this operator"
-                " does not follow: a slice already is one node pool; use a ResourceFlavor without topologyName"
+                " does not support: a slice already is one node pool; use a ResourceFlavor without topologyName"
             )
             return replace(queue, problem=problem)
         key = str(workload.raw["metadata"]["uid"]), workload.flavors

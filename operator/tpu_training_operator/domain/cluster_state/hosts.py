@@ -52,7 +52,7 @@ class HostGroup:
 
 
 def group_words(group: HostGroup) -> str:
-    """Returns, for example: 3 hosts: ImagePullBackOff: ..."""
+    """Returns the group in words, such as "3 hosts: ImagePullBackOff: ..."."""
     return f"{count(len(group.workers), 'host')}: {group.why}"
 
 

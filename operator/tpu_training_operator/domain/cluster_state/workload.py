@@ -440,7 +440,7 @@ class _Values:
 
 
 def conflict(field_name: str, key: str, first: tuple[str, str], second: tuple[str, str]) -> str:
-    """Describes two values and their origins."""
+    """Describes two values that contradict each other, with their origins."""
     return f"{field_name} {key}: {first[1]} asks for {first[0]!r}, {second[1]} for {second[0]!r}"
 
 

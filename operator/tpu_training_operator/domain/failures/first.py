@@ -27,8 +27,9 @@ from tpu_training_operator.domain.failures.table import (
 )
 from tpu_training_operator.domain.job.naming import WorkerId
 
-# A worker that lost its peer may be reported before that peer. If a node's clock is ahead, an end lies in the future
-# and does not show how long it has been known, so nothing waits for it.
+# How long to wait for the cause of a failure, because a worker that lost its peer may be reported before that peer. An
+# end in the future comes from a node whose clock is ahead. It does not show since when it is known, so nothing waits
+# for it.
 SETTLE = timedelta(seconds=5)
 
 

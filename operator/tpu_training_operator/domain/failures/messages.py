@@ -99,7 +99,7 @@ def _line(text: str, room: int = LONGEST_LINE) -> str:
 
 
 def describe_place(failure: Failure) -> str:
-    """Returns, for example: slice 0 host 2 on node-1."""
+    """Returns the place of the failed worker, such as "slice 0 host 2 on node-1"."""
     what = "the entry check" if failure.attempt == 0 else f"slice {failure.slice} host {failure.host}"
     return what + (f" on {failure.node}" if failure.node else "")
 
@@ -110,7 +110,8 @@ def describe_attempt(failure: Failure) -> str:
 
 
 def describe_class(failure: Failure) -> str:
-    """Returns, for example: Infrastructure (Killed, exit code 137). A reason that equals the class is left out."""
+    """Returns class, reason and exit code, such as "Infrastructure (Killed, exit code 137)". A reason that equals the
+    class is left out."""
     details = [failure.reason] if failure.reason != failure.failure_class else []
     if failure.exit_code is not None:
         details.append(f"exit code {failure.exit_code}")

@@ -263,7 +263,7 @@ def _disrupted_by(*reasons: str) -> Sign:
 
 
 def _kubelet_says(*reasons: str) -> Sign:
-    """Compares the pod's reason, not a container's."""
+    """Returns the sign that the pod itself, not a container, has one of these reasons."""
     return lambda pod: status_reason(pod) in reasons
 
 
@@ -280,7 +280,7 @@ def _exited_with(*codes: int) -> Sign:
 
 
 def _mentions(text: re.Pattern[str]) -> Sign:
-    """Searches the messages of the pod, of the waiting container and of the ended one."""
+    """Returns the sign that the text occurs in a message of the pod, of its waiting container or of its ended one."""
 
     def mentions(pod: WorkerPod) -> bool:
         return any(_is_in(_both_ends(said), text) for said in (status_message(pod), pod.waiting()[1], pod.last_words))
@@ -320,7 +320,7 @@ def _always(_: WorkerPod) -> bool:
 _AFTER_THE_TRAINING = "the program failed after its training had ended"
 DELETED_WHILE_RUNNING = "the pod was deleted while the gang was running"
 _FORGOTTEN = "the node lost track of the container, as happens when a node restarts"
-_OTHERS_STARTED = "other workers started with the same image and spec, this one did not"
+_OTHERS_STARTED = "other workers started with the same image and spec, but this one did not"
 _EXITED_EARLY = (
     "the worker exited with code 0 before the training had ended: something in the task ended the process (os._exit)"
 )

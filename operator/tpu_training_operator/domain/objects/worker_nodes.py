@@ -118,8 +118,9 @@ def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
     """Returns the affinity that keeps each slice in one node pool: a pool is exactly one slice, and pools have no
     interconnect.
 
-    Worker 0 requires a pool without the worker 0 of another slice, and the others require its pool. When it preempts,
-    the scheduler looks for victims on one node at a time, so only one pod may keep others out of the pool.
+    Worker 0 requires a pool without the worker 0 of another slice, and the others require its pool. When worker 0
+    preempts other pods, the scheduler looks for victims on one node at a time, so only one pod may keep others out of
+    the pool.
 
     A worker 0 that is created again requires the pool where its peers are; without peers, that term does not apply. It
     prefers pools where no workers of other jobs are still stopping.

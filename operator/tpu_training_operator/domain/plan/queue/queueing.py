@@ -142,7 +142,7 @@ def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
 
 
 def _wait(ctx: Context, queue: Queue) -> Plan:
-    """Stops what still runs, then asks for admission."""
+    """Stops workers that still run, then asks for admission."""
     workers = ctx.all_workers
     active = [pod for pod in workers if pod.may_use_chips]
     queue = _check_name(queue)
