@@ -29,7 +29,7 @@ LANES := -n $(if $(filter 1 2 3,$(CORES)),2,3) --dist loadscope --no-loadscope-r
 
 # The tests with random faults and jobs, which all read SOAK, with many more seeds and rounds. Takes hours.
 soak: .setup
-	SOAK=1 .venv/bin/python -m pytest $$(grep -rlw --include='test_*.py' SOAK tests | sort)
+	SOAK=1 .venv/bin/python -m pytest -o faulthandler_timeout=0 $$(grep -rlw --include='test_*.py' SOAK tests | sort)
 
 check: .setup
 	scripts/check

@@ -89,6 +89,16 @@ class Lanes(LoadScopeScheduling):
         layer = _BY_NAME[Path(module).parts[1]]
         return layer.name if layer.has_cluster else module
 
+    def remove_node(self, node: Any) -> str | None:
+        """Returns the test that ended its worker, and gives it to no other: it has failed."""
+        units = self.assigned_work[node].values()
+        ended_by = next((test for unit in units for test, is_done in unit.items() if not is_done), None)
+        for unit in units:
+            if ended_by in unit:
+                unit[ended_by] = True
+        super().remove_node(node)
+        return ended_by
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic.alias_generators import to_camel
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
@@ -193,7 +194,7 @@ def _doubled_labels(spec: "Spec") -> list[str]:
 
 
 IMMUTABLE = (
-    *(f"slice.{name}" for name in ("acceleratorType", "generation", "topology", "count", "hardware")),
+    *(f"slice.{to_camel(name)}" for name in Slice.model_fields if name != "provisioning"),
     "ladder",
     "placement.alternatives",
     "placement.count",

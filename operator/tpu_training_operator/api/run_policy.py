@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from tpu_training_operator.api.model import ApiModel, Boolean, Count, Rule
+from tpu_training_operator.api.model import ApiModel, Boolean, Count, Rule, map_by
 
 MOST_COUNTED_RESTARTS = 100
 """The status keeps the time of every restart that counts, so a larger limit must be unlimited."""
@@ -64,16 +64,12 @@ class Restart(ApiModel):
         ),
     )
 
-    limits: Annotated[
-        list[RestartLimit],
+    limits: Annotated[list[RestartLimit], Field(max_length=len(FailureClass), json_schema_extra=map_by("class"))] = (
         Field(
-            max_length=len(FailureClass),
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["class"]},
-        ),
-    ] = Field(
-        default_factory=list,
-        description="Restarts allowed for a class of failures. A class that is left out has its default: UserError 0,"
-        " Infrastructure 20, Preemption -1, OutOfMemory 1, Hang 3, NotFinite 0, Unknown 3.",
+            default_factory=list,
+            description="Restarts allowed for a class of failures. A class that is left out has its default: UserError"
+            " 0, Infrastructure 20, Preemption -1, OutOfMemory 1, Hang 3, NotFinite 0, Unknown 3.",
+        )
     )
     window_seconds: Count = Field(
         86400,

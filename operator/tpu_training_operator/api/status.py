@@ -11,6 +11,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.decimals import ResolvedDecimal
+from tpu_training_operator.api.model import map_by
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 from tpu_training_operator.api.words import duration
 
@@ -150,8 +151,7 @@ class _ListByClass:
             self.field: {**self.schema, "description": f"The {self.field} of that class."},
         }
         items = {"type": "object", "required": ["class"], "properties": properties}
-        keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["class"]}
-        return {"type": "array", "items": items, "maxItems": _MOST_CLASSES, **keys}
+        return {"type": "array", "items": items, "maxItems": _MOST_CLASSES, **map_by("class")}
 
     def _read(self, value: object) -> dict[str, Any]:
         if isinstance(value, dict):
@@ -377,13 +377,9 @@ class RungStatus(StatusModel):
     )
     first_loss: str | None = Field(default=None, description="Mean loss of the first quarter of the steps.")
     last_loss: str | None = Field(default=None, description="Mean loss of the last quarter of the steps.")
-    gates: Annotated[
-        list[GateResult],
-        Field(
-            max_length=MOST_GATES,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-        ),
-    ] = Field(default_factory=list, description="What each gate found, in the order of the spec's fields.")
+    gates: Annotated[list[GateResult], Field(max_length=MOST_GATES, json_schema_extra=map_by("name"))] = Field(
+        default_factory=list, description="What each gate found, in the order of the spec's fields."
+    )
 
     @field_validator("verdict", mode="before")
     @classmethod
@@ -480,16 +476,12 @@ class Status(StatusModel):
     attempt: int = Field(default=0, ge=0, description="Attempts begun so far; 0 before the first.")
     start_time: _Time | None = Field(default=None, description="When the first attempt began.")
     completion_time: _Time | None = Field(default=None, description="When the job succeeded or failed.")
-    conditions: Annotated[
-        list[Condition],
+    conditions: Annotated[list[Condition], Field(max_length=_MOST_CONDITIONS, json_schema_extra=map_by("type"))] = (
         Field(
-            max_length=_MOST_CONDITIONS,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
-        ),
-    ] = Field(
-        default_factory=list,
-        description="Ready, Reconciling, Stalled, Suspended, Admitted, EntryCheckPassed, DataInRegion, StepFits,"
-        " GangReady, BudgetLow, Succeeded and Failed, as far as they apply.",
+            default_factory=list,
+            description="Ready, Reconciling, Stalled, Suspended, Admitted, EntryCheckPassed, DataInRegion, StepFits,"
+            " GangReady, BudgetLow, Succeeded and Failed, as far as they apply.",
+        )
     )
     resolved: Resolved | None = Field(
         default=None, description="The slice and every number derived from the spec, with the rules in notes."

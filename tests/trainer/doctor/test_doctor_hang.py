@@ -78,7 +78,7 @@ def test_a_run_that_makes_progress_is_left_alone_however_long_it_takes(stacks: T
     grave = Grave()
 
     class Lively(Clock):
-        def present(self) -> tuple[Phase, float]:
+        def current(self) -> tuple[Phase, float]:
             clock.enter(Phase.HOST)
             if next(counted) == 20:
                 asked.set()
@@ -102,7 +102,7 @@ def test_a_process_that_was_stopped_as_a_whole_starts_its_limit_again(
     looked, grave = threading.Event(), Grave()
 
     class Asleep(Clock):
-        def present(self) -> tuple[Phase, float]:
+        def current(self) -> tuple[Phase, float]:
             if next(counted) == 5:
                 looked.set()
             return Phase.DEVICE, 3600.0

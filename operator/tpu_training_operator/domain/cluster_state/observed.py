@@ -48,7 +48,7 @@ class WorkerPod:
         return str(self.raw["metadata"]["uid"])
 
     @property
-    def alternative(self) -> int:
+    def option_number(self) -> int:
         """The number of the job's option that the pod was created for, from its label."""
         label = (self.raw["metadata"].get("labels") or {}).get(constants.LABEL_ALTERNATIVE, "0")
         return int(label) if label.isascii() and label.isdigit() and len(label) < 4 else 0

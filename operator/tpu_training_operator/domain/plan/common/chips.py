@@ -72,7 +72,7 @@ def read_holding(
         return Holding(now, 0, ())
     pods = (*((pod, False) for pod in observed.pods), *((pod, True) for pod in observed.placeholders))
     spans = (
-        _read_span(pod, (per_host or {}).get(pod.alternative, resolved.chips_per_host), is_placeholder)
+        _read_span(pod, (per_host or {}).get(pod.option_number, resolved.chips_per_host), is_placeholder)
         for pod, is_placeholder in pods
         if _is_known(pod)
     )

@@ -28,7 +28,9 @@ def choose_option(options: Sequence[SliceOption], status: Status, pods: Sequence
         return named
     attempt = status.attempt or max((pod.worker.attempt for pod in pods), default=0)
     known = {option.number: option for option in options}
-    labelled = (known[pod.alternative] for pod in pods if pod.worker.attempt == attempt and pod.alternative in known)
+    labelled = (
+        known[pod.option_number] for pod in pods if pod.worker.attempt == attempt and pod.option_number in known
+    )
     return next(labelled, options[0])
 
 
@@ -40,7 +42,7 @@ def _find_named(options: Sequence[SliceOption], placement: Placement) -> SliceOp
 
 def find_strays(option: SliceOption, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
     """Returns the workers of the attempt on another slice than the status says, after an edit of the status."""
-    return [pod for pod in pods if pod.alternative != option.number]
+    return [pod for pod in pods if pod.option_number != option.number]
 
 
 def record_start(

@@ -53,7 +53,7 @@ def hold_nodes(ctx: Context, turn: Turn) -> Plan:
         wait = until_next_turn(ctx) if not held else None
         return Plan(delete_pods(unwanted, ctx.now)).due_within(wait, LOOK_AGAIN if held else None)
     asking = _placeholders_for(ctx, target)
-    unwanted = [*_find_useless(asking), *(pod for pod in held if pod.alternative != target.number)]
+    unwanted = [*_find_useless(asking), *(pod for pod in held if pod.option_number != target.number)]
     # A placeholder on a dead node would keep its name for good.
     deletions = (
         *delete_pods(unwanted, ctx.now),
@@ -63,7 +63,7 @@ def hold_nodes(ctx: Context, turn: Turn) -> Plan:
 
 
 def _placeholders_for(ctx: Context, target: SliceOption) -> list[WorkerPod]:
-    return [pod for pod in ctx.observed.placeholders if pod.alternative == target.number]
+    return [pod for pod in ctx.observed.placeholders if pod.option_number == target.number]
 
 
 def _count_lacking(ctx: Context, target: SliceOption) -> int:
@@ -85,7 +85,7 @@ def _find_reachable(ctx: Context) -> SliceOption | None:
         return None
     preferred = ctx.options[0]
     more = _count_whole_slices(
-        preferred, [pod for pod in ctx.observed.placeholders if pod.alternative == preferred.number]
+        preferred, [pod for pod in ctx.observed.placeholders if pod.option_number == preferred.number]
     )
     reachable = more + preferred.layout.slices - _count_lacking(ctx, preferred)
     better = [option for option in ctx.options if option.is_own and option.number < ctx.option.number]
@@ -130,7 +130,7 @@ def _is_asked_for(option: SliceOption) -> bool:
 
 def _holds_node_for(pod: WorkerPod, target: SliceOption) -> bool:
     """Whether the placeholder holds a node for the gang on `target`."""
-    return pod.alternative == (0 if target.is_own else target.number)
+    return pod.option_number == (0 if target.is_own else target.number)
 
 
 def count_turns(ctx: Context) -> int | None:
@@ -178,7 +178,7 @@ def _find_coming_up(ctx: Context) -> set[int]:
     """Returns the numbers of the options for which a placeholder has recently found a node."""
     patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
     placements = ((pod, pod.placed) for pod in ctx.observed.placeholders if not pod.has_ended)
-    return {pod.alternative for pod, placed in placements if placed is not None and ctx.now < placed + patience}
+    return {pod.option_number for pod, placed in placements if placed is not None and ctx.now < placed + patience}
 
 
 def _awaits_next_gang(pod: WorkerPod, ctx: Context) -> bool:

@@ -94,7 +94,7 @@ def _is_proven(ctx: Context, target: SliceOption) -> bool:
 def _find_unneeded(ctx: Context, queue: Queue, target: SliceOption | None) -> Sequence[Workload]:
     """Returns the Workloads that the job does not need; none while they may cover workers, and none if the job no
     longer names a queue in which it could ask again."""
-    covered = all(not pod.may_use_chips or pod.alternative == ctx.option.number for pod in ctx.observed.pods)
+    covered = all(not pod.may_use_chips or pod.option_number == ctx.option.number for pod in ctx.observed.pods)
     if not covered or (queue.workload is None and not queue.name):
         return ()
     wanted = ctx.queue_on(target) if target is not None else None
