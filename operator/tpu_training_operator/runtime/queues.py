@@ -37,11 +37,11 @@ _MOST = 512
 
 
 class Queues:
-    """`found` is called with the kind Workload once the cluster is known to have it."""
+    """`on_kind_found` is called with the kind Workload once the cluster is known to have it."""
 
-    def __init__(self, cluster: ClusterReader, found: Callable[[Resource], None] = lambda kind: None) -> None:
+    def __init__(self, cluster: ClusterReader, on_kind_found: Callable[[Resource], None] = lambda kind: None) -> None:
         self._cluster = cluster
-        self._found = found
+        self._on_kind_found = on_kind_found
         self._version = KUEUE_VERSIONS[0]
         self._flavors: OrderedDict[tuple[str, tuple[str, ...]], tuple[Object, ...]] = OrderedDict()
 
@@ -108,7 +108,7 @@ class Queues:
                     continue
                 bodies = []
             self._version = version
-            self._found(kind)
+            self._on_kind_found(kind)
             return version, bodies
         return "", []
 

@@ -280,7 +280,9 @@ def slim(pod: Object) -> dict[str, Any]:
     """Returns the pod with only its version and the fields that can change a plan."""
     status = _only(pod.get("status") or {}, _STATUS)
     if conditions := status.get("conditions"):
-        status["conditions"] = [_only(kept, _CONDITION) for kept in conditions if kept["type"] in _CONDITIONS]
+        status["conditions"] = [
+            _only(condition, _CONDITION) for condition in conditions if condition["type"] in _CONDITIONS
+        ]
     for name in ("initContainerStatuses", "containerStatuses"):
         if containers := status.get(name):
             status[name] = [_only(container, _CONTAINER_STATUS) for container in containers]

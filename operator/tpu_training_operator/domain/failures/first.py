@@ -131,9 +131,9 @@ def is_device_fault(failure: Failure) -> bool:
 
 def _pair_with_rows(pods: Sequence[WorkerPod]) -> list[tuple[WorkerPod, FailureRow]]:
     """Pairs each worker that shows a sign of failure with its row; that of a failed start depends on its peers."""
-    found = [(pod, row) for pod in pods if (row := classify(pod))]
-    started = [pod for pod in pods if has_started(pod)] if found else []
-    return [(pod, with_started_peers(row) if any(peer is not pod for peer in started) else row) for pod, row in found]
+    rows = [(pod, row) for pod in pods if (row := classify(pod))]
+    started = [pod for pod in pods if has_started(pod)] if rows else []
+    return [(pod, with_started_peers(row) if any(peer is not pod for peer in started) else row) for pod, row in rows]
 
 
 def _find_ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:

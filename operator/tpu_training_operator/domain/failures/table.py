@@ -55,7 +55,7 @@ _CODES = {str(reason): code for code, (_, reason) in EXIT_CODE_CLASSES.items()}
 # Reasons that point at a node's chips rather than at the node or the network.
 DEVICE_FAULTS = frozenset({FailureReason.DEVICE_BUSY, FailureReason.DEVICE_FAILED, FailureReason.DEVICES_UNHEALTHY})
 
-# 128 plus the signal that ended a program because of its own error.
+# Exit codes of programs that a signal ended because of an error in them: 128 plus the signal.
 _SIGNALS = {
     129: "SIGHUP",
     130: "SIGINT",
@@ -283,20 +283,22 @@ def _mentions(text: re.Pattern[str]) -> Sign:
     """Returns the sign that the text occurs in a message of the pod, of its waiting container or of its ended one."""
 
     def mentions(pod: WorkerPod) -> bool:
-        return any(_is_in(_both_ends(said), text) for said in (status_message(pod), pod.waiting()[1], pod.last_words))
+        return any(
+            _is_in(_both_ends(message), text) for message in (status_message(pod), pod.waiting()[1], pod.last_words)
+        )
 
     return mentions
 
 
 # The workers of a gang often fail with the same text.
 @lru_cache(maxsize=256)
-def _is_in(said: str, text: re.Pattern[str]) -> bool:
-    return text.search(said) is not None
+def _is_in(message: str, text: re.Pattern[str]) -> bool:
+    return text.search(message) is not None
 
 
-def _both_ends(said: str) -> str:
+def _both_ends(message: str) -> str:
     """Returns the beginning and the end of a long text: searching takes time, and there are thousands of pods."""
-    return said if len(said) <= 2 * _SEARCHED else f"{said[:_SEARCHED]}\n{said[-_SEARCHED:]}"
+    return message if len(message) <= 2 * _SEARCHED else f"{message[:_SEARCHED]}\n{message[-_SEARCHED:]}"
 
 
 def _both(first: Sign, second: Sign) -> Sign:

@@ -42,7 +42,7 @@ def affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, avoi
 
 
 def tolerations(job: TPUTrainingJob) -> list[Object]:
-    given = [t.model_dump(by_alias=True, exclude_none=True) for t in job.spec.trainer.tolerations or ()]
+    user_tolerations = [t.model_dump(by_alias=True, exclude_none=True) for t in job.spec.trainer.tolerations or ()]
     lost = [
         {
             "key": f"node.kubernetes.io/{state}",
@@ -53,10 +53,10 @@ def tolerations(job: TPUTrainingJob) -> list[Object]:
         for state in ("not-ready", "unreachable")
     ]
     if job.spec.slice.hardware is Hardware.CPU:
-        return [*given, *lost]
+        return [*user_tolerations, *lost]
     tainted = {constants.TPU_RESOURCE: "present", **_tainted_capacity(job.spec.slice.provisioning)}
     tpu = [{"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in tainted.items()]
-    return [*given, *tpu, *lost]
+    return [*user_tolerations, *tpu, *lost]
 
 
 _LABELS = {
@@ -91,8 +91,8 @@ def _tainted_capacity(provisioning: Provisioning | None) -> dict[str, str]:
 
 
 def _reservation(provisioning: Provisioning | None) -> Reservation | None:
-    given = provisioning and provisioning.reservation
-    return Reservation.parse(given) if given else None
+    name = provisioning and provisioning.reservation
+    return Reservation.parse(name) if name else None
 
 
 def _affinity_of_reservation(job: TPUTrainingJob) -> list[Object]:
@@ -127,15 +127,15 @@ def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
     """
     if not _fills_a_pool(job, resolution):
         return {}
-    own = {"key": constants.LABEL_SLICE_ID, "operator": "In", "values": [slice_id(job.uid, worker)]}
+    own_slice = {"key": constants.LABEL_SLICE_ID, "operator": "In", "values": [slice_id(job.uid, worker)]}
     if not _leads_a_pool(job, resolution, worker):
-        return {"podAffinity": {_REQUIRED: [_in_pool(own)]}}
+        return {"podAffinity": {_REQUIRED: [_in_pool(own_slice)]}}
     labels = worker_labels(job.name, worker)
     same = [
         {"key": key, "operator": "In", "values": [labels[key]]}
         for key in (constants.LABEL_JOB_NAME, constants.LABEL_ATTEMPT, constants.LABEL_SLICE_INDEX)
     ]
-    others = _in_pool({"key": constants.LABEL_SLICE_ID, "operator": "Exists"}, {**own, "operator": "NotIn"})
+    others = _in_pool({"key": constants.LABEL_SLICE_ID, "operator": "Exists"}, {**own_slice, "operator": "NotIn"})
     stopping = _in_pool({"key": constants.LABEL_SLICE_INDEX, "operator": "Exists"})
     return {
         "podAffinity": {_REQUIRED: [_in_pool(*same, everywhere=False)]},

@@ -126,8 +126,8 @@ def _next_option(ctx: Context) -> SliceOption:
     slices; for a job without such options, the next in order of preference."""
     fewer = _fewer_slices(ctx)
     if fewer:
-        found = len(_placed_slices(ctx))
-        return next((option for option in fewer if option.layout.slices <= found), fewer[-1])
+        placed_count = len(_placed_slices(ctx))
+        return next((option for option in fewer if option.layout.slices <= placed_count), fewer[-1])
     others = [option for option in ctx.options if not option.is_own or option.number == 0]
     place = others.index(ctx.option) if ctx.option in others else 0
     return others[(place + 1) % len(others)]

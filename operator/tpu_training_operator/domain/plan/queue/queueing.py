@@ -1,4 +1,4 @@
-"""A job in a queue: when it may have workers, and what Kueue is told about them.
+"""A job in a queue: when it may have workers, and the reports to Kueue about them.
 
 Like the attempt in the status (ADR 2), the job's own condition Admitted decides, not that of its Workload:
 
