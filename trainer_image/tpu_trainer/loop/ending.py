@@ -17,7 +17,7 @@ from tpu_trainer.data.loading import Position
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.reporting.run_outputs import RunOutputs
-from tpu_trainer.storage import DirectoryStore
+from tpu_trainer.storage.store import DirectoryStore
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
