@@ -78,6 +78,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
         "slice": {"acceleratorType": "v5litepod-4", "hardware": "CPU"},
         "trainer.backend": "XLASPMD",
     },
+    "Lightning's own Trainer": {"trainer.loop": "Lightning"},
     "multislice": {"slice.count": 2, "trainer.backend": "XLASPMD"},
     "one host": {"slice.acceleratorType": "v5litepod-4"},
     "two replicas per chip": {"slice.acceleratorType": "v3-32"},

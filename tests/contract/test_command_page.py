@@ -23,8 +23,12 @@ NAMES = [
 ]
 
 OWN_LOOP = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]}
-# A report is the trainer's own.
-KINDS = {kind: OWN_LOOP | changes for kind, changes in KINDS_OF_JOBS.items() if "report" not in changes}
+# A report and Lightning's Trainer are for an entrypoint.
+KINDS = {
+    kind: OWN_LOOP | changes
+    for kind, changes in KINDS_OF_JOBS.items()
+    if not changes.keys() & {"report", "trainer.loop"}
+}
 LOCAL = {ENV_PROGRESS_FILE, ENV_REPORT_DIRECTORY}
 
 

@@ -85,6 +85,7 @@ def meant(job: TPUTrainingJob, resolution: Resolution) -> trainer.RunSpec:
         gradient_clip_norm=number(recipe.gradient_clip_norm),
         precision=recipe.precision,
         sharding=recipe.sharding,
+        loop=job.spec.trainer.loop,
         torch=_torch(job.spec.trainer.torch),
         code=job.spec.trainer.code and trainer.CodeSpec(**job.spec.trainer.code.model_dump()),
         checkpoint=_checkpoint(job),
@@ -153,7 +154,10 @@ def test_every_kind_of_job_is_understood(changes: Mapping[str, Any]) -> None:
     assert_understood(changes)
 
 
-@pytest.mark.parametrize("changes", [kind for name, kind in KINDS_OF_JOBS.items() if "report" not in name])
+OF_A_COMMAND = [kind for name, kind in KINDS_OF_JOBS.items() if "report" not in name and "trainer.loop" not in kind]
+
+
+@pytest.mark.parametrize("changes", OF_A_COMMAND)
 def test_a_loop_of_the_users_own_gets_all_numbers_of_the_recipe(changes: Mapping[str, Any]) -> None:
     own_loop = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]}
     understood = trainer.parse_run_spec(written(changes | own_loop)[2], own_loop=True)
@@ -184,6 +188,7 @@ RICHEST = {
     "slice.hardware": "CPU",
     "trainer.backend": "Torch",
     "trainer.torch": {"execution": "Compile"},
+    "trainer.loop": "Lightning",
     "trainer.code": {"uri": "secret://digits-code", "sha256": "0a" * 32},
     "checkpoint": {
         "uri": "gs://bucket/digits",

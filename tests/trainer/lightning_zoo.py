@@ -1,4 +1,5 @@
-"""LightningModules that each want one thing that only Lightning's own Trainer does, or that look as if they did.
+"""LightningModules that each want one thing that only Lightning's own Trainer does (`ONLY_UNDER_LIGHTNING`), and some
+that look as if they did.
 
 All learn the same: a sum of eight numbers.
 """
@@ -99,14 +100,22 @@ class CollectsAndGathers(Collects):
 
 
 class LayerOfSetup(Plain):
-    """Has a layer more once it was set up, and shows only in an evaluation that it needs Lightning's Trainer."""
+    """Has a layer more once it was set up."""
 
     def setup(self, stage: str) -> None:
         self.layer = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
         self.lr = 0.001
 
+
+class Highest(Plain):
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("val_loss", self.loss(batch), reduce_fx=torch.max)
+
+
+class OwnStep(Plain):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer.step(closure=optimizer_closure)
+        optimizer.param_groups[0]["lr"] = self.lr / 2
 
 
 def asked(lr: float) -> LightningRun:
@@ -634,3 +643,12 @@ class Curriculum(Plain):
 
 def curriculum(lr: float) -> LightningRun:
     return LightningRun(Curriculum(lr))
+
+
+ONLY_UNDER_LIGHTNING = {
+    *("Gan", "Callbacks", "StopsEarly", "LogDirectory", "Plateau", "TwoValidations", "Skips", "Gathers", "Unfreezes"),
+    *("Grows", "Told", "Averages", "Pruned", "ShouldStop", "Weighted", "OwnBatches", "NoBatchSize", "Streams"),
+    *("DictOfLoaders", "Lbfgs", "Raises", "NotANumber", "Essentials", "Brings", "ChangesPasses", "CollectsAndGathers"),
+    *("LayerOfSetup", "Highest", "OwnStep"),
+}
+"""What the trainer's own loop refuses."""

@@ -90,7 +90,7 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
     models: dict[int, nn.Module] = {}
 
     def one(backend: ThreadBackend) -> Outcome:
-        def load(entrypoint: str, hp: Hyperparameters, share: Any) -> Loaded:
+        def load(entrypoint: str, hp: Hyperparameters, loop: str, share: Any) -> Loaded:
             given = made(hp, backend.rank)
             loaded = given if isinstance(given, Loaded) else with_hooks(given)
             models[backend.rank] = loaded.task.model
@@ -119,7 +119,7 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
     here = threading.local()
     with (
         TemporaryDirectory() as directory,
-        mock.patch.object(preparation, "load_task", lambda *given: here.load(*given)),
+        mock.patch.object(preparation, "load_entrypoint", lambda *given: here.load(*given)),
         mock.patch.object(replica, "open_backend", side_effect=lambda *given: here.backend),
         mock.patch.object(replica, "ProgressLog", lambda *given, **named: here.progress(*given, **named)),
     ):

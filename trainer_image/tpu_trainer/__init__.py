@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpu_trainer.lightning.needs import LightningRun
+    from tpu_trainer.lightning.lightning_run import LightningRun
     from tpu_trainer.task.board import SummaryWriter
     from tpu_trainer.task.hooks import Hooks
     from tpu_trainer.task.logbook import log
@@ -20,7 +20,7 @@ __all__ = ["Hooks", "Hyperparameters", "LightningRun", "SummaryWriter", "Task", 
 _FROM = {
     "Hooks": "task.hooks",
     "Hyperparameters": "task.task",
-    "LightningRun": "lightning.needs",
+    "LightningRun": "lightning.lightning_run",
     "SummaryWriter": "task.board",
     "Task": "task.task",
     "log": "task.logbook",

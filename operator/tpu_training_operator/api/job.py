@@ -36,7 +36,7 @@ from tpu_training_operator.api.slice import (
     requested_chips,
     requested_hosts_per_slice,
 )
-from tpu_training_operator.api.trainer import Backend, Trainer
+from tpu_training_operator.api.trainer import Backend, Loop, Trainer
 
 
 class Data(ApiModel):
@@ -306,10 +306,12 @@ class Spec(ApiModel):
             is_mutable=True,
         ),
         Rule(
-            cel="!has(self.entryCheck) || self.entryCheck.compile != 'Require' || self.trainer.backend == 'XLA'",
-            message="entryCheck.compile Require needs backend XLA; the steps of other backends are not compiled",
+            cel="!has(self.entryCheck) || self.entryCheck.compile != 'Require'"
+            " || (self.trainer.backend == 'XLA' && self.trainer.loop == 'BuiltIn')",
+            message="entryCheck.compile Require needs backend XLA and loop BuiltIn; other steps are not compiled",
             holds=lambda spec: (
-                spec.entry_check.compile is not CompileCheck.REQUIRE or spec.trainer.backend is Backend.XLA
+                spec.entry_check.compile is not CompileCheck.REQUIRE
+                or (spec.trainer.backend is Backend.XLA and spec.trainer.loop is Loop.BUILT_IN)
             ),
             field="entryCheck.compile",
             at_creation=True,

@@ -39,6 +39,11 @@ class Backend(StrEnum):
     TORCH = "Torch"
 
 
+class Loop(StrEnum):
+    BUILT_IN = "BuiltIn"
+    LIGHTNING = "Lightning"
+
+
 class Execution(StrEnum):
     COMPILE = "Compile"
     FUSE = "Fuse"
@@ -304,6 +309,15 @@ class Trainer(ApiModel):
             field="args",
         ),
         Rule(
+            cel="self.loop == 'BuiltIn' || (has(self.entrypoint) && self.backend != 'XLASPMD')",
+            message="loop: Lightning trains an entrypoint's LightningModule, with backend XLA or Torch",
+            holds=lambda trainer: (
+                trainer.loop is Loop.BUILT_IN
+                or (trainer.entrypoint is not None and trainer.backend is not Backend.XLA_SPMD)
+            ),
+            field="loop",
+        ),
+        Rule(
             cel="!has(self.torch) || self.backend == 'Torch'",
             message="torch is only for backend: Torch",
             holds=lambda trainer: trainer.torch is None or trainer.backend is Backend.TORCH,
@@ -352,6 +366,12 @@ class Trainer(ApiModel):
     ) = Field(None, description="Secrets with credentials for the image's registry.")
     entrypoint: Annotated[str, Field(max_length=512, pattern=ENTRYPOINT_PATTERN)] | None = Field(
         None, description="Callable that returns the Task to train, as module:callable. The alternative is command."
+    )
+    loop: Loop = Field(
+        Loop.BUILT_IN,
+        description="The loop that trains a LightningModule. BuiltIn: the trainer's own, for modules with one"
+        " optimizer. Lightning: Lightning's own Trainer, which has all of Lightning's features but not all of the"
+        " recipe's.",
     )
     code: Code | None = Field(
         None,
@@ -430,3 +450,8 @@ class Trainer(ApiModel):
         description="Seconds between SIGTERM and SIGKILL when a worker is stopped, for a last checkpoint. GKE"
         " maintenance grants 3600 at most.",
     )
+
+    @property
+    def is_traceable(self) -> bool:
+        """Whether the compile check can trace the job's step."""
+        return self.entrypoint is not None and self.backend is Backend.XLA and self.loop is Loop.BUILT_IN

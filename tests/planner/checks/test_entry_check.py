@@ -454,7 +454,7 @@ FITS = {
 TOO_LARGE = {"fits": False, "perReplica": 8, "needed": 20 * 2**30, "limit": int(15.75 * 2**30)}
 CRASHED = {"trouble": "Ended", "said": "compiling ended with Segmentation fault:"}
 MISSING = {"trouble": "Missing", "said": "the check needs jax, which /opt/trainer/bin/python does not have"}
-UNTRACED = {"trouble": "BadSpec", "said": "the module needs Lightning's own Trainer (its own loop)"}
+UNTRACED = {"trouble": "BadSpec", "said": "Lightning's own Trainer trains the module"}
 UNFINISHED = {"trouble": "Unfinished"}
 MUST_COMPILE = AUTO | {"spec.entryCheck.compile": "Require"}
 
@@ -509,7 +509,7 @@ def test_a_step_that_does_not_fit_fails_the_job_before_there_is_a_worker(
 NO_ANSWER: dict[str, tuple[Any, dict[str, Any], str]] = {
     "the image cannot": (MISSING, {}, "needs jax"),
     "the compiler crashed": (CRASHED, {}, "Segmentation fault"),
-    "it cannot be traced": (UNTRACED, {}, "it cannot be traced: the module needs Lightning's own Trainer"),
+    "it cannot be traced": (UNTRACED, {}, "it cannot be traced: Lightning's own Trainer trains"),
     "too slow": ({"trouble": "TooSlow"}, {}, "not compiled in time"),
     "no fixed program": ({"fits": None, "found": ["task.py:3 aten::nonzero (DynamicShape)"]}, {}, "task.py:3"),
     "out of memory": (UNFINISHED, {"code": 137, "reason": "OOMKilled"}, "out of memory; spec.entryCheck.resources"),

@@ -1,16 +1,15 @@
-"""What a LightningModule must not want of the trainer's own loop, each named, and what it is told of its trainer."""
+"""What a LightningModule cannot have in the trainer's own loop, each with an error that names the line to change, and
+what its `self.trainer` has."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import pytorch_lightning as lightning
 import torch
 from syrupy.assertion import SnapshotAssertion
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import (
@@ -19,7 +18,6 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -27,10 +25,12 @@ from torch.utils.data import (
 
 from tests.trainer.task.test_task import hyperparameters
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.data.loading import Share, epoch_order
-from tpu_trainer.lightning import NeedsTrainerError, adopt, is_lightning
+from tpu_trainer.data.loading import Share
+from tpu_trainer.lightning import adopt, is_lightning
 from tpu_trainer.lightning.optimizers import read_configuration
 from tpu_trainer.task.board import ReportLogger
+
+THE_LINE = "set spec.trainer.loop: Lightning in the job, or return tpu_trainer.LightningRun(module, data)"
 
 DATA = TensorDataset(torch.arange(40.0)[:, None])
 
@@ -54,18 +54,6 @@ def adopted(kind: type[nn.Module], data: Any = None, world: int = 1, **spec: Any
     return adopt(kind(), data, hyperparameters(**spec), Share(0, world))
 
 
-class Manual(Plain):
-    automatic_optimization = False
-
-
-class OwnBackward(Plain):
-    def backward(self, loss: Tensor) -> None: ...
-
-
-class Callbacks(Plain):
-    def configure_callbacks(self) -> Any: ...
-
-
 class NoData(lightning.LightningModule):
     training_step, configure_optimizers = Plain.training_step, Plain.configure_optimizers
 
@@ -74,25 +62,9 @@ class NoStep(lightning.LightningModule):
     def configure_optimizers(self) -> Any: ...
 
 
-class TwoLoaders(Plain):
-    def train_dataloader(self) -> Any:
-        return [DataLoader(DATA), DataLoader(DATA)]
-
-
-class SeveralInputs(Plain):
-    def training_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any: ...
-
-
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(DATA)
-
-
-class IterableValidation(Plain):
-    def validation_step(self, batch: Any, batch_idx: int) -> None: ...
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(Endless())
 
 
 @pytest.mark.parametrize(
@@ -106,24 +78,6 @@ def test_a_module_that_cannot_be_trained_is_refused_at_once(kind: type[nn.Module
     with pytest.raises(UserCodeError) as refusal:
         adopted(kind)
     assert complaint in str(refusal.value)
-    assert not isinstance(refusal.value, NeedsTrainerError)
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        (Manual, "automatic_optimization is"),
-        (OwnBackward, "OwnBackward overrides"),
-        (Callbacks, "configure_callbacks()"),
-        (TwoLoaders, "torch.utils.data.DataLoader"),
-        (SeveralInputs, "training_step takes (batch"),
-        (IterableValidation, "val_dataloader: its dataset"),
-    ],
-)
-def test_a_module_that_needs_lightnings_trainer_is_known_at_once(kind: type[nn.Module], reason: str) -> None:
-    with pytest.raises(NeedsTrainerError) as caught:
-        adopted(kind)
-    assert reason in str(caught.value)
 
 
 def test_a_pair_without_a_data_module_is_refused(snapshot: SnapshotAssertion) -> None:
@@ -138,48 +92,51 @@ OWN_BATCHES = BatchSampler(SequentialSampler(DATA), 2, drop_last=True)
 class Buckets(BatchSampler): ...
 
 
-class Endlessly(Sampler[int]):
-    def __iter__(self) -> Iterator[int]:
-        return itertools.count()
-
-
 class OwnOrder(RandomSampler):
     """A random sampler that is not torch's."""
 
-    def __iter__(self) -> Iterator[int]:
-        return reversed(range(40))
+
+def overriding(name: str) -> dict[str, Any]:
+    return {name: lambda self, *_: None}
 
 
-def weighted(count: int, **own: Any) -> WeightedRandomSampler:
-    return WeightedRandomSampler([0.0] * 20 + [1.0] * 20, count, **own)
+def training_on(loader: Any) -> dict[str, Any]:
+    return {"train_dataloader": lambda self: loader}
 
 
-@pytest.mark.parametrize(
-    ("sampler", "length"),
-    [
-        (weighted(60), 60),
-        (weighted(60, generator=torch.Generator()), 60),
-        (RandomSampler(DATA, replacement=True), 40),
-        (RandomSampler(DATA, num_samples=12), 12),
-        (OwnOrder(DATA), 40),
-    ],
-)
-def test_any_other_sampler_is_the_order_of_an_epoch_again_and_again(sampler: Any, length: int) -> None:
-    kind = type("Kind", (Plain,), {"train_dataloader": lambda self: DataLoader(DATA, sampler=sampler, batch_size=4)})
-    order = adopted(kind)[0].order
-    first, second, again = (epoch_order(40, 3, epoch, order).tolist() for epoch in (0, 1, 0))
-    assert len(first) == length
-    assert first == again
-    assert set(first) <= (set(range(20, 40)) if type(sampler) is WeightedRandomSampler else set(range(40)))
-    assert (first == second) == (type(sampler) is OwnOrder)
+def validating_on(loader: Any) -> dict[str, Any]:
+    return {"val_dataloader": lambda self: loader, "validation_step": lambda self, batch: None}
 
 
-def test_a_sampler_of_held_out_data_needs_lightnings_trainer(snapshot: SnapshotAssertion) -> None:
-    loader = DataLoader(DATA, sampler=weighted(60))
-    kind = type("Kind", (Plain,), {"val_dataloader": lambda self: loader, "validation_step": lambda self, batch: None})
-    with pytest.raises(NeedsTrainerError) as caught:
-        adopted(kind)
-    assert str(caught.value) == snapshot
+FEATURES: list[tuple[dict[str, Any], str]] = [
+    ({"automatic_optimization": False}, "Kind.automatic_optimization = False"),
+    (overriding("backward"), "Kind.backward()"),
+    (overriding("optimizer_step"), "Kind.optimizer_step()"),
+    (overriding("optimizer_zero_grad"), "Kind.optimizer_zero_grad()"),
+    (overriding("configure_callbacks"), "Kind.configure_callbacks()"),
+    (
+        {"training_step": lambda self, batch, batch_idx, more: None},
+        "takes (batch, batch_idx, more), not (batch)",
+    ),
+    (training_on([DataLoader(DATA), DataLoader(DATA)]), "train_dataloader() returns a list of 2"),
+    (training_on({"few": DataLoader(DATA)}), "train_dataloader() returns a dict"),
+    (training_on(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 40, 40))), "with a WeightedRandomSampler"),
+    (training_on(DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=12))), "with a RandomSampler that draws"),
+    (training_on(DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True))), "with a RandomSampler that draws"),
+    (training_on(DataLoader(DATA, sampler=OwnOrder(DATA))), "with a OwnOrder"),
+    (training_on(DataLoader(DATA, batch_sampler=Buckets(range(40), 2, drop_last=True))), "a Buckets as batch_sampler"),
+    (training_on(DataLoader(DATA, batch_size=None)), "train_dataloader() with batch_size=None"),
+    (validating_on(DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 40, 40))), "val_dataloader() with a Weigh"),
+    (validating_on(DataLoader(Endless())), "val_dataloader() over an iterable dataset"),
+]
+
+
+@pytest.mark.parametrize(("feature", "named"), FEATURES)
+def test_what_only_lightnings_trainer_does_is_an_error_that_names_the_line(feature: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserCodeError) as refusal:
+        adopted(type("Kind", (Plain,), feature))
+    assert named in str(refusal.value)
+    assert THE_LINE in str(refusal.value)
 
 
 def test_each_loader_has_its_own_workers() -> None:
@@ -211,24 +168,6 @@ def test_an_order_that_means_every_example_once_is_replaced(loader: Any) -> None
     assert task.train is loader.dataset
 
 
-@pytest.mark.parametrize(
-    ("loader", "complaint"),
-    [
-        (
-            DataLoader(DATA, batch_sampler=Buckets(range(40), 2, drop_last=True)),
-            "batch_sampler Buckets",
-        ),
-        (DataLoader(DATA, sampler=Endlessly()), "Endlessly without __len__"),
-        (DataLoader(DATA, batch_size=None), "batch_size is None, so the"),
-    ],
-)
-def test_what_makes_batches_needs_lightnings_trainer(loader: Any, complaint: str) -> None:
-    kind = type("Kind", (Plain,), {"train_dataloader": lambda self: loader})
-    with pytest.raises(NeedsTrainerError) as caught:
-        adopted(kind)
-    assert complaint in str(caught.value)
-
-
 def optimizer() -> SGD:
     return SGD(nn.Linear(1, 1).parameters(), lr=1.0)
 
@@ -253,20 +192,17 @@ def constant(of: SGD) -> LambdaLR:
 def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tuple[str, int]]) -> None:
     one = optimizer()
     scheduler = constant(one)
-    found = read_configuration(form(one, scheduler))
-    assert found.optimizer is one
-    assert [(each.interval, each.frequency) for each in found.schedulers] == schedules
-    assert all(each.scheduler is scheduler for each in found.schedulers)
+    found, stepped = read_configuration(form(one, scheduler))
+    assert found is one
+    assert [(stepped.interval, stepped.frequency)] if stepped else schedules == []
+    assert stepped is None or stepped.scheduler is scheduler
 
 
 @pytest.mark.parametrize(
     ("form", "complaint"),
     [
         (lambda o: None, "a NoneType; it must return an"),
-        (lambda o: [o, optimizer()], "optimization takes one"),
-        (lambda o: [{"optimizer": o}, {"optimizer": optimizer()}], "it returns 2 optimizers"),
-        (lambda o: ([o, optimizer()], []), "it returns 2 optimizers"),
-        (lambda o: {"optimiser": o}, 'no "optimizer", only optimiser'),
+        (lambda o: {"optimiser": o}, "its dict has optimiser; it must return"),
         (lambda o: {"optimizer": o, "lr_schedulers": constant(o)}, "lr_schedulers; it must return"),
         (lambda o: ["adam"], "str is not a torch optimizer"),
         (lambda o: {"optimizer": o, "lr_scheduler": ReduceLROnPlateau(o)}, "ReduceLROnPlateau needs"),
@@ -274,11 +210,6 @@ def test_every_form_of_one_optimizer_is_accepted(form: Any, schedules: list[tupl
             lambda o: ([o], [{"scheduler": ReduceLROnPlateau(o), "monitor": "error", "frequency": 2}]),
             "ReduceLROnPlateau is stepped",
         ),
-        (
-            lambda o: ([o], [constant(o), {"scheduler": ReduceLROnPlateau(o), "monitor": "error"}]),
-            "ReduceLROnPlateau beside",
-        ),
-        (lambda o: ([o], [{"scheduler": constant(o), "reduce_on_plateau": True}]), "LambdaLR waits for a metric"),
         (
             lambda o: ([o], [{"scheduler": constant(o), "interval": "batch"}]),
             'must be "step" or "epoch"',
@@ -293,6 +224,23 @@ def test_what_configure_optimizers_must_not_return_is_named(form: Any, complaint
     with pytest.raises(UserCodeError) as caught:
         read_configuration(form(optimizer()))
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "named"),
+    [
+        (lambda o: [o, optimizer()], "configure_optimizers returns 2 optimizers and 0 schedulers"),
+        (lambda o: [{"optimizer": o}, {"optimizer": optimizer()}], "configure_optimizers returns 2 optimizers"),
+        (lambda o: ([o, optimizer()], []), "configure_optimizers returns 2 optimizers"),
+        (lambda o: ([o], [constant(o), constant(o)]), "configure_optimizers returns 1 optimizers and 2 schedulers"),
+        (lambda o: ([o], [{"scheduler": constant(o), "reduce_on_plateau": True}]), "LambdaLR waits for a metric"),
+    ],
+)
+def test_several_optimizers_or_schedulers_are_an_error_that_names_the_line(form: Any, named: str) -> None:
+    with pytest.raises(UserCodeError) as refusal:
+        read_configuration(form(optimizer()))
+    assert named in str(refusal.value)
+    assert THE_LINE in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -328,11 +276,13 @@ def test_a_module_sees_the_trainers_known_values_and_an_error_for_others(snapsho
     with pytest.raises(AttributeError) as caught:
         _ = trainer.strategy
     assert "trainer.strategy" in str(caught.value)
+    assert THE_LINE in str(caught.value)
     assert str(caught.value) == snapshot
     assert task.model.local_rank == 0
     with pytest.raises(AttributeError) as caught:
         trainer.should_stop = True
     assert "trainer.should_stop" in str(caught.value)
+    assert THE_LINE in str(caught.value)
     assert str(caught.value) == snapshot
 
 

@@ -1,8 +1,9 @@
-"""Lightning's own Trainer: which modules it gets, and that a run under it is a run like any other."""
+"""Lightning's own Trainer: what only it can train, and that a run under it is a run like any other."""
 
 from __future__ import annotations
 
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from torch.utils.data import TensorDataset
 
 from tests.trainer import fork_server, in_process, lightning_zoo
 from tests.trainer.gang_processes import Launcher, run_spec
-from tests.trainer.task.test_task import hyperparameters
 from tpu_trainer.checkpoint.snapshot import put_together, take_apart
+from tpu_trainer.checks.entry.first_steps import run_first_steps
+from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.data.loading import Share
-from tpu_trainer.lightning import NeedsTrainerError, adopt
-from tpu_trainer.lightning.choice import reason_in_code
+from tpu_trainer.contract.spec import parse_run_spec
+from tpu_trainer.contract.stop import SharedStop
 from tpu_trainer.lightning_trainer.loaders import shares
 from tpu_trainer.lightning_trainer.package import package_of, refuse_mixed
 from tpu_trainer.lightning_trainer.state import mark, unmark
@@ -33,10 +34,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def spec(name: str, **changes: Any) -> dict[str, Any]:
-    """Ten steps of 16 examples, which are two and a half epochs."""
+    """Ten steps of 16 examples, which are two and a half epochs, in the loop that can train the module."""
     return run_spec(
         **{
             "entrypoint": f"tests.trainer.lightning_zoo:{name}",
+            "loop": "Lightning" if name in lightning_zoo.ONLY_UNDER_LIGHTNING else "BuiltIn",
             "hosts": 1,
             "replicas": 1,
             "trainSteps": 10,
@@ -52,36 +54,73 @@ def run(name: str, directory: Path, **changes: Any) -> in_process.Run:
 
 VAL_LOSS = {"metric": "val_loss", "mode": "Min"}
 
-OWN_LOOP = ("Plain", "Clipping", "WithTestStep", "StrategyIfAny", "LocalRank", "Logger", "Weighted")
+BOTH = ("Plain", "Clipping", "WithTestStep", "LocalRank", "Logger", "Auroc")
 
 NEEDS = {
-    "Gan": "automatic_optimization is False",
-    "Callbacks": "overrides configure_callbacks()",
-    "LogDirectory": "it uses self.logger.log_dir",
-    "Plateau": "ReduceLROnPlateau follows evaluations, and recipe.evaluateEverySteps is not set",
+    "Gan": "Gan.automatic_optimization = False",
+    "Callbacks": "Callbacks.configure_callbacks()",
+    "OwnStep": "OwnStep.optimizer_step()",
+    "LogDirectory": "AttributeError: the logger of tpu_trainer has no log_dir",
+    "Plateau": "ReduceLROnPlateau without recipe.evaluateEverySteps",
     "TwoValidations": "validation_step takes (batch, batch_idx, dataloader_idx)",
-    "Skips": "it may return None",
-    "Gathers": "it calls self.all_gather()",
-    "Unfreezes": "overrides configure_callbacks()",
-    "ShouldStop": "it sets trainer.should_stop",
-    "Auroc": "the metric BinaryAUROC keeps a list of values in preds",
-    "OwnBatches": "batch_sampler Buckets",
-    "NoBatchSize": "batch_size is None",
-    "Streams": "val_dataloader: its dataset is iterable",
-    "DictOfLoaders": "train_dataloader: it returns a dict",
-    "Lbfgs": "LBFGS evaluates its closure several times a step",
+    "Gathers": "AttributeError: trainer.strategy is not there in the trainer's own loop",
+    "ShouldStop": "AttributeError: trainer.should_stop cannot be set",
+    "Highest": 'self.log("val_loss", reduce_fx=max)',
+    "Weighted": "train_dataloader() with a WeightedRandomSampler",
+    "OwnBatches": "train_dataloader() with a Buckets as batch_sampler",
+    "NoBatchSize": "train_dataloader() with batch_size=None",
+    "Streams": "val_dataloader() over an iterable dataset",
+    "DictOfLoaders": "train_dataloader() returns a dict",
 }
+"""What is said of each module in the trainer's own loop."""
+
+THE_LINE = "spec.trainer.loop: Lightning"
 
 
-@pytest.mark.parametrize("name", [*OWN_LOOP, *NEEDS])
-def test_a_module_is_trained_by_lightnings_trainer_only_if_it_needs_that_and_the_run_says_why(
-    name: str, tmp_path: Path
-) -> None:
-    done = run(name, tmp_path)
+@pytest.mark.parametrize(("name", "loop"), [*product(BOTH, ("BuiltIn", "Lightning")), ("StrategyIfAny", "BuiltIn")])
+def test_a_plain_module_trains_in_both_loops(name: str, loop: str, tmp_path: Path) -> None:
+    done = run(name, tmp_path, loop=loop)
     assert done.outcome.code is ExitCode.Succeeded, done.outcome.message
-    said = [text for text in done.warnings if "Lightning's own Trainer" in text]
-    assert [NEEDS[name] in text for text in said] == [True] if name in NEEDS else not said
     assert done.losses[-1] < done.losses[0]
+
+
+@pytest.mark.parametrize("name", [*NEEDS, "Skips", "Lbfgs"])
+def test_a_module_that_needs_lightnings_trainer_names_the_line_and_trains_with_it(name: str, tmp_path: Path) -> None:
+    refused = run(name, tmp_path, loop="BuiltIn").outcome
+    assert refused.code is ExitCode.UserError
+    assert THE_LINE in refused.message
+    assert NEEDS.get(name, "") in refused.message
+    done = run(name, tmp_path, loop="Lightning")
+    assert done.outcome.code is ExitCode.Succeeded, done.outcome.message
+    assert done.losses[-1] < done.losses[0]
+
+
+def test_a_task_has_no_lightning_trainer(tmp_path: Path) -> None:
+    outcome = in_process.run(run_spec(replicas=1, trainSteps=2, loop="Lightning"), tmp_path).outcome
+    assert outcome.code is ExitCode.UserError
+    assert "returned a Task; trainer.loop: Lightning" in outcome.message
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "code", "said"),
+    [
+        ("Gan", {}, ExitCode.UserError, THE_LINE),
+        ("Gathers", {}, ExitCode.UserError, THE_LINE),
+        ("Gan", {"loop": "Lightning"}, ExitCode.Succeeded, "steps under Lightning's own Trainer are not tried"),
+        ("asked", {}, ExitCode.Succeeded, "steps under Lightning's own Trainer are not tried"),
+        ("Gan", {"loop": "Lightning", "emaDecay": "0.9"}, ExitCode.UserError, "recipe.emaDecay: under"),
+        ("decided", {}, ExitCode.UserError, "from recipe.trainSteps"),
+        ("Auroc", {}, ExitCode.Succeeded, "made 2 steps"),
+    ],
+)
+def test_the_entry_check_says_so_before_the_job_has_a_slice(
+    name: str, changes: dict[str, Any], code: ExitCode, said: str, tmp_path: Path
+) -> None:
+    document = spec(name, replicas=4, batch={"global": 16, "perReplica": 4}, **{"loop": "BuiltIn", **changes})
+    environment = WorkerEnvironment(tmp_path / "run.json", 0, 1, "", 0, None)
+    outcome = run_first_steps(parse_run_spec(document), environment, SharedStop(tmp_path / "stop"), pytest.fail)
+    assert outcome.code is code, outcome.message
+    assert said in outcome.message
 
 
 @pytest.mark.parametrize("passes", [1, 4])
@@ -215,6 +254,17 @@ def test_a_checkpoint_of_the_own_loop_is_not_continued(tmp_path: Path) -> None:
     assert refused.code is ExitCode.UserError
 
 
+def test_a_checkpoint_of_lightnings_trainer_names_the_line_that_continues_it(tmp_path: Path) -> None:
+    kept = {"uri": str(tmp_path / "kept"), "keep": 1}
+    run("Plain", tmp_path, trainSteps=6, loop="Lightning", checkpoint=kept)
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    refused = run("Plain", tmp_path, job=job, checkpoint=kept).outcome
+    assert refused.code is ExitCode.UserError
+    assert THE_LINE in refused.message
+    again = run("Plain", tmp_path, job=job, loop="Lightning", checkpoint=kept)
+    assert (again.outcome.code, len(again.losses)) == (ExitCode.Succeeded, 4), again.outcome.message
+
+
 def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launcher: Launcher, tmp_path: Path) -> None:
     alone = run("Essentials", tmp_path)
     assert alone.outcome.code is ExitCode.Succeeded, alone.outcome.message
@@ -345,7 +395,7 @@ def test_what_cannot_be_kept_later_costs_a_warning_and_no_checkpoint(tmp_path: P
 
 def test_a_module_that_is_none_of_lightnings_cannot_have_its_trainer(snapshot: SnapshotAssertion) -> None:
     with pytest.raises(UserCodeError) as caught:
-        package_of(nn.Linear(1, 1), "it needs that")
+        package_of(nn.Linear(1, 1))
     assert str(caught.value) == snapshot
 
 
@@ -359,40 +409,10 @@ def test_parts_of_lightnings_two_packages_are_told_apart(snapshot: SnapshotAsser
     assert str(caught.value) == snapshot
 
 
-def test_a_step_that_returns_none_is_a_warning_before_the_first_step_of_several_processes(launcher: Launcher) -> None:
+def test_a_step_that_returns_none_ends_a_run_of_several_processes(launcher: Launcher) -> None:
     gang = launcher.start(spec("Skips", hosts=2, replicas=2), packages=fork_server.LIGHTNING)
     assert ExitCode.UserError in gang.wait()
-    assert "training_step may return None" in gang.output()
-    assert "training_step returns None. One" in gang.output()
-
-
-@pytest.mark.parametrize(("world", "said"), [(1, "tpu_trainer.LightningRun"), (2, "recipe.onNotFinite: Skip")])
-def test_where_it_returns_none_unseen_the_way_out_depends_on_the_processes(world: int, said: str) -> None:
-    class Hidden(lightning_zoo.Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Any: ...
-
-    task, hooks = adopt(Hidden(0.1), None, hyperparameters(), Share(0, world))
-    hooks.step_begins([torch.ones(2, 8), torch.ones(2, 1)], 1)
-    with pytest.raises(UserCodeError) as needs:
-        task.loss(task.model, None)
-    error = needs.value.in_training() if isinstance(needs.value, NeedsTrainerError) else needs.value
-    assert said in str(error)
-
-
-class Reads(lightning_zoo.Plain):
-    """Reads what the trainer's own loop has, and returns nothing only from a function inside its step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        def note() -> None:
-            return None
-
-        note()
-        return self.loss(batch) * self.trainer.max_steps
-
-
-def test_what_the_own_loop_has_is_no_reason() -> None:
-    assert reason_in_code(Reads(0.1)) is None
-    assert reason_in_code(lightning_zoo.WithTestStep(0.1)) is None
+    assert "training_step returns None; return the loss in every step" in gang.output()
 
 
 @given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 20))

@@ -10,8 +10,8 @@ import pytorch_lightning as lightning
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics import CatMetric, MaxMetric, MeanMetric, MetricCollection, MinMetric, SumMetric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from torchmetrics import CatMetric, MaxMetric, MeanMetric, Metric, MetricCollection, MinMetric, SumMetric
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, MulticlassConfusionMatrix
 
 from tests.trainer.in_threads import in_threads
 from tests.trainer.task.test_task import hyperparameters
@@ -162,8 +162,6 @@ def mean_of_outputs(module: Watching) -> None:
     ("at_end", "warns"),
     [
         (mean_of_outputs, True),
-        # Equal by chance.
-        (lambda module: module.log("some", float(len(module.seen) > 0)), True),
         (lambda module: module.log("mean", float(module.seen[0]), sync_dist=True), False),
         (lambda module: module.log("metric", 1 - module.metrics["mean"].compute()), False),
         (lambda module: module.log("metric", module.metrics["mean"]), False),
@@ -191,33 +189,53 @@ def test_a_number_that_a_module_makes_of_its_own_outputs_is_a_remark_where_there
 
 
 def test_counts_beyond_the_integers_of_float32_stay_exact() -> None:
-    def metrics() -> dict[str, nn.Module]:
-        count = SumMetric()
-        count.add_state("many", torch.tensor(0), dist_reduce_fx="sum")
-        return {"count": count}
+    class Many(Metric):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("many", torch.tensor(0), dist_reduce_fx="sum")
+
+        def update(self, count: int) -> None:
+            self.many += 2**25 + count
+
+        def compute(self) -> Tensor:
+            return self.many
 
     def step(module: Watching, values: Tensor) -> None:
-        module.metrics["count"].update(0.0)
-        module.metrics["count"].many += 2**25 + len(values)
+        module.metrics["count"].update(len(values))
 
     def at_end(module: Watching) -> None:
-        module.seen_count = module.metrics["count"].many
-        module.log("exact", float(module.seen_count == 6 * 2**25 + HELD_OUT))
+        module.log("exact", float(module.metrics["count"].compute() == 6 * 2**25 + HELD_OUT))
 
     # 23 examples in batches of 4 are six batches on two processes.
-    assert evaluated(2, step, metrics, at_end) == [{"exact": 1.0}] * 2
+    assert evaluated(2, step, lambda: {"count": Many()}, at_end) == [{"exact": 1.0}] * 2
+
+
+@WORLDS
+def test_metrics_that_keep_every_value_cover_the_whole_set_too(world: int) -> None:
+    def step(module: Watching, values: Tensor) -> None:
+        module.metrics["all"].update(values)
+        module.metrics["auroc"].update(values.sigmoid(), (values.cos() > 0.7).int())
+        module.log("auroc", module.metrics["auroc"])
+
+    def at_end(module: Watching) -> None:
+        module.log("middle", module.metrics["all"].compute().median())
+
+    metrics = {"all": CatMetric, "auroc": BinaryAUROC}
+    found = evaluated(world, step, lambda: {name: kind() for name, kind in metrics.items()}, at_end)
+    alone = BinaryAUROC()
+    alone.update(VALUES.sigmoid(), (VALUES.cos() > 0.7).int())
+    expected = {"middle": VALUES.median().item(), "auroc": alone.compute().item()}
+    assert found == [pytest.approx(expected, abs=1e-6)] * world
 
 
 @pytest.mark.parametrize(
     ("step", "complaint"),
     [
         (lambda m, v: m.log("loss", v.mean()), '"loss" is the training loss'),
-        (lambda m, v: m.log("v", v.max(), reduce_fx="max"), "reduce_fx max"),
+        (lambda m, v: m.log("v", v.max(), reduce_fx="max"), "reduce_fx=max"),
         (lambda m, v: m.log("v", v), 'self.log("v"): a single'),
         (lambda m, v: m.log("v", "much"), "a number, tensor or metric"),
-        (lambda m, v: m.metrics["all"].update(v), "CatMetric keeps a list of"),
         (lambda m, v: m.log(f"v{m.trainer.global_rank}", v.mean()), "do not all log the same names"),
-        (lambda m, v: m.metrics["mean"].update(v) if m.trainer.is_global_zero else None, "do not all log the same"),
     ],
 )
 def test_what_cannot_be_reduced_is_refused(step: Step, complaint: str) -> None:

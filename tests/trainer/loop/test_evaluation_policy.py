@@ -23,10 +23,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.trainer.task.test_task import hyperparameters
 from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_trainer import Hyperparameters, Task
+from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.contract.spec import Mode
 from tpu_trainer.data.loading import Share
-from tpu_trainer.lightning import NeedsTrainerError, adopt
+from tpu_trainer.lightning import adopt
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.loop.evaluation_policy import MetricRule, MetricState
 
@@ -270,7 +271,9 @@ def test_lightnings_scheduler_on_a_plateau_sets_the_rates_that_it_sets_by_itself
 
 def test_lightnings_scheduler_on_a_plateau_needs_evaluations_during_the_training() -> None:
     _, hooks = adopt(Module([1.0]), None, hyperparameters(), Share(0, 1))
-    with pytest.raises(NeedsTrainerError, match="evaluateEverySteps is not set"):
+    with pytest.raises(
+        UserCodeError, match=r"ReduceLROnPlateau without recipe.evaluateEverySteps.*trainer\.loop: Lightning"
+    ):
         hooks.configure([], hyperparameters())
 
 

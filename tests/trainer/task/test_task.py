@@ -18,7 +18,7 @@ from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.outcome import outcome_of
 from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.data.loading import Order, Share, train_batches
-from tpu_trainer.loop.entrypoint import load_task
+from tpu_trainer.loop.entrypoint import Loaded, load_entrypoint
 from tpu_trainer.optim.device_optimizers import Adafactor, Lion
 from tpu_trainer.optim.optimizers import build_optimizer, find_unused_by, find_unused_settings
 from tpu_trainer.task.hooks import Hooks
@@ -63,7 +63,7 @@ def test_a_wrong_entrypoint_is_explained(
     (tmp_path / "halftask.py").write_text("import absent_library\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserCodeError) as refusal:
-        load_task(entrypoint, hyperparameters())
+        load_entrypoint(entrypoint, hyperparameters(), "BuiltIn", Share(0, 1))
     assert complaint in str(refusal.value)
 
 
@@ -71,7 +71,7 @@ def test_the_message_of_a_user_error_is_the_users_traceback(tmp_path: Path, monk
     (tmp_path / "raisingtask.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserCodeError) as refusal:
-        load_task("raisingtask:raises", hyperparameters())
+        load_entrypoint("raisingtask:raises", hyperparameters(), "BuiltIn", Share(0, 1))
     message = outcome_of(refusal.value).message
     assert message.splitlines()[-1] == "KeyError: 'labels.csv'"
     assert f'File "{tmp_path / "raisingtask.py"}", line 7, in raises' in message
@@ -101,7 +101,8 @@ def test_a_part_of_another_kind_is_refused(changes: dict[str, Any], said: str) -
 
 
 def test_a_plain_task_has_hooks_that_do_nothing() -> None:
-    loaded = load_task("tests.trainer.tasks:small", hyperparameters())
+    loaded = load_entrypoint("tests.trainer.tasks:small", hyperparameters(), "BuiltIn", Share(0, 1))
+    assert isinstance(loaded, Loaded)
     assert isinstance(loaded.task, Task)
     assert type(loaded.hooks) is Hooks
 

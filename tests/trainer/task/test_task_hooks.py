@@ -174,7 +174,7 @@ def test_what_is_no_scheduler_of_steps_is_refused(scheduler: Any, why: str) -> N
 
 
 class Own(Hooks):
-    def update(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def after_backward(self) -> None: ...
 
 
 class Misspelt(Hooks):
@@ -200,7 +200,7 @@ def test_hooks_may_have_methods_of_their_own() -> None:
     ("wrong", "why"),
     [
         ({"hooks": Misspelt()}, "have epoch_end(), which the trainer does not call; the hook is epoch_ends()"),
-        ({"hooks": Own()}, f"must not override update; they may override {', '.join(OFFERED)}"),
+        ({"hooks": Own()}, f"must not override after_backward; they may override {', '.join(OFFERED)}"),
         ({"hooks": Own}, "must be an object of a class derived from tpu_trainer.Hooks"),
         ({"scheduler": (inverse, "batch")}, '"step" or "epoch"'),
     ],

@@ -24,6 +24,8 @@ BACKENDS = ("xla", "xla-spmd", "torch")
 PRECISIONS = ("Float32", "BFloat16Mixed", "BFloat16")
 SHARDINGS = ("Replicated", "Optimizer")
 EXECUTIONS = ("Compile", "Fuse", "Eager")
+LOOPS = ("BuiltIn", "Lightning")
+LIGHTNING_LOOP = LOOPS[1]
 SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Plateau")
 
 LARGEST_SEED = 2**32 - 1
@@ -329,6 +331,7 @@ class RunSpec:
 
     job: JobRef
     entrypoint: Annotated[str, _entrypoint]
+    loop: Annotated[str, _choice(str, LOOPS)] = LOOPS[0]
     backend: Annotated[str, _choice(str, BACKENDS)]
     hardware: Annotated[str, _choice(str, ("TPU", "CPU"))]
     slice: SliceSpec

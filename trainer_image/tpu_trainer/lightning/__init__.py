@@ -1,11 +1,11 @@
 """Trains LightningModules as tasks in the trainer's own loop, by duck typing: Lightning itself is never imported.
 
-Modules that need more are trained by Lightning's own Trainer (`lightning_trainer`).
+Under `trainer.loop: Lightning` they are trained by Lightning's own Trainer (`lightning_trainer`).
 """
 
 from __future__ import annotations
 
-from tpu_trainer.lightning.module import adopt, detach, is_lightning
-from tpu_trainer.lightning.needs import LightningRun, NeedsTrainerError
+from tpu_trainer.lightning.lightning_run import LightningRun
+from tpu_trainer.lightning.module import adopt, is_lightning
 
-__all__ = ["LightningRun", "NeedsTrainerError", "adopt", "detach", "is_lightning"]
+__all__ = ["LightningRun", "adopt", "is_lightning"]

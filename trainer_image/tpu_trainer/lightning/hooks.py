@@ -2,61 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-from torch.optim import LBFGS
+from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.gang.exchange import check_weight, widen
-from tpu_trainer.lightning.needs import NeedsTrainerError, missing_loss_error
+from tpu_trainer.lightning.lightning_run import missing_loss_error, only_under_lightning
 from tpu_trainer.lightning.optimizers import read_configuration
 from tpu_trainer.lightning.session import ModuleSession
-from tpu_trainer.lightning.validation import restore_metrics, snapshots
-from tpu_trainer.optim.optimizers import late_closure_error, repeated_closure_error, takes_closure
 from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.optim import Optimizer
 
 _OWN_KEYS = ("state_dict", "epoch", "global_step")
 """Entries that `on_save_checkpoint` receives; all others are the module's, and are kept."""
 
 
-def _closure(optimizer: Optimizer, loss: Tensor) -> Callable[[], Any]:
-    """Returns a closure that only returns the loss, since the gradients exist already.
-
-    It refuses a second call, and a first one after the optimizer has changed weights or gradients: the optimizer would
-    expect gradients at the changed weights and get the old ones.
-    """
-    # Listed before the step: during it the groups of a sharded optimizer hold parts of the weights.
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    calls, before = count(), _versions(weights)
-
-    def closure() -> Tensor:
-        if next(calls):
-            raise NeedsTrainerError(str(repeated_closure_error(optimizer)))
-        if _versions(weights) != before:
-            raise NeedsTrainerError(str(late_closure_error(optimizer)))
-        return loss
-
-    return closure
-
-
-def _versions(weights: Sequence[Tensor]) -> list[tuple[int, int | None]]:
-    """Returns torch's version counters of each weight and its gradient; None without a gradient."""
-    return [(weight._version, None if weight.grad is None else weight.grad._version) for weight in weights]
-
-
 class LightningHooks(Hooks):
     """Calls the module's hooks. It keeps no tensor past the end of a step, which would make it a graph output."""
 
-    gives_closure = True
     changes_gradients = False
 
     def __init__(self, session: ModuleSession, hp: Hyperparameters) -> None:
@@ -77,20 +48,16 @@ class LightningHooks(Hooks):
         session = self._session
         with user_code("configure_optimizers"):
             returned = session.module.configure_optimizers()  # type: ignore[operator]
-        configuration = read_configuration(returned)
-        optimizer, schedulers = configuration.optimizer, configuration.schedulers
-        if isinstance(optimizer, LBFGS) and optimizer.param_groups[0]["max_iter"] > 1:
-            raise NeedsTrainerError("LBFGS evaluates its closure several times a step")
-        self.scheduled = schedulers
-        self._schedules = Schedules(optimizer, schedulers, self._advance)
+        optimizer, scheduler = read_configuration(returned)
+        self.scheduled = () if scheduler is None else (scheduler,)
+        self._schedules = Schedules(optimizer, self.scheduled, self._advance)
         self.monitors = self._schedules.monitors
         if self.monitors and hp.evaluate_every_steps is None:
             # Lightning's Trainer evaluates at the end of every epoch.
-            raise NeedsTrainerError("ReduceLROnPlateau follows evaluations, and recipe.evaluateEverySteps is not set")
-        # Modules that set rates by hand do so in optimizer_step; the recipe must not overwrite them before every step.
-        self.own_schedule = bool(schedulers) or session.has("optimizer_step")
+            raise only_under_lightning("ReduceLROnPlateau without recipe.evaluateEverySteps")
+        self.own_schedule = scheduler is not None
         self._view.optimizers = [optimizer]
-        self._view.lr_scheduler_configs = list(schedulers)
+        self._view.lr_scheduler_configs = list(self.scheduled)
         return optimizer
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
@@ -104,7 +71,7 @@ class LightningHooks(Hooks):
         loss = outputs.get("loss")
         if not isinstance(loss, Tensor):
             if loss is None:
-                raise missing_loss_error(self._view.world_size)
+                raise missing_loss_error()
             raise UserCodeError(
                 f"training_step: the loss is a {type(loss).__name__}; training_step must return a tensor, or a dict "
                 'with the tensor "loss"'
@@ -133,12 +100,10 @@ class LightningHooks(Hooks):
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
         session, view = self._session, self._view
-        metrics = snapshots(session.module)
         logged, in_training = dict(view.callback_metrics), list(session.log.metrics)
         view.sanity_checking = True
         yield
         view.sanity_checking = False
-        restore_metrics(metrics)
         view.callback_metrics.clear()
         view.callback_metrics.update(logged)
         session.log.metrics[:] = in_training
@@ -158,7 +123,7 @@ class LightningHooks(Hooks):
         self._index += 1
         self._batch = self._session.move(batch)
         if self._session.call("on_train_batch_start", self._batch, self._index) == -1:
-            raise NeedsTrainerError("on_train_batch_start returns -1, which ends the epoch")
+            raise only_under_lightning("on_train_batch_start returns -1, which ends the epoch")
 
     def before_backward(self, loss: Tensor) -> None:
         if self._pass == 0:
@@ -177,15 +142,6 @@ class LightningHooks(Hooks):
             view = self._view
             clipping = {name: getattr(view, name) for name in ("gradient_clip_val", "gradient_clip_algorithm")}
             self._session.call("configure_gradient_clipping", optimizer, **clipping)
-
-    def update(self, optimizer: Optimizer) -> None:
-        closure = _closure(optimizer, self._outputs["loss"])
-        if self._session.has("optimizer_step"):
-            self._session.call("optimizer_step", self._view.current_epoch, self._index, optimizer, closure)
-        elif takes_closure(optimizer):
-            optimizer.step(closure)
-        else:
-            optimizer.step()
 
     def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
         self._view.global_step = step

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.data.loading import Share
-from tpu_trainer.lightning.needs import ADVICE, NeedsTrainerError
+from tpu_trainer.lightning.lightning_run import ADVICE, only_under_lightning
 from tpu_trainer.task.board import ReportLogger
 from tpu_trainer.task.horizon import SteppedScheduler
 from tpu_trainer.task.logbook import Style, note
@@ -33,11 +33,7 @@ class Metric(Protocol):
     """The parts of torchmetrics.Metric that are used here."""
 
     _defaults: dict[str, Any]
-    _reductions: dict[str, Any]
     _update_count: int
-    _computed: Any
-
-    def update(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def compute(self) -> Any: ...
 
@@ -52,10 +48,10 @@ _KINDS: Mapping[Any, Literal["mean", "sum"]] = {"mean": "mean", "sum": "sum", to
 
 
 def reduction_of(name: str, reduce_fx: Any) -> Literal["mean", "sum"]:
-    """Returns how to reduce a logged value. Raises NeedsTrainerError for anything but a mean and a sum."""
+    """Returns how to reduce a logged value. Raises UserCodeError for anything but a mean and a sum."""
     kind = _KINDS.get(reduce_fx)
     if kind is None:
-        raise NeedsTrainerError(f'self.log("{name}"): reduce_fx {getattr(reduce_fx, "__name__", reduce_fx)}')
+        raise only_under_lightning(f'self.log("{name}", reduce_fx={getattr(reduce_fx, "__name__", reduce_fx)})')
     return kind
 
 
@@ -192,18 +188,16 @@ class TrainerView:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).__slots__:
-            raise AttributeError(f"trainer.{name} cannot be set: tpu_trainer does not read it; {ADVICE}")
+            raise AttributeError(f"trainer.{name} cannot be set: the trainer's own loop does not read it. {ADVICE}")
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"trainer.{name} is not provided by tpu_trainer; it provides {', '.join(readable_names())}. Lightning's "
-            f"Trainer has more: {ADVICE}"
+            f"trainer.{name} is not there in the trainer's own loop, which has {', '.join(_readable_names())}. {ADVICE}"
         )
 
 
-def readable_names() -> list[str]:
-    """Returns the names that a module may read."""
+def _readable_names() -> list[str]:
     properties = [name for name, value in vars(TrainerView).items() if isinstance(value, property)]
     return sorted([*(part.name for part in fields(TrainerView)), *properties])
 
@@ -295,7 +289,7 @@ class ModuleSession:
 
 
 def takes_index(step: Callable[..., Any]) -> bool:
-    """Returns whether a step takes (batch, batch_idx). Raises NeedsTrainerError for other arguments than a batch."""
+    """Returns whether a step takes (batch, batch_idx). Raises UserCodeError for other arguments than a batch."""
     parameters = list(inspect.signature(step).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return True
@@ -303,7 +297,7 @@ def takes_index(step: Callable[..., Any]) -> bool:
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if not positional or len(needed) > 2:
         name = getattr(step, "__name__", "the step")
-        raise NeedsTrainerError(f"{name} takes ({', '.join(needed)}), not (batch) or (batch, batch_idx)")
+        raise only_under_lightning(f"{name} takes ({', '.join(needed)}), not (batch) or (batch, batch_idx)")
     return len(positional) > 1
 
 

@@ -1,8 +1,7 @@
-"""Runs `validation_step` over the held-out set, and reduces logged values and metric objects over all processes.
+"""Runs `validation_step` over the held-out set, and reduces what it logs over all processes.
 
 A mean does not depend on how examples are divided among processes, since every batch counts by its rows. Metric objects
-are torchmetrics', recognised by their attributes; each names the reduction of its states. The trainer's own collectives
-reduce them, because torchmetrics' know only the process group's device.
+are torchmetrics', which gather their states themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +19,9 @@ from torch import Tensor, nn
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.lightning.needs import NeedsTrainerError
+from tpu_trainer.gang.gather import pieces
 from tpu_trainer.lightning.session import Metric, ModuleSession, is_metric, reduction_of
 from tpu_trainer.task.task import Batch
-
-_KINDS = {"dim_zero_sum": "sum", "dim_zero_mean": "mean", "dim_zero_min": "min", "dim_zero_max": "max"}
-"""torchmetrics' reduction functions, by name."""
-
-_DIGIT = 2**12
-"""Counts are sent as three digits, so that sums over 4096 processes are exact in float32, for counts up to 2**36."""
-
-_COUNTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass
@@ -40,18 +32,20 @@ class _Logged:
     total: Tensor | float = 0.0
     weight: float = 0.0
 
+    def value(self, total: float, weight: float) -> float:
+        return total if self.kind == "sum" else total / weight if weight else math.nan
+
 
 class Validation:
     """A task's `evaluator`, and the log's collector from `begins` to `ends`."""
 
     def __init__(self, session: ModuleSession) -> None:
-        self._session = session
+        self._session, self._metrics = session, metrics_of(session.module)
         self._values: dict[str, _Logged] = {}
         self._objects: dict[str, Metric] = {}
-        self._before: list[MetricSnapshot] = []
+        self._updates: list[int] = []
         self._rows = 0
         self._total_rows = 0
-        self._lengths: dict[str, int] = {}
         self._at_end = False
         self._local: set[str] = set()
 
@@ -65,8 +59,7 @@ class Validation:
         session.call("on_validation_start")
         session.call("on_validation_epoch_start")
         # After the hooks, in which modules reset their metrics.
-        self._before = snapshots(session.module)
-        self._lengths = self._lists()
+        self._updates = [metric._update_count for metric in self._metrics]
 
     def batch(self, batch: Batch, index: int, rows: int) -> None:
         session, self._rows = self._session, rows
@@ -100,43 +93,37 @@ class Validation:
 
     def ends(self, backend: Backend) -> dict[str, float]:
         session = self._session
-        updated = [entry for entry in self._before if entry[0]._update_count != entry[1]]
-        local = self._reduce_metrics(updated, backend)
+        if self._total_rows == 0:
+            for metric in self._reset_updated():
+                # torchmetrics warns of a result without an update.
+                metric._update_count = 1
         # Values logged from here on are weighted by all examples of this process.
         self._rows, self._at_end = self._total_rows, True
-        grown = any(length > self._lengths.get(name, 0) for name, length in self._lists().items())
-        session.call("on_validation_epoch_end")
-        result = self._read(backend, collected=grown and not updated)
+        with _merged(self._metrics, backend):
+            session.call("on_validation_epoch_end")
+            result = self._read(backend)
         session.view.callback_metrics.update({name: torch.tensor(value) for name, value in result.items()})
         session.call("on_validation_end")
-        self._reset_metrics(local)
+        for metric in self._objects.values():
+            metric.reset()
+        if session.view.sanity_checking:
+            self._reset_updated()
         session.log.collector = None
         session.view.validating, session.view.training = False, not session.trained
         session.call("on_validation_model_train")
         return result
 
-    def _reduce_metrics(
-        self, updated: Sequence[MetricSnapshot], backend: Backend
-    ) -> list[tuple[Metric, dict[str, Any]]]:
-        """Replaces each metric's states by the global ones; returns the local states so that they can be put back."""
-        metrics = [metric for metric, _, _ in updated]
-        self._agree([*self._descriptions(), *describe_states(metrics)], backend)
-        if self._total_rows == 0:
-            for metric, _, before in updated:
-                put(metric, before)
-        local = [(metric, states(metric)) for metric in metrics]
-        if metrics and backend.terms > 1:
-            for metric, values in zip(metrics, reduce_states(metrics, backend), strict=True):
-                put(metric, values)
-        return local
+    def _reset_updated(self) -> list[Metric]:
+        """Resets the metrics that this evaluation has updated, with examples that do not count; returns them."""
+        counts = zip(self._metrics, self._updates, strict=True)
+        updated = [metric for metric, updates in counts if metric._update_count != updates]
+        for metric in updated:
+            metric.reset()
+        return updated
 
-    def _lists(self) -> dict[str, int]:
-        """Returns the lengths of the lists among the module's attributes."""
-        return {name: len(value) for name, value in vars(self._session.module).items() if isinstance(value, list)}
-
-    def _read(self, backend: Backend, *, collected: bool) -> dict[str, float]:
-        """Returns the global number of every name. `collected`: the module collected outputs of its own process."""
-        self._agree(self._descriptions(), backend)
+    def _read(self, backend: Backend) -> dict[str, float]:
+        """Returns the global number of every name."""
+        self._agree(backend)
         result: dict[str, float] = {}
         if self._values:
             logged = list(self._values.values())
@@ -145,44 +132,32 @@ class Validation:
             row = torch.tensor([*(float(total) for total in totals), *(values.weight for values in logged)])
             _, sums = backend.reduce([], backend.to_device(row))
             numbers = backend.to_host([sums])[0].tolist()
-            local = {
-                name: float(total) / (values.weight or 1 if values.kind == "mean" else 1)
-                for (name, values), total in zip(self._values.items(), totals, strict=True)
-                if name in self._local
-            }
-            self._remark(local, backend, collected=collected)
-            for name, values, total, weight in zip(
-                self._values, logged, numbers[: len(logged)], numbers[len(logged) :], strict=True
-            ):
-                result[name] = total if values.kind == "sum" else total / weight if weight else math.nan
+            for index, (name, values) in enumerate(self._values.items()):
+                result[name] = values.value(numbers[index], numbers[len(logged) + index])
+            self._remark({name: float(total) for name, total in zip(self._values, totals, strict=True)}, backend)
         for name, metric in self._objects.items():
             with user_code(f'compute() of the metric logged as "{name}"'):
                 result[name] = _number(name, metric.compute())
         return result
 
-    def _remark(self, local: Mapping[str, float], backend: Backend, *, collected: bool) -> None:
-        """Remarks once which numbers depend on the processes. `local`: numbers that on_validation_epoch_end logged."""
+    def _remark(self, totals: Mapping[str, float], backend: Backend) -> None:
+        """Remarks once which numbers of `on_validation_epoch_end` depend on the processes."""
         session = self._session
-        if not local or backend.terms == 1 or session.view.sanity_checking:
+        if not self._local or backend.terms == 1 or session.view.sanity_checking:
             return
-        names = find_differing(local, backend, counts=self._total_rows > 0) or (list(local) if collected else [])
+        local = {
+            name: values.value(totals[name], values.weight or 1.0)
+            for name, values in self._values.items()
+            if name in self._local
+        }
+        names = find_differing(local, backend, counts=self._total_rows > 0)
         if names and not session.remarks:
             session.remarks.append(describe_local_numbers(names))
 
-    def _reset_metrics(self, local: Sequence[tuple[Metric, dict[str, Any]]]) -> None:
-        """Resets logged metrics, as Lightning does; gives all others their local states back."""
-        for metric, values in local:
-            if metric._update_count > 0:
-                put(metric, values)
-        for metric in self._objects.values():
-            metric.reset()
-
-    def _descriptions(self) -> list[str]:
-        numbers = [f"{name} ({values.kind})" for name, values in self._values.items()]
-        return [*numbers, *(f"{name} ({type(metric).__name__})" for name, metric in self._objects.items())]
-
-    def _agree(self, texts: Sequence[str], backend: Backend) -> None:
-        """Raises UserCodeError if the texts of the processes differ: their collectives would not match."""
+    def _agree(self, backend: Backend) -> None:
+        """Raises UserCodeError if the processes log different names: their collectives would not match."""
+        texts = [f"{name} ({values.kind})" for name, values in self._values.items()]
+        texts += [f"{name} ({type(metric).__name__})" for name, metric in self._objects.items()]
         # 24 bits are what float32 holds exactly.
         digest = float(zlib.crc32("\n".join(texts).encode()) % 2**24)
         if len({row[0] for row in backend.gather([digest])}) > 1:
@@ -225,107 +200,30 @@ def metrics_of(module: nn.Module) -> list[Metric]:
     return [child for child in module.modules() if is_metric(child)]
 
 
-def disable_own_collectives(metrics: Sequence[Metric]) -> None:
-    """Keeps torchmetrics from gathering states itself in `compute`, over the trainer's process group."""
+def connect(metrics: Sequence[Metric], backend: Backend) -> None:
+    """Makes torchmetrics gather states in `compute` over the gang. Its own collectives know only the process group's
+    device, and need a group."""
     for metric in metrics:
-        vars(metric).update(sync_on_compute=False, dist_sync_on_step=False, _to_sync=False)
+        vars(metric).update(
+            dist_sync_fn=lambda tensor, group=None: pieces(tensor, backend),
+            distributed_available_fn=lambda: backend.terms > 1,
+            _computed=None,
+        )
 
 
-def states(metric: Metric) -> dict[str, Any]:
-    return {name: getattr(metric, name) for name in metric._defaults}
-
-
-def put(metric: Metric, values: dict[str, Any]) -> None:
-    """Replaces the states, and drops the cached result."""
-    for name, value in values.items():
-        setattr(metric, name, value)
-    metric._computed = None
-
-
-MetricSnapshot = tuple[Metric, int, dict[str, Any]]
-"""A metric, its number of updates, and its states at that time."""
-
-
-def snapshots(module: nn.Module) -> list[MetricSnapshot]:
-    """Returns snapshots of all metrics of the module: copies, since updates are in place."""
-    return [
-        (metric, metric._update_count, {name: _copy(value) for name, value in states(metric).items()})
-        for metric in metrics_of(module)
-    ]
-
-
-def restore_metrics(metrics: Sequence[MetricSnapshot]) -> None:
-    for metric, count, values in metrics:
-        put(metric, values)
-        metric._update_count = count
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    return list(value) if isinstance(value, list) else value
-
-
-def describe_states(metrics: Sequence[Metric]) -> Iterator[str]:
-    """Yields one text per state; processes whose texts are equal can reduce their states.
-
-    Raises:
-        NeedsTrainerError: a state is a list of values, or its reduction is none of the four above.
-    """
+def disconnect(metrics: Sequence[Metric]) -> None:
+    """Makes each process's metrics cover its own examples."""
     for metric in metrics:
-        for name, reduction in metric._reductions.items():
-            value, kind = getattr(metric, name), _KINDS.get(getattr(reduction, "__name__", ""))
-            if kind is None or not isinstance(value, Tensor):
-                kept = "a list of values" if isinstance(value, list) else "a state"
-                raise NeedsTrainerError(
-                    f"the metric {type(metric).__name__} keeps {kept} in {name} that is not a sum, mean, min or max"
-                )
-            yield f"{type(metric).__name__}.{name} {kind} {list(value.shape)}"
+        # bool() is False.
+        vars(metric).update(dist_sync_fn=None, distributed_available_fn=bool, _computed=None)
 
 
-def reduce_states(metrics: Sequence[Metric], backend: Backend) -> list[dict[str, Any]]:
-    """Returns every metric's states over all processes: one collective for sums and means, one for the rest."""
-    states_by_kind = [
-        (index, name, _KINDS[reduction.__name__], getattr(metric, name))
-        for index, metric in enumerate(metrics)
-        for name, reduction in metric._reductions.items()
-    ]
-    result: list[dict[str, Any]] = [{} for _ in metrics]
-    added = [entry for entry in states_by_kind if entry[2] in ("sum", "mean")]
-    parts = [_digits(value) if value.dtype in _COUNTS else [value.float()] for *_, value in added]
-    # By way of the host: a state that was reset is a constant of the program, which would then differ between
-    # processes; and no collective may be pending when the module's hooks go on.
-    local = backend.to_host([digit for digits in parts for digit in digits])
-    sums, _ = backend.reduce(backend.to_device(local), backend.to_device(torch.zeros(1)))
-    totals = iter(backend.to_host(sums))
-    for (index, name, kind, value), digits in zip(added, parts, strict=True):
-        total = _from_digits([next(totals) for _ in digits]) if value.dtype in _COUNTS else next(totals)
-        result[index][name] = (total / backend.terms if kind == "mean" else total).to(value.dtype).to(value.device)
-    extremes = [entry for entry in states_by_kind if entry[2] in ("min", "max")]
-    if extremes:
-        _put_extremes(extremes, backend, result)
-    return result
-
-
-def _put_extremes(
-    extremes: Sequence[tuple[int, str, str, Tensor]], backend: Backend, result: list[dict[str, Any]]
-) -> None:
-    flat = [value.detach().float().reshape(-1).tolist() for *_, value in extremes]
-    rows = torch.tensor(backend.gather([number for numbers in flat for number in numbers]))
-    at = 0
-    for (index, name, kind, value), numbers in zip(extremes, flat, strict=True):
-        part = rows[:, at : at + len(numbers)]
-        best = part.amin(dim=0) if kind == "min" else part.amax(dim=0)
-        result[index][name] = best.reshape(value.shape).to(value.dtype).to(value.device)
-        at += len(numbers)
-
-
-def _digits(value: Tensor) -> list[Tensor]:
-    count = value.long()
-    digits = [count % _DIGIT, count // _DIGIT % _DIGIT, count // _DIGIT**2]
-    return [digit.float() for digit in digits]
-
-
-def _from_digits(digits: Sequence[Tensor]) -> Tensor:
-    low, middle, high = (digit.round().long() for digit in digits)
-    return low + _DIGIT * middle + _DIGIT**2 * high
+@contextmanager
+def _merged(metrics: Sequence[Metric], backend: Backend) -> Iterator[None]:
+    """Makes metrics cover the examples of all processes within the block. Elsewhere workers of a loader may have to
+    unpickle the module, and with it what its metrics refer to."""
+    connect(metrics, backend)
+    try:
+        yield
+    finally:
+        disconnect(metrics)

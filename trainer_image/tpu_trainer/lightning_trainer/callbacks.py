@@ -152,7 +152,7 @@ class GangCallback:
         self._signals = Signals(backend, self.step)
         self._seen: int | None = None
         self._saved: int | None = None
-        self._postponed = self._warned = False
+        self._postponed = False
         self._evaluation, self.buffers = ExitStack(), ExitStack()
 
     # Training.
@@ -348,10 +348,9 @@ class GangCallback:
         local = {name: float(value) for name, value in self.local.items()}
         self.local.clear()
         digest = float(zlib.crc32("\n".join(local).encode()) % 2**24)
-        if self._warned or len({row[0] for row in self._backend.gather([digest])}) > 1:
+        if len({row[0] for row in self._backend.gather([digest])}) > 1:
             return
         if names := find_differing(local, self._backend):
-            self._warned = True
             self._instruments.outputs.add_finding(Finding("Evaluation", self.step, describe_local_numbers(names)))
 
 

@@ -100,7 +100,6 @@ class Division:
         self._before = before
         self._order, self._rows, self._start = order, rows, start
         self._backend, self._clock, self._warn, self._note = backend, clock, warn, note
-        self._warnings: set[str] = set()
         self._first: int | None = None
 
     def divide(self, loader: object, *, training: bool) -> object:
@@ -133,13 +132,13 @@ class Division:
             if (
                 text := describe_resize(loader.dataset, self._before, Position(self._start.epoch, self._start.batches))
             ) is not None:
-                self._warn_once(text)
+                self._warn(text)
         batched = loader.batch_sampler
         sampler = loader.sampler if batched is None else getattr(batched, "sampler", None)
         if batched is None or type(batched) is not BatchSampler:
             # A loader with batch_size None: its dataset's items are batches.
             units = loader.sampler if batched is None else batched
-            self._warn_once(
+            self._warn(
                 f"{name}: {type(units).__name__} decides which examples make a batch, so a step has {self._passes} of "
                 f"its batches, one for every process and pass, not the recipe's {self._order.global_batch} examples"
             )
@@ -150,7 +149,7 @@ class Division:
         order = replace(self._order, global_batch=rows * self._passes)
         if type(sampler) in _PLAIN and not _draws(sampler):
             return self._build(loader, ProcessBatches(partial(_permute, size, order.seed), order, self._start))
-        self._warn_once(f"{name}: its {type(sampler).__name__} decides the order of the examples")
+        self._warn(f"{name}: its {type(sampler).__name__} decides the order of the examples")
         return self._build(loader, ProcessBatches(self._draw_units(sampler), order, self._start))
 
     @property
@@ -170,7 +169,7 @@ class Division:
                 )
             return self._rows
         rows = max(1, round(batch_size * self._rows / self._first))
-        self._warn_once(
+        self._warn(
             f"{name}: a loader with batch_size {batch_size} beside the first one's {self._first} gets {rows} examples "
             "per process and pass"
         )
@@ -193,9 +192,9 @@ class Division:
         rows = 1 if items else self._rows
         dataset = ProcessStream(loader.dataset, share, rows, training)
         if training and self._start.batches:
-            self._warn_once(f"{name}: its dataset is iterable, so epoch {self._start.epoch} begins again")
+            self._warn(f"{name}: its dataset is iterable, so epoch {self._start.epoch} begins again")
         if loader.num_workers:
-            self._warn_once(f"{name}: its {loader.num_workers} workers are not used: each would read the whole stream")
+            self._warn(f"{name}: its {loader.num_workers} workers are not used: each would read the whole stream")
         return TimedLoader(
             self._clock, dataset=dataset, batch_size=None if items else rows, collate_fn=loader.collate_fn
         )
@@ -241,11 +240,6 @@ class Division:
             return units
 
         return draw
-
-    def _warn_once(self, text: str) -> None:
-        if text not in self._warnings:
-            self._warnings.add(text)
-            self._warn(text)
 
 
 class ProcessBatches(Sampler[Any]):

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def package_of(module: nn.Module, why: str) -> Any:
-    """Returns the Lightning package of `module`. `why`: what the module needs of it.
+def package_of(module: nn.Module) -> Any:
+    """Returns the Lightning package of `module`.
 
     Raises:
         UserCodeError: the module is not a LightningModule.
@@ -32,8 +32,8 @@ def package_of(module: nn.Module, why: str) -> Any:
         _quieten(name)
         return importlib.import_module(name)
     raise UserCodeError(
-        f"{why}. Only Lightning's own Trainer does that, and {type(module).__name__} is not a LightningModule: derive "
-        "it from pytorch_lightning.LightningModule"
+        f"Lightning's own Trainer trains LightningModules, and {type(module).__name__} is none: derive it from "
+        "pytorch_lightning.LightningModule, or leave out trainer.loop"
     )
 
 

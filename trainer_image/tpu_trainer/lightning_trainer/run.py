@@ -25,10 +25,8 @@ from tpu_trainer.contract.findings import Finding, NumericalHealth
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.spec import NotFinitePolicy, RunSpec
 from tpu_trainer.data.loading import Order, Position
-from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.last_weights import checksum_of
-from tpu_trainer.lightning.choice import may_skip_step
-from tpu_trainer.lightning.needs import LightningRun, advise_on_skipping
+from tpu_trainer.lightning.lightning_run import LightningRun
 from tpu_trainer.lightning.session import overrides
 from tpu_trainer.lightning_trainer.callbacks import (
     FirstCallback,
@@ -43,7 +41,6 @@ from tpu_trainer.lightning_trainer.package import derive, package_of, refuse_mix
 from tpu_trainer.lightning_trainer.rates import OptimizerRates
 from tpu_trainer.lightning_trainer.state import HERE, snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import GangAccelerator, GangStrategy, XlaAutocast
-from tpu_trainer.loop.buffers import Buffers
 from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left, report_origin, start_of
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.ending import (
@@ -54,9 +51,7 @@ from tpu_trainer.loop.ending import (
     warn_left_out,
     write_weights,
 )
-from tpu_trainer.loop.entrypoint import load_lightning
-from tpu_trainer.loop.instruments import Instruments
-from tpu_trainer.reporting.throughput import Throughput, Utilisation
+from tpu_trainer.loop.instruments import Instruments, build_instruments
 from tpu_trainer.storage import open_store
 from tpu_trainer.task.logbook import Logbook
 from tpu_trainer.task.task import Hyperparameters
@@ -73,11 +68,6 @@ _DECIDED = {
 
 _LOGGER_FOLDER = "lightning"
 
-_DIFFERENT = (
-    "Steps are slower than in the trainer's own loop, and a run that resumes with another global batch restarts its "
-    "epoch; docs/lightning.md has the differences"
-)
-
 
 def _parts(run: LightningRun) -> Iterator[object]:
     """Yields the data module, callbacks and loggers; an option may be one part or a list."""
@@ -87,31 +77,35 @@ def _parts(run: LightningRun) -> Iterator[object]:
 
 @dataclass(frozen=True)
 class LightningTraining:
-    """A replica's training by Lightning's Trainer."""
+    """A replica's training of `asked.module` by Lightning's Trainer."""
 
     context: RunContext
+    asked: LightningRun
 
-    def run(self, why: str | None) -> Outcome:
-        """Runs the training. `why`: what only Lightning's Trainer does for the module; None if the entrypoint asks.
+    def check(self) -> Any:
+        """Returns the Lightning package that the module derives from.
 
         Raises:
-            UserCodeError: the module or the recipe needs what Lightning's Trainer cannot do here, or the module's code
-                raised.
+            UserCodeError: the module is not a LightningModule, or Lightning's Trainer cannot do here what the module or
+                the recipe needs.
         """
-        hp, backend = Hyperparameters.of(self.context.spec), self.context.backend
-        run = self._load(hp)
-        lightning = package_of(run.module, why or "the entrypoint returns a LightningRun")
+        run = self.asked
+        lightning = package_of(run.module)
         refuse_mixed(run.module, _parts(run))
-        if why is not None:
-            text = f"trains with Lightning's own Trainer: {why}. {_DIFFERENT}"
-            self.context.outputs.add_finding(Finding("Lightning", 0, text))
-        _refuse(self.context.spec, hp, run)
+        _refuse(self.context.spec, Hyperparameters.of(self.context.spec), run)
+        return lightning
+
+    def run(self) -> Outcome:
+        """Runs the training to its outcome.
+
+        Raises:
+            UserCodeError: as `check` does, or the module's code raised.
+        """
+        lightning, run = self.check(), self.asked
+        hp, backend = Hyperparameters.of(self.context.spec), self.context.backend
         if hp.evaluate_every_steps is not None and not _validates(run):
             text = f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the module has nothing to validate"
             self.context.outputs.add_finding(Finding("Recipe", 0, text))
-        if backend.world > 1 and run.module.automatic_optimization and may_skip_step(run.module):
-            text = "training_step may return None, which would end the run"
-            self.context.outputs.add_finding(Finding("Lightning", 0, f"{text}. {advise_on_skipping(backend.world)}"))
         hp = self._in_one_pass(run.module, hp)
         storage = CheckpointStorage.of(self.context.spec, run.module, backend)
         checkpoint = storage.choose(backend, self.context.outputs)
@@ -121,10 +115,6 @@ class LightningTraining:
             checkpoint = fetch_all(checkpoint, backend)
             report_origin(start, checkpoint, storage.target.author, hp, self.context.outputs)
         return self._train(lightning, run, hp, storage, checkpoint, start)
-
-    def _load(self, hp: Hyperparameters) -> LightningRun:
-        with self.context.seeded(hp.seed):
-            return load_lightning(self.context.spec.entrypoint, hp)
 
     def _in_one_pass(self, module: Any, hp: Hyperparameters) -> Hyperparameters:
         """Returns the hyperparameters, without accumulation if the module makes its own steps."""
@@ -325,39 +315,12 @@ class LightningTraining:
         return f"{self.context.spec.checkpoint.uri.rstrip('/')}/lightning"
 
     def _instruments(self, module: Any, checkpoints: Any, hp: Hyperparameters, start: Start) -> Instruments:
-        spec = self.context.spec
-        batch = replace(spec.batch, accumulation=hp.accumulation_steps, per_replica=hp.per_replica_batch_size)
-        spec = replace(spec, batch=batch)
-        doctor = Doctor(
-            spec,
-            self.context.backend,
-            self.context.clock,
-            self.context.outputs.add_finding,
-            model=module,
-            host=self.context.environment.host_index,
-            pace=self.context.pace,
-            health=start.health,
-            known_steps=False,
-        )
-        logbook = Logbook(
-            self.context.backend, lambda text: self.context.outputs.add_finding(Finding("Logging", 0, text))
-        )
+        context = self.context
+        logbook = Logbook(context.backend, lambda text: context.outputs.add_finding(Finding("Logging", 0, text)))
         # The module logs to Lightning's loggers, so there are no names to agree on later.
         logbook.agree()
-        return Instruments(
-            backend=self.context.backend,
-            clock=self.context.clock,
-            doctor=doctor,
-            checkpoints=checkpoints,
-            throughput=Throughput(hp.global_batch_size, start.step),
-            utilisation=Utilisation(spec, self.context.backend.terms),
-            noise=None,
-            outputs=self.context.outputs,
-            logbook=logbook,
-            buffers=Buffers(module, self.context.backend),
-            first=start.step,
-            checksum=lambda: checksum_of(module, {}, self.context.backend),
-        )
+        checksum = partial(checksum_of, module, {}, context.backend)
+        return build_instruments(context, module, hp, start, checkpoints, logbook, checksum, known_steps=False)
 
     @property
     def _is_on_lower_rung(self) -> bool:
@@ -378,7 +341,7 @@ class LightningTraining:
         if done is None:
             if not self._is_on_lower_rung:
                 save_result(callback.step, callback.position, instruments)
-                write_weights(self.context, module)
+                write_weights(self.context, callback.step, module)
             with self.context.clock.during(Phase.CHECKPOINT):
                 keep_last(callback.step, callback.position, instruments)
         early = f" of {hp.last_step}, ended early by the module or a callback" if callback.step < hp.last_step else ""

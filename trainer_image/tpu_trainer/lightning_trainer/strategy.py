@@ -21,10 +21,10 @@ from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.data.loading import Share
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import check_weight
-from tpu_trainer.lightning.needs import missing_loss_error
-from tpu_trainer.lightning.validation import metrics_of
+from tpu_trainer.gang.gather import DifferentiableTable, table, total
+from tpu_trainer.lightning.lightning_run import missing_loss_error
+from tpu_trainer.lightning.validation import connect, metrics_of
 from tpu_trainer.lightning_trainer.callbacks import refuse_callbacks
-from tpu_trainer.lightning_trainer.gather import DifferentiableTable, pieces, table, total
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division
 from tpu_trainer.lightning_trainer.rates import OptimizerRates
@@ -114,12 +114,7 @@ class GangStrategy:
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
-        for metric in metrics_of(self.lightning_module):
-            # torchmetrics' own collectives know only the process group's device, and need a group.
-            vars(metric).update(
-                dist_sync_fn=lambda tensor, group=None: pieces(tensor, self._backend),
-                distributed_available_fn=lambda: self._backend.terms > 1,
-            )
+        connect(metrics_of(self.lightning_module), self._backend)
 
     def setup_optimizers(self, trainer: Any) -> None:
         # Optimizers and schedulers may read the number of epochs, which follows from the steps and the data.
@@ -159,7 +154,7 @@ class GangStrategy:
         self._gradients.forward_begins(self._step())
         output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         if output is None and self.world_size > 1 and self.lightning_module.automatic_optimization:
-            raise missing_loss_error(self.world_size)
+            raise missing_loss_error()
         weight = output.get("loss_weight") if isinstance(output, Mapping) else None
         if weight is not None and not isinstance(weight, Tensor):
             raise UserCodeError(f'training_step: "loss_weight" must be a tensor, got {type(weight).__name__}')

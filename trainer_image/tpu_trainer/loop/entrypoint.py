@@ -18,13 +18,12 @@ from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.contract.spec import LIGHTNING_LOOP
 from tpu_trainer.data.loading import Share
-from tpu_trainer.lightning import LightningRun, NeedsTrainerError, adopt, detach, is_lightning
+from tpu_trainer.lightning import LightningRun, adopt, is_lightning
 from tpu_trainer.optim.schedulers import SchedulingHooks
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Hyperparameters, Task
-
-ALONE = Share(rank=0, world=1)
 
 OBJECT_NAMES = ("hp", "hyperparameters")
 """A parameter of one of these names gets the whole Hyperparameters object."""
@@ -45,55 +44,32 @@ class Loaded(NamedTuple):
     hooks: Hooks
 
 
-def load_task(entrypoint: str, hyperparameters: Hyperparameters, share: Share = ALONE) -> Loaded:
+def load_entrypoint(
+    entrypoint: str, hyperparameters: Hyperparameters, loop: str, share: Share
+) -> Loaded | LightningRun:
     """Imports `entrypoint` from sys.path (PYTHONPATH and the working directory) and calls it.
 
-    `share`: rank and world size for a LightningModule's trainer.
+    `loop`: the job's `trainer.loop`. `share`: rank and world size for a LightningModule's trainer.
 
     Raises:
         UserCodeError: there is no such module or attribute, it cannot be called with this recipe, it raised, or it
-            did not return a task.
-        NeedsTrainerError: its LightningModule needs Lightning's own Trainer, or it asks for that.
+            did not return what this loop trains.
     """
-    made = _call(entrypoint, hyperparameters)
-    if isinstance(made, Task):
-        return with_hooks(made)
-    if isinstance(made, LightningRun):
-        raise NeedsTrainerError(None)
-    return Loaded(*adopt(made.module, made.data, hyperparameters, share))
-
-
-def load_lightning(entrypoint: str, hyperparameters: Hyperparameters) -> LightningRun:
-    """Loads a LightningModule for Lightning's own Trainer. Calls `entrypoint` again, so that the module shows no trace
-    of another loop.
-
-    Raises:
-        UserCodeError: as `load_task`.
-    """
-    made = _call(entrypoint, hyperparameters)
-    if isinstance(made, Task):
-        raise UserCodeError(f"entrypoint {entrypoint}: returned a LightningModule first, and then a Task")
-    # It may return the same object each time.
-    detach(made.module)
-    return made if isinstance(made, LightningRun) else LightningRun(made.module, made.data)
-
-
-class _Pair(NamedTuple):
-    module: Any
-    data: Any
-
-
-def _call(entrypoint: str, hyperparameters: Hyperparameters) -> Task | LightningRun | _Pair:
-    """Calls `entrypoint`; returns its Task, LightningRun, or LightningModule with its data."""
     factory = _find(entrypoint)
     positional, keywords = arguments(factory, hyperparameters, entrypoint)
     with user_code(f"calling {entrypoint}"):
         made = factory(*positional, **keywords)
-    if isinstance(made, Task | LightningRun):
+    if isinstance(made, LightningRun):
         return made
+    if isinstance(made, Task):
+        if loop == LIGHTNING_LOOP:
+            raise UserCodeError(f"entrypoint {entrypoint}: returned a Task; trainer.loop: Lightning is for modules")
+        return with_hooks(made)
     module, data = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
     if is_lightning(module):
-        return _Pair(module, data)
+        if loop == LIGHTNING_LOOP:
+            return LightningRun(module, data)
+        return Loaded(*adopt(module, data, hyperparameters, share))
     kind = f"a {type(made).__name__}"
     if isinstance(made, tuple | list):
         kind += f" of {', '.join(type(item).__name__ for item in made) or 'nothing'}"

@@ -7,12 +7,13 @@ continue.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tpu_trainer.checkpoint.checkpointer import Checkpoints
+from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.clock import Clock, Phase, process_seconds
 from tpu_trainer.contract.errors import NotFiniteError
 from tpu_trainer.contract.findings import Finding
@@ -22,14 +23,15 @@ from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import MOST_STEPS, Loss, Signals, StepResults
 from tpu_trainer.loop.buffers import Buffers
+from tpu_trainer.loop.context import RunContext
 from tpu_trainer.reporting.history import FirstLossTime, Sample
 from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
 from tpu_trainer.task.logbook import Logbook
-from tpu_trainer.task.task import Batch
+from tpu_trainer.task.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 REPORT_EVERY = MOST_STEPS
 """Steps between reports."""
@@ -248,3 +250,50 @@ class Instruments:
         self._norms.clear()
         self._learning_rates.clear()
         self._since, self._split = now, seconds
+
+
+def build_instruments(
+    context: RunContext,
+    model: nn.Module,
+    hp: Hyperparameters,
+    start: Start,
+    checkpoints: Checkpoints,
+    logbook: Logbook,
+    checksum: Callable[[], str],
+    *,
+    closing: Closing | None = None,
+    noise: NoiseScale | None = None,
+    average: Mapping[str, Tensor] | None = None,
+    known_steps: bool = True,
+) -> Instruments:
+    """Builds the instruments of a run of either loop. `average`, `known_steps`: see `Doctor`."""
+    # A module that makes its own steps does not accumulate, whatever the run spec says.
+    batch = replace(context.spec.batch, accumulation=hp.accumulation_steps, per_replica=hp.per_replica_batch_size)
+    spec, backend, outputs = replace(context.spec, batch=batch), context.backend, context.outputs
+    doctor = Doctor(
+        spec,
+        backend,
+        context.clock,
+        outputs.add_finding,
+        model=model,
+        host=context.environment.host_index,
+        pace=context.pace,
+        health=start.health,
+        average=average,
+        known_steps=known_steps,
+    )
+    return Instruments(
+        backend=backend,
+        clock=context.clock,
+        doctor=doctor,
+        checkpoints=checkpoints,
+        throughput=Throughput(hp.global_batch_size, start.step),
+        utilisation=Utilisation(spec, backend.terms),
+        noise=noise,
+        outputs=outputs,
+        logbook=logbook,
+        buffers=Buffers(model, backend),
+        first=start.step,
+        checksum=checksum,
+        closing=closing or Closing(),
+    )

@@ -17,9 +17,10 @@ from tpu_trainer.data.epochs import shares_epochs
 from tpu_trainer.data.loading import describe_resize, epochs_of, evaluation_size, held_out, size_difference
 from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.gang.compiled import compile_loss, compile_update
+from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop.checkpoints import CheckpointStorage, report_origin, start_of
 from tpu_trainer.loop.context import RunContext
-from tpu_trainer.loop.entrypoint import Loaded, load_task
+from tpu_trainer.loop.entrypoint import Loaded, load_entrypoint
 from tpu_trainer.loop.evaluation_policy import EvaluationPolicy
 from tpu_trainer.loop.modes import enter_training_mode
 from tpu_trainer.loop.trainable import ParameterGroupChanges, PreparedTask, refuse_lazy, refuse_synchronised_norm
@@ -43,10 +44,12 @@ _SHARES_EPOCHS = (
 )
 
 
-def load(context: RunContext, hp: Hyperparameters) -> Loaded:
-    """Builds the task with the run's seed: the same on every replica."""
+def load(context: RunContext, hp: Hyperparameters) -> Loaded | LightningRun:
+    """Calls the entrypoint with the run's seed: the same on every replica."""
     with context.seeded(hp.seed):
-        loaded = load_task(context.spec.entrypoint, hp, context.share)
+        loaded = load_entrypoint(context.spec.entrypoint, hp, context.spec.loop, context.share)
+    if isinstance(loaded, LightningRun):
+        return loaded
     refuse_lazy(loaded.task.model)
     task = apply_precision(loaded.task, hp.precision, context.backend.device)
     if _compiles(context):
@@ -69,8 +72,7 @@ def prepare(
     start = replace(start_of(checkpoint, hp, spec, policy_state), ended=storage.ended(checkpoint))
     begun_with = _place_model(context, task.model, checkpoint)
     optimizer = build_optimizer(task, hp)
-    if not hooks.gives_closure:
-        refuse_closure(optimizer)
+    refuse_closure(optimizer)
     sharding = _sharding(context, optimizer, task.model)
     if _compiles(context):
         _compile_update(context, optimizer, sharding)

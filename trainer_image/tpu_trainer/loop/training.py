@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -12,15 +12,13 @@ import torch
 from tpu_trainer.checkpoint.checkpointer import Checkpoints, CheckpointSchedule, NoCheckpoints
 from tpu_trainer.checkpoint.snapshot import check_state, is_from_lightning
 from tpu_trainer.contract.clock import Phase
-from tpu_trainer.contract.errors import OtherModelError, PeerLostError, UserCodeError, user_code
+from tpu_trainer.contract.errors import PeerLostError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome, finite
 from tpu_trainer.data.batch_source import BatchSource, check_data, open_batches
 from tpu_trainer.data.loading import Order, evaluation_size
-from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.gang.backends.base import move_model
-from tpu_trainer.lightning import NeedsTrainerError, is_lightning
-from tpu_trainer.loop.buffers import Buffers
+from tpu_trainer.lightning.lightning_run import only_under_lightning
 from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.ending import (
@@ -33,37 +31,26 @@ from tpu_trainer.loop.ending import (
 )
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.loop.evaluate import evaluate, try_evaluation
-from tpu_trainer.loop.instruments import Instruments
+from tpu_trainer.loop.instruments import Instruments, build_instruments
 from tpu_trainer.loop.loop import TrainingLoop, TrainingResult
-from tpu_trainer.loop.preparation import load, prepare
+from tpu_trainer.loop.preparation import prepare
 from tpu_trainer.loop.trainable import PreparedTask
-from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
+from tpu_trainer.reporting.throughput import NoiseScale
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.logbook import pause_logging
 from tpu_trainer.task.task import Hyperparameters
 
 
-def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameters], Loaded] = load) -> Outcome:
-    """Runs the loaded task to its outcome.
-
-    Raises:
-        NeedsTrainerError: in all replicas alike, before the first step.
-    """
+def run_own_loop(context: RunContext, loaded: Loaded) -> Outcome:
+    """Runs the loaded task to its outcome."""
     backend, spec, outputs = context.backend, context.spec, context.outputs
-    hp = Hyperparameters.of(spec)
-    task, hooks = load(context, hp)
+    hp, (task, hooks) = Hyperparameters.of(spec), loaded
     try:
         check_data(task, hp.seed, backend, context.environment.host_index, outputs.add_finding)
         storage = CheckpointStorage.of(spec, task.model, backend)
-        try:
-            checkpoint = storage.choose(backend, outputs)
-        except OtherModelError:
-            if not is_lightning(task.model):
-                raise
-            # Lightning's Trainer fingerprints the module before its setup(), which may add tensors.
-            raise NeedsTrainerError("the job's checkpoints do not fit the module in the trainer's own loop") from None
+        checkpoint = storage.choose(backend, outputs)
         if checkpoint is not None and is_from_lightning(checkpoint.snapshot):
-            raise NeedsTrainerError("the job's checkpoint was written under it")
+            raise only_under_lightning("the job's checkpoint was written under Lightning's own Trainer")
         writers = storage.writers(backend, context.environment, outputs)
         work, resumed = prepare(context, task, hooks, hp, storage, checkpoint), checkpoint is not None
         done = describe_nothing_left(work.start, checkpoint, hp)
@@ -82,22 +69,17 @@ def run_own_loop(context: RunContext, load: Callable[[RunContext, Hyperparameter
             with context.clock.during(Phase.CHECKPOINT):
                 checkpoints.finish()
             outputs.progress.set_checkpoint(checkpoints.last_step)
-    except NeedsTrainerError:
-        raise
     except BaseException as error:
         _call_failure_hooks(hooks, error)
         raise
 
 
-def first_steps(context: RunContext, count: int) -> TrainingResult:
-    """Builds the task as a run does, evaluates one batch and makes at most `count` steps, as a run that is then asked
-    to stop. Nothing is kept, and the task's `finish` is not called.
-
-    Raises NeedsTrainerError before the first step.
-    """
+def first_steps(context: RunContext, loaded: Loaded, count: int) -> TrainingResult:
+    """Prepares the loaded task as a run does, evaluates one batch and makes at most `count` steps, as a run that is
+    then asked to stop. Nothing is kept, and the task's `finish` is not called."""
     pace, stop, hp = context.pace, context.stop, Hyperparameters.of(context.spec)
     context = replace(context, stop=lambda: stop() or pace.last == count - 1)
-    task, hooks = load(context, hp)
+    task, hooks = loaded
     check_data(task, hp.seed, context.backend, context.environment.host_index, context.outputs.add_finding)
     work = prepare(context, task, hooks, hp, CheckpointStorage(None), None)
     # What the replicas ask for is read whenever a checkpoint is due.
@@ -108,31 +90,17 @@ def first_steps(context: RunContext, count: int) -> TrainingResult:
 
 def _instruments(context: RunContext, work: PreparedTask, checkpoints: Checkpoints) -> Instruments:
     backend, batch = context.backend, work.hp.global_batch_size
-    doctor = Doctor(
-        context.spec,
-        backend,
-        context.clock,
-        context.outputs.add_finding,
-        model=work.task.model,
-        host=context.environment.host_index,
-        pace=context.pace,
-        health=work.start.health,
-        average=None if work.average is None else work.average.tensors,
-    )
-    return Instruments(
-        backend=backend,
-        clock=context.clock,
-        doctor=doctor,
-        checkpoints=checkpoints,
-        throughput=Throughput(batch, work.start.step),
-        utilisation=Utilisation(context.spec, backend.terms),
-        noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
-        outputs=context.outputs,
-        logbook=work.logbook,
-        buffers=Buffers(work.task.model, backend),
-        first=work.start.step,
-        checksum=lambda: work.checksum(backend),
+    return build_instruments(
+        context,
+        work.task.model,
+        work.hp,
+        work.start,
+        checkpoints,
+        work.logbook,
+        lambda: work.checksum(backend),
         closing=work.closing,
+        noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
+        average=None if work.average is None else work.average.tensors,
     )
 
 
@@ -151,8 +119,6 @@ class _Training:
             instruments.saved = start.step, instruments.weights()
         try:
             trained = self.train()
-        except NeedsTrainerError:
-            raise
         except BaseException:
             instruments.leave()
             raise
@@ -167,8 +133,8 @@ class _Training:
         with self.context.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, instruments)
             if not self.work.on_lower_rung:
-                average = self.work.average
-                write_weights(self.context, self.work.task.model, None if average is None else average.tensors)
+                average = None if self.work.average is None else self.work.average.tensors
+                write_weights(self.context, trained.step, self.work.task.model, average)
                 self._finish()
         ending = trained.early or done or f"trained {trained.step} steps"
         return succeeded_outcome(ending, trained.step, trained.loss, evaluated, self.instruments)
@@ -190,12 +156,8 @@ class _Training:
         if self.context.spec.checkpoint is not None:
             instruments.merge_positions = reading.merge
         with backend.feed(reading.batches) as batches, instruments.logbook.open():
-            try:
-                loop = TrainingLoop(work, backend, instruments, self.context.stop, self._evaluate_now)
-                trained = loop.run(batches)
-            except NeedsTrainerError as needs:
-                # The other replicas may not have reached this point.
-                raise needs.in_training() from None
+            loop = TrainingLoop(work, backend, instruments, self.context.stop, self._evaluate_now)
+            trained = loop.run(batches)
         if trained.stopped:
             self._fit_ends()
         else:

@@ -56,34 +56,12 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
 
 def refuse_closure(optimizer: Optimizer) -> None:
     """Raises UserCodeError if the optimizer's step needs a closure."""
-    closure = _closure(optimizer)
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise UserCodeError(
-            f"{repeated_closure_error(optimizer)} in the trainer's own loop. A LightningModule can use it under "
-            "Lightning's Trainer: return tpu_trainer.LightningRun(module, data)"
+            f"optimizer {type(optimizer).__name__} evaluates a closure (SAM, LBFGS): the trainer's own loop does not "
+            "support this. A LightningModule can use it with spec.trainer.loop: Lightning in the job"
         )
-
-
-def takes_closure(optimizer: Optimizer) -> bool:
-    return _closure(optimizer) is not None
-
-
-def repeated_closure_error(optimizer: Optimizer) -> UserCodeError:
-    return UserCodeError(
-        f"optimizer {type(optimizer).__name__} evaluates its closure more than once a step (SAM, LBFGS), which is not "
-        "supported"
-    )
-
-
-def late_closure_error(optimizer: Optimizer) -> UserCodeError:
-    return UserCodeError(
-        f"optimizer {type(optimizer).__name__} evaluates its closure after it has changed the weights or the gradients "
-        "(SAM), which is not supported: the gradients of a step are computed once, before the optimizer's step"
-    )
-
-
-def _closure(optimizer: Optimizer) -> inspect.Parameter | None:
-    return inspect.signature(optimizer.step).parameters.get("closure")
 
 
 _GROUP_KEYS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {

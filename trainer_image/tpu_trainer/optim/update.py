@@ -125,7 +125,7 @@ class Update:
             if self._clip_norm is not None:
                 clip(parameters, self._norm(parameters, sums), self._clip_norm)
             with self._numbers:
-                self._hooks.update(self._optimizer)
+                self._optimizer.step()
         if self._average is not None:
             self._average.update()
 

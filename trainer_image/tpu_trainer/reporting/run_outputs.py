@@ -50,7 +50,7 @@ class RunOutputs:
         self.reporter.add_curves(curves)
 
     def add_finding(self, finding: Finding) -> None:
-        """Reports each message once: a run that changes over to Lightning's Trainer begins again."""
+        """Reports each message once."""
         if finding.message in self.progress.warnings:
             return
         self.progress.add_finding(finding)

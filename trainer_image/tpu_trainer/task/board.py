@@ -151,8 +151,6 @@ class ReportLogger:
 
     name = "report"
     version = 0
-    save_dir = None
-    log_dir = None
 
     def __init__(self) -> None:
         self.experiment = SummaryWriter()
@@ -176,7 +174,8 @@ class ReportLogger:
         """Does nothing: the report ends with the run."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise _unsupported("the logger", name, ReportLogger)
+        error = _unsupported("the logger", name, ReportLogger)
+        raise AttributeError(f"{error}. With spec.trainer.loop: Lightning in the job it is Lightning's own logger")
 
 
 def _unsupported(what: str, name: str, kind: type) -> AttributeError:

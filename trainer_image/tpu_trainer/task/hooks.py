@@ -39,9 +39,6 @@ class Hooks:
         """Whether `before_update` may change gradients, so that their length must be measured again to clip them."""
         return type(self).before_update is not Hooks.before_update
 
-    gives_closure = False
-    """Whether `update` passes a closure to the optimizer's step, which may call it once."""
-
     monitors: tuple[str, ...] = ()
     """Metrics that `evaluated` needs; known once the optimizer is built."""
 
@@ -76,9 +73,6 @@ class Hooks:
 
     def before_update(self, optimizer: Optimizer) -> None:
         """Called when the parameters have the gradients of the global batch. The recipe's clipping comes afterwards."""
-
-    def update(self, optimizer: Optimizer) -> None:
-        optimizer.step()
 
     def after_step(self, batch: Any, loss: Tensor, step: int) -> None:
         """Called after the update. The gradients are gone, and the device may still be working on the step."""

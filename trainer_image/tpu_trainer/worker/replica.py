@@ -15,8 +15,9 @@ from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import SharedStop, StopFlag, StopSignal
 from tpu_trainer.doctor.hang import watchdog
 from tpu_trainer.gang.backends import Backend, open_backend
-from tpu_trainer.lightning import NeedsTrainerError
+from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop.context import RunContext
+from tpu_trainer.loop.preparation import load
 from tpu_trainer.loop.training import run_own_loop
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.progress import ProgressLog
@@ -25,6 +26,7 @@ from tpu_trainer.reporting.reporter import open_reporter
 from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.reporting.rung import RungNumbers
 from tpu_trainer.task.board import Board, open_board
+from tpu_trainer.task.task import Hyperparameters
 
 
 def run_replica(
@@ -80,7 +82,7 @@ def run_replica(
 
 
 def _run(context: RunContext) -> Outcome:
-    """Trains in the trainer's own loop, or under Lightning's Trainer if the task needs what only that does."""
+    """Trains in the trainer's own loop, or under Lightning's Trainer if the job or the entrypoint says so."""
     spec = context.spec
     steps = spec.train_steps if spec.end_after_steps is None else f"{spec.last_step} of {spec.train_steps}"
     context.outputs.progress.start(
@@ -88,14 +90,13 @@ def _run(context: RunContext) -> Outcome:
         f"replicas {spec.slice.replicas}, hosts {spec.slice.hosts}, processes {context.backend.world}; "
         f"global batch {spec.batch.total}, steps {steps}"
     )
-    try:
-        return run_own_loop(context)
-    except NeedsTrainerError as error:
-        why = error.why
+    loaded = load(context, Hyperparameters.of(spec))
+    if not isinstance(loaded, LightningRun):
+        return run_own_loop(context, loaded)
     # Imported only here, because few runs need Lightning's Trainer.
     from tpu_trainer.lightning_trainer import LightningTraining
 
-    return LightningTraining(context).run(why)
+    return LightningTraining(context, loaded).run()
 
 
 def _board(outputs: RunOutputs, pace: StepPace, backend: Backend) -> Board:

@@ -133,8 +133,8 @@ class WorkerPod:
 
     @property
     def was_taken_by_kueue(self) -> bool:
-        """Whether Kueue's pod integration holds the pod alone, apart from its gang. A pod of a group is in Kueue
-        because its owner wants that."""
+        """Whether Kueue's pod integration holds back this pod by itself, not its gang as a whole. A pod in a pod group
+        does not count, because its owner wants Kueue to hold it."""
         gates: Sequence[Object] = self.raw.get("spec", {}).get("schedulingGates") or ()
         labels = self.raw["metadata"].get("labels") or {}
         return constants.LABEL_POD_GROUP not in labels and _KUEUE_GATE in map(dict, gates)
@@ -276,7 +276,9 @@ def slim(pod: Object) -> dict[str, Any]:
     """Returns the pod with only its version and the fields that can change a plan."""
     status = _only(pod.get("status") or {}, _STATUS)
     if conditions := status.get("conditions"):
-        status["conditions"] = [_only(kept, _CONDITION) for kept in conditions if kept["type"] in _CONDITIONS]
+        status["conditions"] = [
+            _only(condition, _CONDITION) for condition in conditions if condition["type"] in _CONDITIONS
+        ]
     for name in ("initContainerStatuses", "containerStatuses"):
         if containers := status.get(name):
             status[name] = [_only(container, _CONTAINER_STATUS) for container in containers]

@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName, Sharding
-from tpu_training_operator.api.trainer import Backend, Execution, TorchRuntime
+from tpu_training_operator.api.trainer import Backend, Execution, Loop, TorchRuntime
 from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval, left_by_rungs
 from tpu_training_operator.domain.job.recipe.comparison import ComparisonRow, comparison
 from tpu_training_operator.domain.job.recipe.resolve import LowerRung, Resolution
@@ -51,13 +51,15 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
     }
     if spec.trainer.entrypoint is not None:
         document["entrypoint"] = spec.trainer.entrypoint
+    # Left out if it is the default, because an older image refuses unknown fields.
+    if spec.trainer.loop is not Loop.BUILT_IN:
+        document["loop"] = spec.trainer.loop.value
     if recipe.evaluate_every_steps is not None:
         document["evaluateEverySteps"] = recipe.evaluate_every_steps
     if recipe.ema_decay is not None:
         document["emaDecay"] = recipe.ema_decay
     if spec.recipe.stop_early is not None:
         document["stopEarly"] = spec.recipe.stop_early.model_dump(by_alias=True, exclude_none=True, mode="json")
-    # Left out if it is the default, because an older image refuses unknown fields.
     if spec.recipe.on_not_finite is not OnNotFinite.STOP:
         document["onNotFinite"] = spec.recipe.on_not_finite.value
     if spec.recipe.gradient_clip_norm is not None:
@@ -127,8 +129,8 @@ def _list_fields(recipe: Recipe) -> Iterator[tuple[str, str]]:
     # A schedule or an early stop that follows the evaluations depends on how often they happen.
     followed = recipe.stop_early is not None or recipe.schedule.name is ScheduleName.PLATEAU
     left_out = _NOT_COMPARED - {"evaluate_every_steps"} if followed else _NOT_COMPARED
-    given = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=left_out, mode="json")
-    return _leaves("recipe", given)
+    fields = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=left_out, mode="json")
+    return _leaves("recipe", fields)
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -141,8 +143,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _optimizer(optimizer: Optimizer, recipe: ScaledRecipe) -> dict[str, str]:
     scaled = {"learningRate": recipe.learning_rate, "weightDecay": recipe.weight_decay, **recipe.betas}
-    given = optimizer.model_dump(by_alias=True, exclude_none=True)
-    return given | {name: value for name, value in scaled.items() if value is not None}
+    fields = optimizer.model_dump(by_alias=True, exclude_none=True)
+    return fields | {name: value for name, value in scaled.items() if value is not None}
 
 
 def _scaling(row: ComparisonRow) -> dict[str, str]:
@@ -151,5 +153,5 @@ def _scaling(row: ComparisonRow) -> dict[str, str]:
 
 def _schedule(schedule: Schedule, recipe: ScaledRecipe) -> dict[str, Any]:
     """Returns the schedule with milestones in steps, the only unit that the trainer knows."""
-    given = schedule.model_dump(by_alias=True, exclude_none=True, exclude={"milestone_epochs"}, mode="json")
-    return given | {"milestones": list(recipe.milestones)}
+    fields = schedule.model_dump(by_alias=True, exclude_none=True, exclude={"milestone_epochs"}, mode="json")
+    return fields | {"milestones": list(recipe.milestones)}

@@ -52,10 +52,9 @@ from tpu_trainer.doctor.padding import Product, products_of
 from tpu_trainer.gang.backends.base import map_tensors
 from tpu_trainer.gang.backends.feed import feed_in_turn
 from tpu_trainer.gang.backends.xla import XlaChip
-from tpu_trainer.lightning import NeedsTrainerError
+from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop import training
 from tpu_trainer.loop.context import RunContext
-from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.loop.preparation import load
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.progress import ProgressLog
@@ -341,19 +340,15 @@ def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
         lasting = replace(lasting, dataset_size=None)
     context = RunContext(lasting, environment, lambda: False, chip, clock, StepPace(), outputs)
 
-    def loaded(context: RunContext, hp: Hyperparameters) -> Loaded:
-        entry = load(context, hp)
-        if examples is None:
-            return entry
-        return entry._replace(task=_fewer(entry.task, examples, spec.batch.total))
-
     try:
+        loaded = load(context, Hyperparameters.of(lasting))
+        if isinstance(loaded, LightningRun):
+            raise BadSpecError("Lightning's own Trainer trains the module, and the check does not trace its loop")
+        if examples is not None:
+            loaded = loaded._replace(task=_fewer(loaded.task, examples, spec.batch.total))
         training.run_own_loop(context, loaded)
     except Traced:
         return _step(chip)
-    except NeedsTrainerError as needs:
-        text = f"the module needs Lightning's own Trainer ({needs.why}), whose loop the check does not trace"
-        raise BadSpecError(text) from None
     finally:
         chip.record(False)
     raise AssertionError("the run ended before its third step")

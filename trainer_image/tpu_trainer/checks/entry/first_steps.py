@@ -13,9 +13,11 @@ from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import StopSignal
 from tpu_trainer.gang.backends.solo import open_solo
-from tpu_trainer.lightning import NeedsTrainerError
+from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop.context import RunContext
+from tpu_trainer.loop.preparation import load
 from tpu_trainer.loop.training import first_steps
+from tpu_trainer.task.task import Hyperparameters
 from tpu_trainer.worker.replica import run_replica
 
 STEPS = 2
@@ -35,11 +37,14 @@ def _make_steps(context: RunContext) -> Outcome:
         f"entry check of {spec.job.namespace}/{spec.job.name}: replica 0 of {spec.slice.replicas} on a CPU, "
         f"{spec.batch.per_replica} examples at once"
     )
-    try:
-        trained = first_steps(context, STEPS)
-    except NeedsTrainerError as error:
-        text = f"{spec.entrypoint} was imported and built; no step was tried, because it needs Lightning's Trainer: "
-        return Outcome(ExitCode.Succeeded, f"{text}{error.why}")
+    loaded = load(context, Hyperparameters.of(spec))
+    if isinstance(loaded, LightningRun):
+        from tpu_trainer.lightning_trainer import LightningTraining
+
+        LightningTraining(context, loaded).check()
+        text = f"{spec.entrypoint} was imported and built; steps under Lightning's own Trainer are not tried"
+        return Outcome(ExitCode.Succeeded, text)
+    trained = first_steps(context, loaded, STEPS)
     if trained.step < min(STEPS, spec.last_step):
         raise PreemptedError("stopped on request before the check's last step")
     loss = "" if trained.loss is None else f", loss {trained.loss:.6g}"

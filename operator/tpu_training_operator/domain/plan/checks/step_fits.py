@@ -32,7 +32,7 @@ def record_fit(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
         return status, []
     _, first = results[0]
     message = "; ".join(result.message for _, result in results)
-    # The job begins on its own slice. That it could not move to another one is worth a warning.
+    # The step may fit on the job's own slice and not on an alternative, which is worth a warning.
     warns = any(result.fits is not True for _, result in results)
     reason = {True: Reason.STEP_FITS, False: Reason.STEP_TOO_LARGE, None: Reason.STEP_NOT_COMPILED}[first.fits]
     status = ctx.with_condition(status, _STEP, first.fits, reason, message)

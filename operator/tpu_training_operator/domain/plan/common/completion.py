@@ -1,4 +1,4 @@
-"""How a job ends: all workers succeeded, or its time is up. And what happens to a job that has finished.
+"""How a job ends: it succeeds because all workers have, or it fails.
 
 The user's own loop may write anything as its termination message, and nothing in it may keep a job from succeeding.
 """

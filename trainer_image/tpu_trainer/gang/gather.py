@@ -1,8 +1,4 @@
-"""The collectives that Lightning and torchmetrics need, built from the one that every backend has: a sum.
-
-Each replica adds a table that is zero except for its own row. Rows and ranks are data on the device: as constants they
-would be compiled in, and the replicas would run different programs.
-"""
+"""What every replica has, in the order of ranks: the collectives that Lightning and torchmetrics need."""
 
 from __future__ import annotations
 
@@ -18,27 +14,31 @@ def total(tensor: Tensor, backend: Backend) -> Tensor:
     """Returns the sum over all replicas; a collective."""
     if backend.terms == 1:
         return tensor
+    real = as_real(tensor.detach())
+    if real.dtype in (torch.float16, torch.bfloat16):
+        real = real.float()
     # A copy, since a chip sums in place and the tensor is the module's.
-    (summed,), _ = backend.reduce([_to_summable(tensor).clone()], backend.to_device(torch.zeros(1)))
-    return _from_summable(summed, tensor)
+    (summed,), _ = backend.reduce([real.clone()], backend.to_device(torch.zeros(1)))
+    return as_complex(summed, tensor).to(tensor.dtype)
 
 
 def table(tensor: Tensor, backend: Backend) -> Tensor:
     """Returns every replica's tensor in rank order, of shape [replicas, *shape]; all shapes are equal. A collective."""
     if backend.terms == 1:
         return tensor.unsqueeze(0)
-    values = _to_summable(tensor)
-    ranks, rank = backend.to_device(torch.arange(backend.terms)), backend.to_device(torch.tensor(backend.rank))
-    is_local = (ranks == rank).reshape(-1, *[1] * values.dim())
-    rows = torch.where(is_local, values.unsqueeze(0), torch.zeros_like(values).unsqueeze(0))
-    (summed,), _ = backend.reduce([rows], backend.to_device(torch.zeros(1)))
-    return _from_summable(summed, tensor)
+    real = as_real(tensor.detach())
+    if not real.numel():
+        return tensor.new_zeros((backend.terms, *tensor.shape))
+    (joined,) = backend.join([real.reshape(-1)])
+    return as_complex(joined.reshape(backend.terms, *real.shape), tensor)
 
 
 def pieces(tensor: Tensor, backend: Backend) -> list[Tensor]:
     """Returns every replica's tensor in rank order; the first dimensions may differ. Two collectives."""
     if backend.terms == 1:
         return [tensor]
+    # By way of the host: a tensor that was just reset is a constant, and the replicas' programs would differ.
+    tensor = backend.to_device(backend.to_host([tensor])[0])
     if tensor.dim() == 0:
         return list(table(tensor, backend).unbind())
     # The tensor of a replica that has seen nothing has no rows, and its other dimensions may be missing.
@@ -64,6 +64,7 @@ class DifferentiableTable(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         backend: Backend = ctx.backend
         summed = total(gradient, backend)
+        # Data on the device: as a number it would be compiled in, and the replicas would run different programs.
         row = backend.to_device(torch.tensor([backend.rank if backend.terms > 1 else 0]))
         return summed.index_select(0, row).squeeze(0), None
 
@@ -75,14 +76,3 @@ def _shape_row(tensor: Tensor) -> list[float]:
     """Returns the number of dimensions and the sizes, as a row of fixed length."""
     sizes = [float(size) for size in tensor.shape]
     return [float(tensor.dim()), *sizes, *[0.0] * (_DIMENSIONS - len(sizes))]
-
-
-def _to_summable(tensor: Tensor) -> Tensor:
-    if tensor.dtype == torch.bool:
-        return tensor.to(torch.int32)
-    real = as_real(tensor.detach())
-    return real.float() if real.dtype in (torch.float16, torch.bfloat16) else real
-
-
-def _from_summable(real: Tensor, like: Tensor) -> Tensor:
-    return as_complex(real, like).to(like.dtype)
