@@ -13,7 +13,6 @@ from tpu_training_operator.api.status import Progress, Status
 from tpu_training_operator.cli.common.job_file import JobFile, load
 from tpu_training_operator.cli.run.report import run_history
 from tpu_training_operator.html_report.history import parse_history
-from tpu_training_operator.local.curves import Curves
 from tpu_training_operator.local.run import RunOutcome
 
 
@@ -25,7 +24,7 @@ def job(directory: Path, **changes: Any) -> JobFile:
 
 def outcome(losses: dict[int, float | None], step: int = 0, attempt: int = 2, seconds: float = 60.0) -> RunOutcome:
     status = Status(attempt=attempt, progress=Progress(step=step, total_steps=80) if step else None)
-    return RunOutcome(status, Curves(losses), (), cancelled=False, seconds=seconds, pods_directory=Path("pods"))
+    return RunOutcome(status, losses, (), cancelled=False, seconds=seconds, pods_directory=Path("pods"))
 
 
 def test_a_worker_that_was_killed_leaves_what_was_heard_of_it(tmp_path: Path) -> None:

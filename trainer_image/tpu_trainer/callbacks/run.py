@@ -194,7 +194,7 @@ class Run:
         sys.excepthook = self._uncaught_before
         if error is None:
             error = self._read_last_losses()
-        outcome = self._outcome(error)
+        outcome = replace(self._outcome(error), checkpoint_step=self._progress.checkpoint_step)
         write_last_words(outcome, first=self._first)
         if outcome.code is ExitCode.Succeeded:
             self._compare_length(outcome.step or 0)

@@ -77,6 +77,7 @@ def run_replica(
                 backend.close()
         except Exception as error:
             outcome = outcome_of(error, outputs.progress.step if pace.last is None else pace.last)
+        outcome = replace(outcome, checkpoint_step=progress.checkpoint_step)
         outputs.end(outcome)
     return outcome
 
