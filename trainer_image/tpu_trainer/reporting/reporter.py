@@ -41,7 +41,7 @@ HISTORY = "history.json"
 EVERY_SECONDS = 180.0
 """The time between two versions of the files during the run."""
 
-EVERY_SECONDS_HERE = 10.0
+EVERY_SECONDS_HERE = 5.0
 """The same in `tpujob run`, whose directory takes them at once: a worker that is killed leaves almost all."""
 
 LAST_SECONDS = 10.0

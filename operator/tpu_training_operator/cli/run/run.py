@@ -269,7 +269,7 @@ def _omitted_parts(file: JobFile) -> list[str]:
 
 def _result(file: JobFile, outcome: RunOutcome, history: tuple[bytes, str] | None) -> dict[str, Any]:
     status = outcome.status
-    losses, evaluations = _curves(outcome, history)
+    losses, evaluations = curves_of(outcome, history)
     progress = status.progress
     ready = find(status.conditions, ConditionType.READY)
     return {
@@ -294,7 +294,7 @@ def _result(file: JobFile, outcome: RunOutcome, history: tuple[bytes, str] | Non
     }
 
 
-def _curves(
+def curves_of(
     outcome: RunOutcome, history: tuple[bytes, str] | None
 ) -> tuple[dict[int, float | None], list[dict[str, float | None]]]:
     """Returns losses by step, and evaluations: the history's, or else the losses that the status has shown."""
