@@ -19,8 +19,8 @@ from tpu_training_operator.api.ladder import Finding as FindingKind
 from tpu_training_operator.api.status import BestCheckpoint, Progress
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
+from tpu_training_operator.domain.job import trainer_report
 from tpu_training_operator.domain.job.recipe import warnings
-from tpu_training_operator.domain.job.rung_gates import Measurement
 from tpu_training_operator.domain.plan.common.completion import read_final_progress
 
 TOTAL = 300
@@ -93,16 +93,11 @@ def test_the_gates_read_what_a_rung_measured() -> None:
     numbers.add_finding(Finding(Check.HOST_SYNC, 3, "seen"))
     rung = numbers.as_json(recompilations=1, not_finite=2)
     pod = pod_after(Outcome(ExitCode.Succeeded, "trained", 4, {"loss": 1.0, "f1": 0.5}, 12.5, rung=rung))
-    assert Measurement.read(pod.trainer_message) == Measurement(
-        steps=4,
-        examples_per_second=12.5,
-        first_loss=4.0,
-        last_loss=1.0,
-        averaged=1,
-        recompilations=1,
-        not_finite=2,
-        findings={"HostSync": 1},
-        metrics={"loss": 1.0, "f1": 0.5},
+    words = pod.trainer_message
+    assert words is not None
+    assert (words.step, words.rate, words.metrics) == (4, 12.5, {"loss": 1.0, "f1": 0.5})
+    assert words.rung == trainer_report.RungNumbers(
+        first_loss=4.0, last_loss=1.0, averaged=1, recompilations=1, not_finite=2, findings={"HostSync": 1}
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.catalogue import generations
-from tpu_training_operator.api.crd import structural
+from tpu_training_operator.api.crd import structural_schema
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.slice import SliceRef
 from tpu_training_operator.api.validation import InvalidJob, parse_job
@@ -21,7 +21,7 @@ from tpu_training_operator.domain.job.topology import layout_of
 Schema = dict[str, Any]
 Path = tuple[str, ...]
 
-_SCHEMA = structural(Spec)
+_SCHEMA = structural_schema(Spec)
 # The fields that the planner and the rules compute with. The rest of `trainer` is passed on unchanged.
 _SECTIONS = ("recipe", "runPolicy", "checkpoint", "trainer.torch", "trainer.terminationGracePeriodSeconds")
 _MORE_HOSTS_THAN_A_TEST_HAS_TIME_FOR = 8

@@ -28,7 +28,7 @@ from tests.planner.story import ready_message
 from tests.planner.surroundings import Surroundings
 from tests.unit.jobs import restart_limits
 from tpu_training_operator.api.conditions import ConditionType, is_true
-from tpu_training_operator.api.crd import structural
+from tpu_training_operator.api.crd import structural_schema
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.job.naming import WorkerId, is_placeholder
@@ -48,7 +48,7 @@ LOOKS_AT_REST = 40
 
 
 LONGEST_STEP = timedelta(minutes=1)
-FITS = jsonschema.Draft7Validator(structural(Status))
+FITS = jsonschema.Draft7Validator(structural_schema(Status))
 # What may meet in one job, besides what `apply_a_job` draws.
 FEATURES: dict[str, st.SearchStrategy[Any]] = {
     "moves": st.booleans(),

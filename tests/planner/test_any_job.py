@@ -16,7 +16,7 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import actions, one_pass
 from tests.planner.story import all_are_ready, all_finish
 from tests.unit.jobs import job_body
-from tpu_training_operator.api.crd import structural
+from tpu_training_operator.api.crd import structural_schema
 from tpu_training_operator.api.status import ReportPhase, State, Status
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.cli.common.job_file import JobFile
@@ -26,7 +26,7 @@ from tpu_training_operator.domain.job.recipe.cost import cost_of
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.actions import Create
 
-_STATUS = jsonschema.Draft7Validator(structural(Status))
+_STATUS = jsonschema.Draft7Validator(structural_schema(Status))
 _INT64 = 2**63
 _LARGEST_CONFIG_MAP = 2**20
 

@@ -83,8 +83,9 @@ def _object_schema() -> Schema:
             "kind": {"type": "string", "description": f"Kind of the object, {KIND}."},
             # The API server describes it, and refuses a description here.
             "metadata": {"type": "object"},
-            "spec": structural(Spec) | {"description": "What to train, on which slice, and what to do on failures."},
-            "status": structural(Status)
+            "spec": structural_schema(Spec)
+            | {"description": "What to train, on which slice, and what to do on failures."},
+            "status": structural_schema(Status)
             | {
                 "description": "What the operator reports about the job.",
                 # Until the operator has seen the job. Without it, kstatus would take a new job for a settled one.
@@ -95,7 +96,7 @@ def _object_schema() -> Schema:
     }
 
 
-def structural(model: type[object]) -> Schema:
+def structural_schema(model: type[object]) -> Schema:
     """Returns the structural schema of one model."""
     schema = TypeAdapter(model).json_schema(by_alias=True, mode="validation")
     return _convert(schema, schema.pop("$defs", {}))

@@ -283,7 +283,7 @@ class Client:
                 async for piece in response.content.iter_any():
                     yield piece
             except TimeoutError:
-                raise Silence(0, "Silence", f"GET {path}: nothing for {silent_seconds:g} s") from None
+                raise Silence(0, "Silence", f"GET {path}: no data for {silent_seconds:g} s") from None
 
     @asynccontextmanager
     async def _answer(self, request: "_HttpRequest") -> AsyncIterator[aiohttp.ClientResponse]:

@@ -180,4 +180,6 @@ def _read_number(version: object) -> int:
     try:
         return int(str(version))
     except ValueError:
-        raise Unavailable(0, "NoVersion", f"the API server has versions such as {version!r}") from None
+        raise Unavailable(
+            0, "NoVersion", f"the API server sent a resourceVersion that is not a number: {version!r}"
+        ) from None

@@ -37,11 +37,11 @@ _MOST = 512
 
 
 class Queues:
-    """`found` is called with the kind Workload once the cluster is known to have it."""
+    """`on_kind_found` is called with the kind Workload once the cluster is known to have it."""
 
-    def __init__(self, cluster: ClusterReader, found: Callable[[Resource], None] = lambda kind: None) -> None:
+    def __init__(self, cluster: ClusterReader, on_kind_found: Callable[[Resource], None] = lambda kind: None) -> None:
         self._cluster = cluster
-        self._found = found
+        self._on_kind_found = on_kind_found
         self._version = KUEUE_VERSIONS[0]
         self._flavors: OrderedDict[tuple[str, tuple[str, ...]], tuple[Object, ...]] = OrderedDict()
 
@@ -71,7 +71,7 @@ class Queues:
         if workload is None and prebuilt:
             problem = (
                 f"Workload {prebuilt}, which {constants.PREBUILT_WORKLOAD} of the job names, does not exist; whoever"
-                " made the job, such as Kueue in another cluster, makes it, too"
+                " created the job, such as Kueue in another cluster, must create it"
             )
             return Queue(queue, version, problem=problem, is_prebuilt=True)
         if workload is None:
@@ -108,7 +108,7 @@ class Queues:
                     continue
                 bodies = []
             self._version = version
-            self._found(kind)
+            self._on_kind_found(kind)
             return version, bodies
         return "", []
 
@@ -147,7 +147,7 @@ class Queues:
         if workload.assignment.get("topologyAssignment"):
             problem = (
                 f"Workload {workload.name} was given places by Kueue's topology-aware scheduling, which this operator"
-                " does not follow: a slice already is one node pool; use a ResourceFlavor without topologyName"
+                " does not support: a slice already is one node pool; use a ResourceFlavor without topologyName"
             )
             return replace(queue, problem=problem)
         key = str(workload.raw["metadata"]["uid"]), workload.flavors

@@ -149,7 +149,9 @@ class Reconciler:
             if not await execution.carry_out(decision):
                 return AT_ONCE
         except Unconfirmed as unconfirmed:
-            log.info("refused, to be confirmed: %s", unconfirmed.__cause__, extra={"job": str(key)})
+            log.info(
+                "an action was refused, perhaps only for a moment: %s", unconfirmed.__cause__, extra={"job": str(key)}
+            )
             return unconfirmed.wait
         except Refused as refused:
             decision = show_obstacle(observed, refused.obstacle, self._clock())

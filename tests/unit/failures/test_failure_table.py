@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from tpu_training_operator.domain.cluster_state import observed
 from tpu_training_operator.domain.failures import table
 from tpu_training_operator.domain.failures.first import first_failure, is_device_fault, next_look
 from tpu_training_operator.domain.failures.table import TABLE, classify
+from tpu_training_operator.domain.job.trainer_report import LastWords
 from tpu_training_operator.domain.plan.restarts import waiting
 
 FAILED_PODS = (*ENDED, *STUCK)
@@ -277,9 +277,7 @@ def test_a_long_text_is_searched_at_its_ends(message: str, reason: str) -> None:
 
 def test_a_termination_message_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
-    monkeypatch.setattr(
-        observed, "json", SimpleNamespace(loads=lambda text: parsed.append(text) or {"message": "KeyError"})
-    )
+    monkeypatch.setattr(observed, "read_last_words", lambda text: parsed.append(text) or LastWords(message="KeyError"))
     assert told(exited(1, "{}"))[1:] == ("UserError", "KeyError")
     assert parsed == ["{}"]
 

@@ -168,7 +168,7 @@ def test_a_worker_that_does_not_start_is_its_nodes_failure_if_another_started(
     assert found is not None
     assert (found.failure_class, found.reason) == ("Infrastructure", case.reason)
     was_so_anyhow = case.failure_class == "Infrastructure"
-    what = "" if was_so_anyhow else "other workers started with the same image and spec, this one did not: "
+    what = "" if was_so_anyhow else "other workers started with the same image and spec, but this one did not: "
     assert found.message == what + case.message
 
 

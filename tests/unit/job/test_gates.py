@@ -1,12 +1,13 @@
 """The gates of a rung, as a table: what the trainer measured, whether each gate passes, and with which message."""
 
-from dataclasses import replace
+import json
 from typing import Any
 
 import pytest
 
 from tpu_training_operator.api.ladder import Gates
-from tpu_training_operator.domain.job.rung_gates import Measurement, Pace, judge
+from tpu_training_operator.domain.job.rung_gates import Pace, judge
+from tpu_training_operator.domain.job.trainer_report import LastWords, read_last_words
 
 GOOD: dict[str, Any] = {
     "outcome": "Succeeded",
@@ -30,12 +31,15 @@ BEFORE = Pace(500.0, 5)
 CHIPS, STEPS = 10, 40
 
 
-def measurement(**changes: Any) -> Measurement:
-    return replace(Measurement.read(GOOD), **changes)
+def measurement(**changes: Any) -> LastWords:
+    """The last words of a good rung, with changes; they are of the rung's numbers, if these have such a field."""
+    rung = {name: value for name, value in changes.items() if name in GOOD["rung"]}
+    rest = {name: value for name, value in changes.items() if name not in rung}
+    return LastWords.model_validate(GOOD | rest | {"rung": GOOD["rung"] | rung})
 
 
-def judge_one(gates: dict[str, Any], measured: Measurement, before: Pace | None = BEFORE) -> tuple[bool, str]:
-    pace = Pace(measured.examples_per_second, CHIPS)
+def judge_one(gates: dict[str, Any], measured: LastWords, before: Pace | None = BEFORE) -> tuple[bool, str]:
+    pace = Pace(measured.rate, CHIPS)
     (result,) = judge(Gates.model_validate(OFF | gates), STEPS, measured, pace, before)
     return result.passed, result.message
 
@@ -51,21 +55,21 @@ def evaluated(**bounds: str) -> dict[str, Any]:
     ("gates", "measured", "passes", "words"),
     [
         (FALLS, measurement(), True, "last 10 steps"),
-        (FALLS, measurement(last_loss=2.5), False, "did not fall from 2 to 2.5"),
-        (FALLS, measurement(last_loss=2.0), False, "did not fall from 2 to 2"),
-        (FALLS, measurement(last_loss=None), False, "the losses"),
-        (FALLS, measurement(first_loss=-1.0, last_loss=-2.0, averaged=1), True, "the first and last step"),
+        (FALLS, measurement(lastLoss=2.5), False, "did not fall from 2 to 2.5"),
+        (FALLS, measurement(lastLoss=2.0), False, "did not fall from 2 to 2"),
+        (FALLS, measurement(lastLoss=None), False, "the losses"),
+        (FALLS, measurement(firstLoss=-1.0, lastLoss=-2.0, averaged=1), True, "the first and last step"),
         (FINITE, measurement(), True, "all steps were finite"),
-        (FINITE, measurement(not_finite=3), False, "3 steps"),
-        (FINITE, measurement(not_finite=None), False, "did not report the number"),
+        (FINITE, measurement(notFinite=3), False, "3 steps"),
+        (FINITE, measurement(notFinite=None), False, "did not report the number"),
         (STEADY, measurement(), True, "no program was compiled"),
         (STEADY, measurement(recompilations=1), False, "1 program"),
         (STEADY, measurement(recompilations=None), False, "did not report the number"),
         ({"minEfficiency": "0.9"}, measurement(), True, "90 examples/s per chip"),
         ({"minEfficiency": "0.91"}, measurement(), False, "0.9, at least 0.91"),
-        ({"minEfficiency": "0.1"}, measurement(examples_per_second=None), False, "examples per second"),
-        ({"minEfficiency": "0.1"}, measurement(examples_per_second=0.0), False, "0, at least 0.1"),
-        ({"minEfficiency": "0.1"}, measurement(examples_per_second=-5.0), False, "examples per second"),
+        ({"minEfficiency": "0.1"}, measurement(examplesPerSecond=None), False, "examples per second"),
+        ({"minEfficiency": "0.1"}, measurement(examplesPerSecond=0.0), False, "0, at least 0.1"),
+        ({"minEfficiency": "0.1"}, measurement(examplesPerSecond=-5.0), False, "examples per second"),
         ({"noFindings": ["HostSync", "CpuFallback"]}, measurement(), True, "no HostSync or CpuFallback"),
         ({"noFindings": ["Padding"]}, measurement(), False, "the doctor found Padding (1)"),
         ({"noFindings": ["Padding"]}, measurement(findings=None), False, "did not report the findings"),
@@ -76,11 +80,11 @@ def evaluated(**bounds: str) -> dict[str, Any]:
         (evaluated(min="0.1", max="0.6"), measurement(), True, "at least 0.1 and at most 0.6"),
         (evaluated(min="0"), measurement(metrics={"f1": 1.0}), False, "it has f1"),
         (evaluated(min="0"), measurement(metrics={}), False, "it has no metrics"),
-        (evaluated(min="0"), measurement(evaluated=frozenset()), False, "it has no metrics"),
+        (evaluated(min="0"), measurement(evaluated=[]), False, "it has no metrics"),
         ({"evaluation": {"metric": "loss", "max": "9"}}, measurement(), False, "it has accuracy"),
     ],
 )
-def test_gates(gates: dict[str, Any], measured: Measurement, passes: bool, words: str) -> None:
+def test_gates(gates: dict[str, Any], measured: LastWords, passes: bool, words: str) -> None:
     passed, message = judge_one(gates, measured)
     assert passed is passes
     assert words in message
@@ -100,7 +104,6 @@ def test_without_a_rung_before_there_is_no_efficiency() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        None,
         {},
         {"rung": None},
         {"rung": []},
@@ -108,16 +111,18 @@ def test_without_a_rung_before_there_is_no_efficiency() -> None:
         {"rung": {"firstLoss": float("nan"), "lastLoss": float("-inf"), "recompilations": 2**70}},
         {"rung": {"findings": {"Padding": "many", "HostSync": []}}, "metrics": [1], "step": "1"},
         {"metrics": {"loss": None, "f1": "0.9", "big": 10**400}, "examplesPerSecond": "fast"},
+        {"metrics": {"f1": float("inf")}, "rung": {"evaluated": ["f1"]}, "examplesPerSecond": float("inf")},
     ],
 )
 def test_no_message_of_another_form_passes(message: Any) -> None:
-    measured = Measurement.read(message)
+    measured = read_last_words(json.dumps(message))
+    assert measured is not None
     gates = Gates.model_validate({"minEfficiency": "0.01", "evaluation": {"metric": "f1", "min": "0"}})
-    pace = Pace(measured.examples_per_second, 1)
+    pace = Pace(measured.rate, 1)
     assert not any(result.passed for result in judge(gates, STEPS, measured, pace, BEFORE))
 
 
 def test_a_rung_that_ended_early_has_not_shown_the_rest() -> None:
-    first, *_ = judge(Gates(), STEPS, measurement(steps=12), Pace(1.0, 1), None)
+    first, *_ = judge(Gates(), STEPS, measurement(step=12), Pace(1.0, 1), None)
     assert str(first).startswith("steps failed: ")
     assert "12 steps of 40" in str(first)

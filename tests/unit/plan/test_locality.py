@@ -2,7 +2,8 @@
 
 import pytest
 
-from tpu_training_operator.domain.plan.checks.data_in_region import Bucket, Near, judge_locality, region_of
+from tpu_training_operator.domain.job.trainer_report import Bucket
+from tpu_training_operator.domain.plan.checks.data_in_region import Near, judge_locality, region_of
 
 US = "us-central1"
 
@@ -44,17 +45,17 @@ def test_the_region_of_a_place(place: str, region: str) -> None:
 def test_a_bucket_is_near_if_one_of_its_regions_is_the_slices(
     location: str, regions: tuple[str, ...], region: str, near: Near
 ) -> None:
-    assert judge_locality([Bucket("data", location, regions)], region)[0] is near
+    assert judge_locality([Bucket(name="data", location=location, regions=[*regions])], region)[0] is near
 
 
 def test_what_is_far_says_what_it_costs() -> None:
-    assert judge_locality([Bucket("data", "europe-west4")], US) == (
+    assert judge_locality([Bucket(name="data", location="europe-west4")], US) == (
         Near.REMOTE,
         "gs://data is in europe-west4, and the slice is in us-central1: every read crosses regions, which is slower,"
         " and Google charges each GiB read at its rate between continents",
     )
     for location in ("us-east1", "northamerica-northeast1"):
-        assert "as a transfer between regions" in judge_locality([Bucket("data", location)], US)[1]
+        assert "as a transfer between regions" in judge_locality([Bucket(name="data", location=location)], US)[1]
 
 
 @pytest.mark.parametrize(
@@ -68,14 +69,16 @@ def test_what_is_far_says_what_it_costs() -> None:
     ],
 )
 def test_what_is_not_known_says_why(trouble: str, words: str) -> None:
-    near, message = judge_locality([Bucket("data", trouble=trouble, said="HTTP Error 503")], US)
+    near, message = judge_locality([Bucket(name="data", trouble=trouble, said="HTTP Error 503")], US)
     assert near is Near.UNKNOWN
     assert words in message
     assert message.endswith("HTTP Error 503")
 
 
 def test_the_worst_bucket_decides_and_is_named_first() -> None:
-    near, message = judge_locality([Bucket("here", US), Bucket("dark", trouble="denied"), Bucket("far", "eu")], US)
+    near, message = judge_locality(
+        [Bucket(name="here", location=US), Bucket(name="dark", trouble="denied"), Bucket(name="far", location="eu")], US
+    )
     assert near is Near.REMOTE
     assert [message.index(name) for name in ("far", "dark", "here")] == sorted(
         message.index(name) for name in ("far", "dark", "here")

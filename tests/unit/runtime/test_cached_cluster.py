@@ -2,6 +2,7 @@
 API server itself wherever the memory cannot be trusted."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,8 @@ from tests.fakes.cluster import FakeCluster
 from tests.unit.pods import pod
 from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.kube.cluster import JOBS, PODS, Object
-from tpu_training_operator.kube.encoding import decode
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from tpu_training_operator.kube.replica import Version
-from tpu_training_operator.local.store import LocalStore
 from tpu_training_operator.runtime.cached_cluster import CachedCluster, Served
 from tpu_training_operator.runtime.records import KnownJobs, keep_job, keep_pod
 
@@ -74,28 +73,24 @@ async def the_gang(cluster: CachedCluster) -> list[str]:
     return [found["metadata"]["name"] for found in await cluster.list(PODS, "default", SELECTOR)]
 
 
-async def test_a_pass_over_what_is_known_sends_no_request(cluster: CachedCluster, store: FakeCluster) -> None:
+async def worker(cluster: CachedCluster) -> Object:
+    """The pod of a new job's first worker, which is not created yet."""
     job = await cluster.create(job_body())
+    return pod(0, owner=job["metadata"]["uid"])
+
+
+async def test_a_pass_over_what_it_wrote_sends_no_request(cluster: CachedCluster, store: FakeCluster) -> None:
+    created = await cluster.create(job_body())
+    job = await cluster.update_status({**created, "status": {"state": "Starting", "attempt": 1}})
     await cluster.create(pod(0))
     await cluster.create(pod(1))
     assert await cluster.get(JOBS, "default", "digits") == job
     assert await the_gang(cluster) == ["digits-1-0-0", "digits-1-0-1"]
-    assert await cluster.list(JOBS, None)
+    assert [len(await cluster.list(JOBS, namespace)) for namespace in (None, "default", "team")] == [1, 1, 0]
     assert not reads(store)
 
 
-async def test_jobs_are_listed_by_namespace_or_all(cluster: CachedCluster) -> None:
-    for namespace in ("default", "team"):
-        await cluster.create(job_body(namespace=namespace))
-    listed = [[job["metadata"]["namespace"] for job in await cluster.list(JOBS, where)] for where in ("team", None)]
-    assert listed == [["team"], ["default", "team"]]
-
-
-async def test_the_status_that_was_written_is_read(cluster: CachedCluster, store: FakeCluster) -> None:
-    job = await cluster.create(job_body())
-    written = await cluster.update_status({**job, "status": {"state": "Starting", "attempt": 1}})
-    assert await cluster.get(JOBS, "default", "digits") == written
-    assert not reads(store)
+# What is read from the API server
 
 
 @pytest.mark.parametrize(
@@ -107,7 +102,7 @@ async def test_the_status_that_was_written_is_read(cluster: CachedCluster, store
     ],
     ids=["conflict", "lost answer", "500"],
 )
-async def test_after_a_failed_write_the_job_is_read_once_from_the_api_server(
+async def test_after_a_failed_write_the_job_is_read_once(
     cluster: CachedCluster, store: FakeCluster, error: ApiError, is_done: bool
 ) -> None:
     job = await cluster.create(job_body())
@@ -115,39 +110,36 @@ async def test_after_a_failed_write_the_job_is_read_once_from_the_api_server(
     with pytest.raises(type(error)):
         await cluster.update_status({**job, "status": {"state": "Starting", "attempt": 1}})
     for _ in range(2):
-        assert await cluster.get(JOBS, "default", "digits") == await LocalStore.get(store, JOBS, "default", "digits")
+        assert await cluster.get(JOBS, "default", "digits") == store.body(JOBS, "digits")
     assert reads(store) == ["get TPUTrainingJob"]
 
 
 async def test_a_worker_that_was_created_without_an_answer_is_seen(cluster: CachedCluster, store: FakeCluster) -> None:
-    job = await cluster.create(job_body())
+    body = await worker(cluster)
     store.fail_once("create Pod", Unavailable(0, "", "no answer"), takes_effect=True)
     with pytest.raises(Unavailable):
-        await cluster.create(pod(0, owner=job["metadata"]["uid"]))
-    assert await the_gang(cluster) == ["digits-1-0-0"]
-    assert await the_gang(cluster) == ["digits-1-0-0"]
+        await cluster.create(body)
+    for _ in range(2):
+        assert await the_gang(cluster) == ["digits-1-0-0"]
     assert reads(store) == ["list Pod"]
 
 
 async def test_a_worker_that_is_not_found_when_it_is_deleted_is_not_shown_again(
     cluster: CachedCluster, store: FakeCluster, known: Known
 ) -> None:
-    job = await cluster.create(job_body())
-    created = await cluster.create(pod(0, owner=job["metadata"]["uid"]))
+    created = await cluster.create(await worker(cluster))
     known.told(created)
-    uid = created["metadata"]["uid"]
-    await store.delete(PODS, "default", "digits-1-0-0", uid)
+    store.drop(PODS, "digits-1-0-0")
     with pytest.raises(NotFound):
-        await cluster.delete(PODS, "default", "digits-1-0-0", uid)
-    known.told({**created, "metadata": {**created["metadata"], "resourceVersion": "50"}})
+        await cluster.delete(PODS, "default", "digits-1-0-0", created["metadata"]["uid"])
+    known.told(with_version(created, 50))
     assert await the_gang(cluster) == []
 
 
 async def test_a_deletion_that_a_webhook_denies_with_404_hides_nothing(
     cluster: CachedCluster, store: FakeCluster
 ) -> None:
-    job = await cluster.create(job_body())
-    created = await cluster.create(pod(0, owner=job["metadata"]["uid"]))
+    created = await cluster.create(await worker(cluster))
     store.fail_once("delete Pod", NotFound(404, "NotFound", "denied"))
     with pytest.raises(NotFound):
         await cluster.delete(PODS, "default", "digits-1-0-0", created["metadata"]["uid"])
@@ -155,12 +147,10 @@ async def test_a_deletion_that_a_webhook_denies_with_404_hides_nothing(
 
 
 async def test_a_fresh_list_shows_what_is_missing_to_later_reads(cluster: CachedCluster, store: FakeCluster) -> None:
-    job = await cluster.create(job_body())
-    owner = job["metadata"]["uid"]
-    gone = await cluster.create(pod(0, owner=owner))
-    await store.create(pod(1, owner=owner))
-    await store.delete(PODS, "default", "digits-1-0-0", gone["metadata"]["uid"])
-    assert await the_gang(cluster) == ["digits-1-0-0"], "nobody has told it"
+    await cluster.create(await worker(cluster))
+    store.drop(PODS, "digits-1-0-0")
+    store.put(pod(1))
+    assert await the_gang(cluster) == ["digits-1-0-0"], "the memory has not heard of it"
     await cluster.fresh.list(PODS, "default", SELECTOR)
     assert await the_gang(cluster) == ["digits-1-0-1"]
 
@@ -168,69 +158,50 @@ async def test_a_fresh_list_shows_what_is_missing_to_later_reads(cluster: Cached
 async def test_memory_that_is_not_confirmed_is_not_used(
     cluster: CachedCluster, store: FakeCluster, known: Known
 ) -> None:
-    await cluster.create(job_body())
     known.is_trusted = False
-    await store.create(job_body(name="letters"))
-    assert (await cluster.get(JOBS, "default", "letters"))["metadata"]["name"] == "letters"
+    await store.create(job_body())
+    assert (await cluster.get(JOBS, "default", "digits"))["metadata"]["name"] == "digits"
     assert await the_gang(cluster) == []
     assert reads(store) == ["get TPUTrainingJob", "list Pod"]
 
 
-async def test_a_large_or_finished_job_is_read_from_the_api_server(cluster: CachedCluster, store: FakeCluster) -> None:
+# What is kept
+
+
+async def test_of_a_large_or_finished_job_only_its_line_in_the_resync_is_kept(
+    cluster: CachedCluster, store: FakeCluster
+) -> None:
     large = job_body()
     large["metadata"]["annotations"] = {"large": "x" * 70_000}
     await cluster.create(large)
     small = await cluster.create(job_body(name="letters"))
     await cluster.update_status({**small, "status": {"state": "Failed", "completionTime": "2026-01-15T12:00:00Z"}})
-    assert (await cluster.get(JOBS, "default", "digits"))["metadata"]["annotations"]
-    assert (await cluster.get(JOBS, "default", "letters"))["spec"] == small["spec"]
+    for name in ("digits", "letters"):
+        assert await cluster.get(JOBS, "default", name) == store.body(JOBS, name)
     assert reads(store) == ["get TPUTrainingJob"] * 2
     states = {job["metadata"]["name"]: job["status"].get("state") for job in await cluster.list(JOBS, None)}
     assert states == {"digits": None, "letters": "Failed"}
 
 
 def test_jobs_beyond_the_budget_are_not_kept_whole() -> None:
-    bodies = [with_version(job_body(name=f"job{number}"), number + 1) for number in range(4)]
-    size = len(keep_job(bodies[0]).full or b"")
-    jobs = KnownJobs(budget=2 * size + 10)
-    for number, body in enumerate(bodies):
-        jobs.apply_change(Version(("default", f"job{number}"), str(number), number + 1, keep_job(body)))
+    versions = [
+        Version(("default", f"job{number}"), str(number), number, keep_job(with_version(job_body(), number)))
+        for number in range(1, 5)
+    ]
+    jobs = KnownJobs(budget=2 * len(versions[0].record.full or b"") + 10)
+    for version in versions:
+        jobs.apply_change(version)
     assert [record.full is not None for _, record in jobs.items()] == [True, True, False, False]
-    jobs.apply_deletion(Version(("default", "job0"), "0", 10, None))
-    jobs.apply_change(Version(("default", "job3"), "3", 11, keep_job(bodies[3])))
+    jobs.apply_deletion(Version(versions[0].name, "1", 10, None))
+    jobs.apply_change(replace(versions[3], number=11))
     assert [record.full is not None for _, record in jobs.items()] == [True, False, True]
 
 
-def test_eight_thousand_pods_take_little_memory() -> None:
-    record = keep_pod(with_version(a_running_pod(), 1))
-    assert record is not None
-    assert len(record.body) < 3000
-
-
-def test_a_change_that_no_plan_can_see_is_none() -> None:
-    body = with_version(a_running_pod(), 1)
-    again = with_version(a_running_pod(), 2)
-    again["metadata"]["annotations"] = {"seen": "yes"}
-    assert keep_pod(body) == keep_pod(again)
+def test_a_change_of_a_worker_that_no_plan_can_see_is_none() -> None:
+    changed = with_version(pod(0), 2)
+    changed["metadata"]["annotations"] = {"seen": "yes"}
+    assert keep_pod(with_version(pod(0), 1)) == keep_pod(changed)
     assert keep_job(with_version(job_body(), 1)) != keep_job(with_version(job_body(), 2))
-
-
-def test_lone_surrogates_survive() -> None:
-    body = with_version(job_body(), 1)
-    body["metadata"]["annotations"] = {"odd": "\ud800"}
-    whole = keep_job(body).full
-    assert whole is not None
-    assert decode(whole) == body
-
-
-def a_running_pod() -> Object:
-    body = pod(0)
-    conditions = [
-        {"type": kind, "status": "True", "lastTransitionTime": "2026-01-15T12:00:00Z", "message": ""}
-        for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready", "PodReadyToStartContainers")
-    ]
-    state = {"name": "trainer", "ready": True, "restartCount": 0, "state": {"running": {}}, "image": "x" * 200}
-    return {**body, "status": {"phase": "Running", "conditions": conditions, "containerStatuses": [state]}}
 
 
 def with_version(body: Mapping[str, Any], number: int) -> Object:

@@ -1,4 +1,4 @@
-"""Which jobs the resync looks at, and what one namespace that cannot be listed does to the others."""
+"""Which jobs the resync looks at, and that one namespace or job that cannot be read does nothing to the others."""
 
 import logging
 from collections.abc import Mapping
@@ -16,30 +16,31 @@ from tpu_training_operator.kube.errors import Forbidden
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.resync import jobs_to_reconcile, slim_job
 
-TTL = {"spec.runPolicy": {"ttlSecondsAfterFinished": 60}}
+
+def ttl(seconds: int) -> dict[str, Any]:
+    return {"spec.runPolicy": {"ttlSecondsAfterFinished": seconds}}
 
 
-def cluster_of(*jobs: Object) -> FakeCluster:
-    """Its lists return of each job what the operator keeps."""
-    return FakeCluster(*(job | slim_job(job) for job in jobs))
+def true(condition: str) -> Object:
+    return {"type": condition, "status": "True", "reason": "", "lastTransitionTime": time_at(0)}
 
 
 def a_job(name: str, changes: dict[str, Any] | None = None, **status: Any) -> Object:
     return job_body({"metadata.name": name, "status": status} | (changes or {}))
 
 
-def finished(name: str, changes: dict[str, Any] | None = None, *, after: float) -> Object:
-    condition = {"type": "Succeeded", "status": "True", "reason": "", "lastTransitionTime": time_at(after)}
-    return a_job(name, changes, state="Succeeded", completionTime=time_at(after), conditions=[condition])
+def finished(name: str, changes: dict[str, Any] | None = None, *, at: str) -> Object:
+    return a_job(name, changes, state="Succeeded", completionTime=at, conditions=[true("Succeeded")])
 
 
-class Counted(Metrics):
-    def __init__(self) -> None:
-        super().__init__()
-        self.states: list[Mapping[JobKey, State | None]] = []
+def suspended(name: str, changes: dict[str, Any] | None = None, *conditions: Object) -> Object:
+    seen = {"metadata.generation": 2, "spec.runPolicy": {"suspend": True}} | (changes or {})
+    return a_job(name, seen, state="Suspended", observedGeneration=2, conditions=[true("Ready"), *conditions])
 
-    def jobs_listed(self, states: Mapping[JobKey, State | None]) -> None:
-        self.states.append(states)
+
+def cluster_of(*jobs: Object) -> FakeCluster:
+    """Its lists return of each job what the operator keeps."""
+    return FakeCluster(*(job | slim_job(job) for job in jobs))
 
 
 async def looked_at(*jobs: Object) -> set[str]:
@@ -51,20 +52,12 @@ async def test_finished_jobs_are_left_alone_until_their_ttl_expires() -> None:
         a_job("new"),
         a_job("running", state="Running"),
         a_job("unreadable", attempt="many"),
-        finished("kept", after=-(10**6)),
-        finished("not-yet-due", TTL, after=-59),
-        finished("due", TTL, after=-60),
+        finished("kept", at=time_at(-(10**6))),
+        finished("not-yet-due", ttl(60), at=time_at(-59)),
+        finished("never-due", ttl(10**18), at=time_at(-60)),
+        finished("due", ttl(60), at=time_at(-60)),
     ]
     assert await looked_at(*jobs) == {"new", "running", "unreadable", "due"}
-
-
-def suspended(name: str, changes: dict[str, Any] | None = None, **status: Any) -> Object:
-    said = {"type": "Ready", "status": "True", "reason": "", "lastTransitionTime": time_at(0)}
-    seen = {"metadata.generation": 2, "spec.runPolicy": {"suspend": True}} | (changes or {})
-    return a_job(name, seen, **{"state": "Suspended", "observedGeneration": 2, "conditions": [said]} | status)
-
-
-WAITS = {"type": "Reconciling", "status": "True", "reason": "", "lastTransitionTime": time_at(0)}
 
 
 async def test_suspended_jobs_are_left_alone_unless_something_is_due() -> None:
@@ -74,7 +67,7 @@ async def test_suspended_jobs_are_left_alone_unless_something_is_due() -> None:
         suspended("resumed", {"spec.runPolicy": {"suspend": False}}),
         suspended("going", {"metadata.deletionTimestamp": time_at(0)}),
         suspended("queued", {"metadata.labels": {LABEL_QUEUE: "team"}}),
-        suspended("stopping", conditions=[WAITS]),
+        suspended("stopping", None, true("Reconciling")),
         suspended("out-of-budget", {"spec.runPolicy": {}}),
     ]
     assert await looked_at(*jobs) == {"changed", "resumed", "going", "queued", "stopping", "out-of-budget"}
@@ -82,10 +75,16 @@ async def test_suspended_jobs_are_left_alone_unless_something_is_due() -> None:
 
 @pytest.mark.parametrize("time", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-03-01T12:00:00", "never"])
 async def test_a_nonsensical_time_does_not_affect_other_jobs(time: str) -> None:
-    odd = finished("odd", TTL, after=-60)
-    odd["status"]["completionTime"] = time
-    endless = finished("endless", {"spec.runPolicy": {"ttlSecondsAfterFinished": 10**18}}, after=-60)
-    assert "new" in await looked_at(odd, endless, a_job("new"))
+    assert "new" in await looked_at(finished("odd", ttl(60), at=time), a_job("new"))
+
+
+class Counted(Metrics):
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: list[Mapping[JobKey, State | None]] = []
+
+    def jobs_listed(self, states: Mapping[JobKey, State | None]) -> None:
+        self.states.append(states)
 
 
 async def test_a_namespace_that_cannot_be_listed_does_not_affect_the_others(
@@ -98,14 +97,11 @@ async def test_a_namespace_that_cannot_be_listed_does_not_affect_the_others(
         keys = await jobs_to_reconcile(cluster, ("team-a", "team-b", "team-c"), lambda: NOON, counted)
     assert [key.name for key in keys] == ["one", "two"]
     assert "namespace team-b could not be" in caplog.text
-    # Half a count would look like jobs that are gone.
-    assert counted.states == []
+    assert counted.states == [], "half a count would look like jobs that are gone"
 
 
 async def test_finished_jobs_are_counted_too_and_those_of_other_controllers_are_not() -> None:
-    counted = Counted()
     others = a_job("of-others", {"spec.managedBy": "example.com/other"})
-    await jobs_to_reconcile(cluster_of(a_job("new"), finished("kept", after=-60), others), (), lambda: NOON, counted)
-    assert counted.states == [
-        {JobKey("default", "new"): None, JobKey("default", "kept"): State.SUCCEEDED},
-    ]
+    cluster, counted = cluster_of(a_job("new"), finished("kept", at=time_at(-60)), others), Counted()
+    await jobs_to_reconcile(cluster, (), lambda: NOON, counted)
+    assert counted.states == [{JobKey("default", "new"): None, JobKey("default", "kept"): State.SUCCEEDED}]

@@ -52,7 +52,7 @@ class HostGroup:
 
 
 def group_words(group: HostGroup) -> str:
-    """Returns, for example: 3 hosts: ImagePullBackOff: ..."""
+    """Returns the group in words, such as "3 hosts: ImagePullBackOff: ..."."""
     return f"{count(len(group.workers), 'host')}: {group.why}"
 
 
@@ -69,18 +69,20 @@ class Hosts:
 
 def host_of(pod: Mapping[str, Any]) -> Host | None:
     """Reads the host of a pod; None if the pod is not a worker of the job that controls it."""
-    found, worker = WorkerPod(pod), worker_of(pod, str(controller(pod).get("name", "")))
+    worker_pod, worker = WorkerPod(pod), worker_of(pod, str(controller(pod).get("name", "")))
     if worker is None:
         return None
-    has_finished = found.phase == "Succeeded"
-    why = None if found.is_ready or has_finished else why_not_ready(found)
-    is_unscheduled = found.node is None and not found.has_ended and not found.is_terminating
-    return Host(worker, controller(pod).get("uid"), found.node, why, has_finished, found.has_ended, is_unscheduled)
+    has_finished = worker_pod.phase == "Succeeded"
+    why = None if worker_pod.is_ready or has_finished else why_not_ready(worker_pod)
+    is_unscheduled = worker_pod.node is None and not worker_pod.has_ended and not worker_pod.is_terminating
+    return Host(
+        worker, controller(pod).get("uid"), worker_pod.node, why, has_finished, worker_pod.has_ended, is_unscheduled
+    )
 
 
-def summarize_hosts(found: Iterable[Host], attempt: int, slices: int, hosts_per_slice: int) -> Hosts:
+def summarize_hosts(hosts: Iterable[Host], attempt: int, slices: int, hosts_per_slice: int) -> Hosts:
     """Counts the hosts of the attempt. The group that keeps others from their nodes comes first, then the largest."""
-    by_worker = {host.worker: host for host in found}
+    by_worker = {host.worker: host for host in hosts}
     ready = finished = 0
     lacking: dict[str, dict[WorkerId, Host | None]] = {}
     for index in range(slices * hosts_per_slice):

@@ -1,6 +1,5 @@
 """A job and its pods as the planner reads them: built from raw objects, never written back."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from tpu_training_operator.domain.cluster_state.worker_reports import EMPTY_INBO
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.naming import WorkerId, entry_check_pod_name, is_placeholder
 from tpu_training_operator.domain.job.topology import SliceLayout
+from tpu_training_operator.domain.job.trainer_report import LastWords, read_last_words
 
 Object = Mapping[str, Any]
 
@@ -133,8 +133,8 @@ class WorkerPod:
 
     @property
     def was_taken_by_kueue(self) -> bool:
-        """Whether Kueue's pod integration holds the pod alone, apart from its gang. A pod of a group is in Kueue
-        because its owner wants that."""
+        """Whether Kueue's pod integration holds back this pod by itself, not its gang as a whole. A pod in a pod group
+        does not count, because its owner wants Kueue to hold it."""
         gates: Sequence[Object] = self.raw.get("spec", {}).get("schedulingGates") or ()
         labels = self.raw["metadata"].get("labels") or {}
         return constants.LABEL_POD_GROUP not in labels and _KUEUE_GATE in map(dict, gates)
@@ -156,20 +156,16 @@ class WorkerPod:
         return terminated
 
     @cached_property
-    def trainer_message(self) -> Object | None:
+    def trainer_message(self) -> LastWords | None:
         """The trainer's termination message; None if it is anything but a JSON object."""
-        try:
-            parsed = json.loads(str(self.termination.get("message") or ""))
-        except (ValueError, RecursionError):
-            return None
-        return parsed if isinstance(parsed, dict) else None
+        return read_last_words(str(self.termination.get("message") or ""))
 
     @cached_property
     def last_words(self) -> str:
         """The message within the trainer's JSON, or the entire termination message if that is plain text."""
         if self.trainer_message is None:
             return plain(str(self.termination.get("message") or "").strip())
-        return plain(str(self.trainer_message.get("message", "")))
+        return self.trainer_message.message
 
     @cached_property
     def runs_trainer(self) -> bool:
@@ -280,7 +276,9 @@ def slim(pod: Object) -> dict[str, Any]:
     """Returns the pod with only its version and the fields that can change a plan."""
     status = _only(pod.get("status") or {}, _STATUS)
     if conditions := status.get("conditions"):
-        status["conditions"] = [_only(kept, _CONDITION) for kept in conditions if kept["type"] in _CONDITIONS]
+        status["conditions"] = [
+            _only(condition, _CONDITION) for condition in conditions if condition["type"] in _CONDITIONS
+        ]
     for name in ("initContainerStatuses", "containerStatuses"):
         if containers := status.get(name):
             status[name] = [_only(container, _CONTAINER_STATUS) for container in containers]

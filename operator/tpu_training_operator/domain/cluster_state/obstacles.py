@@ -94,8 +94,10 @@ def limit_range_remedy(refusal: str, pod: Object) -> str:
     if ratios := " and ".join(_RATIO.findall(refusal)):
         return f"; a LimitRange of the namespace sets it (maxLimitRequestRatio): set {ratios} in {_resources_of(pod)}"
     if above := dict.fromkeys(_ABOVE_LIMIT.findall(refusal)):
-        given = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
-        limits = " and ".join(f"{_resources_of(pod)}.limits.{resource}" for resource in above if resource not in given)
+        own_limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+        limits = " and ".join(
+            f"{_resources_of(pod)}.limits.{resource}" for resource in above if resource not in own_limits
+        )
         added = "; a LimitRange of the namespace adds this limit (default), because the job sets none: set "
         return added + limits if limits else ""
     return ""

@@ -174,7 +174,7 @@ class Workload:
 
     @property
     def assignment(self) -> Object:
-        """What Kueue has assigned to the workers; empty before."""
+        """Kueue's assignment for the workers; empty before one is made."""
         assignments = (self._status.get("admission") or {}).get("podSetAssignments") or ()
         return next((pods for pods in assignments if pods.get("name", POD_SET) == POD_SET), {})
 
@@ -185,7 +185,7 @@ class Workload:
 
     @property
     def updates(self) -> list[tuple[str, Object]]:
-        """What the admission checks add to the workers' pods, with the name of the check."""
+        """The name of each admission check with what it adds to the workers' pods."""
         return [
             (str(check.get("name")), update)
             for check in self._status.get("admissionChecks") or ()
@@ -440,7 +440,7 @@ class _Values:
 
 
 def conflict(field_name: str, key: str, first: tuple[str, str], second: tuple[str, str]) -> str:
-    """Describes two values and their origins."""
+    """Describes two values that contradict each other, with their origins."""
     return f"{field_name} {key}: {first[1]} asks for {first[0]!r}, {second[1]} for {second[0]!r}"
 
 

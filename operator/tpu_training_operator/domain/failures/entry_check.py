@@ -20,6 +20,7 @@ from tpu_training_operator.domain.failures.first import first_failure, next_look
 from tpu_training_operator.domain.failures.messages import describe
 from tpu_training_operator.domain.failures.pod_signs import ended_at
 from tpu_training_operator.domain.failures.table import EXIT_CODE_CLASSES
+from tpu_training_operator.domain.job.trainer_report import LastWords
 
 # A node pool without TPUs may have to grow first.
 _LONGEST_WAIT = timedelta(minutes=5)
@@ -58,9 +59,9 @@ def verdict(pod: EntryCheckPod, check: EntryCheck, now: datetime) -> CheckVerdic
     """Returns the verdict; None while the pod may still reach one."""
     if _ends_at(pod) > now:
         return None
-    message = pod.trainer_message or {}
+    message = pod.trainer_message or LastWords()
     # A pod that is still compiling has already reported that its steps succeeded.
-    if message.get("outcome") == "Succeeded" and (pod.exit_code == 0 or "compiled" in message):
+    if message.outcome == "Succeeded" and (pod.exit_code == 0 or message.compiled is not None):
         return CheckVerdict(CheckOutcome.PASSED, pod.last_words)
     if failure := first_failure([pod], pod.worker.attempt, now, settle_user_errors=False):
         finding = CheckOutcome.FAILED if _is_users_error(failure, pod) else CheckOutcome.NOTHING
@@ -106,7 +107,7 @@ def _is_users_error(failure: Failure, pod: EntryCheckPod) -> bool:
     if failure.failure_class not in _USERS or _OTHER_PROCESSOR.search(failure.message):
         return False
     if pod.trainer_message is not None:
-        return pod.trainer_message.get("outcome") in _OUTCOMES
+        return pod.trainer_message.outcome in _OUTCOMES
     return failure.reason in _REASONS
 
 

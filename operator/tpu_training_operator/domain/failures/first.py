@@ -27,8 +27,9 @@ from tpu_training_operator.domain.failures.table import (
 )
 from tpu_training_operator.domain.job.naming import WorkerId
 
-# A worker that lost its peer may be reported before that peer. If a node's clock is ahead, an end lies in the future
-# and does not show how long it has been known, so nothing waits for it.
+# How long to wait for the cause of a failure, because a worker that lost its peer may be reported before that peer. An
+# end in the future comes from a node whose clock is ahead. It does not show since when it is known, so nothing waits
+# for it.
 SETTLE = timedelta(seconds=5)
 
 
@@ -130,9 +131,9 @@ def is_device_fault(failure: Failure) -> bool:
 
 def _pair_with_rows(pods: Sequence[WorkerPod]) -> list[tuple[WorkerPod, FailureRow]]:
     """Pairs each worker that shows a sign of failure with its row; that of a failed start depends on its peers."""
-    found = [(pod, row) for pod in pods if (row := classify(pod))]
-    started = [pod for pod in pods if has_started(pod)] if found else []
-    return [(pod, with_started_peers(row) if any(peer is not pod for peer in started) else row) for pod, row in found]
+    rows = [(pod, row) for pod in pods if (row := classify(pod))]
+    started = [pod for pod in pods if has_started(pod)] if rows else []
+    return [(pod, with_started_peers(row) if any(peer is not pod for peer in started) else row) for pod, row in rows]
 
 
 def _find_ends(pods: Sequence[WorkerPod], now: datetime) -> list[_End]:

@@ -82,7 +82,7 @@ def _recorded_traceback(traceback: str) -> str:
 
 def _printed_traceback(above: Sequence[str], rank: str) -> str:
     """Returns the last traceback above the agent's lines, of that rank if lines name ranks; empty if there is none."""
-    marked = [line for line in above if (found := _RANK.match(line)) and found[1] == rank]
+    marked = [line for line in above if (prefix := _RANK.match(line)) and prefix[1] == rank]
     return "\n".join(_last_traceback([_RANK.sub("", line) for line in marked or above]))
 
 

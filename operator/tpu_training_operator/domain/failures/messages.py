@@ -15,8 +15,6 @@ LONGEST_MESSAGE = 1000
 LONGEST_LINE = 300
 _LONGEST_PLACE = 100
 
-# The recipe's own bound: the largest number that a double holds exactly.
-_LARGEST_STEP = 2**53
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
 # Frames of Python's own files, of installed packages and of the trainer.
 _NOT_THE_USERS = re.compile(r"^<frozen|/(site|dist)-packages/|/lib/python3[.\d]*/|/tpu_trainer/")
@@ -26,9 +24,7 @@ _LEFT_OUT = "..."
 
 def step_reached(pod: WorkerPod) -> int | None:
     """Returns the training step at which the trainer ended, if it reported one."""
-    step = (pod.trainer_message or {}).get("step")
-    is_step = isinstance(step, int) and not isinstance(step, bool) and 0 <= step <= _LARGEST_STEP
-    return step if is_step else None
+    return None if pod.trainer_message is None else pod.trainer_message.step
 
 
 def cut(message: str) -> str:
@@ -49,16 +45,16 @@ def shorten(text: str, room: int) -> str:
     if len(text) <= room:
         return text
     lines = _without_foreign_frames(text.splitlines())
-    kept: list[str] = []
+    tail: list[str] = []
     left = room - len(_LEFT_OUT) - 1
     for line in reversed(lines):
         left -= len(line) + 1
         if left < -1:
             break
-        kept.insert(0, line)
-    if not kept:
+        tail.insert(0, line)
+    if not tail:
         return text[-max(0, room) :] if room > 0 else ""
-    return "\n".join(kept if len(kept) == len(lines) else [_LEFT_OUT, *kept])
+    return "\n".join(tail if len(tail) == len(lines) else [_LEFT_OUT, *tail])
 
 
 def one_line(text: str) -> str:
@@ -69,12 +65,12 @@ def one_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
-    frames = [(index, found) for index, line in enumerate(lines) if (found := _FRAME.match(line))]
+    frames = [(index, frame) for index, line in enumerate(lines) if (frame := _FRAME.match(line))]
     error = next((line for line in lines[frames[-1][0] :] if not line.startswith(" ")), None) if frames else None
     if error is None:
         ended = _ENDED.match(lines[0]) if len(lines) > 1 else None
         return _line(f"{ended[1]}; its last line: {lines[-1]}" if ended else lines[-1])
-    users = [found for _, found in frames if not _NOT_THE_USERS.search(found["file"])]
+    users = [frame for _, frame in frames if not _NOT_THE_USERS.search(frame["file"])]
     where = f" ({users[-1]['file'].rpartition('/')[2]}:{users[-1]['line']})" if users else ""
     where = where if len(where) <= _LONGEST_PLACE else ""
     return _line(error, LONGEST_LINE - len(where)) + where
@@ -82,15 +78,15 @@ def one_line(text: str) -> str:
 
 def _without_foreign_frames(lines: list[str]) -> list[str]:
     """Drops frames outside the user's code. A frame is a line with the place and the lines indented below it."""
-    kept, is_foreign = [], False
+    user_lines, is_foreign = [], False
     for line in lines:
-        if found := _FRAME.match(line):
-            is_foreign = bool(_NOT_THE_USERS.search(found["file"]))
+        if frame := _FRAME.match(line):
+            is_foreign = bool(_NOT_THE_USERS.search(frame["file"]))
         elif not line.startswith("    "):
             is_foreign = False
         if not is_foreign:
-            kept.append(line)
-    return kept
+            user_lines.append(line)
+    return user_lines
 
 
 def _line(text: str, room: int = LONGEST_LINE) -> str:
@@ -99,7 +95,7 @@ def _line(text: str, room: int = LONGEST_LINE) -> str:
 
 
 def describe_place(failure: Failure) -> str:
-    """Returns, for example: slice 0 host 2 on node-1."""
+    """Returns the place of the failed worker, such as "slice 0 host 2 on node-1"."""
     what = "the entry check" if failure.attempt == 0 else f"slice {failure.slice} host {failure.host}"
     return what + (f" on {failure.node}" if failure.node else "")
 
@@ -110,7 +106,8 @@ def describe_attempt(failure: Failure) -> str:
 
 
 def describe_class(failure: Failure) -> str:
-    """Returns, for example: Infrastructure (Killed, exit code 137). A reason that equals the class is left out."""
+    """Returns class, reason and exit code, such as "Infrastructure (Killed, exit code 137)". A reason that equals the
+    class is left out."""
     details = [failure.reason] if failure.reason != failure.failure_class else []
     if failure.exit_code is not None:
         details.append(f"exit code {failure.exit_code}")

@@ -55,8 +55,8 @@ def failed_with_code_0(pod: WorkerPod) -> bool:
 
     Something that ran after the trainer replaced the exit code, such as an atexit handler that calls os._exit.
     """
-    outcome = (pod.trainer_message or {}).get("outcome") if pod.exit_code == 0 and pod.runs_trainer else None
-    return isinstance(outcome, str) and outcome != "Succeeded"
+    message = pod.trainer_message if pod.exit_code == 0 and pod.runs_trainer else None
+    return message is not None and message.outcome not in (None, "Succeeded")
 
 
 def was_stopped(pod: WorkerPod) -> bool:

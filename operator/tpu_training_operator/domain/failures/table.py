@@ -55,7 +55,7 @@ _CODES = {str(reason): code for code, (_, reason) in EXIT_CODE_CLASSES.items()}
 # Reasons that point at a node's chips rather than at the node or the network.
 DEVICE_FAULTS = frozenset({FailureReason.DEVICE_BUSY, FailureReason.DEVICE_FAILED, FailureReason.DEVICES_UNHEALTHY})
 
-# 128 plus the signal that ended a program because of its own error.
+# Exit codes of programs that a signal ended because of an error in them: 128 plus the signal.
 _SIGNALS = {
     129: "SIGHUP",
     130: "SIGINT",
@@ -197,9 +197,8 @@ def own_exit_code(pod: WorkerPod) -> int | None:
     is_replaced = failed_with_code_0(pod) if pod.runs_trainer else pod.exit_code == ExitCode.USER_ERROR
     if not is_replaced:
         return pod.exit_code
-    outcome = (pod.trainer_message or {}).get("outcome")
-    if isinstance(outcome, str) and outcome in _CODES:
-        return _CODES[outcome]
+    if pod.trainer_message is not None and pod.trainer_message.outcome in _CODES:
+        return _CODES[pod.trainer_message.outcome]
     launched = None if pod.runs_trainer else read_launcher(pod.last_words)
     return launched.exit_code if launched else pod.exit_code
 
@@ -208,7 +207,7 @@ def own_words(pod: WorkerPod) -> str:
     """Returns the last words of the program that trains, without its launcher's closing lines."""
     if pod.runs_trainer:
         return pod.last_words
-    if (pod.trainer_message or {}).get("outcome") == "Succeeded":
+    if pod.trainer_message is not None and pod.trainer_message.outcome == "Succeeded":
         # The last words are the training's; what failed afterwards, such as an export, left none.
         return with_ending(f"{_AFTER_THE_TRAINING} (exit code {pod.exit_code}; its log says why)", pod.last_words)
     launched = read_launcher(pod.last_words)
@@ -263,7 +262,7 @@ def _disrupted_by(*reasons: str) -> Sign:
 
 
 def _kubelet_says(*reasons: str) -> Sign:
-    """Compares the pod's reason, not a container's."""
+    """Returns the sign that the pod itself, not a container, has one of these reasons."""
     return lambda pod: status_reason(pod) in reasons
 
 
@@ -280,23 +279,25 @@ def _exited_with(*codes: int) -> Sign:
 
 
 def _mentions(text: re.Pattern[str]) -> Sign:
-    """Searches the messages of the pod, of the waiting container and of the ended one."""
+    """Returns the sign that the text occurs in a message of the pod, of its waiting container or of its ended one."""
 
     def mentions(pod: WorkerPod) -> bool:
-        return any(_is_in(_both_ends(said), text) for said in (status_message(pod), pod.waiting()[1], pod.last_words))
+        return any(
+            _is_in(_both_ends(message), text) for message in (status_message(pod), pod.waiting()[1], pod.last_words)
+        )
 
     return mentions
 
 
 # The workers of a gang often fail with the same text.
 @lru_cache(maxsize=256)
-def _is_in(said: str, text: re.Pattern[str]) -> bool:
-    return text.search(said) is not None
+def _is_in(message: str, text: re.Pattern[str]) -> bool:
+    return text.search(message) is not None
 
 
-def _both_ends(said: str) -> str:
+def _both_ends(message: str) -> str:
     """Returns the beginning and the end of a long text: searching takes time, and there are thousands of pods."""
-    return said if len(said) <= 2 * _SEARCHED else f"{said[:_SEARCHED]}\n{said[-_SEARCHED:]}"
+    return message if len(message) <= 2 * _SEARCHED else f"{message[:_SEARCHED]}\n{message[-_SEARCHED:]}"
 
 
 def _both(first: Sign, second: Sign) -> Sign:
@@ -320,7 +321,7 @@ def _always(_: WorkerPod) -> bool:
 _AFTER_THE_TRAINING = "the program failed after its training had ended"
 DELETED_WHILE_RUNNING = "the pod was deleted while the gang was running"
 _FORGOTTEN = "the node lost track of the container, as happens when a node restarts"
-_OTHERS_STARTED = "other workers started with the same image and spec, this one did not"
+_OTHERS_STARTED = "other workers started with the same image and spec, but this one did not"
 _EXITED_EARLY = (
     "the worker exited with code 0 before the training had ended: something in the task ended the process (os._exit)"
 )

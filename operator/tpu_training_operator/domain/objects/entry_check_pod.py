@@ -73,10 +73,10 @@ def compile_seconds(job: TPUTrainingJob) -> int | None:
 def entry_check_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
     """Returns the pod, which ends at its deadline even while no operator runs."""
     body = worker_pod(job, resolution, REPLICA_ZERO)
-    given = body["metadata"]
+    worker_metadata = body["metadata"]
     labels = _without_capacity(job.spec.trainer.pod_labels or {}) | naming.entry_check_labels(job.name)
     meta = metadata(job, naming.entry_check_pod_name(job.name), labels)
-    meta["annotations"] = _without_capacity(given["annotations"])
+    meta["annotations"] = _without_capacity(worker_metadata["annotations"])
     (container,) = body["spec"]["containers"]
     spec = {key: value for key, value in body["spec"].items() if key not in ("hostname", "subdomain", "hostNetwork")}
     spec.pop("dnsPolicy", None)
@@ -91,23 +91,23 @@ def entry_check_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
 
 def _with_all_run_specs(volume: Object, job: TPUTrainingJob) -> Object:
     """Returns the volume. That of the pod's ConfigMap shows every run spec, while a worker sees only one."""
-    own = naming.config_map_name(job.name, REPLICA_ZERO.attempt)
-    if volume.get("configMap", {}).get("name") != own:
+    check_config_map = naming.config_map_name(job.name, REPLICA_ZERO.attempt)
+    if volume.get("configMap", {}).get("name") != check_config_map:
         return volume
-    return {**volume, "configMap": {"name": own}}
+    return {**volume, "configMap": {"name": check_config_map}}
 
 
 def _container(job: TPUTrainingJob, container: Object) -> Object:
-    kept = {key: value for key, value in container.items() if key != "ports"}
+    fields = {key: value for key, value in container.items() if key != "ports"}
     seconds = compile_seconds(job)
     compiles = [] if seconds is None else [{"name": constants.ENV_COMPILE_SECONDS, "value": str(seconds)}]
     env = [*compiles, *_env(container["env"])]
-    return {**kept, "command": constants.CHECK_COMMAND, "env": env, "resources": _resources(job)}
+    return {**fields, "command": constants.CHECK_COMMAND, "env": env, "resources": _resources(job)}
 
 
-def _env(given: list[Object]) -> list[Object]:
+def _env(worker_variables: list[Object]) -> list[Object]:
     """Returns the worker's variables for the check, in their order: later ones may refer to earlier ones."""
-    variables = (variable for variable in given if not variable["name"].startswith(_OF_A_SLICE))
+    variables = (variable for variable in worker_variables if not variable["name"].startswith(_OF_A_SLICE))
     return [_MARK, *map(_on_a_cpu, variables)]
 
 
@@ -119,8 +119,8 @@ def _on_a_cpu(variable: Object) -> Object:
 def _resources(job: TPUTrainingJob) -> Object:
     """Returns the user's resources and defaults, except where a default request or limit could contradict the
     user's."""
-    given = job.spec.entry_check.resources or Resources()
-    requests, limits = dict(given.requests or {}), dict(given.limits or {})
+    resources = job.spec.entry_check.resources or Resources()
+    requests, limits = dict(resources.requests or {}), dict(resources.limits or {})
     must_compile = job.spec.entry_check.compile is CompileCheck.REQUIRE
     usual = _REQUESTS_TO_COMPILE if must_compile else _REQUESTS
     return {
@@ -147,5 +147,5 @@ def _nodes(job: TPUTrainingJob, worker: Object) -> Object:
     }
 
 
-def _without_capacity(given: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in given.items() if not key.startswith(_OF_CAPACITY)}
+def _without_capacity(texts: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in texts.items() if not key.startswith(_OF_CAPACITY)}

@@ -129,8 +129,8 @@ def _list_fields(recipe: Recipe) -> Iterator[tuple[str, str]]:
     # A schedule or an early stop that follows the evaluations depends on how often they happen.
     followed = recipe.stop_early is not None or recipe.schedule.name is ScheduleName.PLATEAU
     left_out = _NOT_COMPARED - {"evaluate_every_steps"} if followed else _NOT_COMPARED
-    given = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=left_out, mode="json")
-    return _leaves("recipe", given)
+    fields = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=left_out, mode="json")
+    return _leaves("recipe", fields)
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -143,8 +143,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _optimizer(optimizer: Optimizer, recipe: ScaledRecipe) -> dict[str, str]:
     scaled = {"learningRate": recipe.learning_rate, "weightDecay": recipe.weight_decay, **recipe.betas}
-    given = optimizer.model_dump(by_alias=True, exclude_none=True)
-    return given | {name: value for name, value in scaled.items() if value is not None}
+    fields = optimizer.model_dump(by_alias=True, exclude_none=True)
+    return fields | {name: value for name, value in scaled.items() if value is not None}
 
 
 def _scaling(row: ComparisonRow) -> dict[str, str]:
@@ -153,5 +153,5 @@ def _scaling(row: ComparisonRow) -> dict[str, str]:
 
 def _schedule(schedule: Schedule, recipe: ScaledRecipe) -> dict[str, Any]:
     """Returns the schedule with milestones in steps, the only unit that the trainer knows."""
-    given = schedule.model_dump(by_alias=True, exclude_none=True, exclude={"milestone_epochs"}, mode="json")
-    return given | {"milestones": list(recipe.milestones)}
+    fields = schedule.model_dump(by_alias=True, exclude_none=True, exclude={"milestone_epochs"}, mode="json")
+    return fields | {"milestones": list(recipe.milestones)}

@@ -209,5 +209,5 @@ def _worker_host_names(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerI
 
 
 def _defaults_for(values: Mapping[str, str], user: list[EnvVar]) -> list[EnvVar]:
-    given = {variable["name"] for variable in user}
-    return [{"name": name, "value": value} for name, value in values.items() if name not in given]
+    user_names = {variable["name"] for variable in user}
+    return [{"name": name, "value": value} for name, value in values.items() if name not in user_names]

@@ -42,7 +42,7 @@ def affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, avoi
 
 
 def tolerations(job: TPUTrainingJob) -> list[Object]:
-    given = [t.model_dump(by_alias=True, exclude_none=True) for t in job.spec.trainer.tolerations or ()]
+    user_tolerations = [t.model_dump(by_alias=True, exclude_none=True) for t in job.spec.trainer.tolerations or ()]
     lost = [
         {
             "key": f"node.kubernetes.io/{state}",
@@ -53,10 +53,10 @@ def tolerations(job: TPUTrainingJob) -> list[Object]:
         for state in ("not-ready", "unreachable")
     ]
     if job.spec.slice.hardware is Hardware.CPU:
-        return [*given, *lost]
+        return [*user_tolerations, *lost]
     tainted = {constants.TPU_RESOURCE: "present", **_tainted_capacity(job.spec.slice.provisioning)}
     tpu = [{"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in tainted.items()]
-    return [*given, *tpu, *lost]
+    return [*user_tolerations, *tpu, *lost]
 
 
 _LABELS = {
@@ -91,8 +91,8 @@ def _tainted_capacity(provisioning: Provisioning | None) -> dict[str, str]:
 
 
 def _reservation(provisioning: Provisioning | None) -> Reservation | None:
-    given = provisioning and provisioning.reservation
-    return Reservation.parse(given) if given else None
+    name = provisioning and provisioning.reservation
+    return Reservation.parse(name) if name else None
 
 
 def _affinity_of_reservation(job: TPUTrainingJob) -> list[Object]:
@@ -118,23 +118,24 @@ def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
     """Returns the affinity that keeps each slice in one node pool: a pool is exactly one slice, and pools have no
     interconnect.
 
-    Worker 0 requires a pool without the worker 0 of another slice, and the others require its pool. When it preempts,
-    the scheduler looks for victims on one node at a time, so only one pod may keep others out of the pool.
+    Worker 0 requires a pool without the worker 0 of another slice, and the others require its pool. When worker 0
+    preempts other pods, the scheduler looks for victims on one node at a time, so only one pod may keep others out of
+    the pool.
 
     A worker 0 that is created again requires the pool where its peers are; without peers, that term does not apply. It
     prefers pools where no workers of other jobs are still stopping.
     """
     if not _fills_a_pool(job, resolution):
         return {}
-    own = {"key": constants.LABEL_SLICE_ID, "operator": "In", "values": [slice_id(job.uid, worker)]}
+    own_slice = {"key": constants.LABEL_SLICE_ID, "operator": "In", "values": [slice_id(job.uid, worker)]}
     if not _leads_a_pool(job, resolution, worker):
-        return {"podAffinity": {_REQUIRED: [_in_pool(own)]}}
+        return {"podAffinity": {_REQUIRED: [_in_pool(own_slice)]}}
     labels = worker_labels(job.name, worker)
     same = [
         {"key": key, "operator": "In", "values": [labels[key]]}
         for key in (constants.LABEL_JOB_NAME, constants.LABEL_ATTEMPT, constants.LABEL_SLICE_INDEX)
     ]
-    others = _in_pool({"key": constants.LABEL_SLICE_ID, "operator": "Exists"}, {**own, "operator": "NotIn"})
+    others = _in_pool({"key": constants.LABEL_SLICE_ID, "operator": "Exists"}, {**own_slice, "operator": "NotIn"})
     stopping = _in_pool({"key": constants.LABEL_SLICE_INDEX, "operator": "Exists"})
     return {
         "podAffinity": {_REQUIRED: [_in_pool(*same, everywhere=False)]},

@@ -145,30 +145,30 @@ def _ports(trainer: Trainer, resolution: Resolution) -> list[Object]:
 
 
 def _pod_security(trainer: Trainer) -> Object:
-    given = trainer.security_context or SecurityContext()
+    security = trainer.security_context or SecurityContext()
     context: Object = {
-        "runAsNonRoot": given.run_as_user != 0,
-        "runAsUser": given.run_as_user,
-        "runAsGroup": given.run_as_group,
-        "fsGroup": given.fs_group,
+        "runAsNonRoot": security.run_as_user != 0,
+        "runAsUser": security.run_as_user,
+        "runAsGroup": security.run_as_group,
+        "fsGroup": security.fs_group,
         # Changing the owner of a large volume takes long, and is needed only once.
-        "fsGroupChangePolicy": None if given.fs_group is None else "OnRootMismatch",
-        "supplementalGroups": given.supplemental_groups,
+        "fsGroupChangePolicy": None if security.fs_group is None else "OnRootMismatch",
+        "supplementalGroups": security.supplemental_groups,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     return {key: value for key, value in context.items() if value is not None}
 
 
 def _container_security(trainer: Trainer) -> Object:
-    given = trainer.security_context
-    added = [str(name) for name in given.capabilities.add] if given and given.capabilities else []
+    security = trainer.security_context
+    added = [str(name) for name in security.capabilities.add] if security and security.capabilities else []
     capabilities: Object = {"drop": ["ALL"], **({"add": added} if added else {})}
     return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
 
 
 def _resources(job: TPUTrainingJob, resolution: Resolution) -> Object:
-    given = job.spec.trainer.resources
-    resources: Object = given.model_dump(exclude_none=True) if given else {}
+    user_resources = job.spec.trainer.resources
+    resources: Object = user_resources.model_dump(exclude_none=True) if user_resources else {}
     if job.spec.slice.hardware is Hardware.TPU:
         # A pod takes the whole host, because the device plugin refuses a part of its chips.
         chips = {constants.TPU_RESOURCE: str(resolution.layout.shape.chips_per_host)}

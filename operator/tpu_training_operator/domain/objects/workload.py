@@ -72,17 +72,17 @@ def with_priority(body: Object, priority: Priority) -> Object:
 def with_queue_of(body: Object, present: Object) -> Object:
     """Returns the Workload `body` in the queue and with the priority of the Workload `present`. With a higher priority,
     or from a queue that lends to that of `present`, Kueue would evict the job to admit it."""
-    own = {name: value for name, value in body["spec"].items() if name not in _TURN}
-    return {**body, "spec": own | {name: present["spec"][name] for name in _TURN if name in present["spec"]}}
+    unchanged = {name: value for name, value in body["spec"].items() if name not in _TURN}
+    return {**body, "spec": unchanged | {name: present["spec"][name] for name in _TURN if name in present["spec"]}}
 
 
 def adopt(job: TPUTrainingJob, body: Object) -> Object:
     """Returns the Workload `body`, which had no owner, with the job as its owner: it is watched, and deleted with the
     job."""
     meta = body["metadata"]
-    own = metadata(job, meta["name"], {**(meta.get("labels") or {}), **_labels(job)})
+    owned = metadata(job, meta["name"], {**(meta.get("labels") or {}), **_labels(job)})
     others = list(meta.get("ownerReferences") or ())
-    return {**body, "metadata": {**meta, **own, "ownerReferences": [*others, *own["ownerReferences"]]}}
+    return {**body, "metadata": {**meta, **owned, "ownerReferences": [*others, *owned["ownerReferences"]]}}
 
 
 def explain_misfit(job: TPUTrainingJob, resolution: Resolution, body: Object, worker: Object) -> str:
@@ -137,15 +137,15 @@ def with_pod_settings(pod: Object, settings: PodSettings) -> Object:
 
 def conflicts(pod: Object, settings: PodSettings) -> list[str]:
     """Describes the values that Kueue and the job both set and that differ, each with its origin."""
-    own = {
+    by_field = {
         "labels": (pod["metadata"].get("labels") or {}, settings.labels),
         "annotations": (pod["metadata"].get("annotations") or {}, settings.annotations),
         "nodeSelector": (pod["spec"].get("nodeSelector") or {}, settings.node_selector),
     }
-    found = [
+    differences = [
         conflict(name, key, (has[key], "the job"), asked)
-        for name, (has, wanted) in own.items()
+        for name, (has, wanted) in by_field.items()
         for key, asked in wanted.items()
         if key in has and has[key] != asked[0]
     ]
-    return [*settings.conflicts, *found]
+    return [*settings.conflicts, *differences]

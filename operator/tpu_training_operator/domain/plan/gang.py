@@ -58,7 +58,7 @@ def keep_alive(ctx: Context) -> Plan:
     if unwanted or find_blockers(ctx.leftovers) or ctx.awaits_last_failure:
         return Plan(unwanted, again=_READ_AGAIN if ctx.awaits_last_failure else None)
     if find_strays(ctx.option, ctx.observed.of_attempt(ctx.attempt)):
-        why = "its workers are on another slice than its status says"
+        why = "its workers are not on the slice that its status names"
         return move(ctx, ctx.option, PlacementReason.STATUS_LOST, why)
     if failure := _find_failure(ctx):
         return fail_or_restart(ctx, failure)

@@ -19,8 +19,9 @@ from tpu_training_operator.api.status import (
     Status,
 )
 from tpu_training_operator.api.words import number_text
-from tpu_training_operator.domain.job.rung_gates import Measurement, Pace, judge
+from tpu_training_operator.domain.job.rung_gates import Pace, judge
 from tpu_training_operator.domain.job.rungs import Rung, rung_of
+from tpu_training_operator.domain.job.trainer_report import LastWords
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail, read_final_progress
 from tpu_training_operator.domain.plan.common.context import Context
@@ -35,8 +36,8 @@ def finish_rung(ctx: Context) -> Plan:
     rung, lower_rung = ctx.rung, ctx.resolution.lower_rung
     assert rung is not None
     assert lower_rung is not None
-    measured = Measurement.read(ctx.pods[0].trainer_message)
-    pace = Pace(measured.examples_per_second, ctx.resolution.layout.chips)
+    measured = ctx.pods[0].trainer_message or LastWords()
+    pace = Pace(measured.rate, ctx.resolution.layout.chips)
     before = read_pace(ctx.status.rungs[: rung.number - 1])
     results = judge(lower_rung.gates, ctx.resolution.steps, measured, pace, before)
     passes = all(gate.passed for gate in results)
@@ -45,11 +46,11 @@ def finish_rung(ctx: Context) -> Plan:
         status.rungs[-1],
         verdict=RungVerdict.PASSED if passes else RungVerdict.FAILED,
         attempt=ctx.attempt,
-        steps=status.rungs[-1].steps if measured.steps is None else measured.steps,
-        examples_per_second=number_text(measured.examples_per_second),
+        steps=status.rungs[-1].steps if measured.step is None else measured.step,
+        examples_per_second=number_text(measured.rate),
         efficiency=format_ratio(pace.efficiency(before)),
-        first_loss=number_text(measured.first_loss),
-        last_loss=number_text(measured.last_loss),
+        first_loss=number_text(measured.rung.first_loss),
+        last_loss=number_text(measured.rung.last_loss),
         gates=[replace(gate, message=gate.message[:LONGEST_TEXT]) for gate in results][:MOST_GATES],
     )
     status = replace(with_verdict(status, ended), goodput=_settle_rung(ctx, passes))

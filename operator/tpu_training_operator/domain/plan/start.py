@@ -7,10 +7,10 @@ Workers of an attempt later than the status knows have one of three causes:
 - An edit or a restored backup lost the status, or took it back. Then the workers are the only record of the attempt.
 - A stranger created them: whoever may create pods can copy labels and owner references.
 
-While the attempt of the status has workers of its own, it counts, and such pods are left alone. If it has none, nothing
-is decided until those pods are older than any read. Then they prove that the status is wrong. If it knows of no
-attempt, theirs continues. Otherwise the next attempt gets a number above theirs and deletes them, because two gangs
-cannot be distinguished from a gang and a forgery.
+While the status's own attempt has workers, it counts, and such pods are left alone. If it has none, nothing is decided
+until those pods are older than any read. Then they prove that the status is wrong. If it knows of no attempt, theirs
+continues. Otherwise the next attempt gets a number above theirs and deletes them, because two gangs cannot be
+distinguished from a gang and a forgery.
 """
 
 from collections.abc import Sequence

@@ -154,7 +154,7 @@ _FAMILIES = {
         {"verb": _VERBS},
         _REQUEST_BUCKETS,
     ),
-    "leader_election_master_status": _Family(Gauge, "1 if this operator is the one that works, else 0.", _QUEUE),
+    "leader_election_master_status": _Family(Gauge, "1 if this operator leads, else 0.", _QUEUE),
     "tpujob_event_loop_lag_seconds": _Family(
         Histogram, "How much later than asked the event loop woke up, measured once a second.", {}, _LAG_BUCKETS
     ),

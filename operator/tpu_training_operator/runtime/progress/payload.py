@@ -4,26 +4,22 @@ A wrong type is refused with the field's name, so that the author of a reporter 
 off: a refused report is lost, and training that is silent for long is treated as hung.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from itertools import islice
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import Field, ValidationError
 
-from tpu_training_operator.api.status import MOST_METRICS, MOST_WARNINGS, BestCheckpoint, ReportPhase
+from tpu_training_operator.api.status import MOST_WARNINGS, ReportPhase
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
+from tpu_training_operator.domain.job.trainer_report import LARGEST_COUNT, Count, Part, TrainerReport, metric_texts
 from tpu_training_operator.runtime.progress.tokens import ReportRefused, Sender
 
 LONGEST_WARNING = 1024
-LONGEST_METRIC_NAME = 128
 # In characters. The last ones are kept, which show where a thread is.
 LONGEST_STACKS = 16 * 1024
 
-# As in the recipe: the largest whole number that a double holds exactly.
-_LARGEST_COUNT = 2**53
 _MOST_PROBLEMS = 5
 _LONGEST_PROBLEM = 200
 
@@ -31,46 +27,27 @@ _LONGEST_PROBLEM = 200
 _STEP_METRICS = ("current_step", "currentStep", "step", "global_step", "globalStep")
 _TOTAL_METRICS = ("total_steps", "totalSteps", "max_steps", "maxSteps")
 
-_Count = Annotated[int, Field(ge=0, le=_LARGEST_COUNT)]
 
-
-class _Payload(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, strict=True, extra="ignore", frozen=True)
-
-
-class _BestCheckpointPayload(_Payload):
-    name: Annotated[str, Field(max_length=LONGEST_METRIC_NAME)]
-    step: _Count
-    metric: Annotated[str, Field(max_length=LONGEST_METRIC_NAME)]
-    value: float
-
-
-class _ProgressPayload(_Payload):
+class _ProgressPayload(TrainerReport):
     phase: ReportPhase
-    step: _Count
-    total_steps: _Count | None = None
-    loss: float | None = None
-    examples_per_second: float | None = None
-    checkpoint_step: _Count | None = None
-    best_checkpoint: _BestCheckpointPayload | None = None
-    metrics: dict[str, float | None] | None = None
+    step: Count
     warnings: list[str] | None = None
-    estimated_remaining_seconds: _Count | None = None
+    estimated_remaining_seconds: Count | None = None
     stacks: str | None = None
 
 
-class _MetricPayload(_Payload):
+class _MetricPayload(Part):
     name: str
     value: str
 
 
-class _TrainerStatus(_Payload):
+class _TrainerStatus(Part):
     progress_percentage: Annotated[int, Field(ge=0, le=100)] | None = None
-    estimated_remaining_seconds: _Count | None = None
+    estimated_remaining_seconds: Count | None = None
     metrics: list[_MetricPayload] | None = None
 
 
-class _TrainJob(_Payload):
+class _TrainJob(Part):
     trainer_status: _TrainerStatus
 
 
@@ -86,9 +63,9 @@ def read_progress(body: bytes, sender: Sender, received: datetime) -> WorkerRepo
         total_steps=payload.total_steps,
         examples_per_second=number_text(payload.examples_per_second),
         loss=number_text(payload.loss),
-        metrics=_metrics((payload.metrics or {}).items()),
+        metrics=payload.metric_texts,
         checkpoint_step=payload.checkpoint_step,
-        best_checkpoint=_best(payload.best_checkpoint),
+        best_checkpoint=payload.best,
         estimated_remaining_seconds=payload.estimated_remaining_seconds,
         warnings=tuple(text[:LONGEST_WARNING] for text in (payload.warnings or ())[-MOST_WARNINGS:]),
         stacks=payload.stacks[-LONGEST_STACKS:] if payload.stacks else None,
@@ -121,17 +98,10 @@ def read_trainer_status(body: bytes, sender: Sender, received: datetime) -> Work
         step=step,
         total_steps=total,
         loss=number_text(rest.get("loss")),
-        metrics=_metrics(rest.items()),
+        metrics=metric_texts(rest.items()),
         estimated_remaining_seconds=status.estimated_remaining_seconds,
         exact=exact,
     )
-
-
-def _best(payload: _BestCheckpointPayload | None) -> BestCheckpoint | None:
-    value = None if payload is None else number_text(payload.value)
-    if payload is None or value is None:
-        return None
-    return BestCheckpoint(name=payload.name, step=payload.step, metric=payload.metric, value=value)
 
 
 def _phase(step: int, percentage: int | None) -> ReportPhase:
@@ -140,7 +110,7 @@ def _phase(step: int, percentage: int | None) -> ReportPhase:
     return ReportPhase.TRAINING if step else ReportPhase.STARTING
 
 
-_Form = TypeVar("_Form", bound=_Payload)
+_Form = TypeVar("_Form", bound=Part)
 
 
 def _parse(form: type[_Form], body: bytes) -> _Form:
@@ -157,12 +127,6 @@ def _problem(location: tuple[int | str, ...], message: str) -> str:
     return f"{path}: {text}" if path else text
 
 
-def _metrics(metrics: Iterable[tuple[str, float | None]]) -> Mapping[str, str]:
-    """Returns as many metrics as the status has room for, as texts."""
-    texts = ((name, number_text(value)) for name, value in metrics if len(name) <= LONGEST_METRIC_NAME)
-    return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))
-
-
 def _number(text: str) -> float | None:
     try:
         return float(text)
@@ -173,4 +137,4 @@ def _number(text: str) -> float | None:
 def _count(numbers: Mapping[str, float], names: tuple[str, ...]) -> int | None:
     """Returns the first number under one of the names that is a count."""
     values = (numbers[name] for name in names if name in numbers)
-    return next((int(number) for number in values if 0 <= number <= _LARGEST_COUNT), None)
+    return next((int(number) for number in values if 0 <= number <= LARGEST_COUNT), None)

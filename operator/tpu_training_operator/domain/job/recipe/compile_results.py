@@ -3,18 +3,15 @@
 The operator does not control the pod's image, so the message can have any form.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tpu_training_operator.api.catalogue import generations
-from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.bound import Bound, StepCollective, StepCost, bound_of
 from tpu_training_operator.domain.job.topology import SliceLayout
+from tpu_training_operator.domain.job.trainer_report import CompiledStep
 
-_LARGEST = 2**62
-_LONGEST = 300
 _MOST_FINDINGS = 2
 
 NOT_THERE = "Missing"
@@ -38,83 +35,60 @@ class CompileResult:
     trouble: str = ""
 
 
-def read_compile_result(part: Any, layout: SliceLayout) -> CompileResult:
-    """Reads the part of the message that is about the step on this slice."""
-    fields = part if isinstance(part, Mapping) else {"trouble": "Ended", "said": "the pod's message cannot be read"}
-    trouble = _text(fields, "trouble")
-    if trouble or not isinstance(fields.get("fits"), bool):
-        return CompileResult(None, f"{layout}: {_describe_unknown(fields, trouble)}", trouble)
-    if not fields["fits"]:
-        return CompileResult(False, f"{layout}: {_describe_excess(fields)}")
-    return CompileResult(True, f"{layout}: {'; '.join(_describe_fit(fields, layout))}")
+def read_compile_result(step: CompiledStep | None, layout: SliceLayout) -> CompileResult:
+    """Puts into words what the message says about the step on this slice; None if that cannot be read."""
+    step = step or CompiledStep(trouble="Ended", said="the pod's message cannot be read")
+    if step.trouble or step.fits is None:
+        return CompileResult(None, f"{layout}: {_describe_unknown(step)}", step.trouble)
+    if not step.fits:
+        return CompileResult(False, f"{layout}: {_describe_excess(step)}")
+    return CompileResult(True, f"{layout}: {'; '.join(_describe_fit(step, layout))}")
 
 
-def _describe_unknown(fields: Mapping[str, Any], trouble: str) -> str:
-    if trouble:
-        detail = _text(fields, "said")
-        return _TROUBLES.get(trouble, _CANNOT_TRACE) + (f": {detail}" if detail else "")
-    if refusal := _text(fields, "refusal"):
-        return f"the compiler refuses the step: {refusal}"
-    return f"it cannot be one program: {', '.join(_findings(fields)) or 'no reason given'}"
+def _describe_unknown(step: CompiledStep) -> str:
+    if step.trouble:
+        return _TROUBLES.get(step.trouble, _CANNOT_TRACE) + (f": {step.said}" if step.said else "")
+    if step.refusal:
+        return f"the compiler refuses the step: {step.refusal}"
+    return f"it cannot be one program: {', '.join(step.found[:_MOST_FINDINGS]) or 'no reason given'}"
 
 
-def _describe_excess(fields: Mapping[str, Any]) -> str:
-    needed, limit = _number(fields, "needed"), _number(fields, "limit")
-    batch, largest, refused = (_number(fields, name) for name in ("perReplica", "largest", "refused"))
+def _describe_excess(step: CompiledStep) -> str:
+    needed, limit, batch, largest = step.needed, step.limit, step.per_replica, step.largest
     examples = "the step" if batch is None else f"{count(int(batch), 'example')} per replica"
     text = f"does not fit into a core's memory: {examples}"
     if limit is not None:
         text += f" with {gib(limit)} of HBM" if needed is None else f" take {gib(needed)} of {gib(limit)}"
         text += "" if needed is None else f" of HBM, {gib(needed - limit)} too much"
     if largest:
-        text += f"; {int(largest)} fit" + (f" ({int(refused)} do not)" if refused else "")
+        text += f"; {int(largest)} fit" + (f" ({int(step.refused)} do not)" if step.refused else "")
     elif largest == 0:
         text += "; not even one fits"
     return f"{text}; compiled, not run"
 
 
-def _describe_fit(fields: Mapping[str, Any], layout: SliceLayout) -> Iterator[str]:
-    needed, limit = _number(fields, "needed"), _number(fields, "limit")
-    if needed is not None and limit is not None:
-        yield f"fits, {gib(needed)} of {gib(limit)} of HBM per core, {gib(limit - needed)} free"
+def _describe_fit(step: CompiledStep, layout: SliceLayout) -> Iterator[str]:
+    if step.needed is not None and step.limit is not None:
+        free = gib(step.limit - step.needed)
+        yield f"fits, {gib(step.needed)} of {gib(step.limit)} of HBM per core, {free} free"
     else:
         yield "fits"
-    if (bound := _bound(fields, layout)) is not None:
+    if (bound := _bound(step, layout)) is not None:
         at_best = f"a step takes {milliseconds(bound.seconds)} at best, bound by {bound.by}"
         yield f"{at_best}: MFU at most {bound.utilisation:.0%}"
-    if findings := _findings(fields):
-        yield f"found: {', '.join(findings)}"
+    if step.found:
+        yield f"found: {', '.join(step.found[:_MOST_FINDINGS])}"
     yield "compiled, not run"
 
 
-def _bound(fields: Mapping[str, Any], layout: SliceLayout) -> Bound | None:
+def _bound(step: CompiledStep, layout: SliceLayout) -> Bound | None:
     generation = generations().get(layout.shape.generation)
-    flops, model_flops, traffic = (_number(fields, name) for name in ("flops", "modelFlops", "traffic"))
-    if generation is None or flops is None or model_flops is None or not traffic:
+    if generation is None or step.flops is None or step.model_flops is None or not step.traffic:
         return None
-    part = fields.get("exchanged")
-    sizes = part if isinstance(part, Mapping) else {}
-    collectives = [StepCollective(str(kind), int(_number(sizes, kind) or 0)) for kind in sizes]
-    return bound_of(StepCost(flops, model_flops, int(traffic), collectives), generation, layout.shape.devices)
-
-
-def _findings(fields: Mapping[str, Any]) -> list[str]:
-    part = fields.get("found")
-    texts = [text for text in part if isinstance(text, str)] if isinstance(part, list) else []
-    return [plain(text)[:_LONGEST] for text in texts[:_MOST_FINDINGS]]
-
-
-def _number(fields: Mapping[str, Any], name: str) -> float | None:
-    value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    # A NaN is in no range.
-    return value if 0 <= value < _LARGEST else None
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    return plain(value)[:_LONGEST] if isinstance(value, str) else ""
+    collectives = [StepCollective(kind, int(size)) for kind, size in step.exchanged.items()]
+    return bound_of(
+        StepCost(step.flops, step.model_flops, int(step.traffic), collectives), generation, layout.shape.devices
+    )
 
 
 def gib(size: float) -> str:

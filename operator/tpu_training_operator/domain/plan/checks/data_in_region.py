@@ -7,16 +7,14 @@ name (NAM4) or of two regions that the owner chose (a multi-region's name, with 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from enum import Enum, auto
-from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.entry_check import DataInRegion
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.api.text import plain
+from tpu_training_operator.domain.job.trainer_report import Bucket
 from tpu_training_operator.domain.plan.common.context import Context
 
 _ZONE = re.compile(r"^([a-z]+-[a-z]+[0-9]+)-[a-z]+$")
@@ -46,25 +44,12 @@ _TROUBLES = {
 }
 
 _MOST_BUCKETS = 8
-_LONGEST = 200
 
 
 class Near(Enum):
     LOCAL = auto()
     REMOTE = auto()
     UNKNOWN = auto()
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """A bucket as the check describes it. `location`: "" if it is unknown; then `trouble` is the kind of error, and
-    `said` the storage's message. `regions`: the two that the owner of a dual-region has chosen."""
-
-    name: str
-    location: str = ""
-    regions: tuple[str, ...] = ()
-    trouble: str = ""
-    said: str = ""
 
 
 _REASONS = {
@@ -97,36 +82,17 @@ def explain_distance(ctx: Context) -> str | None:
 
 def _judge(ctx: Context) -> tuple[Near, str] | None:
     pod = ctx.observed.entry_check_pod
-    places_seen = (pod.trainer_message or {}).get("places") if pod is not None else None
-    if ctx.job.spec.entry_check.data_in_region is DataInRegion.IGNORE or not isinstance(places_seen, Mapping):
-        return None
-    listed = places_seen.get("buckets")
-    buckets = (
-        [_read_bucket(bucket) for bucket in listed if isinstance(bucket, Mapping)] if isinstance(listed, list) else []
-    )
-    if not buckets:
+    seen = pod.trainer_message.places if pod is not None and pod.trainer_message is not None else None
+    if ctx.job.spec.entry_check.data_in_region is DataInRegion.IGNORE or seen is None or not seen.buckets:
         return None
     selector = ctx.job.spec.trainer.node_selector or {}
     places = (
         selector.get(constants.NODE_LABEL_ZONE),
         selector.get(constants.NODE_LABEL_REGION),
-        _read_text(places_seen, "zone"),
+        seen.zone,
     )
     region = next((region for place in places if place and (region := region_of(place))), "")
-    return judge_locality(buckets[:_MOST_BUCKETS], region)
-
-
-def _read_bucket(fields: Mapping[str, Any]) -> Bucket:
-    regions = fields.get("regions")
-    listed = regions if isinstance(regions, list) else []
-    chosen = [plain(region)[:_LONGEST].lower() for region in listed if isinstance(region, str)]
-    texts = {name: _read_text(fields, name) for name in ("name", "location", "trouble", "said")}
-    return Bucket(regions=tuple(chosen[:2]), **{**texts, "location": texts["location"].lower()})
-
-
-def _read_text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    return plain(value)[:_LONGEST] if isinstance(value, str) else ""
+    return judge_locality(seen.buckets[:_MOST_BUCKETS], region)
 
 
 def _list_uris(ctx: Context) -> Iterator[str]:
@@ -161,7 +127,7 @@ def _judge_bucket(bucket: Bucket, region: str) -> tuple[Near, str]:
     if not region:
         where = "the slice's region is not known; set topology.kubernetes.io/region in trainer.nodeSelector"
         return Near.UNKNOWN, f"{name} is in {bucket.location}; {where}"
-    if pair := bucket.regions or _NAMED_PAIRS.get(bucket.location, ()):
+    if pair := tuple(bucket.regions[:2]) or _NAMED_PAIRS.get(bucket.location, ()):
         what = f"the dual-region of {' and '.join(pair)}"
         return _judge_place(name, what, region in pair, region, pair[0])
     if bucket.location in _MULTI_REGIONS:

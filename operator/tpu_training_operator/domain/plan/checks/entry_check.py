@@ -47,7 +47,7 @@ def check_entry(ctx: Context) -> Plan | None:
         return None
     if not is_wanted(ctx.job.spec):
         return (
-            _decide(ctx, CheckVerdict(CheckOutcome.NOTHING, "spec.entryCheck.mode was changed before it ended"))
+            _decide(ctx, CheckVerdict(CheckOutcome.NOTHING, "spec.entryCheck.mode was changed before the check ended"))
             if ctx.is_checking
             else None
         )

@@ -32,7 +32,7 @@ def record_fit(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
         return status, []
     _, first = results[0]
     message = "; ".join(result.message for _, result in results)
-    # The job begins on its own slice. That it could not move to another one is worth a warning.
+    # The step may fit on the job's own slice and not on an alternative, which is worth a warning.
     warns = any(result.fits is not True for _, result in results)
     reason = {True: Reason.STEP_FITS, False: Reason.STEP_TOO_LARGE, None: Reason.STEP_NOT_COMPILED}[first.fits]
     status = ctx.with_condition(status, _STEP, first.fits, reason, message)
@@ -61,17 +61,15 @@ def _read_results(ctx: Context) -> Iterator[tuple[SliceOption, CompileResult]]:
     """Yields the compiler's result for each slice, the job's own slice first."""
     pod = ctx.observed.entry_check_pod
     message = None if pod is None else pod.trainer_message
-    if pod is None or message is None or message.get("outcome") != "Succeeded" or compile_seconds(ctx.job) is None:
+    if pod is None or message is None or message.outcome != "Succeeded" or compile_seconds(ctx.job) is None:
         return
-    if "compiled" not in message:
+    if message.compiled is None:
         why = "the trainer in the image is older than the compile check"
         yield ctx.option, CompileResult(None, f"{ctx.option.layout}: {why}", NOT_THERE)
         return
-    listed = message["compiled"] if isinstance(message["compiled"], list) else []
-    for option, words in zip(
-        [ctx.option, *compiled_elsewhere(ctx.option, ctx.options)], listed or [None], strict=False
-    ):
-        result = read_compile_result(words, option.layout)
+    asked = [ctx.option, *compiled_elsewhere(ctx.option, ctx.options)]
+    for option, compiled in zip(asked, message.compiled or [None], strict=False):
+        result = read_compile_result(compiled, option.layout)
         yield option, _explain_end(result, pod, ctx) if result.trouble == UNFINISHED else result
 
 

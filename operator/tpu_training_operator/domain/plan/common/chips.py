@@ -120,8 +120,8 @@ def count_vanished(spent: ChipSeconds, seen: Holding) -> int:
     return max(0, spent.held - seen.at(parse_time(spent.since)))
 
 
-def mark_saved(spent: ChipSeconds | None, but: float) -> ChipSeconds | None:
-    return spent and replace(spent, unsaved=int(spent.unsaved * but))
+def mark_saved(spent: ChipSeconds | None, unsaved_share: float) -> ChipSeconds | None:
+    return spent and replace(spent, unsaved=int(spent.unsaved * unsaved_share))
 
 
 def mark_lost(spent: ChipSeconds | None) -> ChipSeconds | None:

@@ -1,4 +1,4 @@
-"""How a job ends: all workers succeeded, or its time is up. And what happens to a job that has finished.
+"""How a job ends: it succeeds because all workers have, or it fails.
 
 The user's own loop may write anything as its termination message, and nothing in it may keep a job from succeeding.
 """
@@ -6,24 +6,11 @@ The user's own loop may write anything as its termination message, and nothing i
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from itertools import islice
-from typing import Any
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
-from tpu_training_operator.api.status import (
-    LONGEST_TEXT,
-    MOST_METRICS,
-    BestCheckpoint,
-    Goodput,
-    Progress,
-    ReportPhase,
-    State,
-    Status,
-)
-from tpu_training_operator.api.text import plain
+from tpu_training_operator.api.status import Goodput, Progress, ReportPhase, State, Status
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
-from tpu_training_operator.domain.failures.messages import step_reached
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
@@ -79,20 +66,20 @@ def exceed_deadline(ctx: Context) -> Plan:
 def read_final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:
     """Reads step, speed and metrics from worker 0's termination message and adds them to what it `reported` before;
     None if the message has no step, as with the user's own loop."""
-    message, step = leader.trainer_message, step_reached(leader)
-    if message is None or step is None:
+    message = leader.trainer_message
+    if message is None or message.step is None:
         return None
-    metrics = _read_metrics(message.get("metrics"))
+    metrics = message.metric_texts
     before = reported or Progress(step=0, total_steps=total_steps)
     # An attempt that finds all steps done trains nothing, and so reports no loss.
-    known = before.loss if step == before.step else None
+    known = before.loss if message.step == before.step else None
     return replace(
         before,
-        step=step,
-        examples_per_second=number_text(message.get("examplesPerSecond")),
+        step=message.step,
+        examples_per_second=number_text(message.examples_per_second),
         loss=metrics.get("loss", known),
         metrics=metrics,
-        best_checkpoint=_read_best(message.get("bestCheckpoint")) or before.best_checkpoint,
+        best_checkpoint=message.best or before.best_checkpoint,
         phase=before.phase and ReportPhase.DONE,
         estimated_remaining_seconds=None,
     )
@@ -100,28 +87,7 @@ def read_final_progress(leader: WorkerPod, total_steps: int, reported: Progress 
 
 def _read_summary(leader: WorkerPod) -> str:
     """Reads the trainer's own summary in one line, such as ": trained 300 steps, loss 0.1"; empty if it left none."""
-    message = leader.trainer_message or {}
-    words = message.get("message") if message.get("outcome") == "Succeeded" else None
-    line = next(iter(plain(words).strip().splitlines()), "") if isinstance(words, str) else ""
+    message = leader.trainer_message
+    words = message.message if message is not None and message.outcome == "Succeeded" else ""
+    line = next(iter(words.strip().splitlines()), "")
     return f": {line[:_LONGEST_WORDS]}" if line else ""
-
-
-def _read_metrics(values: Any) -> dict[str, str]:
-    """Reads the values that are numbers, as many as the status has room for."""
-    if not isinstance(values, dict):
-        return {}
-    texts = ((plain(name), number_text(value)) for name, value in values.items())
-    return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))
-
-
-def _read_best(fields: Any) -> BestCheckpoint | None:
-    """Reads the best checkpoint; None unless every field is there as the trainer writes it."""
-    if not isinstance(fields, dict):
-        return None
-    name, step, metric, value = fields.get("name"), fields.get("step"), fields.get("metric"), fields.get("value")
-    number = number_text(value)
-    if not (isinstance(name, str) and isinstance(metric, str) and number is not None):
-        return None
-    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= 2**53:
-        return None
-    return BestCheckpoint(name=plain(name)[:LONGEST_TEXT], step=step, metric=plain(metric)[:LONGEST_TEXT], value=number)

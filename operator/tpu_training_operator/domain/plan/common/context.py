@@ -125,7 +125,7 @@ class Context(JobState):
 
     @property
     def rung_prefix(self) -> str:
-        """The rung, as a message about an attempt begins with it; empty without a ladder."""
+        """The rung as the prefix of a message about an attempt; empty without a ladder."""
         return f"{self.rung.words}: " if self.rung else ""
 
     @cached_property
@@ -146,7 +146,7 @@ class Context(JobState):
 
     @property
     def all_workers(self) -> list[WorkerPod]:
-        """The workers of the current attempt and of earlier ones, on whichever slice."""
+        """The workers of the current attempt and of earlier ones, on any slice."""
         return [*self.observed.before_attempt(self.attempt), *self.observed.of_attempt(self.attempt)]
 
     @property
@@ -155,7 +155,7 @@ class Context(JobState):
 
     @property
     def has_trained(self) -> bool:
-        """Whether the job has come to its first step, on whichever slice."""
+        """Whether the job has reached its first step, on any slice."""
         goodput = self.status.goodput
         return goodput is not None and goodput.productive_seconds + goodput.wasted_seconds > 0
 

@@ -61,11 +61,11 @@ def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime, seen: H
     return charge(goodput, until, activity, seen)
 
 
-def mark_saved(goodput: Goodput, but: float = 0.0) -> Goodput:
-    """Counts all training up to a checkpoint as saved, except the share `but` of what was unsaved before."""
-    but = min(but, 1.0)
-    unsaved = int(goodput.unsaved_seconds * but)
-    return replace(goodput, unsaved_seconds=unsaved, chip_seconds=chips.mark_saved(goodput.chip_seconds, but))
+def mark_saved(goodput: Goodput, unsaved_share: float = 0.0) -> Goodput:
+    """Counts all training up to a checkpoint as saved, except the share `unsaved_share` of what was unsaved before."""
+    unsaved_share = min(unsaved_share, 1.0)
+    unsaved = int(goodput.unsaved_seconds * unsaved_share)
+    return replace(goodput, unsaved_seconds=unsaved, chip_seconds=chips.mark_saved(goodput.chip_seconds, unsaved_share))
 
 
 def mark_lost(goodput: Goodput) -> Goodput:

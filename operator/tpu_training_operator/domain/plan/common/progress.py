@@ -80,10 +80,10 @@ def _count_saved(
     of those since the one before."""
     if goodput is not None and goodput.activity is Activity.SUSPENDED:
         # Saved while the gang stops; its training is already accounted for.
-        return mark_saved(goodput, but=unsaved)
+        return mark_saved(goodput, unsaved_share=unsaved)
     if goodput is None or goodput.activity is not Activity.TRAIN:
         return goodput
-    return mark_saved(charge(goodput, report.received, Activity.TRAIN, chips), but=unsaved)
+    return mark_saved(charge(goodput, report.received, Activity.TRAIN, chips), unsaved_share=unsaved)
 
 
 def carry_over(progress: Progress | None) -> Progress | None:

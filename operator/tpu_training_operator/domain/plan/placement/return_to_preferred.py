@@ -108,7 +108,8 @@ def _plan_return(ctx: Context, target: SliceOption) -> Plan:
 
 
 def _find_target(ctx: Context) -> SliceOption | None:
-    """Returns the better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
+    """Returns the better slice whose turn it is; None if all slices rest, or if the job should stay where it is for
+    now."""
     turns = count_turns(ctx)
     if turns is None or turns < 0:
         return None
@@ -133,8 +134,8 @@ def _holds_node_for(pod: WorkerPod, target: SliceOption) -> bool:
 
 
 def count_turns(ctx: Context) -> int | None:
-    """Returns how many turns are over since the gang was first allowed to move: below 0 before that, None if it may not
-    move."""
+    """Returns how many turns have passed since the gang was first allowed to move: negative before that, None if it may
+    not move."""
     policy = ctx.job.spec.placement
     if (
         policy is None

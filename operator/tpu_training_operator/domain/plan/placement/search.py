@@ -122,12 +122,12 @@ def may_move_again(ctx: Context) -> bool:
 
 
 def _next_option(ctx: Context) -> SliceOption:
-    """Returns as many slices as have found their nodes, if enough have; else the fewest; else the next in order of
-    preference."""
+    """Returns the option with as many slices as have found their nodes, if there is one; else the one with the fewest
+    slices; for a job without such options, the next in order of preference."""
     fewer = _fewer_slices(ctx)
     if fewer:
-        found = len(_placed_slices(ctx))
-        return next((option for option in fewer if option.layout.slices <= found), fewer[-1])
+        placed_count = len(_placed_slices(ctx))
+        return next((option for option in fewer if option.layout.slices <= placed_count), fewer[-1])
     others = [option for option in ctx.options if not option.is_own or option.number == 0]
     place = others.index(ctx.option) if ctx.option in others else 0
     return others[(place + 1) % len(others)]
@@ -147,7 +147,7 @@ def _placed_slices(ctx: Context) -> set[int]:
 
 
 def _count_stops(ctx: Context) -> int:
-    """Returns how many moves make a round."""
+    """Returns how many slices a round of moves tries."""
     others = sum(not option.is_own for option in ctx.options)
     return 1 + others + any(option.is_own and option.number for option in ctx.options)
 

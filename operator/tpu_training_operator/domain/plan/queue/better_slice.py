@@ -54,7 +54,7 @@ def ask_for_better_slice(ctx: Context) -> Plan:
 
 
 def _find_target(ctx: Context) -> SliceOption | None:
-    """Returns the better slice whose turn it is; None if none has, or if the job should stay where it is for now."""
+    """Returns the better slice whose turn it is; None if the job should stay where it is for now."""
     queue, turns = ctx.queue, count_turns(ctx)
     if queue is None or not queue.version or queue.is_prebuilt or turns is None or turns < 0:
         return None

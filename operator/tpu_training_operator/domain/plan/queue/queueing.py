@@ -1,4 +1,4 @@
-"""A job in a queue: when it may have workers, and what Kueue is told about them.
+"""A job in a queue: when it may have workers, and the reports to Kueue about them.
 
 Like the attempt in the status (ADR 2), the job's own condition Admitted decides, not that of its Workload:
 
@@ -142,7 +142,7 @@ def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
 
 
 def _wait(ctx: Context, queue: Queue) -> Plan:
-    """Stops what still runs, then asks for admission."""
+    """Stops workers that still run, then asks for admission."""
     workers = ctx.all_workers
     active = [pod for pod in workers if pod.may_use_chips]
     queue = _check_name(queue)

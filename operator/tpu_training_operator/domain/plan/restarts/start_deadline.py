@@ -42,7 +42,7 @@ def find_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
 
 
 def start_failure(late: Late, event: str, attempt: int, now: datetime) -> Failure:
-    """Returns the failure of a late worker. `event`: the newest event that tells why the pod waits; empty if none is
+    """Returns the failure of a late worker. `event`: the newest event that explains why the pod waits; empty if none is
     known."""
     pod = late.pod
     waits = f"{why_not_ready(pod)} ({event})" if event else why_not_ready(pod)

@@ -76,7 +76,7 @@ def describe_hosts(ctx: Context) -> str:
 
 
 def read_event_lines(ctx: Context) -> Mapping[str, str]:
-    """Returns, by pod name, the event that tells why the pod waits, as of the last look at its events."""
+    """Returns, by pod name, the event that explains why the pod waits, as of the last look at its events."""
     notes = ctx.observed.notes
     return notes.events.lines if notes and notes.events else {}
 

@@ -189,7 +189,7 @@ def _time_to_write(before: ChipSeconds, look: JobState) -> timedelta | None:
 def _warn_if_low(
     look: JobState, status: Status, known: ChipSeconds, budget: ChipBudget | None
 ) -> tuple[Status, tuple[Event, ...]] | None:
-    """Returns the status with or without the warning, and the event that tells it; None if nothing is new. A job that
+    """Returns the status with or without the warning, and the event that reports it; None if nothing is new. A job that
     has ended needs no warning, and a job over its budget has another event."""
     spent = Spent(known.total, budget.chip_hours * _HOUR) if budget else None
     is_there = find(status.conditions, ConditionType.BUDGET_LOW) is not None

@@ -1,8 +1,8 @@
 """A job that ends: one that has finished, and one that is being deleted, itself or its namespace.
 
 Kubernetes deletes everything that the job owns, by owner references, but only once the job itself is gone. A finalizer
-may keep the job for long, and in a namespace that is being deleted jobs go after their pods. So the workers are stopped
-here: no failure is charged, and no attempt begins. Only with `kubectl delete --cascade=orphan` do they stay.
+may keep the job for a long time, and in a namespace that is being deleted jobs go after their pods. So the workers are
+stopped here: no failure is charged, and no attempt begins. Only with `kubectl delete --cascade=orphan` do they stay.
 """
 
 from dataclasses import replace

@@ -1,0 +1,190 @@
+"""What a trainer says of its run: while it runs in its reports, and at its end in the termination message.
+
+Both are one document. A report of a wrong form is refused, so that the author of a reporter notices it at once. Of a
+termination message, which a user's own loop may write as it likes, only the wrong fields are left out.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from itertools import islice
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from tpu_training_operator.api.status import MOST_METRICS, BestCheckpoint, ReportPhase
+from tpu_training_operator.api.text import plain_json
+from tpu_training_operator.api.words import number_text
+
+LONGEST_NAME = 128
+_LONGEST_LINE = 300
+# As in the recipe: the largest whole number that a double holds exactly.
+LARGEST_COUNT = 2**53
+
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+# Of flops or bytes.
+Amount = Annotated[float, Field(ge=0, lt=2**62)]
+Line = Annotated[str, AfterValidator(lambda text: text[:_LONGEST_LINE])]
+
+
+class Part(BaseModel):
+    """Fields that a trainer may not know, or may know in addition, keep no report from being read."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, strict=True, extra="ignore", frozen=True)
+
+
+class Best(Part):
+    name: Annotated[str, Field(max_length=LONGEST_NAME)]
+    step: Count
+    metric: Annotated[str, Field(max_length=LONGEST_NAME)]
+    value: float
+
+
+class TrainerReport(Part):
+    """What both forms have. `metrics`: of the last evaluation, then what the task has logged."""
+
+    phase: ReportPhase | None = None
+    step: Count | None = None
+    total_steps: Count | None = None
+    loss: float | None = None
+    examples_per_second: float | None = None
+    checkpoint_step: Count | None = None
+    best_checkpoint: Best | None = None
+    metrics: dict[str, float | None] | None = None
+
+    @property
+    def metric_texts(self) -> dict[str, str]:
+        return metric_texts((self.metrics or {}).items())
+
+    @property
+    def best(self) -> BestCheckpoint | None:
+        best = self.best_checkpoint
+        value = None if best is None else number_text(best.value)
+        if best is None or value is None:
+            return None
+        return BestCheckpoint(name=best.name, step=best.step, metric=best.metric, value=value)
+
+    @property
+    def rate(self) -> float | None:
+        """The examples per second, if they are a finite number."""
+        rate = self.examples_per_second
+        return rate if rate is not None and math.isfinite(rate) else None
+
+
+class RungNumbers(Part):
+    """What a rung of a ladder has measured; None for what is missing.
+
+    `first_loss`, `last_loss`: means of the first and the last `averaged` steps, None if no loss there was finite.
+    `findings`: how often each of the doctor's checks found something. `unseen`: checks that could not run. `evaluated`:
+    which of the metrics are the evaluation's; the others are the last loss and what the task has logged.
+    """
+
+    first_loss: Finite | None = None
+    last_loss: Finite | None = None
+    averaged: Count | None = None
+    recompilations: Count | None = None
+    not_finite: Count | None = None
+    findings: dict[str, Count] | None = None
+    unseen: list[Line] = []
+    evaluated: list[Line] = []
+
+
+class CompiledStep(Part):
+    """What the TPU's compiler says about the step on one slice. `trouble`: what kept it from an answer, and `said` the
+    words of that; `exchanged`: bytes by kind of collective; `found`: why the step cannot be one program."""
+
+    fits: bool | None = None
+    trouble: Line = ""
+    said: Line = ""
+    refusal: Line = ""
+    per_replica: Amount | None = None
+    largest: Amount | None = None
+    refused: Amount | None = None
+    needed: Amount | None = None
+    limit: Amount | None = None
+    flops: Amount | None = None
+    model_flops: Amount | None = None
+    traffic: Amount | None = None
+    exchanged: dict[str, Amount] = {}
+    found: list[Line] = []
+
+
+class Bucket(Part):
+    """A bucket as the entry check describes it. `location`: "" if it is unknown; then `trouble` is the kind of error,
+    and `said` the storage's message. `regions`: the two that the owner of a dual-region has chosen."""
+
+    name: Line = ""
+    location: Annotated[Line, AfterValidator(str.lower)] = ""
+    regions: list[Annotated[Line, AfterValidator(str.lower)]] = []
+    trouble: Line = ""
+    said: Line = ""
+
+
+class Places(Part):
+    """Where the entry check's pod runs, and where the job's buckets are."""
+
+    zone: Line = ""
+    buckets: list[Bucket] = []
+
+
+class LastWords(TrainerReport):
+    """A termination message. `outcome`: the name of the exit code; `compiled`: the compiler's results by slice, None
+    from a trainer that does not compile."""
+
+    outcome: str | None = None
+    message: str = ""
+    rung: RungNumbers = RungNumbers()
+    compiled: list[CompiledStep | None] | None = None
+    places: Places | None = None
+
+
+M = TypeVar("M", bound=Part)
+
+
+def read_last_words(message: str) -> LastWords | None:
+    """Reads a termination message; None if it is anything but a JSON object."""
+    try:
+        document = json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    return LastWords() if document == {} else _read_what_is_right(LastWords, document)
+
+
+def metric_texts(metrics: Iterable[tuple[str, float | None]]) -> dict[str, str]:
+    """Returns as many metrics as the status has room for, as texts."""
+    texts = ((name, number_text(value)) for name, value in metrics if len(name) <= LONGEST_NAME)
+    return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))
+
+
+def _read_what_is_right(form: type[M], document: Any) -> M | None:
+    """Reads an object without its wrong fields, and with all its texts made plain; None for anything else."""
+    if not isinstance(document, dict):
+        return None
+    content = plain_json(document)
+    while True:
+        try:
+            return form.model_validate(content)
+        except ValidationError as error:
+            # The last ones first, so that places in a list stay what they are.
+            for problem in reversed(error.errors(include_url=False, include_context=False, include_input=False)):
+                _remove(content, problem["loc"])
+
+
+def _remove(content: dict[str, Any], location: tuple[int | str, ...]) -> None:
+    """Removes what is at the location, or the object that lacks a field there. In a list a null takes its place, if it
+    was not one: results of slices are told apart by their places."""
+    parent: Any = content
+    key, *rest = location
+    for inner in rest:
+        below = parent.get(key) if isinstance(parent, dict) else parent[key]
+        if not isinstance(below, dict | list) or (isinstance(below, dict) and inner not in below):
+            break
+        parent, key = below, inner
+    if isinstance(parent, dict):
+        parent.pop(key, None)
+    elif parent[key] is None:
+        del parent[key]
+    else:
+        parent[key] = None
