@@ -23,7 +23,7 @@ _IGNORED = ".helmignore"
 
 
 def write(source: Source, registry: str, images: Mapping[str, Image], into: Path) -> Path:
-    """The archive's path. images: empty if there are none; the chart then names the tag. Raises ReleaseError."""
+    """Returns the archive's path. images: if empty, the chart names the tag. Raises ReleaseError."""
     files = {str(path): (source.tree / CHART / path).read_bytes() for path in source.tracked(CHART)}
     files.pop(_IGNORED, None)
     values = _with_image(files["values.yaml"].decode(), registry, images)
@@ -31,12 +31,12 @@ def write(source: Source, registry: str, images: Mapping[str, Image], into: Path
     files["Chart.yaml"] += _annotations(images).encode()
     files["README.md"] = _readme(source, values).encode()
     archive = into / f"{CHART.name}-{source.tag}.tgz"
-    archive.write_bytes(_packed(files, source.epoch))
+    archive.write_bytes(_pack(files, source.epoch))
     return archive
 
 
 def metadata(archive: Path) -> dict[str, Any]:
-    """Its Chart.yaml."""
+    """The chart's own Chart.yaml."""
     with tarfile.open(archive) as tar:
         file = tar.extractfile(f"{CHART.name}/Chart.yaml")
         assert file is not None
@@ -44,14 +44,14 @@ def metadata(archive: Path) -> dict[str, Any]:
 
 
 def _with_image(values: str, registry: str, images: Mapping[str, Image]) -> str:
-    values = _replaced(values, "repository: localhost/tpu-training-operator", f"repository: {registry}/{OPERATOR}")
+    values = _replace(values, "repository: localhost/tpu-training-operator", f"repository: {registry}/{OPERATOR}")
     if OPERATOR in images:
-        values = _replaced(values, 'digest: ""', f"digest: {images[OPERATOR].digest}")
+        values = _replace(values, 'digest: ""', f"digest: {images[OPERATOR].digest}")
     return values
 
 
-def _replaced(text: str, old: str, new: str) -> str:
-    """As text, so that the comments stay."""
+def _replace(text: str, old: str, new: str) -> str:
+    """Replaces text rather than parsed YAML, so that the comments stay."""
     changed, count = re.subn(rf"^(\s*){re.escape(old)}$", lambda found: found[1] + new, text, flags=re.MULTILINE)
     if count != 1:
         raise ReleaseError(f"{CHART}/values.yaml: {old!r} is there {count} times, where once is expected")
@@ -59,7 +59,7 @@ def _replaced(text: str, old: str, new: str) -> str:
 
 
 def _annotations(images: Mapping[str, Image]) -> str:
-    """Both images by digest, where catalogues of charts and mirroring tools look for them."""
+    """Lists both images by digest, where catalogues of charts and mirroring tools look for them."""
     if not images:
         return ""
     listed = [{"name": name, "image": image.pinned} for name, image in sorted(images.items())]
@@ -68,13 +68,13 @@ def _annotations(images: Mapping[str, Image]) -> str:
 
 
 def _readme(source: Source, values: str) -> str:
-    """With the defaults of this archive."""
+    """Returns the chart's README with the defaults of this archive."""
     page = runpy.run_path(str(source.tree / "scripts" / "chart_readme.py"))["page"]
     return str(page(json.loads(source.read(CHART / "values.schema.json")), yaml.safe_load(values)))
 
 
-def _packed(files: Mapping[str, bytes], epoch: int) -> bytes:
-    """Chart.yaml first, as helm has it; the rest sorted. Nobody's names, one mode."""
+def _pack(files: Mapping[str, bytes], epoch: int) -> bytes:
+    """Packs Chart.yaml first, as helm does, and the rest sorted; without owners, and with one mode."""
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", filename="", mtime=0) as compressed,

@@ -56,7 +56,7 @@ def _about(origin: source.Source, registry: str, images: dict[str, Image], chart
 
 
 def _sums(folder: Path) -> str:
-    """For `sha256sum --check`."""
+    """Returns the lines that `sha256sum --check` reads."""
     lines = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:

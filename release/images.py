@@ -26,7 +26,7 @@ _REGISTRY = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:\d{1,5})?(/[a-z0-9]+([.
 
 @dataclass(frozen=True)
 class Image:
-    """repository: with the registry, without a tag."""
+    """An image of this release. repository: with the registry, without a tag."""
 
     repository: str
     version: str
@@ -53,7 +53,7 @@ def checked_registry(text: str) -> str:
 
 
 def build_all(source: Source, registry: str, build: Build, into: Path) -> dict[str, Image]:
-    """By their short names. Raises ReleaseError."""
+    """Returns the images by their short names. Raises ReleaseError."""
     into.mkdir()
     images = {}
     for name, dockerfile in DOCKERFILES.items():
@@ -65,7 +65,7 @@ def build_all(source: Source, registry: str, build: Build, into: Path) -> dict[s
 
 
 def digest_of(archive: Path) -> str:
-    """The digest that a registry will know the archive's only image by. Raises ReleaseError."""
+    """Returns the digest under which a registry will know the archive's only image. Raises ReleaseError."""
     try:
         with tarfile.open(archive) as tar:
             manifests = json.loads(_member(tar, "index.json"))["manifests"]
@@ -82,7 +82,7 @@ def digest_of(archive: Path) -> str:
 
 
 def _member(tar: tarfile.TarFile, name: str) -> bytes:
-    """docker writes ./index.json, buildah index.json."""
+    """Reads a file of the archive: docker writes ./index.json, buildah index.json."""
     for spelling in (name, f"./{name}"):
         if spelling in tar.getnames():
             file = tar.extractfile(spelling)
@@ -92,7 +92,8 @@ def _member(tar: tarfile.TarFile, name: str) -> bytes:
 
 
 def builder(chosen: str, flags: tuple[str, ...]) -> Build:
-    """`chosen`: docker, podman or buildah; empty for the first that answers. flags: more arguments for it.
+    """Returns what builds images. `chosen`: docker, podman or buildah; empty for the first that answers. flags: more
+    arguments for it.
 
     Raises ReleaseError.
     """
@@ -136,7 +137,7 @@ def _version(source: Source) -> str:
 
 
 def _run(path: str, *arguments: str) -> None:
-    """What the tool says, it says to the person who waits for it."""
+    """Runs a tool that prints to the terminal. Raises ReleaseError."""
     status = subprocess.run([path, *arguments], check=False).returncode
     if status != 0:
         raise ReleaseError(f"{Path(path).name} {arguments[0]} ended with {status}; its reason is above")

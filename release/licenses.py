@@ -23,7 +23,7 @@ _LONGEST_NAME = 60
 
 
 def license_of(metadata: PackageMetadata | Message) -> dict[str, Any]:
-    """One entry of a component's `licenses`."""
+    """Returns one entry of a component's `licenses`."""
     expression = metadata["License-Expression"]
     if expression:
         return {"license": {"id": expression}} if expression in _IDENTIFIERS else {"expression": expression}

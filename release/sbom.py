@@ -55,7 +55,7 @@ def document(source: Source) -> str:
     project = tomllib.loads(source.read("pyproject.toml"))["project"]
     required = {pin.name for pin in pinned(source, "operator/requirements.txt")}
     extras = project["optional-dependencies"]
-    optional = _reached(requirement for name in FOR_USERS for requirement in extras[name])
+    optional = _dependencies(requirement for name in FOR_USERS for requirement in extras[name])
     scopes = {name: "required" if name in required else "optional" for name in required | optional}
     root = {
         "type": "application",
@@ -90,7 +90,7 @@ def document(source: Source) -> str:
 
 
 def pinned(source: Source, path: str) -> list[Pin]:
-    """The entries of a file that `make lock` has written. Raises ReleaseError."""
+    """Returns the entries of a file that `make lock` has written. Raises ReleaseError."""
     pins = []
     for entry in re.split(r"\n(?=\S)", source.read(path).strip()):
         found = re.match(r"([a-z0-9.-]+)==(\S+?)(?: ; (.+?))?(?: \\)?(?:\n|$)", entry)
@@ -102,8 +102,8 @@ def pinned(source: Source, path: str) -> list[Pin]:
 
 
 def _component(pin: Pin, scope: str, stack: str = "") -> dict[str, Any]:
-    """With the hashes of all its files, of which an installation takes the one that fits its machine. stack: the one
-    that alone has this package."""
+    """Returns the component with the hashes of all its files; an installation takes the one for its machine. stack:
+    the only one that has this package."""
     component: dict[str, Any] = {
         "type": "library",
         "bom-ref": pin.purl,
@@ -147,8 +147,8 @@ def _edges(ref: str, names: Iterable[str], pins: list[Pin]) -> dict[str, Any]:
     return {"ref": ref, "dependsOn": sorted(pin.purl for pin in pins if pin.name in wanted)}
 
 
-def _reached(requirements: Iterable[str]) -> set[str]:
-    """The names of everything that these requirements bring with them."""
+def _dependencies(requirements: Iterable[str]) -> set[str]:
+    """Returns the names of everything that these requirements depend on."""
     reached: dict[str, frozenset[str]] = {}
     waiting = [Requirement(text) for text in requirements]
     while waiting:
@@ -166,7 +166,7 @@ def _needs(name: str, extras: frozenset[str]) -> set[str]:
 
 
 def _requirements(name: str, extras: frozenset[str]) -> list[Requirement]:
-    """What the installed package asks for on this platform; nothing if it is not installed."""
+    """Returns what the installed package requires on this platform; nothing if it is not installed."""
     try:
         texts = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:

@@ -19,8 +19,8 @@ _VERSION = Path("operator") / "tpu_training_operator" / "version.py"
 
 @dataclass(frozen=True)
 class Source:
-    """tree: the copy. tag: the version as charts and images have it. epoch: the time that every artifact bears, in
-    seconds. changed: whether it differs from the commit."""
+    """A copy of the tracked files. tree: the copy. tag: the version as charts and images have it. epoch: the time that
+    every artifact bears, in seconds. changed: whether it differs from the commit."""
 
     tree: Path
     version: str
@@ -33,7 +33,7 @@ class Source:
         return (self.tree / path).read_text(encoding="utf-8")
 
     def tracked(self, folder: Path) -> list[Path]:
-        """The files below a folder of the tree, sorted, relative to it."""
+        """Returns the files below a folder of the tree, sorted, relative to it."""
         root = self.tree / folder
         return sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
 
@@ -68,7 +68,7 @@ def _replace(file: Path, line: str, by: str) -> None:
 
 
 def _copy_file(repository: Path, into: Path, name: Path, mode: int) -> None:
-    """With git's own two modes, because the umask of whoever cloned it would get into the archives."""
+    """Copies with git's own two modes: the umask of the clone would get into the archives."""
     target = into / name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def _copy_file(repository: Path, into: Path, name: Path, mode: int) -> None:
 
 
 def _epoch(repository: Path) -> int:
-    """SOURCE_DATE_EPOCH as the reproducible-builds specification has it, else the time of the commit."""
+    """Returns SOURCE_DATE_EPOCH as the reproducible-builds specification has it, else the time of the commit."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     text = _git(repository, "log", "-1", "--format=%ct").strip() if given is None else given
     # A wheel is a zip file, whose times begin in 1980 and end in 2107.

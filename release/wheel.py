@@ -15,7 +15,7 @@ _HOOK = "import sys; from setuptools import build_meta; build_meta.build_wheel(s
 
 
 def build(source: Source, into: Path) -> Path:
-    """The wheel's path. setuptools leaves its own files in the tree, so this comes last there. Raises ReleaseError."""
+    """Returns the wheel's path. setuptools leaves its files in the tree, so this comes last. Raises ReleaseError."""
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(source.epoch), "PYTHONHASHSEED": "0"}
     done = subprocess.run(
         [sys.executable, "-c", _HOOK, str(into.absolute())],

@@ -34,7 +34,7 @@ _HEAD = ["| value | type | default | meaning |", "|---|---|---|---|"]
 
 
 def page(schema: Schema, defaults: dict[str, Any]) -> str:
-    """The whole README. A value that has others below it gets a section, the rest share the first table."""
+    """Returns the whole README. A value that has others below it gets a section, the rest share the first table."""
     values = {name: value for name, value in schema["properties"].items() if name in defaults}
     alone = [_row(name, value, defaults[name]) for name, value in values.items() if "properties" not in value]
     parts = [_INTRODUCTION, _table(alone)]

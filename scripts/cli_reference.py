@@ -14,7 +14,7 @@ _INTRODUCTION = "Made by `make crds` from what `tpujob COMMAND --help` prints.\n
 
 
 def page(written: str) -> str:
-    """The page, with its last part made anew; what is above its heading stays as it is `written`."""
+    """Returns the page with a new last part; what is above its heading stays as `written`."""
     above, heading, _ = written.partition(_HEADING)
     if not heading:
         raise ValueError(f"{PAGE} has no heading {_HEADING.strip()!r}")

@@ -54,7 +54,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     parts = [_INTRODUCTION]
     for title, members in _SECTIONS.items():
         parts.append(f"## {title}\n")
@@ -63,7 +63,7 @@ def page() -> str:
 
 
 def _member(file: Path, name: str) -> Iterator[str]:
-    """The lines about one class, function or name of a type."""
+    """Returns the lines about one class, function or name of a type."""
     body = ast.parse(file.read_text(encoding="utf-8")).body
     yield f"### {name}\n"
     for statement, following in zip(body, [*body[1:], None], strict=True):
@@ -83,7 +83,7 @@ def _member(file: Path, name: str) -> Iterator[str]:
 
 
 def _class(statement: ast.ClassDef, body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Its description, a table of its fields, a table of its methods."""
+    """Returns a description, a table of its fields, a table of its methods."""
     described, rest = _by_field(_docstring(statement))
     if rest:
         yield _text(rest)
@@ -104,7 +104,7 @@ def _class(statement: ast.ClassDef, body: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _offered(statement: ast.ClassDef, body: Sequence[ast.stmt]) -> Iterator[_Function]:
-    """The methods that are users' business. A module's tuple OFFERED names them where some of a base class are not."""
+    """Yields the methods that are for users. A module's tuple OFFERED names them where some of a base class are not."""
     named = next(
         (each.value for each in body if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "OFFERED"),
         None,
@@ -120,7 +120,7 @@ def _offered(statement: ast.ClassDef, body: Sequence[ast.stmt]) -> Iterator[_Fun
 
 
 def _by_field(text: str) -> tuple[dict[str, str], str]:
-    """The docstring's lines of the form `name: meaning`, with the indented ones after each; and what else it says."""
+    """Returns the docstring's lines of the form `name: meaning`, with the indented ones after each, and the rest."""
     described: dict[str, str] = {}
     rest: list[str] = []
     current: str | None = None
@@ -142,7 +142,7 @@ def _signature(function: _Function) -> str:
 
 
 def _call(function: _Function) -> str:
-    """As it is called, without types; a property as its name."""
+    """Returns the call, without types; for a property its name."""
     if any(ast.unparse(decorator) == "property" for decorator in function.decorator_list):
         return function.name
     arguments = _arguments(function)
@@ -153,7 +153,7 @@ def _call(function: _Function) -> str:
 
 
 def _arguments(function: _Function) -> ast.arguments:
-    """Without `self`, and without `*_` and `**__`, which only swallow what others would pass."""
+    """Returns the parameters without `self`, and without `*_` and `**__`, which only swallow what others would pass."""
     arguments = copy.deepcopy(function.args)
     arguments.args = [each for each in arguments.args if each.arg != "self"]
     if arguments.vararg is not None and arguments.vararg.arg.startswith("_"):
@@ -164,7 +164,7 @@ def _arguments(function: _Function) -> ast.arguments:
 
 
 def _type(annotation: ast.expr, body: Sequence[ast.stmt] = ()) -> str:
-    """As it is written, but the type alone where `body`'s module annotates it for the reader of run specs."""
+    """Returns the type as it is written, without the annotations that only the reader of run specs needs."""
     plain = {
         each.targets[0].id: each.value.slice.elts[0]
         for each in body
@@ -190,7 +190,7 @@ def _docstring(statement: ast.ClassDef | _Function) -> str:
 
 
 def _after(statement: ast.stmt | None) -> str:
-    """The text that stands below an assignment, if there is one."""
+    """Returns the text that stands below an assignment, if there is one."""
     match statement:
         case ast.Expr(value=ast.Constant(value=str(text))):
             return inspect.cleandoc(text)
@@ -198,7 +198,7 @@ def _after(statement: ast.stmt | None) -> str:
 
 
 def _text(docstring: str) -> str:
-    """As paragraphs, `Raises:` as a sentence."""
+    """Returns the docstring as paragraphs, `Raises:` as a sentence."""
     return re.sub(r"Raises:\n +", "Raises ", docstring) + "\n"
 
 

@@ -19,7 +19,7 @@ _UNBOUNDED = 2**31 - 1
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     (version,) = custom_resource_definition()["spec"]["versions"]
     properties = version["schema"]["openAPIV3Schema"]["properties"]
     parts = [_INTRODUCTION]
@@ -40,7 +40,7 @@ def _has_parts(schema: Schema) -> bool:
 
 
 def _section(schema: Schema) -> str:
-    """A table of the fields below `schema`, then the rules over more than one of them."""
+    """Returns a table of the fields below `schema`, then the rules over more than one of them."""
     rows = [f"| {path} | {kind} | {default} | {text} |" for path, kind, default, text in _rows(schema, "")]
     table = "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows, ""])
     rules = list(dict.fromkeys(_rules(schema)))

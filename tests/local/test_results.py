@@ -308,6 +308,14 @@ def test_an_unreadable_history_prints_one_line_and_does_not_fail_the_run(runs: R
     assert not (run.out / "report.html").exists()
 
 
+def test_a_result_that_could_not_be_written_is_no_success(runs: Runs) -> None:
+    """A script that goes on after exit status 0 reads the result."""
+    run = runs.start("(HERE / 'out' / 'result.json').symlink_to('/dev/full')\n" + TRAIN)
+    assert run.wait() == 1
+    assert "result.json: no space left on device" in run.stderr
+    assert not (run.out / "result.json").is_symlink()
+
+
 def test_plain_output_has_no_escape_codes(runs: Runs) -> None:
     run = runs.start(TRAIN, environ={"TERM": "xterm-256color"})
     succeeded(run)

@@ -1,5 +1,6 @@
 """The planner's branches, one by one: what it does and shows for a given job and its pods."""
 
+import copy
 from datetime import timedelta
 
 import pytest
@@ -23,8 +24,9 @@ from tests.planner.story import (
 )
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, find, is_true
+from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State
-from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
+from tpu_training_operator.domain.cluster_state.observed import Object, Observed, format_time, parse_time
 from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.planner import plan
@@ -423,6 +425,40 @@ def test_an_invalid_job_can_be_suspended_and_continues_once_it_is_valid() -> Non
     cluster.edit_run_policy(suspend=False)
     one_pass(cluster)
     assert (cluster.status.attempt, cluster.status.restarts.total) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "change", "field"),
+    [
+        ({LABEL_QUEUE: "research"}, {"trainer": {"podLabels": {LABEL_QUEUE: "other"}}}, "spec.trainer.podLabels"),
+        ({}, {"slice": {"provisioning": {"type": "Queued"}}}, "spec.slice.provisioning.type"),
+    ],
+    ids=["a queue for each worker", "queued capacity without a queue"],
+)
+def test_a_change_while_suspended_is_held_to_the_rules_of_a_start(labels: Object, change: Object, field: str) -> None:
+    """What would keep a new job from starting keeps this one from its next attempt, before it has a single pod."""
+    cluster = given_a_running_gang()
+    cluster.edit_run_policy(suspend=True)
+    for _ in range(2):
+        one_pass(cluster)
+    kubelet.sweep(cluster)
+    one_pass(cluster)
+    cluster.job["metadata"].setdefault("labels", {}).update(labels)
+    before = copy.deepcopy(cluster.job["spec"])
+    for part, fields in change.items():
+        cluster.job["spec"][part] = cluster.job["spec"][part] | fields
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+    assert (cluster.status.state, cluster.pods, cluster.status.attempt) == (State.INVALID, {}, 1)
+    stalled = find(cluster.status.conditions, ConditionType.STALLED)
+    assert stalled is not None
+    assert field in stalled.message
+    cluster.job["spec"] = before
+    cluster.job["metadata"]["labels"] = {}
+    cluster.edit_run_policy(suspend=False)
+    for _ in range(2):
+        one_pass(cluster)
+    assert cluster.status.attempt == 2
 
 
 def test_a_dead_node_does_not_hold_up_the_deletion_of_a_job() -> None:

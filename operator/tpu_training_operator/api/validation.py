@@ -37,7 +37,7 @@ def parse_job(data: Mapping[str, Any], *, except_rules: tuple[Rule, ...] = ()) -
     `except_rules`: rules that are not applied, because `tpujob plan` can compute some jobs that a cluster would refuse.
     """
     try:
-        job = TPUTrainingJob.model_validate(data)
+        job = TPUTrainingJob.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
         raise InvalidJob(_schema_problems(error, data)) from None
     problems = list(_broken_rules(job, "", except_rules))

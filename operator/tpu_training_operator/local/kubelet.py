@@ -291,12 +291,10 @@ def _last_words(files: PodDirectory, code: int) -> str:
     """Returns the termination message, or the end of the log for a failure without one."""
     if files.termination.exists() and (words := files.termination.read_text(encoding="utf-8", errors="replace")):
         return words[:_LONGEST_MESSAGE]
-    if code == 0:
-        return ""
-    # With a full disk, the end of the log is not what the worker printed last.
-    if shutil.disk_usage(files.path).free < _LONGEST_MESSAGE:
+    # With a full disk, a worker opens its message and cannot write it, and the end of the log is not what it printed.
+    if (code or files.termination.exists()) and shutil.disk_usage(files.path).free < _LONGEST_MESSAGE:
         return f"the disk is full: the worker could write neither its log nor its last words in {files.path}"
-    if not files.log.exists():
+    if code == 0 or not files.log.exists():
         return ""
     lines = files.log.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(lines[-_LOG_TAIL_LINES:])[-_LONGEST_TAIL:]

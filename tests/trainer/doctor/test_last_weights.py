@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -270,6 +271,17 @@ def test_a_run_without_checkpoints_leaves_its_weights_at_the_desk_under_both_loo
     done = in_process.run(lightning_spec(name), tmp_path, report=tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     assert held_out_loss(weights) == pytest.approx(done.outcome.metrics["val_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Plain", "Gan"])
+def test_weights_that_do_not_fit_are_left_out_with_a_warning(
+    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.safetensors.part").symlink_to("/dev/full")
+    done = in_process.run(lightning_spec(name), tmp_path, report=tmp_path)
+    assert done.outcome.code is ExitCode.Succeeded
+    assert not (tmp_path / "model.safetensors").exists()
+    assert re.search("warning: Weights: the weights were not kept: .*No space left", capfd.readouterr().err)
 
 
 def halving(hp: Hyperparameters) -> Task:

@@ -36,6 +36,23 @@ def test_a_wrong_field_is_reported(changes: dict[str, Any], field: str) -> None:
     assert field in [problem.field for problem in problems(job_body(changes))]
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"spec.run_policy": {"suspend": True}}, "spec.run_policy"),
+        ({"spec.recipe.globalBatchSize": ABSENT, "spec.recipe.global_batch_size": 32}, "spec.recipe.global_batch_size"),
+        (
+            {"spec.runPolicy": {"restart": {"limits": [{"failure_class": "Hang", "max": 1}]}}},
+            "spec.runPolicy.restart.limits[0].failure_class",
+        ),
+    ],
+)
+def test_a_field_has_its_api_name_only(changes: dict[str, Any], field: str) -> None:
+    """The API server knows no other, so `tpujob` must not accept one."""
+    wrong = [problem.field for problem in problems(job_body(changes))]
+    assert field in wrong
+
+
 @pytest.mark.parametrize(("changes", "field"), DOUBLED)
 def test_what_is_listed_twice_is_named(changes: dict[str, Any], field: str) -> None:
     [problem] = problems(job_body(changes))

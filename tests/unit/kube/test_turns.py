@@ -62,16 +62,6 @@ def a_flow(server: HeldRequests, who: str, count: int) -> tuple[Flow, list["asyn
         return begun, [asyncio.create_task(server.send(who)) for _ in range(count)]
 
 
-async def test_no_more_are_under_way_than_the_limit_allows(server: HeldRequests) -> None:
-    a_flow(server, "large", 100)
-    await settle()
-    assert server.under_way == 32
-    while server.under_way:
-        await server.answer()
-        assert server.under_way <= server.turns.limit.limit
-    assert len(server.sent) == 100
-
-
 # Whose request is next
 
 
@@ -84,18 +74,6 @@ async def test_a_gang_of_four_does_not_wait_for_one_of_thousands(server: HeldReq
     for _ in range(8):
         await server.answer()
     assert Counter(server.sent)["small"] == 4
-    await server.answer_all()
-
-
-async def test_a_gang_of_four_is_made_while_the_requests_of_others_are_not_answered(server: HeldRequests) -> None:
-    for number in range(8):
-        a_flow(server, f"slow-{number}", 100)
-    await settle()
-    _, small = a_flow(server, "small", 4)
-    for _ in range(4):
-        await settle()
-        await server.answer(position=-1)
-    assert all(task.done() for task in small)
     await server.answer_all()
 
 

@@ -128,14 +128,18 @@ async def test_work_that_fails_waits_longer_every_time_until_it_succeeds(time: T
     assert await work(queue) == ["a"]
 
 
+@pytest.mark.parametrize("in_work", [False, True])
 @pytest.mark.parametrize("background", [False, True])
-async def test_a_paused_key_stays_paused_when_it_is_added(time: Time, queue: WorkQueue[str], background: bool) -> None:
+async def test_a_paused_key_stays_paused_when_it_is_added(
+    time: Time, queue: WorkQueue[str], background: bool, in_work: bool
+) -> None:
+    """`in_work`: it is also added while it is in work."""
     queue.add("a")
     await time.pass_by()
     assert await take(queue) == ["a"]
-    # While it is in work, after its failure, and while it is paused.
-    queue.add("a", background=True)
-    queue.add("a", background=background)
+    if in_work:
+        queue.add("a", background=True)
+        queue.add("a", background=background)
     queue.retry("a", pause_seconds=30)
     queue.done("a")
     queue.add("a", background=background)
@@ -173,17 +177,6 @@ async def test_a_key_is_hurried_once(time: Time, queue: WorkQueue[str]) -> None:
         queue.add(key)
         await time.pass_by()
     assert await work(queue) == ["b", "a"]
-
-
-async def test_a_key_hurried_in_work_comes_first_afterwards(time: Time, queue: WorkQueue[str]) -> None:
-    queue.add("a")
-    await time.pass_by()
-    assert await take(queue) == ["a"]
-    queue.add("b")
-    queue.add("a", first=True)
-    await time.pass_by()
-    queue.done("a")
-    assert await work(queue) == ["a", "b"]
 
 
 @pytest.mark.parametrize("stream_is_hurried", [False, True])

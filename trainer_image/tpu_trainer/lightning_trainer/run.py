@@ -378,7 +378,7 @@ class LightningTraining:
         if done is None:
             if not self._is_on_lower_rung:
                 save_result(callback.step, callback.position, instruments)
-                write_weights(self.context, module)
+                write_weights(self.context, callback.step, module)
             with self.context.clock.during(Phase.CHECKPOINT):
                 keep_last(callback.step, callback.position, instruments)
         early = f" of {hp.last_step}, ended early by the module or a callback" if callback.step < hp.last_step else ""

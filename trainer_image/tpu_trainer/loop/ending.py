@@ -17,6 +17,7 @@ from tpu_trainer.data.loading import Position
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.reporting.run_outputs import RunOutputs
+from tpu_trainer.storage.store import DirectoryStore
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,17 +44,20 @@ def save_result(step: int, position: Position, instruments: Instruments, *, agai
     instruments.outputs.progress.say(f"the last weights have the checksum {last[1]}")
 
 
-def write_weights(context: RunContext, model: nn.Module, average: Mapping[str, Tensor] | None = None) -> None:
-    """Writes the weights of a run without checkpoints into the directory of its report, on the user's machine."""
+def write_weights(
+    context: RunContext, step: int, model: nn.Module, average: Mapping[str, Tensor] | None = None
+) -> None:
+    """Writes the weights of a run without checkpoints into the directory of its report, on the user's machine. A file
+    that cannot be written whole is left out, with a warning."""
     directory, writes = context.environment.report_directory, context.outputs.is_reporter
     if directory is None or context.spec.checkpoint is not None or not (writes or context.backend.reads_together):
         return
     try:
         for name, content in weight_files(model, average):
             if writes:
-                (directory / name).write_bytes(content)
-    except (OSError, UserCodeError) as error:
-        context.outputs.progress.say(f"the weights were not kept: {error}")
+                DirectoryStore(directory).put(name, content)
+    except (StorageError, UserCodeError) as error:
+        context.outputs.add_finding(Finding("Weights", step, f"the weights were not kept: {error}"))
 
 
 def keep_last(step: int, position: Position, instruments: Instruments) -> None:

@@ -167,8 +167,8 @@ class _Training:
         with self.context.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, instruments)
             if not self.work.on_lower_rung:
-                average = self.work.average
-                write_weights(self.context, self.work.task.model, None if average is None else average.tensors)
+                average = None if self.work.average is None else self.work.average.tensors
+                write_weights(self.context, trained.step, self.work.task.model, average)
                 self._finish()
         ending = trained.early or done or f"trained {trained.step} steps"
         return succeeded_outcome(ending, trained.step, trained.loss, evaluated, self.instruments)

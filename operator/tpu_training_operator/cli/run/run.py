@@ -116,7 +116,9 @@ def run(
         if (history := run_history(file, outcome, directory)) is not None:
             write_page(*history, page, job_end(directory))
     _print_end(file, outcome, directory, result)
-    sys.exit(_INTERRUPTED if outcome.cancelled else 0 if outcome.status.state is State.SUCCEEDED else 1)
+    # A script that goes on after exit code 0 reads the result.
+    has_succeeded = outcome.status.state is State.SUCCEEDED and result.exists()
+    sys.exit(_INTERRUPTED if outcome.cancelled else 0 if has_succeeded else 1)
 
 
 def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: int | None) -> JobFile:

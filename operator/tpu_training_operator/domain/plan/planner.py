@@ -98,8 +98,10 @@ def _read(look: JobState, cache: ParseCache, max_hosts: int) -> Context:
     job = _drop_entry_check(observed.job) if status.attempt or observed.pods else observed.job
     options, lower = cache.job(job), cache.lower_rungs(job)
     observed = observed.within([option.layout for option in (*options, *lower)])
-    if status.attempt == 0 and not observed.pods:
-        check_options((*options, *lower), observed.job, max_hosts)
+    has_begun = status.attempt > 0 or bool(observed.pods)
+    if not has_begun or look.is_suspended:
+        # A change made during a suspension can keep the next attempt from starting, as it would the first one.
+        check_options((*options, *lower), observed.job, MAX_HOSTS if has_begun else max_hosts)
     rung = rung_of(options, lower, status.rungs)
     option = choose_option(rung.options if rung else options, status, observed.pods)
     if rung is not None:
