@@ -231,8 +231,8 @@ class Reconciler:
         return await self._look(key, memory, fresh, fresh, look)
 
     async def _look_into_failure(self, look: "_Look", key: JobKey) -> "_Look":
-        """Returns the look; if it has a new failure, a plan with more information. A worker that was not listed may
-        exist after all, or its last version may show why it failed. And nothing fails in a namespace that is being
+        """Returns the look, planned again with more information if it shows a new failure. A worker that was not listed
+        may exist after all, or its last version may show why it failed. And nothing fails in a namespace that is being
         deleted."""
         failure = look.decision.status.last_failure if look.decision.status else None
         is_news = failure is not None and failure != look.before.last_failure
