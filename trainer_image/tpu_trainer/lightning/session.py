@@ -186,14 +186,15 @@ def _readable_names() -> list[str]:
     return sorted([*(part.name for part in fields(TrainerView)), *properties])
 
 
-def overrides(target: Any, name: str) -> bool:
+def overrides(target: object, name: str) -> bool:
     """Returns whether `target` has a method `name` that is not Lightning's own default; False for None."""
-    return _overrides(type(target), name)
+    kind: Any = type(target)
+    return _overrides(kind, name)
 
 
 # Every step asks for a dozen hooks.
 @cache
-def _overrides(kind: type, name: str) -> bool:
+def _overrides(kind: Any, name: str) -> bool:
     owner = next((owner for owner in kind.__mro__ if name in vars(owner)), None)
     return owner is not None and owner.__module__.partition(".")[0] not in LIGHTNING
 
