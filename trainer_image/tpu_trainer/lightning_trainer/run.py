@@ -485,7 +485,7 @@ def _place(kept: Mapping[str, Any], hp: Hyperparameters) -> tuple[Place, bool]:
 
 
 def _validates(run: LightningRun) -> bool:
-    loader = any(part is not None and overrides(part, "val_dataloader") for part in (run.module, run.data))
+    loader = any(overrides(part, "val_dataloader") for part in (run.module, run.data))
     return loader and overrides(run.module, "validation_step") and run.module.validation_step is not None
 
 
