@@ -41,7 +41,8 @@ reports = st.builds(
     loss=st.none() | numbers,
     examples_per_second=st.none() | numbers,
     checkpoint_step=st.none() | steps,
-    best_checkpoint=st.none() | st.builds(Best, st.just("step-00000010-5f0c-1"), steps, st.text(), numbers),
+    # A job names the metric, in at most 128 characters.
+    best_checkpoint=st.none() | st.builds(Best, st.just("step-00000010-5f0c-1"), steps, st.text(max_size=128), numbers),
     metrics=st.dictionaries(
         st.text(max_size=16) | st.sampled_from(["loss", "step", "current_step"]),
         numbers,

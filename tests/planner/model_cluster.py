@@ -50,8 +50,6 @@ class ModelCluster:
         # The operator that makes the passes of a story and remembers things between them.
         self.operator: Any = None
         self.lost: set[str] = set()
-        # Whether the operators know that nothing creates node pools.
-        self.fixed_node_pools = False
         self.reporting = REPORTING if listens else None
         # What the workers say to the one operator that most tests have; tests with several give each its own.
         self.inboxes = self.new_inboxes()

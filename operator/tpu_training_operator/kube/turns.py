@@ -67,15 +67,14 @@ class TokenBucket:
 
 @dataclass(frozen=True)
 class WriteLimit:
-    """The number of requests of flows that may be under way. `since`: the number of the first request under this
-    limit."""
+    """How many requests of flows may be under way. `since`: the number of the first request under this limit."""
 
     limit: float = _FIRST
     since: int = 0
 
     @property
     def may_be_exceeded(self) -> bool:
-        """Returns whether the limit has recovered from overload: what it bounds now has not been tried."""
+        """Whether the limit has recovered from overload: the requests beyond it have not been tried."""
         return self.limit >= _FIRST
 
     def after_answer(self, status: int, number: int, next_number: int, under_way: int) -> "WriteLimit":
@@ -176,7 +175,7 @@ class Turns:
                 return await waiter
         except asyncio.CancelledError:
             if not waiter.cancelled():
-                # It was admitted in the same moment.
+                # It was admitted at the same moment.
                 self._leave(flow)
             raise
 

@@ -80,7 +80,7 @@ class CachedCluster:
             created = await self._cluster.create(body)
         except Unavailable:
             if resource_of(body) is PODS and served:
-                # It may exist anyway.
+                # The pod may exist although no answer came.
                 served.doubted_gangs.add((namespace, body["metadata"].get("labels", {}).get(LABEL_JOB_NAME, "")))
             raise
         _learn(served, resource_of(body), namespace, created)

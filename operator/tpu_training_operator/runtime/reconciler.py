@@ -64,8 +64,7 @@ class Reconciler:
     """`fresh` reads from the API server what `cluster` may read from memory; None if `cluster` has no memory. `events`
     sends events outside of passes; None: each pass sends its own. `inboxes`, `reporting`: what workers report, and
     where; both or neither. `network_policy` keeps other pods from a job's workers. Jobs with more than `max_hosts`
-    hosts are never started. `fixed_node_pools`: nothing creates node pools in this cluster. `queues` reads what Kueue
-    has decided; None: labels that name a queue are ignored."""
+    hosts are never started. `queues` reads what Kueue has decided; None: labels that name a queue are ignored."""
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class Reconciler:
         network_policy: WorkerNetworkPolicy | None = None,
         metrics: Metrics | None = None,
         max_hosts: int = MAX_HOSTS,
-        fixed_node_pools: bool = False,
         queues: Queues | None = None,
     ) -> None:
         self._cluster = cluster
@@ -91,7 +89,6 @@ class Reconciler:
         self._network_policy = network_policy
         self._metrics = metrics
         self._max_hosts = max_hosts
-        self._fixed_node_pools = fixed_node_pools
         self._queues = queues
         self._memories: dict[JobKey, Memory] = {}
         self._cache = ParseCache()
@@ -144,7 +141,7 @@ class Reconciler:
         job, observed, stored, before, decision = look.job, look.observed, look.stored, look.before, look.decision
 
         # 2. Act. If the cluster refuses an action for good, the job is blocked.
-        execution = PlanExecution(self._cluster, self._clock, self._inboxes, key, job, memory, self._fixed_node_pools)
+        execution = PlanExecution(self._cluster, self._clock, self._inboxes, key, job, memory)
         try:
             if not await execution.carry_out(decision):
                 return AT_ONCE
@@ -231,8 +228,8 @@ class Reconciler:
         return await self._look(key, memory, fresh, fresh, look)
 
     async def _look_into_failure(self, look: "_Look", key: JobKey) -> "_Look":
-        """Returns the look; if it has a new failure, a plan with more information. A worker that was not listed may
-        exist after all, or its last version may show why it failed. And nothing fails in a namespace that is being
+        """Returns the look, planned again with more information if it shows a new failure. A worker that was not listed
+        may exist after all, or its last version may show why it failed. And nothing fails in a namespace that is being
         deleted."""
         failure = look.decision.status.last_failure if look.decision.status else None
         is_news = failure is not None and failure != look.before.last_failure

@@ -43,7 +43,7 @@ class _WatchedNamespace:
 
 
 class Watching:
-    """`job_watches`: by served namespace; by None if all are served. They run already."""
+    """`job_watches`: the watches of jobs, which run already, by served namespace; by None if all are served."""
 
     def __init__(self, client: Client, job_watches: Mapping[str | None, JobWatch], hint: Hint) -> None:
         self._began = time.monotonic()

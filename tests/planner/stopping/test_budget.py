@@ -190,6 +190,17 @@ def test_a_job_that_has_used_up_its_budget_saves_stops_and_only_then_fails(
     assert (later.batches, later.status or cluster.status, later.again) == ((), cluster.status, None)
 
 
+def test_a_budget_ends_a_job_whose_status_has_lost_what_it_resolved_to() -> None:
+    """Chips are counted by the slice in status.resolved, which anybody may remove who may edit the status."""
+    cluster = given_a_running_gang(budget(1))
+    del cluster.job["status"]["resolved"]
+    one_pass(cluster)
+    assert cluster.status.resolved is not None
+    passes(cluster, HOUR)
+    reconciled(cluster)
+    assert is_true(cluster.status.conditions, ConditionType.SUSPENDED)
+
+
 def test_the_pass_comes_when_the_budget_ends() -> None:
     cluster = given_a_running_gang(budget(1))
     assert look(cluster) == Plan(again=timedelta(seconds=180))

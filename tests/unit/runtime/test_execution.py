@@ -162,11 +162,19 @@ CHANGES = {"gone": None, "being deleted": GOING, "suspended": {"generation": 99}
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize(("seconds", "most"), [(0, 32), (6, 0)], ids=["fast", "slow"])
+@pytest.mark.parametrize(("seconds", "limit", "most"), [(0, SIDE_BY_SIDE, 32), (6, LEAST, 1)], ids=["fast", "slow"])
 async def test_the_rest_is_not_done_for_a_job_that_does_not_want_it(
-    cluster: FakeCluster, server: HeldRequests, running: Running, clock: Clock, change: Any, seconds: int, most: int
+    cluster: FakeCluster,
+    server: HeldRequests,
+    running: Running,
+    clock: Clock,
+    change: Any,
+    seconds: int,
+    limit: int,
+    most: int,
 ) -> None:
-    """`seconds`: how long the next answer takes; `most`: the actions that still begin."""
+    """`seconds`: how long the next answer takes; `most`: the requests that are still sent."""
+    server.turns.limit = WriteLimit(limit)
     task = await running.begin(Pods("large", 2304))
     for _ in range(100):
         await server.answer()

@@ -168,15 +168,28 @@ async def test_hurried_keys_go_before_added_ones_and_these_before_the_background
     assert await work(queue) == ["edited", "failed", "new", "listed, then added", "listed"]
 
 
-async def test_a_key_is_hurried_once(time: Time, queue: WorkQueue[str]) -> None:
-    for _ in range(2):
+@pytest.mark.parametrize("hints", [1, 2])
+async def test_a_key_is_hurried_once(time: Time, queue: WorkQueue[str], hints: int) -> None:
+    for _ in range(hints):
         queue.add("a", first=True)
         await time.pass_by()
     assert await work(queue) == ["a"]
     for key in ("b", "a"):
-        queue.add(key)
+        queue.add_after(key, 0)
         await time.pass_by()
     assert await work(queue) == ["b", "a"]
+
+
+async def test_a_hurried_key_whose_work_fails_is_hurried_again(time: Time, queue: WorkQueue[str]) -> None:
+    queue.add("a", first=True)
+    await time.pass_by()
+    assert await take(queue) == ["a"]
+    queue.add("b")
+    await time.pass_by()
+    queue.retry("a")
+    queue.done("a")
+    await time.pass_by()
+    assert await work(queue) == ["a", "b"]
 
 
 @pytest.mark.parametrize("stream_is_hurried", [False, True])
@@ -206,8 +219,9 @@ async def test_the_background_never_occupies_all_workers(time: Time, queue: Work
 
 async def test_only_a_key_that_is_due_much_later_also_enters_the_background(time: Time, queue: WorkQueue[str]) -> None:
     queue.add("a")
-    queue.add("a", background=True)
-    await time.pass_by()
+    for _ in range(2):
+        queue.add("a", background=True)
+        await time.pass_by()
     assert await take(queue) == ["a"]
     queue.add("a", background=True)
     queue.done("a")

@@ -107,6 +107,9 @@ def _read(look: JobState, cache: ParseCache, max_hosts: int) -> Context:
     if rung is not None:
         rung = replace(rung, option=option)
         options = options if rung.lower_rung else rung.options
+    if status.attempt > 0 and status.resolved is None:
+        # An edit has removed it. Chips are counted, and their budget enforced, by what the gang runs on.
+        status = replace(status, resolved=option.resolution.resolved)
     ctx = Context(observed, status, look.now, options, option, lower_rungs=lower, rung=rung)
     return replace(ctx, status=apply_report(status, observed.report, option.resolution.steps, look.now, ctx.holding))
 

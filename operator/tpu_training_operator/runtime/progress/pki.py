@@ -59,7 +59,7 @@ class ServiceName:
 
     @property
     def dns_names(self) -> tuple[str, ...]:
-        """Returns the names in the certificate. With `kubectl port-forward`, the service is localhost."""
+        """The names in the certificate. With `kubectl port-forward`, the service is localhost."""
         host = f"{self.name}.{self.namespace}.svc"
         return (host, f"{host}.cluster.local", "localhost")
 
