@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from tpu_training_operator.api.status import RungStatus
+from tpu_training_operator.api.words import read_number
 from tpu_training_operator.html_report.formatting import count, duration, number, plural
 from tpu_training_operator.html_report.history import Evaluation, History, Span, Watched
 from tpu_training_operator.html_report.plot import FEW, Axis, Curve, Plot, Point, axis_over, drawable, step_axis
@@ -169,10 +170,7 @@ def growth_plot(rungs: Sequence[RungStatus]) -> Plot | None:
 
 def measured(text: str | None) -> float | None:
     """Returns a number of a rung's status; None if it is unknown or cannot be drawn."""
-    try:
-        value = None if text is None else float(text)
-    except ValueError:
-        return None
+    value = read_number(text)
     return value if drawable(value) else None
 
 

@@ -17,8 +17,8 @@ from tpu_training_operator.api.status import Goodput, State, Status
 from tpu_training_operator.api.words import span
 from tpu_training_operator.cli.common.prices import Prices
 from tpu_training_operator.domain.cluster_state.hosts import Host, Hosts, summarize_hosts
+from tpu_training_operator.domain.cluster_state.multikueue import manager_of
 from tpu_training_operator.domain.cluster_state.observed import parse_time
-from tpu_training_operator.domain.cluster_state.workload import manager_of
 from tpu_training_operator.domain.plan.common import goodput as accounts
 from tpu_training_operator.domain.plan.common.restart_budget import Budget, budget
 

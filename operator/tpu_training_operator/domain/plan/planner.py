@@ -20,7 +20,6 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.cluster_state.observed import Object, Observed
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
-from tpu_training_operator.domain.cluster_state.workload import manager_of
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.rungs import rung_of
@@ -73,8 +72,8 @@ def plan(
     bound continues. `cache`: keeps parsed specs and statuses between passes.
     """
     look = JobState(observed, cache.status(observed.job.get("status")), now)
-    if manager_of(observed.job):
-        return plan_delegated(look, cache, max_hosts)
+    if (elsewhere := plan_delegated(look, cache, max_hosts)) is not None:
+        return elsewhere
     if look.is_leaving:
         return _complete(leave(look), look, look.status)
     if look.has_finished:
