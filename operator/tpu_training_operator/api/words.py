@@ -36,6 +36,14 @@ def number_text(value: Any) -> str | None:
         return None
 
 
+def read_number(text: str | None) -> float | None:
+    """Returns the number that a status or a report has as text; None for anything else."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
 def duration(seconds: float) -> str:
     """Returns a time in at most two units: 4s, 2m10s, 1h03m, 3d04h."""
     total = max(0, round(seconds))
