@@ -246,11 +246,6 @@ class ModuleSession:
         with user_code(name):
             return method(batch, index) if self._indexed[name] else method(batch)
 
-    def finish(self) -> None:
-        """Calls the hooks at the end of the run."""
-        self.call("on_fit_end")
-        self.call_both("teardown", "fit")
-
 
 def takes_index(step: Callable[..., Any]) -> bool:
     """Returns whether a step takes (batch, batch_idx). Raises UserCodeError for other arguments than a batch."""
