@@ -49,7 +49,7 @@ class CompileResult:
 
     @property
     def memory(self) -> str:
-        """What the step needs of a core's memory, such as "5.38 GiB of 15.75 GiB"; "-" if that is not known."""
+        """The memory that the step needs and may use, such as "5.38 GiB of 15.75 GiB"; "-" if that is not known."""
         needed, limit = self.step.memory.needed, self.step.memory.limit
         used = "-" if needed is None else gib(needed)
         return used if limit is None else f"{used} of {gib(limit)}"
