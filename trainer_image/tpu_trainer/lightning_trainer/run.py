@@ -215,7 +215,7 @@ class LightningTraining:
             # Whatever ends the run, a snapshot is worth writing.
             with self.context.clock.during(Phase.CHECKPOINT):
                 checkpoints.finish()
-            outputs.progress.set_checkpoint(checkpoints.last_step)
+            outputs.progress.checkpoint_step = checkpoints.last_step
 
     def _fit(
         self,

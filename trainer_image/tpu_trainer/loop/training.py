@@ -68,7 +68,7 @@ def run_own_loop(context: RunContext, loaded: Loaded) -> Outcome:
             # A snapshot that was taken is worth writing, however the run ends.
             with context.clock.during(Phase.CHECKPOINT):
                 checkpoints.finish()
-            outputs.progress.set_checkpoint(checkpoints.last_step)
+            outputs.progress.checkpoint_step = checkpoints.last_step
     except BaseException as error:
         _call_failure_hooks(hooks, error)
         raise
@@ -186,7 +186,8 @@ class _Training:
         # An evaluation has just ended the training, and no hook has changed the weights since.
         if judged and (self.work.on_lower_rung or self.instruments.evaluated == (step, self.instruments.weights())):
             return dict(policy.metrics), False
-        self.context.outputs.progress.begin_evaluation(evaluation_size(self.work.task))
+        if examples := evaluation_size(self.work.task):
+            self.context.outputs.progress.say(f"evaluating on {examples} examples")
         with self.context.clock.during(Phase.EVALUATE):
             metrics, values = self._evaluate(step)
             if judged:

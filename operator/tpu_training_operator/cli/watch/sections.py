@@ -8,8 +8,8 @@ from tpu_training_operator.api.conditions import ConditionType, Reason, find, is
 from tpu_training_operator.api.constants import MULTIKUEUE
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, Failure, Move, Placement, Progress, ReportPhase, State
-from tpu_training_operator.api.words import count, duration
-from tpu_training_operator.cli.common.terminal import ago, several
+from tpu_training_operator.api.words import count, duration, several
+from tpu_training_operator.cli.common.terminal import ago
 from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.watch.job_view import JobView
 from tpu_training_operator.domain.cluster_state.hosts import HostGroup, Hosts, group_words

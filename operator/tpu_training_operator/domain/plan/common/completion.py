@@ -79,6 +79,7 @@ def read_final_progress(leader: WorkerPod, total_steps: int, reported: Progress 
         examples_per_second=number_text(message.examples_per_second),
         loss=metrics.get("loss", known),
         metrics=metrics,
+        checkpoint_step=before.checkpoint_step if message.checkpoint_step is None else message.checkpoint_step,
         best_checkpoint=message.best or before.best_checkpoint,
         phase=before.phase and ReportPhase.DONE,
         estimated_remaining_seconds=None,
