@@ -31,7 +31,7 @@ def run_spec(model: str, steps: int, hosts: int = 1, **more: Any) -> dict[str, A
 
 
 def environments(spec: Mapping[str, Any], directory: Path) -> list[dict[str, str]]:
-    """The environment that the operator would set per host; run spec, progress file and report are in `directory`."""
+    """The environment that the operator would set per host; run spec and report are in `directory`."""
     file = directory / "run.json"
     file.write_text(json.dumps(spec))
     hosts = spec["slice"]["hosts"]
@@ -41,7 +41,7 @@ def environments(spec: Mapping[str, Any], directory: Path) -> list[dict[str, str
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
     }
-    leader = {"TPUJOB_PROGRESS_FILE": str(directory / "progress.jsonl"), "TPUJOB_REPORT_DIRECTORY": str(directory)}
+    leader = {"TPUJOB_REPORT_DIRECTORY": str(directory)}
     return [
         {
             **everyone,

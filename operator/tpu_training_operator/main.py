@@ -75,7 +75,6 @@ class Options:
     progress_port: int
     service: ServiceName | None
     max_hosts: int
-    fixed_node_pools: bool = False
     isolate_workers: bool = True
     worker_ingress: tuple[Object, ...] = ()
     lease: LeaseName | None = None
@@ -191,7 +190,6 @@ class Operator:
             network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
             metrics=metrics,
             max_hosts=options.max_hosts,
-            fixed_node_pools=options.fixed_node_pools,
             queues=Queues(client, workload_watching.begin),
         )
         list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
@@ -378,11 +376,6 @@ class _IngressRuleType(click.ParamType[Object]):
     default=MAX_HOSTS,
     show_default=True,
     help="Jobs with more hosts are never started.",
-)
-@click.option(
-    "--fixed-node-pools",
-    is_flag=True,
-    help="Nothing creates node pools in this cluster, so a job does not wait for a slice without one.",
 )
 @click.option("--log-level", type=click.Choice(["DEBUG", "INFO", "WARNING"]), default="INFO", show_default=True)
 @click.option("--log-format", type=click.Choice(["json", "plain"]), default="json", show_default=True)

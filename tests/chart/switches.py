@@ -124,7 +124,6 @@ SWITCHES = (
     Switch("logLevel", "DEBUG", lambda o: "--log-level=DEBUG" in _arguments(o), True),
     Switch("qps", 12.5, lambda o: "--qps=12.5" in _arguments(o), True),
     Switch("maxHosts", 64, lambda o: "--max-hosts=64" in _arguments(o), True),
-    Switch("fixedNodePools", True, lambda o: "--fixed-node-pools" in _arguments(o), True),
     # Seven digits: helm reads numbers as floats and prints large ones as 2e+06 unless the template prevents it.
     Switch("burst", 2_000_000, lambda o: "--burst=2000000" in _arguments(o), True),
     Switch(

@@ -90,10 +90,10 @@ class OperatorProcess:
 
 
 @contextmanager
-def serving_everywhere(cluster: ControlPlane, *arguments: str) -> Iterator[OperatorProcess]:
+def serving_everywhere(cluster: ControlPlane) -> Iterator[OperatorProcess]:
     """An operator for all namespaces, which tests of one module share: each start takes a second of CPU time."""
     with fresh_namespace(cluster.api) as home:
-        process = OperatorProcess(cluster, home, "operator", *arguments, everywhere=True)
+        process = OperatorProcess(cluster, home, "operator", everywhere=True)
         process.start()
         yield process
         if process.exit_code is None:

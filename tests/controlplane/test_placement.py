@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.conftest import MEASURED
 from tests.controlplane.jobs import Namespace, Object, condition, digits
-from tests.controlplane.operator_process import serving_everywhere
+from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.places import (
     FOUR_HOSTS,
     TWO_HOSTS,
@@ -151,34 +151,6 @@ def a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_
         assert words in story
     space.wait(lambda: not any("hold" in name for name in space.names("pod")), "no placeholder is left")
     return f"a job for a full v5p pool (waits 5 s) {', '.join(waits)}"
-
-
-def a_slice_without_a_node_pool_is_left_at_once(place: Place) -> None:
-    """By the words of the real scheduler; the test plays the cluster autoscaler."""
-    space = place.space
-    place.add(TWO_HOSTS)
-    other = {"slice": {"acceleratorType": "v5litepod-8"}, "waitForPreviousSeconds": 36000}
-    # Or the scheduler would name the taints of another story's nodes, which says nothing about their labels.
-    tolerant = {"tolerations": [{"operator": "Exists"}]}
-    place.apply(tpu_job("nowhere", "v4-16", placement={"alternatives": [other]}, trainer=tolerant))
-    space.wait(lambda: len(space.pods("nowhere")) == 2, "the workers wait for nodes")
-    for pod in space.pods("nowhere"):
-        regarding = {"kind": "Pod"} | {name: pod["metadata"][name] for name in ("namespace", "name", "uid")}
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": "scale-up-"},
-            "involvedObject": regarding,
-            "reason": "NotTriggerScaleUp",
-            "message": "pod didn't trigger scale-up: 2 node(s) didn't match Pod's node affinity/selector",
-            "type": "Normal",
-        }
-        space.cluster.api.call("POST", f"/api/v1/namespaces/{space.name}/events", event)
-
-    space.wait_for_state("Running", name="nowhere")
-    (move,) = space.status("nowhere")["placement"]["moves"]
-    assert (move["fromSlice"], move["toSlice"], move["reason"]) == ("v4-16", "v5litepod-8", "NotAdmitted")
-    assert "no node pool for v4-16: 0/" in move["why"]
 
 
 def gangs_of_higher_priority_preempt_one_gang_each(place: Place) -> None:
@@ -380,7 +352,6 @@ STORIES = {
         two_jobs_that_hold_what_the_other_needs_run_in_turn,
         a_gang_that_releases_its_nodes_says_why,
         a_full_v5p_pool_is_not_waited_for_taken_when_it_is_free_and_left_when_it_is_lost,
-        a_slice_without_a_node_pool_is_left_at_once,
         gangs_of_higher_priority_preempt_one_gang_each,
         a_job_of_several_slices_preempts_a_gang_for_each,
         a_gang_of_the_same_priority_waits,
@@ -393,13 +364,9 @@ STORIES = {
 
 
 @pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, job_definition: None) -> Iterator[None]:
-    with serving_everywhere(control_plane, "--fixed-node-pools"):
-        yield
-
-
-@pytest.fixture(scope="module")
-def stories(control_plane: ControlPlane, operator: None, request: pytest.FixtureRequest) -> Iterator[Stories]:
+def stories(
+    control_plane: ControlPlane, served_everywhere: OperatorProcess, request: pytest.FixtureRequest
+) -> Iterator[Stories]:
     def tell(story: Callable[[Place], str | None]) -> str | None:
         with a_place(control_plane) as place:
             return story(place)

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.local.runs import Run, Runs
+from tests.unit.histories import document, losses_of
 
 OBEDIENT = """
 def stop(number, frame):
@@ -51,15 +52,12 @@ def test_an_interrupt_asks_every_worker_to_stop(runs: Runs, number: signal.Signa
 
 
 def test_a_cancelled_run_keeps_its_loss_curve_and_what_was_saved_as_it_stopped(runs: Runs) -> None:
-    report = """
-def report(**more):
-    with open(os.environ["TPUJOB_PROGRESS_FILE"], "a") as file:
-        print(json.dumps({"phase": "training", "step": 1, "totalSteps": 300, **more}), file=file)
-
-report(losses=[0.5])
-"""
-    saves = OBEDIENT.replace("    sys.exit", "    report(checkpointStep=1)\n    sys.exit")
-    run = ready(runs.start(report + saves, AN_HOUR), hosts=1)
+    leaves = f"""
+    history = pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "history.json"
+    history.write_bytes({document({"losses": losses_of([0.5])})!r})
+    pathlib.Path(os.environ["TPUJOB_TERMINATION_LOG"]).write_text('{{"outcome": "Preempted", "checkpointStep": 1}}')
+    sys.exit"""
+    run = ready(runs.start(OBEDIENT.replace("\n    sys.exit", leaves), AN_HOUR), hosts=1)
     run.interrupt()
     assert_cancelled(run)
     result = run.result()

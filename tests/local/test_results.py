@@ -1,6 +1,7 @@
 """How a local run ends: exit status, result.json, and what the user sees."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,19 @@ import pytest
 
 from tests.contract.jobs import job_body
 from tests.local.runs import REPORTER, Run, Runs
-from tests.unit.histories import SUCCEEDED, document, typical
+from tests.unit.histories import SUCCEEDED, document, losses_of, typical
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 
-# Like the trainer: writes every loss to the progress file and reports the newest to the operator.
+# Like the trainer: leaves its history and reports the newest numbers to the operator.
 REPORT = (
     REPORTER
     + """
-def record(step, **more):
-    with open(os.environ["TPUJOB_PROGRESS_FILE"], "a") as file:
-        print(json.dumps({"step": step, "totalSteps": 300} | more), file=file, flush=True)
+def trained(step, loss, **more):
+    report(step, loss=loss, examplesPerSecond=900.0, **more)
 
-def trained(step, losses, **more):
-    record(step, phase="training", losses=losses)
-    report(step, loss=losses[-1], examplesPerSecond=900.0, **more)
-
-def evaluated(step, **metrics):
-    record(step, phase="evaluating", evaluation={"step": step, **metrics})
-    report(step, metrics=metrics)
+def leave(history):
+    (pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "history.json").write_bytes(history)
 
 def last_words(**words):
     pathlib.Path(os.environ["TPUJOB_TERMINATION_LOG"]).write_text(json.dumps(words))
@@ -35,17 +30,19 @@ def last_words(**words):
 )
 WARNINGS = ["waiting for data takes 40 % of the step", "host 1 is slow"]
 BEST = {"name": "step-00000200-0b9e5a3c-1", "step": 200, "metric": "accuracy", "value": 0.875}
+EVALUATIONS = [
+    {"step": 3, "metrics": {"accuracy": 0.5, "perplexity": math.nan}},
+    {"step": 300, "metrics": {"accuracy": 0.75, "perplexity": 1.5, "step": 7.0}},
+]
+SHORT = typical() | {"losses": losses_of([1.5, math.nan, 0.25]), "evaluations": EVALUATIONS}
 TRAIN = (
     REPORT
-    + f"BEST = {BEST}; SLOW, STRAGGLER = {WARNINGS}; HISTORY = {document(typical(), outcome=SUCCEEDED)!r}"
+    + f"BEST = {BEST}; SLOW, STRAGGLER = {WARNINGS}; HISTORY = {document(SHORT, outcome=SUCCEEDED)!r}"
     + """
 if HOST == 0:
-    trained(2, [1.5, 1.25])
-    trained(3, [None], warnings=[SLOW, SLOW], checkpointStep=None)
-    evaluated(3, accuracy=0.5, perplexity=None)
-    evaluated(300, accuracy=0.75, perplexity=1.5)
-    trained(300, [0.25], warnings=[SLOW, STRAGGLER], checkpointStep=250)
-    (pathlib.Path(os.environ["TPUJOB_REPORT_DIRECTORY"]) / "history.json").write_bytes(HISTORY)
+    trained(3, None, warnings=[SLOW, SLOW], checkpointStep=None)
+    trained(300, 0.25, warnings=[SLOW, STRAGGLER], checkpointStep=250)
+    leave(HISTORY)
     last_words(outcome="Succeeded", message="trained", step=300, metrics={"loss": 0.25, "accuracy": 0.75},
                examplesPerSecond=1000.5, bestCheckpoint=BEST)
 """
@@ -83,9 +80,8 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
         "examplesPerSecond": 1000.5,
         "lossCurve": [
             {"step": 1, "loss": 1.5},
-            {"step": 2, "loss": 1.25},
-            {"step": 3, "loss": None},
-            {"step": 300, "loss": 0.25},
+            {"step": 2, "loss": None},
+            {"step": 3, "loss": 0.25},
         ],
         "evaluations": [
             {"step": 3, "accuracy": 0.5, "perplexity": None},
@@ -101,7 +97,7 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
 
 
 def test_a_final_loss_that_is_not_finite_is_shown(runs: Runs) -> None:
-    run = runs.start(REPORT + "trained(300, [0.5, None]); last_words(outcome='Succeeded', step=300, metrics={})")
+    run = runs.start(REPORT + "trained(300, float('nan')); last_words(outcome='Succeeded', step=300, metrics={})")
     succeeded(run)
     assert re.search(r"^  loss +nan$", run.stdout, re.MULTILINE)
 
@@ -163,30 +159,19 @@ if ATTEMPT == 1:
 def test_the_loss_curve_prefers_the_latest_attempt(runs: Runs) -> None:
     attempts = """
 if ATTEMPT == 1:
-    trained(3, [9.0, 8.0, 7.0])
+    trained(2, 9.0)
+    trained(3, 7.0)
     sys.exit(75)
-trained(2, [1.0, 0.5])
+trained(2, 0.5)
 """
-    losses = [point["loss"] for point in succeeded(runs.start(REPORT + attempts, QUICK_RESTARTS))["lossCurve"]]
-    assert losses == [1.0, 0.5, 7.0]
-
-
-def test_the_evaluations_prefer_the_latest_attempt(runs: Runs) -> None:
-    attempts = """
-if ATTEMPT == 1:
-    evaluated(1, accuracy=0.1)
-    evaluated(3, accuracy=0.3)
-    sys.exit(75)
-evaluated(1, accuracy=0.2)
-"""
-    result = succeeded(runs.start(REPORT + attempts, QUICK_RESTARTS))
-    assert result["evaluations"] == [{"step": 1, "accuracy": 0.2}, {"step": 3, "accuracy": 0.3}]
+    run = runs.start(REPORT + attempts, QUICK_RESTARTS)
+    assert {"step": 2, "loss": 0.5} in succeeded(run)["lossCurve"]
 
 
 def test_a_warning_of_an_earlier_attempt_is_not_repeated(runs: Runs) -> None:
     attempts = """
 if HOST == 0:
-    trained(3, [1.0], warnings=["host 1 is slow"], checkpointStep=2)
+    trained(3, 1.0, warnings=["host 1 is slow"], checkpointStep=2)
 if ATTEMPT == 1:
     sys.exit(75)
 """

@@ -13,10 +13,11 @@ from tests.unit.jobs import job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.api.constants import LABEL_ALTERNATIVE, LABEL_JOB_NAME, LABEL_ROLE, ROLE_ENTRY_CHECK
 from tpu_training_operator.api.status import Status
+from tpu_training_operator.domain.cluster_state.multikueue import prebuilt_workload
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.ownership import controller
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
-from tpu_training_operator.domain.cluster_state.workload import Workload, prebuilt_workload, workload_name
+from tpu_training_operator.domain.cluster_state.workload import Workload, workload_name
 from tpu_training_operator.domain.plan.parse_cache import ParseCache
 from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
 from tpu_training_operator.kube.encoding import decode, encode
@@ -50,8 +51,6 @@ class ModelCluster:
         # The operator that makes the passes of a story and remembers things between them.
         self.operator: Any = None
         self.lost: set[str] = set()
-        # Whether the operators know that nothing creates node pools.
-        self.fixed_node_pools = False
         self.reporting = REPORTING if listens else None
         # What the workers say to the one operator that most tests have; tests with several give each its own.
         self.inboxes = self.new_inboxes()

@@ -263,10 +263,9 @@ class Operator:
         cached = CachedCluster(connection, lambda _: self._memory.served)
         queues = Queues(connection)
         shared = {"inboxes": self.inboxes, "reporting": cluster.reporting, "queues": queues}
-        fixed = cluster.fixed_node_pools
-        self._reconciler = Reconciler(cached, self.clock, fresh=cached.fresh, fixed_node_pools=fixed, **shared)
+        self._reconciler = Reconciler(cached, self.clock, fresh=cached.fresh, **shared)
         # For passes that hang between their reads and their effects.
-        self._slow_reconciler = Reconciler(connection, self.clock, fixed_node_pools=fixed, **shared)
+        self._slow_reconciler = Reconciler(connection, self.clock, **shared)
 
     def clock(self) -> datetime:
         return self._cluster.now + self._skew

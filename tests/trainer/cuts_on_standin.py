@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 from tests.trainer import standin_tpu, tasks
 from tests.trainer.gang_processes import run_spec
+from tests.trainer.recorded import recorded
 from tpu_trainer import Hooks, Hyperparameters, SummaryWriter, Task, log
 from tpu_trainer.gang.backends import Backend
 from tpu_trainer.optim import sharding
@@ -167,13 +168,13 @@ SCENARIOS: dict[str, list[dict[str, Any]]] = {
 
 def run(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     outcomes, events = standin_tpu.run_replicas(spec(folder, **changes), folder, WORLD)
-    records = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
-    for leftover in ("progress.jsonl", "stop-1"):
+    losses = recorded(folder).losses
+    for leftover in ("history.json", "stop-1"):
         (folder / leftover).unlink(missing_ok=True)
     return {
         "codes": [outcome.code.name for outcome in outcomes],
         "messages": [outcome.message for outcome in outcomes],
-        "losses": [loss for each in records for loss in each["losses"]],
+        "losses": losses,
         "events": events,
         "mode": standin_tpu.TPU.eager_mode.name,
     }

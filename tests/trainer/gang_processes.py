@@ -20,6 +20,7 @@ from typing import Any
 from tests.cluster.ports import free_port
 from tests.layers import STARTED_WITH
 from tests.trainer import fork_server
+from tests.trainer.recorded import Recorded, recorded
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 600.0
@@ -127,7 +128,7 @@ class Host:
 @dataclass
 class Gang:
     hosts: list[Host]
-    progress_file: Path
+    reports: Path
 
     def wait(self) -> list[int]:
         return [host.wait() for host in self.hosts]
@@ -135,12 +136,21 @@ class Gang:
     def output(self) -> str:
         return "\n".join(f"--- host {i}\n{host.output}" for i, host in enumerate(self.hosts))
 
-    def progress(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.progress_file.read_text().splitlines()]
+    def recorded(self) -> Recorded:
+        return recorded(self.reports)
+
+    def warnings(self) -> dict[str, list[str]]:
+        """What host 0 was warned of, by check, in the order in which it came."""
+        found: dict[str, list[str]] = {}
+        for line in self.hosts[0].output.splitlines():
+            if line.startswith("warning: "):
+                _, check, message = line.split(": ", 2)
+                found.setdefault(check, []).append(message)
+        return found
 
     def losses(self) -> list[float]:
-        """The global loss of every step, as host 0 reported it."""
-        return [loss for record in self.progress() for loss in record["losses"]]
+        """The global loss of every step, as host 0 recorded it."""
+        return self.recorded().losses
 
 
 class Launcher:
@@ -171,7 +181,7 @@ class Launcher:
         directory.mkdir()
         (directory / "run.json").write_text(json.dumps(spec))
         hosts, port = spec["slice"]["hosts"], free_port()
-        gang = Gang([], directory / "progress.jsonl")
+        gang = Gang([], directory / "reports")
         for index in range(hosts):
             log = directory / f"termination-{index}"
             worker = {
@@ -184,7 +194,7 @@ class Launcher:
                 "TPUJOB_TERMINATION_LOG": str(log),
                 **(ON_XLAS_CPU if spec["backend"].startswith("xla") else {}),
                 **({} if "entrypoint" in spec else _rank(index, hosts)),
-                **({"TPUJOB_PROGRESS_FILE": str(gang.progress_file)} if index == 0 else {}),
+                **({"TPUJOB_REPORT_DIRECTORY": str(gang.reports)} if index == 0 else {}),
                 **({} if real else {fork_server.FORKS_REPLICAS: "1"}),
                 **env,
             }

@@ -5,58 +5,58 @@ What a signal, an exit code or another host does needs `gang`.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 
+from tests.trainer.recorded import Recorded, recorded
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.contract.stop import SharedStop
-from tpu_trainer.worker.replica import run_replica
+from tpu_trainer.reporting.progress import ProgressLog
+from tpu_trainer.worker import replica
 
 
 @dataclass(frozen=True)
 class Run:
-    """`records`: the lines of the progress file."""
-
     outcome: Outcome
-    records: list[dict[str, Any]]
+    recorded: Recorded
+    warnings: list[str]
 
     @property
     def losses(self) -> list[float]:
-        return [loss for record in self.records for loss in record["losses"]]
-
-    @property
-    def warnings(self) -> list[str]:
-        return self.records[-1]["warnings"]
+        return self.recorded.losses
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
-        return [record["evaluation"] for record in self.records if "evaluation" in record]
+        return self.recorded.evaluations
 
 
 def run(document: dict[str, Any], directory: Path, report: Path | None = None) -> Run:
-    """`document`: a run spec for one host; `directory`: for the progress file; `report`: for what a run at the desk
-    leaves."""
-    progress = directory / "progress.jsonl"
-    progress.unlink(missing_ok=True)
+    """`document`: a run spec for one host; `report`: for what a run at the desk leaves, by default below
+    `directory`. A report.uri must be a directory."""
+    if report is None:
+        report = directory / "reports"
+        (report / "history.json").unlink(missing_ok=True)
     environment = WorkerEnvironment(
         run_spec=directory / "run.json",
         host_index=0,
         num_hosts=1,
         master_addr="",
         master_port=0,
-        progress_file=progress,
         report_directory=report,
     )
     # Tiny tensors: more threads would only wait for each other.
     torch.set_num_threads(1)
-    outcome = run_replica(parse_run_spec(document), environment, SharedStop(directory / "stop"), _hung)
-    return Run(outcome, [json.loads(line) for line in progress.read_text().splitlines()])
+    spec = parse_run_spec(document)
+    log = ProgressLog(spec.last_step, silent=False)
+    with mock.patch.object(replica, "ProgressLog", return_value=log):
+        outcome = replica.run_replica(spec, environment, SharedStop(directory / "stop"), _hung)
+    return Run(outcome, recorded(Path(document.get("report", {}).get("uri") or report)), [*log.warnings])
 
 
 def _hung(outcome: Outcome) -> NoReturn:

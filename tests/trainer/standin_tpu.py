@@ -154,7 +154,8 @@ def run_replicas(document: dict[str, Any], directory: Path, world: int) -> tuple
     A replica is told to stop by a file `stop-RANK` in the directory.
     """
     meeting, store = Meeting(world), HashStore()
-    spec = parse_run_spec(document)
+    # Not `report_directory`, for which the reporting replica would read its weights at the end.
+    spec = parse_run_spec(document | {"report": {**document.get("report", {}), "uri": str(directory)}})
 
     def replica(rank: int) -> tuple[Outcome, list[str]]:
         _THREAD.events, _THREAD.rank = [], rank
@@ -169,7 +170,6 @@ def run_replicas(document: dict[str, Any], directory: Path, world: int) -> tuple
             num_hosts=1,
             master_addr="",
             master_port=0,
-            progress_file=directory / "progress.jsonl" if rank == 0 else None,
             local_rank=rank,
         )
         with _Placing():

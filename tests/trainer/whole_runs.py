@@ -5,13 +5,11 @@ Much faster than processes, and the models can be looked at afterwards.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -62,7 +60,8 @@ class Ran:
     warnings: tuple[str, ...]
     losses: list[float]
     norms: list[float]
-    progress: list[dict[str, Any]]
+    evaluated: list[int]
+    total_steps: int
 
     @property
     def outcome(self) -> Outcome:
@@ -101,6 +100,7 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
                 super().__init__(*arguments, **named)
                 self.losses: list[float] = []
                 self.norms: list[float] = []
+                self.evaluated: list[int] = []
                 said[backend.rank] = self
 
             def add_sample(self, sample: Any) -> None:
@@ -108,8 +108,12 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
                 self.losses.extend(sample.losses)
                 self.norms.extend(sample.gradient_norms)
 
+            def add_evaluation(self, step: int, metrics: Any) -> None:
+                super().add_evaluation(step, metrics)
+                self.evaluated.extend([step] if metrics else [])
+
         here.load, here.progress, here.backend = load, Noted, backend
-        where = WorkerEnvironment(Path("run.json"), backend.rank, replicas, "", 0, progress_file)
+        where = WorkerEnvironment(Path("run.json"), backend.rank, replicas, "", 0)
         outcome = replica.run_replica(parsed, where, stop or Never(), _never_dies)
         if not outcome.ended_well:
             # A replica that waits for this one must not wait forever.
@@ -118,17 +122,14 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
 
     here = threading.local()
     with (
-        TemporaryDirectory() as directory,
         mock.patch.object(preparation, "load_entrypoint", lambda *given: here.load(*given)),
         mock.patch.object(replica, "open_backend", side_effect=lambda *given: here.backend),
         mock.patch.object(replica, "ProgressLog", lambda *given, **named: here.progress(*given, **named)),
     ):
-        progress_file = Path(directory) / "progress.jsonl"
         outcomes = in_threads(replicas, one, keep=Ended)
-        progress = [json.loads(line) for line in progress_file.read_text().splitlines()]
     ended = [outcome.outcome if isinstance(outcome, Ended) else outcome for outcome in outcomes]
     first, ordered = said[0], [models[rank] for rank in sorted(models)]
-    return Ran(ended, ordered, first.warnings, first.losses, first.norms, progress)
+    return Ran(ended, ordered, first.warnings, first.losses, first.norms, first.evaluated, parsed.last_step)
 
 
 class Ended(Exception):

@@ -1,6 +1,7 @@
 """Counts and measured numbers as text."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -9,6 +10,12 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 def count(number: int, noun: str) -> str:
     """Returns a number with its noun: 1 worker, 4 workers."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def several(names: Sequence[str], most: int) -> str:
+    """Returns the first `most` names, and how many more there are."""
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
 
 
 def every(number: int, noun: str) -> str:
@@ -33,6 +40,14 @@ def number_text(value: Any) -> str | None:
         return f"{value:.6g}" if math.isfinite(value) else str(value)
     except OverflowError:
         # An integer too large for a float.
+        return None
+
+
+def read_number(text: str | None) -> float | None:
+    """Returns the number that a status or a report has as text; None for anything else."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
         return None
 
 

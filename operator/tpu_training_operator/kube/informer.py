@@ -133,11 +133,12 @@ class Informer(Generic[T]):
         version: Version[T] | None = None
         try:
             metadata = item["metadata"]
-            name = metadata.get("namespace") or "", metadata["name"]
-            version = Version(name, metadata["uid"], _read_number(metadata["resourceVersion"]), None)
+            key = metadata.get("namespace") or "", metadata["name"]
+            version = Version(key, metadata["uid"], _read_number(metadata["resourceVersion"]), None)
             return replace(version, record=self._keep(item))
         except Exception as error:
-            log.warning("one of the %s cannot be read and is ignored: %s: %s", self, type(error).__name__, error)
+            name = "/".join(version.name) if version else "one without a name"
+            log.warning("%s: %s cannot be read and is ignored: %s: %s", self, name, type(error).__name__, error)
             return version
 
     def _report(self, change: Change[T] | None, *, only_listed: bool = False) -> None:

@@ -52,9 +52,11 @@ class PodDirectory:
     def termination(self) -> Path:
         return self.path / "termination.json"
 
-    @property
-    def progress(self) -> Path:
-        return self.path / "progress.jsonl"
+    def read_termination(self) -> str:
+        """Returns the termination message; empty without one."""
+        if not self.termination.exists():
+            return ""
+        return self.termination.read_text(encoding="utf-8", errors="replace")[:_LONGEST_MESSAGE]
 
 
 class Kubelet:
@@ -187,7 +189,6 @@ class Kubelet:
         directories = self._mount(pod, config_maps, files.path) | {TERMINATION_LOG: str(files.termination)}
         env = container_env(pod, config_maps, directories, self._rendezvous_port(pod))
         if env["TPUJOB_HOST_INDEX"] == "0":
-            env["TPUJOB_PROGRESS_FILE"] = str(files.progress)
             env["TPUJOB_REPORT_DIRECTORY"] = str(self._report_directory)
             # The shell's proxy cannot reach the progress service on this machine.
             direct = env.get("no_proxy") or env.get("NO_PROXY")
@@ -289,8 +290,8 @@ def _status(phase: str, state: Object, *, ready: bool) -> Object:
 
 def _last_words(files: PodDirectory, code: int) -> str:
     """Returns the termination message, or the end of the log for a failure without one."""
-    if files.termination.exists() and (words := files.termination.read_text(encoding="utf-8", errors="replace")):
-        return words[:_LONGEST_MESSAGE]
+    if words := files.read_termination():
+        return words
     # With a full disk, a worker opens its message and cannot write it, and the end of the log is not what it printed.
     if (code or files.termination.exists()) and shutil.disk_usage(files.path).free < _LONGEST_MESSAGE:
         return f"the disk is full: the worker could write neither its log nor its last words in {files.path}"

@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from math import isfinite
@@ -20,10 +20,10 @@ from tpu_training_operator.api.conditions import ConditionType, Reason, find, is
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job.naming import WorkerId, entry_check_pod_name
+from tpu_training_operator.domain.job.trainer_report import read_last_words
 from tpu_training_operator.html_report.history import HISTORY
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object, resource_of
 from tpu_training_operator.kube.errors import NotFound
-from tpu_training_operator.local.curves import Curves, read_curves
 from tpu_training_operator.local.kubelet import Kubelet
 from tpu_training_operator.local.outages import Outage, Outages
 from tpu_training_operator.local.store import LocalStore
@@ -52,22 +52,17 @@ OnChange = Callable[[Object, list[Object]], None]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How the job ended. `warnings`: of all attempts, each once; `cancelled`: whether an interrupt ended it;
-    `pods_directory`: has the pods' logs."""
+    """How the job ended. `losses`: those that the status has shown, by step, None if not finite; `warnings`: of all
+    attempts, each once; `cancelled`: whether an interrupt ended it; `pods_directory`: has the pods' logs;
+    `checkpoint_step`: the newest saved step."""
 
     status: Status
-    curves: Curves
+    losses: dict[int, float | None]
     warnings: tuple[str, ...]
     cancelled: bool
     seconds: float
     pods_directory: Path
-
-    @property
-    def checkpoint_step(self) -> int | None:
-        """The newest saved step. The status of a cancelled job ends before its workers save."""
-        if self.cancelled and self.curves.checkpoint_step is not None:
-            return self.curves.checkpoint_step
-        return self.status.progress.checkpoint_step if self.status.progress else None
+    checkpoint_step: int | None = None
 
 
 def pods_below(directory: Path) -> Path:
@@ -148,19 +143,18 @@ async def run_job(
             kubelet.kill_all()
             await kubelet.drain()
             await kubelet.close()
-    # Every rung counts its steps from 1.
-    lower = [rung.attempt for rung in watch.status.rungs[:-1] if rung.attempt is not None]
-    attempts = range(max(lower, default=0) + 1, watch.status.attempt + 1)
-    leaders = (WorkerId(attempt, 0, 0).pod_name(key.name) for attempt in attempts)
-    recorded = read_curves(kubelet.pod_directory(leader).progress for leader in leaders)
+    progress, leader = watch.status.progress, WorkerId(watch.status.attempt, 0, 0).pod_name(key.name)
+    # The status of a cancelled job ends before its workers save.
+    words = read_last_words(kubelet.pod_directory(leader).read_termination()) if cancelled else None
+    known = progress.checkpoint_step if progress else None
     return RunOutcome(
         status=watch.status,
-        # A user's own loop may report progress without recording it.
-        curves=recorded if recorded.losses else replace(recorded, losses=dict(sorted(watch.losses.items()))),
+        losses=dict(sorted(watch.losses.items())),
         warnings=tuple(watch.warnings),
         cancelled=cancelled,
         seconds=time.monotonic() - started,
         pods_directory=pods_directory,
+        checkpoint_step=known if words is None or words.checkpoint_step is None else words.checkpoint_step,
     )
 
 

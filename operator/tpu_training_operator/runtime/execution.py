@@ -21,7 +21,7 @@ from tpu_training_operator.domain.cluster_state.obstacles import (
     limit_range_remedy,
 )
 from tpu_training_operator.domain.cluster_state.ownership import is_ours
-from tpu_training_operator.domain.cluster_state.pod_events import autoscaler_has_no_pool, explain_wait
+from tpu_training_operator.domain.cluster_state.pod_events import explain_wait
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes, PodEvents
 from tpu_training_operator.domain.job.naming import service_name
 from tpu_training_operator.domain.objects.actions import (
@@ -143,7 +143,7 @@ class Memory:
 
 @dataclass
 class PlanExecution:
-    """One pass's actions for `job`. `fixed_node_pools`: nothing creates node pools in this cluster."""
+    """One pass's actions for `job`."""
 
     cluster: Cluster
     clock: Callable[[], datetime]
@@ -151,7 +151,6 @@ class PlanExecution:
     key: JobKey
     job: Object
     memory: Memory
-    fixed_node_pools: bool = False
     _not_found_before: set[str] = field(default_factory=set, init=False)
     _was_there: Counter[str] = field(default_factory=Counter, init=False)
     """Counts, by verb, the objects of the present batch that existed already as they should be."""
@@ -326,18 +325,16 @@ class PlanExecution:
     async def _look_at_events(self, pods: Sequence[tuple[str, str]]) -> None:
         """Notes the events of the pods, given by name and uid. If they cannot be read, the job continues without
         them."""
-        lines, without_pool = {}, set()
+        lines = {}
         try:
             for name, uid in pods:
                 events = await self.cluster.list(EVENTS, self.key.namespace, None, {"regarding.uid": uid})
                 if line := explain_wait(events):
                     lines[name] = line
-                if self.fixed_node_pools and autoscaler_has_no_pool(events):
-                    without_pool.add(name)
         except ApiError as error:
             level = logging.WARNING if self.memory.notes.events is None else logging.DEBUG
             log.log(level, "the events of pods cannot be read: %s", error, extra={"job": str(self.key)})
-        self.memory.notes = replace(self.memory.notes, events=PodEvents(self.clock(), lines, frozenset(without_pool)))
+        self.memory.notes = replace(self.memory.notes, events=PodEvents(self.clock(), lines))
 
 
 class _Stream:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tpu_training_operator.api import constants
-from tpu_training_operator.domain.cluster_state.ownership import Claim, claim, controller
+from tpu_training_operator.domain.cluster_state.multikueue import prebuilt_workload
+from tpu_training_operator.domain.cluster_state.ownership import Claim, claim
 from tpu_training_operator.domain.cluster_state.workload import (
     Priority,
     Queue,
     Workload,
     has_several_slices,
     is_in_queue,
-    prebuilt_workload,
     queue_of,
     workload_name,
 )
@@ -67,7 +67,7 @@ class Queues:
             return Queue(queue, problem=problem)
         if has_several:
             return await self._of_slices(body, Queue(queue, version), workloads)
-        workload = next(iter(workloads), None)
+        workload = next(map(Workload, workloads), None)
         if workload is None and prebuilt:
             problem = (
                 f"Workload {prebuilt}, which {constants.PREBUILT_WORKLOAD} of the job names, does not exist; whoever"
@@ -77,11 +77,10 @@ class Queues:
         if workload is None:
             # Without a label and without a Workload, the job has left its queue.
             return await self._unqueued(body, Queue(queue, version)) if queue else None
-        is_unowned = bool(prebuilt) and not controller(workload) and "deletionTimestamp" not in workload["metadata"]
-        if claim(workload, body) is Claim.FOREIGN and not is_unowned:
+        if claim(workload.raw, body) is Claim.FOREIGN and not (prebuilt and workload.is_unowned):
             problem = f"Workload {name} exists and has another owner; delete it"
             return Queue(queue, version, problem=problem)
-        known = Queue(queue, version, Workload(workload), is_prebuilt=bool(prebuilt), is_unowned=is_unowned)
+        known = Queue(queue, version, workload, is_prebuilt=bool(prebuilt))
         return await self._with_flavors(await self._with_new_priority(body, known))
 
     async def _of_slices(self, job: Object, queue: Queue, workloads: Sequence[Object]) -> Queue | None:

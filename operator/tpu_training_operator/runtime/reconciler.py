@@ -14,10 +14,11 @@ from tpu_training_operator.api.conditions import ConditionType, EventReason, Rea
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.domain.cluster_state.multikueue import is_managed_elsewhere
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, parse_time
 from tpu_training_operator.domain.cluster_state.ownership import controller, is_ours
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes, Reporting
-from tpu_training_operator.domain.cluster_state.workload import Queue, is_managed_elsewhere, manager_of
+from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
@@ -64,8 +65,7 @@ class Reconciler:
     """`fresh` reads from the API server what `cluster` may read from memory; None if `cluster` has no memory. `events`
     sends events outside of passes; None: each pass sends its own. `inboxes`, `reporting`: what workers report, and
     where; both or neither. `network_policy` keeps other pods from a job's workers. Jobs with more than `max_hosts`
-    hosts are never started. `fixed_node_pools`: nothing creates node pools in this cluster. `queues` reads what Kueue
-    has decided; None: labels that name a queue are ignored."""
+    hosts are never started. `queues` reads what Kueue has decided; None: labels that name a queue are ignored."""
 
     def __init__(
         self,
@@ -79,7 +79,6 @@ class Reconciler:
         network_policy: WorkerNetworkPolicy | None = None,
         metrics: Metrics | None = None,
         max_hosts: int = MAX_HOSTS,
-        fixed_node_pools: bool = False,
         queues: Queues | None = None,
     ) -> None:
         self._cluster = cluster
@@ -91,7 +90,6 @@ class Reconciler:
         self._network_policy = network_policy
         self._metrics = metrics
         self._max_hosts = max_hosts
-        self._fixed_node_pools = fixed_node_pools
         self._queues = queues
         self._memories: dict[JobKey, Memory] = {}
         self._cache = ParseCache()
@@ -144,7 +142,7 @@ class Reconciler:
         job, observed, stored, before, decision = look.job, look.observed, look.stored, look.before, look.decision
 
         # 2. Act. If the cluster refuses an action for good, the job is blocked.
-        execution = PlanExecution(self._cluster, self._clock, self._inboxes, key, job, memory, self._fixed_node_pools)
+        execution = PlanExecution(self._cluster, self._clock, self._inboxes, key, job, memory)
         try:
             if not await execution.carry_out(decision):
                 return AT_ONCE
@@ -199,8 +197,7 @@ class Reconciler:
 
         # The planner ignores that earlier passes have failed.
         stored = self._cache.status(job.get("status"))
-        # The status of a job that another controller runs is not ours.
-        before = stored if manager_of(job) else undo_retry(stored)
+        before = undo_retry(stored, job)
         body = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(body, pods), key), notes=memory.notes, queue=queue)
         return _Look(job, observed, stored, before, self._decide(observed), queue, pods)
@@ -313,9 +310,9 @@ class Reconciler:
         is_news, message = not memory.sent_retrying, _explain(error)
         try:
             before = Status.read(job.get("status"))
-            is_news = is_news and undo_retry(before) is before
+            is_news = is_news and undo_retry(before, job) is before
             # The status of a finished job shows how it ended.
-            if before.completion_time is None and not manager_of(job):
+            if before.completion_time is None:
                 after = show_retry(Observed.of(job, []), message, self._clock())
                 if after != before:
                     await self._write(after, before, job, key, memory)

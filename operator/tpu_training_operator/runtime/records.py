@@ -12,9 +12,10 @@ from enum import IntEnum, auto
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.api.status import State
+from tpu_training_operator.domain.cluster_state.multikueue import manager_of
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, slim_worker
 from tpu_training_operator.domain.cluster_state.ownership import job_of
-from tpu_training_operator.domain.cluster_state.workload import manager_of, owes_an_end
+from tpu_training_operator.domain.cluster_state.workload import owes_an_end
 from tpu_training_operator.domain.plan.at_rest import is_at_rest
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.kube.encoding import encode

@@ -7,7 +7,7 @@ from datetime import datetime
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.cluster_state.workload import is_managed_elsewhere
+from tpu_training_operator.domain.cluster_state.multikueue import is_managed_elsewhere
 from tpu_training_operator.domain.plan.at_rest import may_need_a_pass
 from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError

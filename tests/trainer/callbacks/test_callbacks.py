@@ -25,6 +25,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.gang_processes import ROOT, run_spec
 from tests.trainer.progress_service import progress_service
+from tests.trainer.recorded import recorded
 from tpu_trainer.callbacks import Session, session
 from tpu_trainer.callbacks.ending import outcome_of_loop
 from tpu_trainer.callbacks.run import REPORT_EVERY, Losses, place_on_host
@@ -134,7 +135,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, value in {
         "TPUJOB_RUN_SPEC": "run.json",
         "TPUJOB_TERMINATION_LOG": "words",
-        "TPUJOB_PROGRESS_FILE": "progress.jsonl",
         "TPUJOB_REPORT_DIRECTORY": "",
     }.items():
         monkeypatch.setenv(name, str(tmp_path / value))
@@ -156,8 +156,8 @@ def words(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "words").read_bytes())
 
 
-def told(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()]
+def warnings(directory: Path) -> list[str]:
+    return [finding["message"] for finding in recorded(directory).document["warnings"]]
 
 
 def test_a_whole_run_leaves_its_result_its_curve_and_its_history(job: Path) -> None:
@@ -171,8 +171,8 @@ def test_a_whole_run_leaves_its_result_its_curve_and_its_history(job: Path) -> N
     assert (said["outcome"], said["step"]) == ("Succeeded", 20)
     assert said["metrics"] == pytest.approx({"loss": 1 / 20, "accuracy": 1.0})
     assert said["examplesPerSecond"] > 0
-    assert [loss for line in told(job) for loss in line["losses"]] == pytest.approx([1 / step for step in range(1, 21)])
-    assert told(job)[-1] | {"phase": "done", "checkpointStep": 20, "step": 20} == told(job)[-1]
+    assert said["checkpointStep"] == 20
+    assert recorded(job).losses == pytest.approx([1 / step for step in range(1, 21)])
     history = json.loads((job / "history.json").read_text())
     assert history["outcome"]["code"] == "Succeeded"
     assert [stretch["steps"] for stretch in history["recorded"]["stretches"]] == [REPORT_EVERY] * 2
@@ -186,7 +186,7 @@ def test_a_metric_named_loss_does_not_take_the_training_losss_place(job: Path) -
             run.step(step, 1 / step)
         run.evaluated(20, {"loss": 7.0, "accuracy": 1.0})
     assert words(job)["metrics"] == pytest.approx({"loss": 1 / 20, "evaluation_loss": 7.0, "accuracy": 1.0})
-    assert 'the metric "loss" is called' in told(job)[-1]["warnings"][0]
+    assert 'the metric "loss" is called' in warnings(job)[0]
 
 
 def test_a_loss_that_is_told_every_few_steps_stands_for_all_of_them(job: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_loss_that_is_told_every_few_steps_stands_for_all_of_them(job: Path) -
             run.step(step)
             if step % 5 == 0:
                 run.record(step, step / 5)
-    assert [loss for line in told(job) for loss in line["losses"]] == [float(-(-step // 5)) for step in range(1, 21)]
+    assert recorded(job).losses == [float(-(-step // 5)) for step in range(1, 21)]
 
 
 def test_the_operator_hears_of_steps_phases_and_checkpoints(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_hosts_that_train_apart_get_a_warning(
     monkeypatch.setattr("tpu_trainer.callbacks.joined.world_size", lambda: joined)
     with session(agree=agree) as run:
         run.step(20, 0.5)
-    assert [text.partition(",")[0] for text in told(job)[-1]["warnings"]] == [
+    assert [text.partition(",")[0] for text in warnings(job)] == [
         f"torch.distributed joins {'no' if joined == 1 else joined} processes"
     ] * warns
 
@@ -252,7 +252,7 @@ def test_a_loop_of_another_length_than_the_recipes_gets_a_warning(
     with session(length) as run:
         for step in range(1, steps + 1):
             run.step(step, 0.5)
-    assert [text.partition(":")[0] for text in told(job)[-1]["warnings"]] == [
+    assert [text.partition(":")[0] for text in warnings(job)] == [
         f"the loop ended after step {steps}, and the recipe has 20 steps"
     ] * warns
 
@@ -265,7 +265,7 @@ def test_a_session_without_a_step_succeeds_with_a_warning_unless_all_was_done_be
         if resumed_at is not None:
             run.checkpoint(resumed_at)
     assert words(job)["outcome"] == "Succeeded"
-    assert ["without a step" in text for text in told(job)[-1]["warnings"]] == [True] * (resumed_at != 20)
+    assert ["without a step" in text for text in warnings(job)] == [True] * (resumed_at != 20)
 
 
 @pytest.mark.parametrize("leaves", ["the loop", "the program"])
@@ -286,7 +286,7 @@ def test_told_to_stop_it_ends_with_the_documented_code_and_what_was_saved(job: P
     with pytest.raises(SystemExit) as end:
         interrupted()
     assert (end.value.code, words(job)["outcome"], words(job)["step"]) == (75, "Preempted", 4)
-    assert told(job)[-1]["checkpointStep"] == 4
+    assert words(job)["checkpointStep"] == 4
 
 
 def test_the_loop_of_the_examples_continues_from_its_checkpoint(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +332,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_or_is_a_warning(job: Path, snaps
     write_spec(job, onNotFinite="Warn")
     (job / "words").unlink()
     broken()
-    assert told(job)[-1]["warnings"] == ["the loss of step 7 is nan"]
+    assert warnings(job) == ["the loss of step 7 is nan"]
 
 
 def test_a_step_may_be_numpys_or_torchs_number(job: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_step_may_be_numpys_or_torchs_number(job: Path) -> None:
         run.step(torch.tensor(2), torch.tensor(0.5))  # type: ignore[arg-type]
         run.evaluated(torch.tensor(2), {"accuracy": np.float32(0.25)})  # type: ignore[arg-type]
     assert (words(job)["step"], words(job)["metrics"]) == (2, {"loss": 0.5, "accuracy": 0.25})
-    assert told(job)[-1]["checkpointStep"] == 1
+    assert words(job)["checkpointStep"] == 1
 
 
 def test_a_program_that_leaves_by_sys_exit_is_judged_by_its_last_losses_too(job: Path) -> None:
@@ -388,7 +388,7 @@ def test_what_fails_after_the_training_is_heard_and_what_is_measured_there_is_in
         run.step(20, 0.5)
     run.evaluated(20, {"accuracy": 0.75})
     assert words(job)["metrics"] == {"accuracy": 0.75, "loss": 0.5}
-    assert [told(job)[-1]["phase"], told(job)[-2]["evaluation"]] == ["done", {"accuracy": 0.75, "step": 20}]
+    assert recorded(job).evaluations == [{"accuracy": 0.75, "step": 20}]
     sys.excepthook(OSError, OSError("no space left for model.safetensors"), None)
     assert (words(job)["outcome"], words(job)["step"]) == ("UserError", 20)
     assert words(job)["message"].endswith("left for model.safetensors")

@@ -38,7 +38,7 @@ def test_a_job_continues_another_jobs_training_only_if_told_to(launcher: Launche
         "nothing left to train: checkpoint step-00000024-uidoffir-1 of job default/first, attempt 1 is at step 24 of 24"
     )
     assert again.hosts[0].message()["message"].startswith(done)
-    assert again.progress()[-1]["warnings"] == [done]
+    assert [*again.warnings().values()] == [[done]]
     assert "trained" not in again.output()
 
     assert idle.wait() == [ExitCode.UserError], idle.output()

@@ -56,14 +56,13 @@ def _all(folders: list[Path], place: int, ports: list[int] | None = None) -> int
         if ports is None and place >= hosts:
             continue
         port = ports[number] if ports else int((folder / "port").read_text())
-        progress = folder / "progress.jsonl" if place == 0 else None
         own = {"host_index": 0, "local_rank": place} if ports else {"host_index": place}
         where = WorkerEnvironment(
             run_spec=folder / "run.json",
             num_hosts=hosts,
             master_addr="127.0.0.1",
             master_port=port,
-            progress_file=progress,
+            report_directory=folder if place == 0 else None,
             hang_seconds=120.0,
             **own,
         )

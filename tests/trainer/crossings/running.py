@@ -16,6 +16,7 @@ from tests.trainer.crossings.expected import Ended
 from tests.trainer.crossings.features import Case
 from tests.trainer.crossings.legs import Leg, legs
 from tests.trainer.gang_processes import ON_XLAS_CPU, ROOT, Host, Launcher, chips
+from tests.trainer.recorded import recorded
 
 PACKAGES = {"torch": fork_server.TORCH, "compile": fork_server.COMPILER}
 
@@ -43,20 +44,11 @@ class Run:
 
     def ended(self) -> Ended:
         """Returns what it has left, once it has ended well."""
-        records = [json.loads(line) for line in (self.folder / "progress.jsonl").read_text().splitlines()]
-        losses = {
-            step: loss
-            for record in records
-            for step, loss in enumerate(record["losses"], start=record["step"] - len(record["losses"]) + 1)
-        }
+        found = recorded(self.folder)
         return Ended(
-            losses=losses,
+            losses=found.by_step,
             rates={int(step): rates for step, rates in self.outcomes[0]["rates"].items()},
-            evaluations={
-                record["evaluation"]["step"]: record["evaluation"]["miss"]
-                for record in records
-                if "evaluation" in record
-            },
+            evaluations={made["step"]: made["miss"] for made in found.evaluations},
             weights=self._tensors("model"),
             average=self._tensors("ema"),
             state=self._tensors("optimizer"),

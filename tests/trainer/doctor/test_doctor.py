@@ -13,16 +13,6 @@ from tests.trainer.gang_processes import TWO_PER_HOST, Gang, Launcher, run_spec
 from tpu_trainer.contract.protocol import ENV_HANG_SECONDS, ExitCode
 
 
-def warnings(gang: Gang) -> dict[str, list[str]]:
-    """What host 0 was warned of, by check, in the order in which it came."""
-    found: dict[str, list[str]] = {}
-    for line in gang.hosts[0].output.splitlines():
-        if line.startswith("warning: "):
-            _, check, message = line.split(": ", 2)
-            found.setdefault(check, []).append(message)
-    return found
-
-
 @pytest.fixture(scope="module")
 def ill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
     """One torch_xla process that does everything wrong, one thing after the other; by the real command."""
@@ -47,14 +37,14 @@ def test_a_healthy_gang_gets_no_warning_whatever_its_evaluations_do(launcher: La
         )
     )
     assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
-    assert warnings(gang) == {}
+    assert gang.warnings() == {}
 
 
 def test_recompilations_are_reported_with_step_and_cause(ill: Gang) -> None:
     shapes = f"step {doctor_tasks.OTHER_SHAPE} compiled a new program"
     # Where the task begins to read a value, which cuts its program in two.
     program = f"step {doctor_tasks.ITEM.start} compiled a new program"
-    found = warnings(ill)["RecompilationAfterWarmUp"]
+    found = ill.warnings()["RecompilationAfterWarmUp"]
     (of_shapes,) = [message for message in found if message.startswith(shapes)]
     (of_program,) = [message for message in found if message.startswith(program)]
     assert "batch is [16, 15] float32; in" in of_shapes
@@ -62,18 +52,18 @@ def test_recompilations_are_reported_with_step_and_cause(ill: Gang) -> None:
 
 
 def test_an_operation_on_the_cpu_is_named_with_how_often_it_runs(ill: Gang) -> None:
-    (message,) = warnings(ill)["CpuFallback"]
+    (message,) = ill.warnings()["CpuFallback"]
     assert message.startswith("aten::_unique2 has no")
     assert "1.0 times" in message
 
 
 def test_values_read_in_every_step_are_counted(ill: Gang) -> None:
-    (message,) = warnings(ill)["HostSync"]
+    (message,) = ill.warnings()["HostSync"]
     assert message.startswith("1.0 values a step are read")
 
 
 def test_a_program_that_is_cut_in_two_is_reported(ill: Gang) -> None:
-    (message,) = warnings(ill)["MidStepExecution"]
+    (message,) = ill.warnings()["MidStepExecution"]
     rate, rest = message.split(" ", 1)
     # torch_xla counts a program when its own thread sends it off, so one of the 40 may fall into a neighbour's window.
     assert rate in ("1.9", "2.0", "2.1")
@@ -81,7 +71,7 @@ def test_a_program_that_is_cut_in_two_is_reported(ill: Gang) -> None:
 
 
 def test_sizes_that_do_not_fill_their_tiles_are_named(ill: Gang) -> None:
-    (message,) = warnings(ill)["Padding"]
+    (message,) = ill.warnings()["Padding"]
     assert "[1001, 1001] is computed as" in message
     assert "1024" in message
     assert "2 examples per replica are" in message
@@ -89,13 +79,13 @@ def test_sizes_that_do_not_fill_their_tiles_are_named(ill: Gang) -> None:
 
 
 def test_waiting_for_data_is_reported(ill: Gang) -> None:
-    (message,) = warnings(ill)["InputBound"]
+    (message,) = ill.warnings()["InputBound"]
     assert "waiting for the next batch" in message
 
 
-def test_warnings_reach_the_progress_file(ill: Gang) -> None:
-    told = [message for messages in warnings(ill).values() for message in messages]
-    assert sorted(ill.progress()[-1]["warnings"]) == sorted(told)
+def test_warnings_reach_the_history(ill: Gang) -> None:
+    recorded = {finding["check"]: finding["message"] for finding in ill.recorded().document["warnings"]}
+    assert recorded == {check: messages[-1] for check, messages in ill.warnings().items()}
 
 
 def test_hosts_that_would_run_other_programs_end_before_the_first_step(launcher: Launcher) -> None:
@@ -124,7 +114,7 @@ def test_a_slow_host_is_named_with_how_slow_it_is(launcher: Launcher) -> None:
         run_spec(hosts=2, entrypoint="tests.trainer.doctor_tasks:one_host_is_slow", trainSteps=300, warmupSteps=5)
     )
     assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
-    (message,) = warnings(gang)["StragglerHost"]
+    (message,) = gang.warnings()["StragglerHost"]
     assert message.startswith("host 1 is slow: its own work")
 
 

@@ -195,7 +195,7 @@ def test_a_host_has_several_processes_for_chips_or_if_the_spec_says_so(changes: 
 
 
 def test_seats_count_the_processes_host_by_host(tmp_path: Any) -> None:
-    hosts = [WorkerEnvironment(tmp_path, index, 3, "127.0.0.1", 1, None) for index in range(3)]
+    hosts = [WorkerEnvironment(tmp_path, index, 3, "127.0.0.1", 1) for index in range(3)]
     numbers = [Seat.of_local(host, local_rank, per_host=4).number for host in hosts for local_rank in range(4)]
     assert numbers == list(range(12))
 

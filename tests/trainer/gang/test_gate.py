@@ -25,7 +25,7 @@ DEADLINE = 30.0
 
 
 def environment(index: int = 0, of: int = 2, port: int = 0) -> WorkerEnvironment:
-    return WorkerEnvironment(Path("run.json"), index, of, "127.0.0.1", port, None)
+    return WorkerEnvironment(Path("run.json"), index, of, "127.0.0.1", port)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tpu_trainer.gang.backends.rendezvous import join
 
 
 def host(index: int, of: int) -> WorkerEnvironment:
-    return WorkerEnvironment(Path("run.json"), index, of, "127.0.0.1", free_port(), None)
+    return WorkerEnvironment(Path("run.json"), index, of, "127.0.0.1", free_port())
 
 
 def test_host_0_names_the_missing_hosts(snapshot: SnapshotAssertion) -> None:

@@ -63,8 +63,8 @@ NEEDS = {
     "LogDirectory": "AttributeError: the logger of tpu_trainer has no log_dir",
     "Plateau": "ReduceLROnPlateau without recipe.evaluateEverySteps",
     "TwoValidations": "validation_step takes (batch, batch_idx, dataloader_idx)",
-    "Gathers": "AttributeError: trainer.strategy is not there in the trainer's own loop",
-    "ShouldStop": "AttributeError: trainer.should_stop cannot be set",
+    "Gathers": "AttributeError: trainer.strategy: the trainer's own loop does not support this",
+    "ShouldStop": "AttributeError: setting trainer.should_stop: the trainer's own loop does not",
     "Highest": 'self.log("val_loss", reduce_fx=max)',
     "Weighted": "train_dataloader() with a WeightedRandomSampler",
     "OwnBatches": "train_dataloader() with a Buckets as batch_sampler",
@@ -108,7 +108,7 @@ def test_a_task_has_no_lightning_trainer(tmp_path: Path) -> None:
         ("Gathers", {}, ExitCode.UserError, THE_LINE),
         ("Gan", {"loop": "Lightning"}, ExitCode.Succeeded, "steps under Lightning's own Trainer are not tried"),
         ("asked", {}, ExitCode.Succeeded, "steps under Lightning's own Trainer are not tried"),
-        ("Gan", {"loop": "Lightning", "emaDecay": "0.9"}, ExitCode.UserError, "recipe.emaDecay: under"),
+        ("Gan", {"loop": "Lightning", "emaDecay": "0.9"}, ExitCode.UserError, "recipe.emaDecay: not with"),
         ("decided", {}, ExitCode.UserError, "from recipe.trainSteps"),
         ("Auroc", {}, ExitCode.Succeeded, "made 2 steps"),
     ],
@@ -117,7 +117,7 @@ def test_the_entry_check_says_so_before_the_job_has_a_slice(
     name: str, changes: dict[str, Any], code: ExitCode, said: str, tmp_path: Path
 ) -> None:
     document = spec(name, replicas=4, batch={"global": 16, "perReplica": 4}, **{"loop": "BuiltIn", **changes})
-    environment = WorkerEnvironment(tmp_path / "run.json", 0, 1, "", 0, None)
+    environment = WorkerEnvironment(tmp_path / "run.json", 0, 1, "", 0)
     outcome = run_first_steps(parse_run_spec(document), environment, SharedStop(tmp_path / "stop"), pytest.fail)
     assert outcome.code is code, outcome.message
     assert said in outcome.message
@@ -294,9 +294,9 @@ def test_what_a_callback_averages_is_validated_as_it_is_saved(launcher: Launcher
     features, target = zip(*lightning_zoo.HELD_OUT, strict=True)
     with torch.no_grad():
         expected = module.eval().loss((torch.stack(features), torch.stack(target))).item()
-    evaluated = [record for record in gang.progress() if record["step"] == 10 and "evaluation" in record]
+    evaluated = [made for made in gang.recorded().evaluations if made["step"] == 10]
     # Before and after the hooks of the end.
-    assert [record["evaluation"]["val_loss"] for record in evaluated] == pytest.approx([expected] * 2, rel=1e-5)
+    assert [made["val_loss"] for made in evaluated] == pytest.approx([expected] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Collects", "CollectsAndGathers"])
@@ -305,7 +305,8 @@ def test_a_number_of_one_processs_outputs_is_a_warning_once(name: str, launcher:
         spec(name, hosts=2, replicas=2, evaluateEverySteps=3, trainSteps=6), packages=fork_server.LIGHTNING
     )
     assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
-    (said,) = (text for text in gang.progress()[-1]["warnings"] if text.startswith("on_validation_epoch_end logs"))
+    warnings = (text for texts in gang.warnings().values() for text in texts)
+    (said,) = (text for text in warnings if text.startswith("on_validation_epoch_end logs"))
     # What is gathered is the same in all.
     assert "held-out data: highest. " in said
 
@@ -328,14 +329,14 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(tmp_path: Pa
     ("name", "changes", "complaint"),
     [
         ("Gan", {"onNotFinite": "Skip"}, "recipe.onNotFinite: Skip:"),
-        ("Gan", {"emaDecay": "0.9"}, "recipe.emaDecay: under"),
-        ("Gan", {"stopEarly": {**VAL_LOSS, "patience": 1}}, "recipe.stopEarly: under"),
+        ("Gan", {"emaDecay": "0.9"}, "recipe.emaDecay: not with"),
+        ("Gan", {"stopEarly": {**VAL_LOSS, "patience": 1}}, "recipe.stopEarly: not with"),
         ("Gan", {"schedule": {"name": "Plateau", **VAL_LOSS, "patience": 1}}, "recipe.schedule Plateau:"),
         ("Gan", {"precision": "BFloat16"}, "recipe.precision: BFloat16:"),
-        ("Gan", {"gradientClipNorm": "1"}, "recipe.gradientClipNorm: the"),
+        ("Gan", {"gradientClipNorm": "1"}, "recipe.gradientClipNorm: not with"),
         ("decided", {}, "from recipe.trainSteps"),
-        ("limited", {"parameters": {"batches": "1", "whole": "true"}}, "limit_val_batches counts the"),
-        ("limited", {"parameters": {"batches": "0.5", "whole": "false"}}, "limit_val_batches counts the"),
+        ("limited", {"parameters": {"batches": "1", "whole": "true"}}, "limit_val_batches: not with"),
+        ("limited", {"parameters": {"batches": "0.5", "whole": "false"}}, "limit_val_batches: not with"),
         ("unknown", {}, "unexpected keyword argument"),
     ],
 )

@@ -326,7 +326,7 @@ def test_in_processes_an_evaluation_changes_no_loss_either(launcher: Launcher, k
         assert set(gang.wait()) == {ExitCode.Succeeded}, gang.output()
     assert gangs[0].losses() == gangs[1].losses()
     # Neither a program nor a read of the device in every step.
-    assert not any("compil" in warning for gang in gangs for warning in gang.progress()[-1]["warnings"])
+    assert not any("compil" in warning for gang in gangs for texts in gang.warnings().values() for warning in texts)
 
 
 def centred(hp: Hyperparameters) -> Task:

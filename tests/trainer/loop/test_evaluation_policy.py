@@ -167,7 +167,7 @@ def test_a_run_ends_early_once_its_metric_stops_improving_on_all_replicas_with_a
     assert ran.outcomes[0].metrics["steps"] == 25.0
     assert steps(tmp_path) == [25]
     # Once, although the training ended with it.
-    assert [line["evaluation"]["step"] for line in ran.progress if "evaluation" in line] == [5, 10, 15, 20, 25]
+    assert ran.evaluated == [5, 10, 15, 20, 25]
 
     # A gang that is started again, for whatever reason, does not train on.
     again = trained([5, 4, 3.8, NAN, 3.6, 1], tmp_path, stopEarly=stop, attempt=2)

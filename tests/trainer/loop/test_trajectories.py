@@ -45,29 +45,13 @@ def test_evaluations_during_training_do_not_change_it(launcher: Launcher) -> Non
     plain, evaluated = (launcher.start(run_spec(**recipe, **more)) for more in ({}, {"evaluateEverySteps": 10}))
     assert {*plain.wait(), *evaluated.wait()} == {0}, evaluated.output()
     assert evaluated.losses() == plain.losses()
-    steps = [record["evaluation"]["step"] for record in evaluated.progress() if "evaluation" in record]
-    assert steps == [10, 20, 24]
+    assert [made["step"] for made in evaluated.recorded().evaluations] == [10, 20, 24]
 
 
 @pytest.mark.parametrize("backend", ["torch", "xla"])
 def test_all_hosts_start_from_host_0s_weights(launcher: Launcher, backend: str) -> None:
     gang = launcher.start(run_spec(backend=backend, hosts=2, entrypoint="tests.trainer.tasks:uneven_start"))
     assert_follows_reference(gang, "sgd")
-
-
-def test_the_progress_file_has_the_phases_and_every_loss_once(launcher: Launcher) -> None:
-    gang = launcher.start(run_spec(entrypoint="tests.trainer.tasks:counted"))
-    assert gang.wait() == [0], gang.output()
-    told = [(record["phase"], record["step"], len(record["losses"])) for record in gang.progress()]
-    assert told == [
-        ("starting", 0, 0),
-        ("training", 10, 10),
-        ("training", 20, 10),
-        ("training", 24, 4),
-        ("evaluating", 24, 0),
-        ("evaluating", 24, 0),
-        ("done", 24, 0),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_every_backend_divides_alike(launcher: Launcher, kind: str) -> None:
     assert set(gang.wait()) == {0}, gang.output()
     assert gang.losses() == pytest.approx(expected, abs=CLOSE)
     # The programs that gather the parts are not blamed on the task.
-    assert gang.progress()[-1]["warnings"] == []
+    assert gang.warnings() == {}
 
 
 @pytest.mark.parametrize("replicas", [2, 8])

@@ -53,7 +53,7 @@ def test_the_phase_is_the_clocks_but_the_first_steps_belong_to_the_start() -> No
 
 def report_of(*told: Sample | Finding, steps: int = 0, checkpoint_step: int | None = None) -> ProgressReport:
     """Of a run of 100 steps of 16 examples."""
-    pace, progress = StepPace(), ProgressLog(100, None, silent=True)
+    pace, progress = StepPace(), ProgressLog(100, silent=True)
     for step in range(1, steps + 1):
         pace.step_done(step)
     for each in told:
@@ -76,14 +76,14 @@ def test_the_step_is_the_newest_and_not_the_last_samples() -> None:
 
 
 def test_a_continued_run_reports_the_step_of_its_checkpoint() -> None:
-    progress = ProgressLog(100, None, silent=True)
+    progress = ProgressLog(100, silent=True)
     progress.resume(40, "continues")
     told = present_report(parse_run_spec(run_spec(trainSteps=100)), Clock(), StepPace(), progress)
     assert (told.step, told.checkpoint_step, told.phase) == (40, 40, ReportPhase.STARTING)
 
 
 def test_the_metrics_of_an_evaluation_come_before_what_was_logged_and_replace_it() -> None:
-    progress = ProgressLog(100, None, silent=True)
+    progress = ProgressLog(100, silent=True)
     progress.add_curves([LoggedCurve("accuracy", ((1, 0.25), (2, 0.5))), LoggedCurve("norm", ((2, math.nan),))])
     progress.add_evaluation(2, {"top5": 0.75, "accuracy": 0.875})
     metrics = present_report(parse_run_spec(run_spec()), Clock(), StepPace(), progress).metrics
@@ -381,3 +381,13 @@ def test_stacks_are_the_end_of_all_threads() -> None:
     assert len(text.encode()) == STACKS_LIMIT
     # This thread is the main one, and began before all others.
     assert "in test_stacks_are_the_end_of" in text
+
+
+def test_the_log_has_the_newest_numbers_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = ProgressLog(40, silent=False)
+    progress.add_sample(Sample(20, (0.75, 0.5), 0.1, 1.0, {}, examples_per_second=900.5))
+    progress.add_evaluation(20, {"accuracy": 0.75})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 20/40: loss 0.5, 900.5 examples/s",
+        "step 20/40: accuracy 0.75",
+    ]

@@ -36,7 +36,7 @@ def test_a_rung_makes_the_first_steps_of_its_training() -> None:
     rung, whole = (run(small, replicas=2, schedule=schedule, **more) for more in ({"endAfterSteps": 12}, {}))
     assert rung.losses == whole.losses[:12]
     assert rung.outcome.step == 12
-    assert rung.progress[-1]["totalSteps"] == 12
+    assert rung.total_steps == 12
 
 
 def test_a_rung_says_what_it_measured() -> None:

@@ -41,7 +41,7 @@ def put(path: Path, archive: bytes) -> dict[str, str]:
 
 
 def worker(directory: Path, archive: Path | None = None) -> WorkerEnvironment:
-    return WorkerEnvironment(Path("run.json"), 0, 1, "", 0, None, code_directory=directory, code_archive=archive)
+    return WorkerEnvironment(Path("run.json"), 0, 1, "", 0, code_directory=directory, code_archive=archive)
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_run_trains_with_code_from_a_bucket_and_tells_when_it_continues_with_o
     assert other.wait() == [ExitCode.Succeeded], other.output()
 
     def told(run: Any) -> list[str]:
-        return [text for text in run.progress()[-1]["warnings"] if "other code" in text]
+        return [text for texts in run.warnings().values() for text in texts if "other code" in text]
 
     assert (told(first), told(again)) == ([], [])
     assert len(told(other)) == 1

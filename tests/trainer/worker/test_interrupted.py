@@ -114,12 +114,7 @@ def committed(directory: Path) -> int:
 
 
 def losses_by_step(gang: Gang) -> dict[int, float]:
-    records = [record for record in gang.progress() if record["losses"]] if gang.progress_file.exists() else []
-    return {
-        record["step"] - len(record["losses"]) + 1 + index: loss
-        for record in records
-        for index, loss in enumerate(record["losses"])
-    }
+    return gang.recorded().by_step
 
 
 @pytest.mark.parametrize(("gangs", "seed"), SEEDS)

@@ -1,5 +1,6 @@
 """What a local run's page is made from: the worker's history, wherever it is, or else what was heard of the run."""
 
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,13 @@ import pytest
 import yaml
 
 from tests.contract.jobs import job_body
-from tests.unit.histories import document
+from tests.unit.histories import document, losses_of
+from tests.unit.hostile_texts import HOSTILE, obeyed
 from tpu_training_operator.api.status import Progress, Status
 from tpu_training_operator.cli.common.job_file import JobFile, load
 from tpu_training_operator.cli.run.report import run_history
+from tpu_training_operator.cli.run.run import curves_of
 from tpu_training_operator.html_report.history import parse_history
-from tpu_training_operator.local.curves import Curves
 from tpu_training_operator.local.run import RunOutcome
 
 
@@ -25,7 +27,7 @@ def job(directory: Path, **changes: Any) -> JobFile:
 
 def outcome(losses: dict[int, float | None], step: int = 0, attempt: int = 2, seconds: float = 60.0) -> RunOutcome:
     status = Status(attempt=attempt, progress=Progress(step=step, total_steps=80) if step else None)
-    return RunOutcome(status, Curves(losses), (), cancelled=False, seconds=seconds, pods_directory=Path("pods"))
+    return RunOutcome(status, losses, (), cancelled=False, seconds=seconds, pods_directory=Path("pods"))
 
 
 def test_a_worker_that_was_killed_leaves_what_was_heard_of_it(tmp_path: Path) -> None:
@@ -59,3 +61,13 @@ def test_the_place_for_reports_is_looked_at_and_an_earlier_runs_history_is_not_t
     assert found is not None
     assert found[1] == str(place)
     assert parse_history(found[0]).name == ("small" if age < 60 else file.job.name)
+
+
+def test_the_curves_are_the_historys_with_plain_names_and_else_those_that_the_status_has_shown() -> None:
+    evaluations = [{"step": 2, "metrics": {HOSTILE: 0.5, "worst": math.inf, "step": 7.0}}]
+    recorded = {"losses": losses_of([0.5, math.nan]), "evaluations": evaluations}
+    losses, (evaluation,) = curves_of(outcome({1: 9.0}), (document(recorded), "here"))
+    assert (losses, evaluation["worst"], evaluation["step"]) == ({1: 0.5, 2: None}, None, 2)
+    assert obeyed(str(evaluation)) == []
+    for nothing in (None, (document(), "here"), (b"[]", "here")):
+        assert curves_of(outcome({1: 9.0}), nothing) == ({1: 9.0}, [])

@@ -74,7 +74,7 @@ class Run:
         self._reported, self._split = time.monotonic(), self._clock.seconds()
         self._first = place_on_host(os.environ) == 0
         is_reporter = environment.host_index == 0 and self._first
-        self._progress = _SilentProgressLog(spec.train_steps, environment.progress_file, silent=not is_reporter)
+        self._progress = _SilentProgressLog(spec.train_steps, silent=not is_reporter)
         service = environment.progress_service if is_reporter else None
         heartbeat = open_heartbeat(service, lambda: present_report(spec, self._clock, self._pace, self._progress))
         reporter = open_reporter(spec, environment.report_directory, self._clock, "", reports=is_reporter)
@@ -122,7 +122,7 @@ class Run:
 
     def checkpoint(self, step: int) -> None:
         if self._begun:
-            self._progress.set_checkpoint(step)
+            self._progress.checkpoint_step = step
         else:
             self._progress.resume(step, "")
 
@@ -175,9 +175,10 @@ class Run:
     def evaluated_after(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Puts the metrics of an evaluation after the training into the result."""
         self._metrics = self._rename_loss(step, metrics)
-        write_last_words(self._outcome(None), first=self._first)
-        self._progress.add_evaluation(step, self._metrics)
-        self._progress.finish(self._progress.checkpoint_step)
+        outcome = self._outcome(None)
+        write_last_words(outcome, first=self._first)
+        self._outputs.add_evaluation(step, self._metrics)
+        self._outputs.reporter.end(outcome)
 
     def _rename_loss(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Returns the metrics, with one called "loss" renamed: that name is the training loss's."""
@@ -198,7 +199,6 @@ class Run:
         write_last_words(outcome, first=self._first)
         if outcome.code is ExitCode.Succeeded:
             self._compare_length(outcome.step or 0)
-            self._progress.finish(self._progress.checkpoint_step)
         self._outputs.end(outcome)
         return outcome
 
@@ -281,13 +281,14 @@ class Run:
     def _outcome(self, error: BaseException | None) -> Outcome:
         step = self._done
         if error is not None:
-            return outcome_of_loop(error, step)
+            return replace(outcome_of_loop(error, step), checkpoint_step=self._progress.checkpoint_step)
         code = ExitCode.Preempted if self.stopping else ExitCode.Succeeded
         ending = f"stopped on request after {step} steps" if self.stopping else f"trained {step or 0} steps"
         loss = {} if self._losses.newest is None else {"loss": self._losses.newest}
         metrics = loss | self._metrics
         values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
-        return Outcome(code, ending + values, step, metrics, self._throughput.rate)
+        rate, saved = self._throughput.rate, self._progress.checkpoint_step
+        return Outcome(code, ending + values, step, metrics, rate, checkpoint_step=saved)
 
 
 class Losses:
@@ -323,7 +324,7 @@ class Losses:
 
 
 class _SilentProgressLog(ProgressLog):
-    """A progress log that writes its file but prints nothing: the user's own loop has its own log."""
+    """A progress log without lines: the user's own loop has its own log."""
 
     def say(self, line: str) -> None:
         pass

@@ -38,7 +38,6 @@ class WorkerEnvironment:
     num_hosts: int
     master_addr: str
     master_port: int
-    progress_file: Path | None
     report_directory: Path | None = None
     hang_seconds: float | None = None
     progress_service: ProgressEndpoint | None = None
@@ -57,7 +56,7 @@ def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
     if not run_spec:
         raise BadSpecError(f"{protocol.ENV_RUN_SPEC} is not set; it must be the path of the run spec")
     num_hosts = _integer(environ, protocol.ENV_NUM_HOSTS, default=1, minimum=1)
-    progress_file, hang = environ.get(protocol.ENV_PROGRESS_FILE), protocol.ENV_HANG_SECONDS
+    hang = protocol.ENV_HANG_SECONDS
     alone = num_hosts == 1
     if not alone and not environ.get(protocol.ENV_MASTER_ADDR):
         raise BadSpecError(f"{protocol.ENV_MASTER_ADDR} is not set; with {num_hosts} hosts it must name host 0")
@@ -67,7 +66,6 @@ def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
         num_hosts=num_hosts,
         master_addr=environ.get(protocol.ENV_MASTER_ADDR, ""),
         master_port=_integer(environ, protocol.ENV_MASTER_PORT, default=0 if alone else None, minimum=0),
-        progress_file=Path(progress_file) if progress_file else None,
         report_directory=Path(directory) if (directory := environ.get(protocol.ENV_REPORT_DIRECTORY)) else None,
         hang_seconds=_integer(environ, hang, default=None, minimum=1) if environ.get(hang) else None,
         progress_service=_progress_service(environ),

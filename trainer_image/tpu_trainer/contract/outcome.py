@@ -40,7 +40,7 @@ class Best:
 class Outcome:
     """How a worker ended. `step`, `metrics`, `examples_per_second`: as far as the run got. `best`: the best checkpoint,
     as JSON; `rung`: what a rung of a ladder measured; `places`: where the job's buckets are; `compiled`: the compile
-    check's answer."""
+    check's answer; `checkpoint_step`: the newest step that is safe in a checkpoint."""
 
     code: ExitCode
     message: str
@@ -51,6 +51,7 @@ class Outcome:
     rung: Mapping[str, Any] | None = None
     places: Mapping[str, Any] | None = None
     compiled: Mapping[str, Any] | None = None
+    checkpoint_step: int | None = None
 
     @property
     def ended_well(self) -> bool:
@@ -201,6 +202,8 @@ def _encode(outcome: Outcome, message: str) -> bytes:
     document: dict[str, Any] = {"outcome": outcome.code.name, "message": message}
     if outcome.step is not None:
         document["step"] = outcome.step
+    if outcome.checkpoint_step is not None:
+        document["checkpointStep"] = outcome.checkpoint_step
     if outcome.metrics:
         document["metrics"] = {name: finite(value) for name, value in outcome.metrics.items()}
     if outcome.examples_per_second is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -19,7 +19,7 @@ from tpu_trainer.data.loading import (
     stream_batches,
     train_batches,
 )
-from tpu_trainer.data.same_data import FirstBatch, check_examples, check_lengths, check_order, check_stream
+from tpu_trainer.data.same_data import COMPARED, STREAM, check_examples, check_lengths, check_order, compare
 from tpu_trainer.data.shards import MOST_LANES, LanePlan, merge_positions, plan_lanes, shard_batches
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.task.task import Batch, Task
@@ -34,7 +34,7 @@ _WEBDATASET = (
 )
 
 
-def check_data(task: Task, seed: int, backend: Backend, host: int, tell: Tell) -> None:
+def check_data(task: Task, seed: int, backend: Backend, host: int) -> None:
     """Checks that all processes see the same data, as far as possible before the training reads it. A collective;
     `host`: this process's host.
 
@@ -46,8 +46,7 @@ def check_data(task: Task, seed: int, backend: Backend, host: int, tell: Tell) -
     if _is_webdataset(task.train) and backend.world > 1:
         raise UserCodeError(f"the task's train dataset: {_WEBDATASET}")
     check_order(task, seed, backend, host)
-    for text in check_examples(task, seed, backend, host):
-        tell(Finding("Data", 0, text))
+    check_examples(task, seed, backend, host)
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,9 @@ def open_batches(
         tell(Finding("Data", 0, text))
     if (text := describe_repeat(task.train, order.start)) is not None:
         tell(Finding("Data", first // order.passes, text))
-    examples = FirstBatch(task.train, order, first)
-    batches = islice(stream_batches(task, order, first, examples), len(passes))
+    examples: list[Sequence[Any]] = []
+    seen = stream_batches(task, order, first, lambda batch: examples.append(batch[:COMPARED]))
+    batches = islice(seen, len(passes))
     if not passes or world == 1:
         return BatchSource(batches)
     # Read here, in the training's thread, because comparing is a collective.
@@ -100,11 +100,10 @@ def open_batches(
         read.append(next(batches))
     except UserCodeError as error:
         # A part of the stream may be too short for a batch although the stream is not.
-        if not examples.known:
+        if not examples:
             raise
         short = error
-    if (text := check_stream(examples, backend, host)) is not None:
-        tell(Finding("Data", 0, text))
+    compare("examples in the training stream", lambda: examples[0], STREAM, backend, host)
     if short is not None:
         raise short
     return BatchSource(chain(read, batches))

@@ -2,29 +2,31 @@
 
 The trainer takes each process's part of an order of the whole dataset. If a process sees only a part of the data, that
 part is divided once more: some examples are never used and others twice, and nothing else reveals it. So before the
-first step the processes compare the lengths of their data and a few examples.
+first step the processes compare the lengths of their data and a few examples, each read once.
 
-Examples that differ are read again. If they then differ within a process, too, they depend on random numbers that the
-trainer does not seed, and the difference proves nothing about the data: a warning, not an error.
+Examples that random numbers change in each process differently are refused, too: a single reading cannot tell them from
+other examples, and a resumed run could not repeat them.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import ranges
-from tpu_trainer.data.fingerprint import KINDS, WIDTH, compare_kinds, fingerprint, present_kinds
 from tpu_trainer.data.loading import (
     GENERATORS,
     NO_WORKERS,
-    Order,
     Workers,
     epoch_order,
     evaluation_workers,
@@ -35,7 +37,6 @@ from tpu_trainer.data.loading import (
     length_of,
     name_held_out,
     seed_generators,
-    state_of,
     training_workers,
 )
 from tpu_trainer.data.shards import forget_worker, open_shard
@@ -45,13 +46,17 @@ from tpu_trainer.task.task import Task
 COMPARED = 4
 """Examples of each dataset that are compared."""
 
-_READ_AGAIN = 6
-"""How often they are read again if they differ. Several times, since an augmentation may leave most examples alone."""
-
 _HALF = 2**24
 """Whole numbers below it are exact in float32, which a gather carries."""
 
-_MOST_NAMED = 4
+_WIDTH = 3
+"""Numbers in an example's fingerprint: a checksum of its exact content, a weighted sum of its reals, and their norm."""
+
+_TOLERANCE = 1e-3
+"""Reals count as equal up to this part of their norm: hosts with different CPUs round differently."""
+
+_MOST_REALS = 2**16
+_DEEPEST = 8
 
 WHOLE = "every process must see the whole dataset; the trainer shards it"
 
@@ -65,11 +70,12 @@ SHARD = (
     "split the data by rank or host as well (split_by_node, split_dataset_by_node)"
 )
 
-Read = Callable[[], Sequence[Any]]
-"""Reads the examples that are compared: the same ones each time, with the same random numbers."""
+_SEEDED = (
+    "If only random numbers differ, draw them from torch's, numpy's or Python's own generator, which the trainer seeds"
+)
 
-Prints = Sequence[Sequence[Sequence[float]]]
-"""For each process, or reading, the fingerprints of the compared examples."""
+Read = Callable[[], Sequence[Any]]
+"""Reads the examples that are compared."""
 
 
 def check_lengths(task: Task, backend: Backend, host: int) -> None:
@@ -84,26 +90,15 @@ def check_lengths(task: Task, backend: Backend, host: int) -> None:
     sizes = {"training": length_of(task.train, "train") if has_length(task.train) else 0}
     sizes |= {name_held_out(name): length_of(dataset, name_held_out(name)) for name, dataset in held_out(task).items()}
     rows = backend.gather([host, *(part for size in sizes.values() for part in divmod(size, _HALF))])
+    hosts = [int(row[0]) for row in rows]
     for place, kind in enumerate(sizes):
-        high, low = 1 + 2 * place, 2 + 2 * place
-        text = unequal_lengths(kind, [(int(row[0]), int(row[high]) * _HALF + int(row[low])) for row in rows])
-        if text is not None:
-            raise UserCodeError(text)
-
-
-def unequal_lengths(kind: str, rows: Sequence[tuple[int, int]]) -> str | None:
-    """Describes how the processes' lengths differ; None if all are equal. `rows`: each process's host and length."""
-    hosts: dict[int, set[int]] = {}
-    for host, length in rows:
-        hosts.setdefault(length, set()).add(host)
-    if len(hosts) == 1:
-        return None
-    parts: list[str] = []
-    for length, group in list(hosts.items())[:_MOST_NAMED]:
-        who = f"host{'s' if len(group) > 1 else ''} {ranges(sorted(group))}"
-        parts.append(f"{who} {'have' if len(group) > 1 else 'has'} {length}{'' if parts else f' {kind} examples'}")
-    more = "; and so on" if len(hosts) > _MOST_NAMED else ""
-    return f"{', '.join(parts)}{more}: {WHOLE}"
+        lengths = [int(row[1 + 2 * place]) * _HALF + int(row[2 + 2 * place]) for row in rows]
+        if parties := _name_parties(hosts, [length != lengths[0] for length in lengths]):
+            others = {length for length in lengths if length != lengths[0]}
+            span = "-".join(map(str, sorted({min(others), max(others)})))
+            raise UserCodeError(
+                f"the {kind} data has {lengths[0]} examples for {parties[0]} and {span} for {parties[1]}: {WHOLE}"
+            )
 
 
 def check_order(task: Task, seed: int, backend: Backend, host: int) -> None:
@@ -126,86 +121,66 @@ def check_order(task: Task, seed: int, backend: Backend, host: int) -> None:
             "from torch's, numpy's or Python's own generator, which are seeded for every epoch, or from a generator "
             "that is made from epoch and seed"
         )
-    if len({tuple(row[1:]) for row in rows}) > 1:
-        orders = [[row[1:]] for row in rows]
-        who = _parties([int(row[0]) for row in rows], orders, [True] * len(KINDS))
+    if parties := _name_parties([int(row[0]) for row in rows], [row[1:] != rows[0][1:] for row in rows]):
         raise UserCodeError(
-            f"{who} have different orders of the training data: the task's order must not depend on the rank or the "
-            "host. It is the order of the job, of which the trainer takes each process's part"
+            f"{' and '.join(parties)} have different orders of the training data: the task's order must not depend on "
+            "the rank or the host. It is the order of the job, of which the trainer takes each process's part"
         )
 
 
-def check_examples(task: Task, seed: int, backend: Backend, host: int) -> list[str]:
-    """Compares a few examples of each map-style dataset, and of a sharded stream's first shard; returns warnings. A
-    collective; not for other streams, whose first batch `check_stream` compares.
+def check_examples(task: Task, seed: int, backend: Backend, host: int) -> None:
+    """Compares a few examples of each map-style dataset, and of a sharded stream's first shard. A collective; not for
+    other streams, whose first batch `compare` gets as it is read.
 
     Raises:
         UserCodeError: in every process, if they differ; or the dataset raised.
     """
     if backend.world == 1:
-        return []
-    warnings, workers = [], training_workers(task)
+        return
+    workers = training_workers(task)
     if has_length(task.train):
-        warnings.append(compare("training examples", _spread(task.train, seed), WHOLE, backend, host, workers))
+        compare("training examples", _spread(task.train, seed), WHOLE, backend, host, workers)
     elif is_sharded(task.train):
-        read = _first_of_shard(task.train, seed)
-        warnings.append(compare("examples in training shard 0", read, SHARD, backend, host, workers))
+        compare("examples in training shard 0", _first_of_shard(task.train, seed), SHARD, backend, host, workers)
     for name, dataset in held_out(task).items():
         kind, workers = f"{name_held_out(name)} examples", evaluation_workers(task, dataset)
-        warnings.append(compare(kind, _spread(dataset, seed), WHOLE, backend, host, workers))
-    return [text for text in warnings if text is not None]
+        compare(kind, _spread(dataset, seed), WHOLE, backend, host, workers)
 
 
-def check_stream(stream: FirstBatch, backend: Backend, host: int) -> str | None:
-    """Does what `check_examples` does for a stream without shards. Reads it once more if its examples differ, and then
-    restores its state if it has one."""
-    if backend.world == 1:
-        return None
-    return compare("examples in the training stream", stream.read, STREAM, backend, host)
+def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, workers: Workers = NO_WORKERS) -> None:
+    """Compares the first examples that `read` returns in all processes. A collective.
 
+    kind: the name of the examples. rule: what would be right. workers: the task's workers for them.
 
-class FirstBatch:
-    """The first examples that a process has read of a stream, and how to read them again.
-
-    Create it before the stream is read, and call it with the first batch.
+    Raises:
+        UserCodeError: in every process, if they differ; or `read` raised.
     """
+    with user_code(f"reading {kind}"):
+        local = _read_prints(read, workers)
+    missing = [[-1.0, 0.0, 0.0]] * (COMPARED - len(local))
+    rows = backend.gather([host, *(number for example in [*local, *missing] for number in example)])
+    prints = [[row[at : at + _WIDTH] for at in range(1, len(row), _WIDTH)] for row in rows]
+    differs = [not all(map(equal_prints, prints[0], others)) for others in prints]
+    if parties := _name_parties([int(row[0]) for row in rows], differs):
+        raise UserCodeError(f"{' and '.join(parties)} have different {kind}: {rule}. {_SEEDED}")
 
-    def __init__(self, dataset: Any, order: Order, first_batch: int) -> None:
-        self._dataset, self._order, self._number = dataset, order, first_batch
-        self._resumes = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
-        self._before = order.start.dataset if order.start.offset else self._state()
-        self._first: Sequence[Any] | None = None
-        self._returned = False
 
-    @property
-    def known(self) -> bool:
-        return self._first is not None
+def _name_parties(hosts: Sequence[int], differs: Sequence[bool]) -> tuple[str, str] | None:
+    """Names those that are like the first process, and those that differ from it; None if none does. hosts: the host of
+    every process."""
+    ranks = [[rank for rank, other in enumerate(differs) if other is wanted] for wanted in (False, True)]
+    if not ranks[1]:
+        return None
+    same, others = ({hosts[rank] for rank in group} for group in ranks)
+    # Processes of one host may differ, too.
+    if same & others:
+        return _format("process", ranks[0]), _format("process", ranks[1])
+    return _format("host", sorted(same)), _format("host", sorted(others))
 
-    def __call__(self, examples: Sequence[Any]) -> None:
-        if self._first is None:
-            self._first = examples[:COMPARED]
 
-    def read(self) -> Sequence[Any]:
-        if self._first is not None and not self._returned:
-            self._returned = True
-            return self._first
-        now = self._state()
-        if self._resumes and self._before is not None:
-            self._dataset.load_state_dict(self._before)
-        # Reads them as `stream_batches` does.
-        with self._order.seeded(self._number, alike=True):
-            if hasattr(self._dataset, "set_epoch"):
-                self._dataset.set_epoch(self._order.start.epoch)
-            examples = iter(self._dataset)
-        with self._order.seeded(self._number, alike=True):
-            read = list(islice(examples, COMPARED))
-        if self._resumes:
-            self._dataset.load_state_dict(now)
-        return read
-
-    def _state(self) -> Mapping[str, Any] | None:
-        with user_code("state_dict() of the task's dataset"):
-            return state_of(self._dataset) if self._resumes else None
+def _format(noun: str, numbers: Sequence[int]) -> str:
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{noun if len(numbers) == 1 else plural} {ranges(numbers)}"
 
 
 def _spread(dataset: Any, seed: int) -> Read:
@@ -228,121 +203,93 @@ def _first_of_shard(stream: Any, seed: int) -> Read:
     return read
 
 
-def read_prints(read: Read, times: int, workers: Workers) -> Prints:
-    """Returns the fingerprints of the examples, read `times` times. With `workers`, a worker reads: a file that the
-    dataset opens at the first read must not be open in this process, or the training's workers would share its
-    offset."""
+def _read_prints(read: Read, workers: Workers) -> list[list[float]]:
+    """Returns the fingerprints of the examples. With `workers`, a worker reads: a file that the dataset opens at the
+    first read must not be open in this process, or the training's workers would share its offset."""
     if not workers.count:
         with GENERATORS, keep_generators():
-            return [[fingerprint(example) for example in read()] for _ in range(times)]
+            return [fingerprint(example) for example in read()]
     loader: DataLoader[Any] = DataLoader(
-        _Readings(read, times),
+        _Prints(read),
         batch_size=None,
         collate_fn=list,
         num_workers=1,
         worker_init_fn=workers.begin,
         generator=torch.Generator(),
     )
-    prints: Prints = next(iter(loader))
-    return prints
+    return list(loader)
 
 
-class _Readings(IterableDataset[Any]):
-    """A dataset whose only example is all readings."""
+class _Prints(IterableDataset[Any]):
+    """The examples' fingerprints, as a dataset that a worker reads."""
 
-    def __init__(self, read: Read, times: int) -> None:
-        self._read, self._times = read, times
+    def __init__(self, read: Read) -> None:
+        self._read = read
 
     def __iter__(self) -> Iterator[Any]:
         forget_worker()
-        yield [[fingerprint(example) for example in self._read()] for _ in range(self._times)]
+        return map(fingerprint, self._read())
 
 
-def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, workers: Workers = NO_WORKERS) -> str | None:
-    """Compares the examples that `read` returns in all processes; returns a warning, or None. A collective.
-
-    kind: the name of the examples. rule: what would be right. workers: the task's workers for them.
-
-    Raises:
-        UserCodeError: in every process, if they differ for another reason than random numbers; or `read` raised.
-    """
-    with user_code(f"reading {kind}"):
-        (local,) = read_prints(read, 1, workers)
-    missing = [[-2.0] * WIDTH] * (COMPARED - len(local))
-    rows = backend.gather([host, *(number for example in [*local, *missing] for number in example)])
-    hosts = [int(row[0]) for row in rows]
-    prints = [[row[at : at + WIDTH] for at in range(1, len(row), WIDTH)] for row in rows]
-    if not any(_differing(prints)):
-        return None
-    with user_code(f"reading {kind} again"):
-        again = read_prints(read, _READ_AGAIN, workers)
-    steady = [not differs for differs in _differing([local, *again])]
-    steady = [all(votes) for votes in zip(*backend.gather([float(vote) for vote in steady]), strict=True)]
-    return judge_prints(kind, rule, hosts, prints, steady)
+def fingerprint(example: Any) -> list[float]:
+    """Returns `_WIDTH` finite numbers for float32, by which processes find out whether they have the same example."""
+    reals: list[npt.NDArray[np.float64]] = []
+    checksum = zlib.crc32(b"|".join(_exact_parts(example, reals, 0))) % _HALF
+    # Bounded, because squares follow; NaN is an ordinary value here.
+    row = np.clip(np.nan_to_num(np.concatenate([np.zeros(1), *reals]), nan=-1.25), -1e15, 1e15)
+    # Any weights that differ from each other will do.
+    weights = np.cos(1.7 * np.arange(len(row)))
+    return [float(checksum), float(weights @ row), math.sqrt(float(row @ row))]
 
 
-def judge_prints(kind: str, rule: str, hosts: Sequence[int], prints: Prints, steady: Sequence[bool]) -> str | None:
-    """Judges fingerprints that differ; returns a warning, or None. hosts: the host of every process. steady: for each
-    kind of content, whether every process reads the same at every read.
-
-    Raises:
-        UserCodeError: the examples are not the same.
-    """
-    differ = _differing(prints)
-    differ_steadily = list(map(all, zip(differ, steady, strict=True)))
-    # Content that is the same everywhere, although it changes from example to example, indicates the same data.
-    changes, has = _differing([[example] for example in prints[0]]), present_kinds(prints[0][0])
-    equal = [
-        all(conditions) for conditions in zip(steady, (not differs for differs in differ), changes, has, strict=True)
-    ]
-    only_texts = differ_steadily == [name == "texts" for name in KINDS]
-    if any(differ_steadily) and not (only_texts and any(equal)):
-        raise UserCodeError(f"{_parties(hosts, prints, differ_steadily)} have different {kind}: {rule}")
-    if only_texts:
-        return (
-            f"only the texts in the {kind} differ between {_parties(hosts, prints, differ)}. Names of files may "
-            f"differ; if these are other examples, {rule}"
-        )
-    if any(equal):
-        return None
-    return (
-        f"the {kind} cannot be compared between the processes: they change at every read, by random numbers that the "
-        "trainer does not seed (the dataset has its own generator). If each process has other examples, and not only "
-        f"other random numbers, {rule}"
-    )
+def equal_prints(left: Sequence[float], right: Sequence[float]) -> bool:
+    return left[0] == right[0] and abs(left[1] - right[1]) <= _TOLERANCE * max(left[2], right[2])
 
 
-def _differing(prints: Prints) -> list[bool]:
-    """Returns for each of KINDS whether any process differs from the first."""
-    result = [False] * len(KINDS)
-    for others in prints[1:]:
-        for first, other in zip(prints[0], others, strict=True):
-            same = compare_kinds(first, other)
-            result = [known or not equal for known, equal in zip(result, same, strict=True)]
-    return result
+def _exact_parts(value: Any, reals: list[npt.NDArray[np.float64]], depth: int) -> Iterator[bytes]:
+    """Yields the content that must be the same to the bit. What may be rounded goes to `reals`."""
+    if isinstance(value, Tensor):
+        value = _as_array(value)
+    elif isinstance(value, bool | int | float | complex) or hasattr(value, "__array_interface__"):
+        # For example a PIL image.
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray):
+        yield f"{value.dtype.kind}{value.shape}".encode()
+        if value.dtype.kind in "fc":
+            reals.append(_real(value))
+        elif not value.dtype.hasobject:
+            yield np.ascontiguousarray(value).tobytes()
+    elif isinstance(value, str):
+        yield value.encode(errors="replace")
+    elif isinstance(value, bytes | bytearray):
+        yield bytes(value)
+    elif depth < _DEEPEST:
+        for part in _parts(value):
+            yield from _exact_parts(part, reals, depth + 1)
 
 
-def _parties(hosts: Sequence[int], prints: Prints, kinds: Sequence[bool]) -> str:
-    """Names the parties with the same content of `kinds`: "hosts 0-1 and host 2"."""
-    parties: list[list[int]] = []
-    for rank, local in enumerate(prints):
-        for party in parties:
-            differs = _differing([prints[party[0]], local])
-            if not any(map(all, zip(differs, kinds, strict=True))):
-                party.append(rank)
-                break
-        else:
-            parties.append([rank])
-    of_hosts = [sorted({hosts[rank] for rank in party}) for party in parties]
-    # Processes of one host may differ, too.
-    split = sum(map(len, of_hosts)) > len(set(hosts))
-    noun, groups = ("process", parties) if split else ("host", of_hosts)
-    names = [_format(noun, group) for group in groups[:_MOST_NAMED]]
-    if len(groups) > _MOST_NAMED:
-        return f"{', '.join(names)} and so on"
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple):
+        yield from value
+    elif hasattr(value, "__dict__"):
+        yield from vars(value).values()
 
 
-def _format(noun: str, numbers: Sequence[int]) -> str:
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{noun if len(numbers) == 1 else plural} {ranges(numbers)}"
+def _as_array(tensor: Tensor) -> npt.NDArray[Any]:
+    plain = tensor.detach().to("cpu")
+    if plain.layout != torch.strided or plain.is_quantized:
+        plain = plain.to_dense() if not plain.is_quantized else plain.dequantize()
+    if plain.is_floating_point():
+        plain = plain.to(torch.float64)
+    array: npt.NDArray[Any] = plain.resolve_conj().resolve_neg().numpy()
+    return array
+
+
+def _real(array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    flat = array.ravel()
+    flat = flat[:: max(1, len(flat) // _MOST_REALS)]
+    if flat.dtype.kind == "c":
+        flat = np.stack([flat.real, flat.imag], axis=-1).ravel()
+    return flat.astype(np.float64)

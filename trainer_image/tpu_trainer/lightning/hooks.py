@@ -12,7 +12,7 @@ from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.gang.exchange import check_weight, widen
 from tpu_trainer.lightning.lightning_run import missing_loss_error, only_under_lightning
 from tpu_trainer.lightning.optimizers import read_configuration
-from tpu_trainer.lightning.session import ModuleSession
+from tpu_trainer.lightning.session import ModuleSession, overrides
 from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Batch, Hyperparameters
@@ -172,7 +172,8 @@ class LightningHooks(Hooks):
         self._session.trained = True
 
     def fit_ends(self) -> None:
-        self._session.finish()
+        self._session.call("on_fit_end")
+        self._session.call_both("teardown", "fit")
 
     def failed(self, error: BaseException) -> None:
         self._session.call_both("on_exception", error)
@@ -186,7 +187,7 @@ class LightningHooks(Hooks):
             checkpoint = self._checkpoint()
             self._session.call("on_save_checkpoint", checkpoint)
             state["module"] = {key: value for key, value in checkpoint.items() if key not in _OWN_KEYS}
-        if self._session.data_has("state_dict"):
+        if overrides(self._session.data, "state_dict"):
             with user_code("state_dict of the LightningDataModule"):
                 state["data"] = self._session.data.state_dict()
         return state
@@ -197,7 +198,7 @@ class LightningHooks(Hooks):
             self._schedules.load(state.get("plateau"))
         if self._session.has("on_load_checkpoint"):
             self._session.call("on_load_checkpoint", {**self._checkpoint(), **state.get("module", {})})
-        if self._session.data_has("load_state_dict") and "data" in state:
+        if overrides(self._session.data, "load_state_dict") and "data" in state:
             with user_code("load_state_dict of the LightningDataModule"):
                 self._session.data.load_state_dict(state["data"])
 

@@ -11,8 +11,7 @@ import fcntl
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -31,7 +29,7 @@ from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.data.loading import Share, has_length, refuse_own_iterator
 from tpu_trainer.lightning.hooks import LightningHooks
 from tpu_trainer.lightning.lightning_run import only_under_lightning
-from tpu_trainer.lightning.session import ModuleLog, ModuleSession, overrides, takes_index, trainer_view
+from tpu_trainer.lightning.session import ModuleLog, ModuleSession, TrainerView, overrides, takes_index
 from tpu_trainer.lightning.validation import Validation, disconnect, metrics_of
 from tpu_trainer.task.task import Hyperparameters, Task
 
@@ -61,34 +59,34 @@ def adopt(module: nn.Module, data: Any, hp: Hyperparameters, share: Share) -> tu
         UserCodeError: the module has no data, its code raised, or it needs Lightning's own Trainer.
     """
     _refuse(module, data)
-    view = trainer_view(hp, share, data)
+    view = TrainerView(hp.train_steps, hp.accumulation_steps, share.world, share.rank, share.local_rank, data)
     session = ModuleSession(module, data, view, ModuleLog(view.callback_metrics))
     _attach(session)
-    prepare(session)
+    _prepare(session)
     session.call("configure_model")
     disconnect(metrics_of(module))
-    training, held_out = training_source(session), validation_source(session)
-    if share.rank == 0 and (note := note_batch_size(training, hp)):
-        print(f"note: {note}", file=sys.stderr, flush=True)
-    if has_length(training.dataset):
-        steps = len(training.dataset) // hp.global_batch_size  # type: ignore[arg-type]
+    train = _loader(session, "train_dataloader")
+    if train is None:
+        raise UserCodeError(
+            "neither the LightningModule nor a LightningDataModule has a train_dataloader(); return the pair "
+            "(LightningModule, LightningDataModule) if the data is separate"
+        )
+    _note_batch_size(train, hp, share)
+    if has_length(train.dataset):
+        steps = len(train.dataset) // hp.global_batch_size  # type: ignore[arg-type]
         view.num_training_batches = steps * hp.accumulation_steps
         # At least 1: a dataset shorter than one batch is refused later, where its batches are made.
         view.max_epochs = -(-hp.train_steps // max(steps, 1))
     hooks = LightningHooks(session, hp)
     task = Task(
         model=module,
-        train=training.dataset,
+        train=train.dataset,
         loss=hooks.loss,
         optimizer=hooks.configure,
-        collate=training.collate,
-        workers=training.workers,
-        evaluation=held_out.dataset if held_out else None,
-        evaluation_collate=held_out.collate if held_out else None,
-        evaluation_workers=held_out.workers if held_out else None,
-        worker_init=training.init,
-        evaluation_worker_init=held_out.init if held_out else None,
-        evaluator=Validation(session) if held_out else None,
+        collate=_collate(session, train),
+        workers=train.num_workers,
+        worker_init=train.worker_init_fn,
+        **_evaluation(session),
     )
     return task, hooks
 
@@ -145,15 +143,17 @@ def _clip_gradients(
         raise UserCodeError(f'clip_gradients: the algorithm must be "norm" or "value", got {gradient_clip_algorithm!r}')
 
 
-@dataclass(frozen=True)
-class Source:
-    """The parts of a dataloader that are used. `batch_size`: the loader's own. `init`: called in each worker."""
-
-    dataset: Dataset[Any]
-    collate: Callable[[list[Any]], Any]
-    workers: int
-    init: Callable[[int], object] | None
-    batch_size: int
+def _prepare(session: ModuleSession) -> None:
+    """Calls `prepare_data` and `setup`. The processes of a host prepare in turn, so that the second finds what the
+    first has fetched; every host prepares, since hosts share no disk."""
+    # A lock on the directory itself leaves no file behind, and ends with its process.
+    directory = os.open(tempfile.gettempdir(), os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        session.call_both("prepare_data")
+    finally:
+        os.close(directory)
+    session.call_both("setup", "fit")
 
 
 @dataclass(frozen=True)
@@ -167,60 +167,29 @@ class Collate:
         return self.before_transfer(self.collate(examples), 0)
 
 
-def prepare(session: ModuleSession) -> None:
-    """Calls `prepare_data` and `setup`. The processes of a host prepare in turn, so that the second finds what the
-    first has fetched; every host prepares, since hosts share no disk."""
-    if session.data_hook("prepare_data") is not None:
-        with _one_at_a_time():
-            session.call_both("prepare_data")
-    session.call_both("setup", "fit")
+def _collate(session: ModuleSession, loader: DataLoader[Any]) -> Callable[[list[Any]], Any]:
+    before = session.data_hook("on_before_batch_transfer")
+    return loader.collate_fn if before is None else Collate(loader.collate_fn, before)
 
 
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    # A lock on the directory itself leaves no file behind, and ends with its process.
-    directory = os.open(tempfile.gettempdir(), os.O_RDONLY)
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(directory)
-
-
-def training_source(session: ModuleSession) -> Source:
-    """Reads the training dataloader. Raises UserCodeError without one, or if the trainer cannot replace its batches."""
-    loader = _loader(session, "train_dataloader")
+def _evaluation(session: ModuleSession) -> dict[str, Any]:
+    """Returns the fields of a Task that evaluates; none without a `validation_step` and its data."""
+    loader = _loader(session, "val_dataloader") if session.has("validation_step") else None
     if loader is None:
-        raise UserCodeError(
-            "neither the LightningModule nor a LightningDataModule has a train_dataloader(); return the pair "
-            "(LightningModule, LightningDataModule) if the data is separate"
-        )
-    return _source(session, loader, "train_dataloader")
-
-
-def validation_source(session: ModuleSession) -> Source | None:
-    """Reads the validation dataloader; None without one. Raises UserCodeError as `training_source` does."""
-    if not session.has("validation_step"):
-        return None
-    loader = _loader(session, "val_dataloader")
-    if loader is None:
-        return None
+        return {}
     if isinstance(loader.dataset, IterableDataset):
         raise only_under_lightning("val_dataloader() over an iterable dataset")
-    return _source(session, loader, "val_dataloader")
-
-
-def note_batch_size(source: Source, hp: Hyperparameters) -> str | None:
-    """Returns a note for users if the loader's batch size differs from the recipe's."""
-    if source.batch_size == hp.per_replica_batch_size:
-        return None
-    return (
-        f"train_dataloader: batch_size {source.batch_size} is not used; the recipe gives a step "
-        f"{hp.global_batch_size} examples, {hp.per_replica_batch_size} per replica"
-    )
+    return {
+        "evaluation": loader.dataset,
+        "evaluation_collate": _collate(session, loader),
+        "evaluation_workers": loader.num_workers,
+        "evaluation_worker_init": loader.worker_init_fn,
+        "evaluator": Validation(session),
+    }
 
 
 def _loader(session: ModuleSession, name: str) -> DataLoader[Any] | None:
+    """Returns a dataloader whose batches the trainer's can replace; None without one."""
     method = session.data_hook(name)
     if method is None:
         return None
@@ -228,26 +197,21 @@ def _loader(session: ModuleSession, name: str) -> DataLoader[Any] | None:
         loader = method()
     if isinstance(loader, Sequence) and len(loader) <= 1:
         loader = loader[0] if loader else None
-    if loader is None or isinstance(loader, DataLoader):
-        return loader
-    many = f" of {len(loader)}" if isinstance(loader, Sequence) else ""
-    raise only_under_lightning(f"{name}() returns a {type(loader).__name__}{many}, not one torch.utils.data.DataLoader")
-
-
-def _source(session: ModuleSession, loader: DataLoader[Any], name: str) -> Source:
+    if loader is None:
+        return None
+    if not isinstance(loader, DataLoader):
+        many = f" of {len(loader)}" if isinstance(loader, Sequence) else ""
+        raise only_under_lightning(
+            f"{name}() returns a {type(loader).__name__}{many}, not one torch.utils.data.DataLoader"
+        )
     refuse_own_iterator(loader, name)
-    if (kind := _unusual_order(loader)) is not None:
+    if (kind := _unusual_batches(loader)) is not None:
         raise only_under_lightning(f"{name}() with {kind}")
-    collate: Callable[[list[Any]], Any] = loader.collate_fn
-    if (before := session.data_hook("on_before_batch_transfer")) is not None:
-        collate = Collate(collate, before)
-    # A loader with a BatchSampler has no batch size itself.
-    size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", 1)
-    return Source(loader.dataset, collate, loader.num_workers, loader.worker_init_fn, size)
+    return loader
 
 
-def _unusual_order(loader: DataLoader[Any]) -> str | None:
-    """Returns what makes a loader's batches other than every example once, which the trainer's order replaces."""
+def _unusual_batches(loader: DataLoader[Any]) -> str | None:
+    """Returns what makes a loader's batches other than every example once; None if nothing does."""
     if loader.batch_size is None and loader.batch_sampler is None:
         return "batch_size=None"
     if isinstance(loader.dataset, IterableDataset):
@@ -261,3 +225,16 @@ def _unusual_order(loader: DataLoader[Any]) -> str | None:
     if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(sampler.data_source)):
         return "a RandomSampler that draws a number of examples"
     return None
+
+
+def _note_batch_size(loader: DataLoader[Any], hp: Hyperparameters, share: Share) -> None:
+    """Prints a note for users if the loader's batch size differs from the recipe's."""
+    # A loader with a BatchSampler has no batch size itself.
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", 1)
+    if share.rank == 0 and size != hp.per_replica_batch_size:
+        print(
+            f"note: train_dataloader: batch_size {size} is not used; the recipe gives a step "
+            f"{hp.global_batch_size} examples, {hp.per_replica_batch_size} per replica",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -8,18 +8,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.data.loading import Share
 from tpu_trainer.lightning.lightning_run import ADVICE, only_under_lightning
 from tpu_trainer.task.board import ReportLogger
 from tpu_trainer.task.horizon import SteppedScheduler
 from tpu_trainer.task.logbook import Style, note
-from tpu_trainer.task.task import Batch, Hyperparameters
+from tpu_trainer.task.task import Batch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +32,6 @@ LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 class Metric(Protocol):
     """The parts of torchmetrics.Metric that are used here."""
 
-    _defaults: dict[str, Any]
     _update_count: int
 
     def compute(self) -> Any: ...
@@ -55,33 +54,14 @@ def reduction_of(name: str, reduce_fx: Any) -> Literal["mean", "sum"]:
     return kind
 
 
-def _note(name: str, value: Any, weight: float, style: Style) -> None:
-    """Notes a logged value; for a metric object, the value that its forward has computed for this batch."""
-    if is_metric(value):
-        value = getattr(value, "_forward_cache", None)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            return
-    if style.step or style.epoch:
-        note(name, value, weight, style)
-
-
-class Collector(Protocol):
-    """Takes the values that an evaluation logs."""
-
-    def add(
-        self, name: str, value: Tensor | float | Metric, reduce_fx: Any, weight: float | None, *, sync_dist: bool
-    ) -> None:
-        """Adds a value. `sync_dist`: the module asks for the mean over the processes."""
-
-
 class ModuleLog:
     """A module's `self.log`. `latest`: the last value of every name. `metrics`: metric objects logged in training,
-    which the end of the epoch resets. `collector`: set while an evaluation runs."""
+    which the end of the epoch resets. `collector`: takes the values that an evaluation logs, while it runs."""
 
     def __init__(self, latest: dict[str, Any]) -> None:
         self.latest = latest
         self.metrics: list[Metric] = []
-        self.collector: Collector | None = None
+        self.collector: Callable[..., None] | None = None
 
     def log(
         self,
@@ -113,11 +93,15 @@ class ModuleLog:
             self.metrics.append(value)
         if self.collector is not None:
             if on_epoch is not False:
-                self.collector.add(name, value, reduce_fx, batch_size, sync_dist=sync_dist)
+                self.collector(name, value, reduce_fx, batch_size, sync_dist=sync_dist)
         # The loss is reported anyway.
         elif logger is not False and name != "loss":
             style = Style(reduction_of(name, reduce_fx), on_step is not False, bool(on_epoch), prog_bar)
-            _note(name, value, 1.0 if batch_size is None or style.kind == "sum" else batch_size, style)
+            # What a metric's forward has computed for this batch.
+            number = getattr(value, "_forward_cache", None) if is_metric(value) else value
+            is_number = isinstance(number, int | float) or (isinstance(number, Tensor) and number.numel() == 1)
+            if is_number and (style.step or style.epoch):
+                note(name, number, 1.0 if batch_size is None or style.kind == "sum" else batch_size, style)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         for name, value in dictionary.items():
@@ -144,8 +128,8 @@ class TrainerView:
     accumulate_grad_batches: int
     world_size: int
     global_rank: int
-    local_rank: int = 0
-    datamodule: Any = None
+    local_rank: int
+    datamodule: Any
     max_epochs: int = -1
     num_training_batches: int | float = float("inf")
     current_epoch: int = 0
@@ -188,13 +172,12 @@ class TrainerView:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).__slots__:
-            raise AttributeError(f"trainer.{name} cannot be set: the trainer's own loop does not read it. {ADVICE}")
+            raise AttributeError(f"setting trainer.{name}: the trainer's own loop does not support this. {ADVICE}")
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"trainer.{name} is not there in the trainer's own loop, which has {', '.join(_readable_names())}. {ADVICE}"
-        )
+        known = ", ".join(_readable_names())
+        raise AttributeError(f"trainer.{name}: the trainer's own loop does not support this, only {known}. {ADVICE}")
 
 
 def _readable_names() -> list[str]:
@@ -202,23 +185,17 @@ def _readable_names() -> list[str]:
     return sorted([*(part.name for part in fields(TrainerView)), *properties])
 
 
-def trainer_view(hp: Hyperparameters, share: Share, datamodule: Any) -> TrainerView:
-    return TrainerView(
-        max_steps=hp.train_steps,
-        accumulate_grad_batches=hp.accumulation_steps,
-        world_size=share.world,
-        global_rank=share.rank,
-        local_rank=share.local_rank,
-        datamodule=datamodule,
-    )
-
-
 def overrides(target: object, name: str) -> bool:
-    """Returns whether `target` has a method `name` that is not Lightning's own default."""
-    for owner in type(target).__mro__:
-        if name in vars(owner):
-            return owner.__module__.partition(".")[0] not in LIGHTNING
-    return False
+    """Returns whether `target` has a method `name` that is not Lightning's own default; False for None."""
+    kind: Any = type(target)
+    return _overrides(kind, name)
+
+
+# Every step asks for a dozen hooks.
+@cache
+def _overrides(kind: Any, name: str) -> bool:
+    owner = next((owner for owner in kind.__mro__ if name in vars(owner)), None)
+    return owner is not None and owner.__module__.partition(".")[0] not in LIGHTNING
 
 
 @dataclass
@@ -232,45 +209,32 @@ class ModuleSession:
     log: ModuleLog
     trained: bool = False
     remarks: list[str] = field(default_factory=list)
-    _known: dict[str, bool] = field(default_factory=dict)
     _indexed: dict[str, bool] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        """Returns whether the module has its own hook; cached, since every step asks for a dozen."""
-        if name not in self._known:
-            self._known[name] = overrides(self.module, name)
-        return self._known[name]
-
-    def data_has(self, name: str) -> bool:
-        return self.data is not None and overrides(self.data, name)
+        """Returns whether the module has its own hook."""
+        return overrides(self.module, name)
 
     def call(self, name: str, *arguments: Any, **named: Any) -> Any:
         """Calls the module's hook; returns None if it does not override the hook."""
-        if not self.has(name):
-            return None
-        return _call(self.module, name, *arguments, **named)
+        return _call(self.module, name, *arguments, **named) if self.has(name) else None
 
     def call_both(self, name: str, *arguments: Any) -> None:
         """Calls the data module's hook, then the module's."""
         for target in (self.data, self.module):
-            if target is not None and overrides(target, name):
+            if overrides(target, name):
                 _call(target, name, *arguments)
 
     def data_hook(self, name: str) -> Callable[..., Any] | None:
         """Returns the hook of the data module, or else of the module, as Lightning does; None if neither has it."""
-        for target in (self.data, self.module):
-            if target is not None and overrides(target, name):
-                method: Callable[..., Any] = getattr(target, name)
-                return method
-        return None
+        return next((getattr(target, name) for target in (self.data, self.module) if overrides(target, name)), None)
 
     def move(self, batch: Batch) -> Batch:
         """Returns the batch after the hooks that move it to the device."""
-        if (move := self.data_hook("transfer_batch_to_device")) is not None:
-            with user_code("transfer_batch_to_device"):
+        with user_code("the hooks of the batch's transfer"):
+            if (move := self.data_hook("transfer_batch_to_device")) is not None:
                 batch = move(batch, next(self.module.parameters()).device, 0)
-        if (after := self.data_hook("on_after_batch_transfer")) is not None:
-            with user_code("on_after_batch_transfer"):
+            if (after := self.data_hook("on_after_batch_transfer")) is not None:
                 batch = after(batch, 0)
         return batch
 
@@ -281,11 +245,6 @@ class ModuleSession:
             self._indexed[name] = takes_index(method)
         with user_code(name):
             return method(batch, index) if self._indexed[name] else method(batch)
-
-    def finish(self) -> None:
-        """Calls the hooks at the end of the run."""
-        self.call("on_fit_end")
-        self.call_both("teardown", "fit")
 
 
 def takes_index(step: Callable[..., Any]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +26,11 @@ from tpu_trainer.task.task import Batch
 
 @dataclass
 class _Logged:
-    """The values of one name: for a mean, the sums of value x weight and of weights; for a sum, the sum."""
+    """The values of one name: for a mean, the sums of value x weight and of weights; for a sum, the sum. `is_local`:
+    `on_validation_epoch_end` made it of this process's examples."""
 
     kind: str
+    is_local: bool
     total: Tensor | float = 0.0
     weight: float = 0.0
 
@@ -40,26 +42,24 @@ class Validation:
     """A task's `evaluator`, and the log's collector from `begins` to `ends`."""
 
     def __init__(self, session: ModuleSession) -> None:
-        self._session, self._metrics = session, metrics_of(session.module)
+        self._session = session
         self._values: dict[str, _Logged] = {}
         self._objects: dict[str, Metric] = {}
-        self._updates: list[int] = []
+        self._metrics: list[tuple[Metric, int]] = []
         self._rows = 0
         self._total_rows = 0
         self._at_end = False
-        self._local: set[str] = set()
 
     def begins(self) -> None:
         session = self._session
-        self._values, self._objects, self._total_rows = {}, {}, 0
-        self._at_end, self._local = False, set()
+        self._values, self._objects, self._total_rows, self._at_end = {}, {}, 0, False
         session.view.training, session.view.validating = False, not session.view.sanity_checking
-        session.log.collector = self
+        session.log.collector = self.add
         session.call("on_validation_model_eval")
         session.call("on_validation_start")
         session.call("on_validation_epoch_start")
         # After the hooks, in which modules reset their metrics.
-        self._updates = [metric._update_count for metric in self._metrics]
+        self._metrics = [(metric, metric._update_count) for metric in metrics_of(session.module)]
 
     def batch(self, batch: Batch, index: int, rows: int) -> None:
         session, self._rows = self._session, rows
@@ -80,14 +80,12 @@ class Validation:
             return
         assert isinstance(value, Tensor | int | float)
         kind = reduction_of(name, reduce_fx)
-        if self._at_end and not sync_dist:
-            self._local.add(name)
         weight = float(self._rows if weight is None else weight)
         if self._rows == 0:
             # A process without examples logs the same names with weight 0, and value 0, since NaN x 0 is NaN.
             value, weight = 0.0, 0.0
         number = value.reshape(()).float() if isinstance(value, Tensor) else float(value)
-        logged = self._values.setdefault(name, _Logged(kind))
+        logged = self._values.setdefault(name, _Logged(kind, self._at_end and not sync_dist))
         logged.total = logged.total + (number * weight if kind == "mean" else number)
         logged.weight += weight
 
@@ -99,7 +97,7 @@ class Validation:
                 metric._update_count = 1
         # Values logged from here on are weighted by all examples of this process.
         self._rows, self._at_end = self._total_rows, True
-        with _merged(self._metrics, backend):
+        with _merged([metric for metric, _ in self._metrics], backend):
             session.call("on_validation_epoch_end")
             result = self._read(backend)
         session.view.callback_metrics.update({name: torch.tensor(value) for name, value in result.items()})
@@ -115,8 +113,7 @@ class Validation:
 
     def _reset_updated(self) -> list[Metric]:
         """Resets the metrics that this evaluation has updated, with examples that do not count; returns them."""
-        counts = zip(self._metrics, self._updates, strict=True)
-        updated = [metric for metric, updates in counts if metric._update_count != updates]
+        updated = [metric for metric, updates in self._metrics if metric._update_count != updates]
         for metric in updated:
             metric.reset()
         return updated
@@ -127,32 +124,28 @@ class Validation:
         result: dict[str, float] = {}
         if self._values:
             logged = list(self._values.values())
-            # Moved as data: a 0 or 1 would become a constant of the program, which would then differ between processes.
             totals = backend.to_host([torch.as_tensor(values.total, dtype=torch.float32) for values in logged])
-            row = torch.tensor([*(float(total) for total in totals), *(values.weight for values in logged)])
-            _, sums = backend.reduce([], backend.to_device(row))
-            numbers = backend.to_host([sums])[0].tolist()
+            row = [*(float(total) for total in totals), *(values.weight for values in logged)]
+            # For every process the totals, then the weights.
+            rows = np.array(backend.gather(row)).reshape(-1, 2, len(logged))
             for index, (name, values) in enumerate(self._values.items()):
-                result[name] = values.value(numbers[index], numbers[len(logged) + index])
-            self._remark({name: float(total) for name, total in zip(self._values, totals, strict=True)}, backend)
+                result[name] = values.value(*rows[:, :, index].sum(axis=0).tolist())
+            self._remark(rows)
         for name, metric in self._objects.items():
             with user_code(f'compute() of the metric logged as "{name}"'):
                 result[name] = _number(name, metric.compute())
         return result
 
-    def _remark(self, totals: Mapping[str, float], backend: Backend) -> None:
+    def _remark(self, rows: np.ndarray[Any, Any]) -> None:
         """Remarks once which numbers of `on_validation_epoch_end` depend on the processes."""
-        session = self._session
-        if not self._local or backend.terms == 1 or session.view.sanity_checking:
-            return
-        local = {
-            name: values.value(totals[name], values.weight or 1.0)
-            for name, values in self._values.items()
-            if name in self._local
-        }
-        names = find_differing(local, backend, counts=self._total_rows > 0)
-        if names and not session.remarks:
-            session.remarks.append(describe_local_numbers(names))
+        names = [
+            name
+            for index, (name, values) in enumerate(self._values.items())
+            if values.is_local
+            and differ([values.value(total, weight) for total, weight in rows[:, :, index] if weight])
+        ]
+        if names and not self._session.remarks and not self._session.view.sanity_checking:
+            self._session.remarks.append(describe_local_numbers(names))
 
     def _agree(self, backend: Backend) -> None:
         """Raises UserCodeError if the processes log different names: their collectives would not match."""
@@ -167,15 +160,9 @@ class Validation:
             )
 
 
-def find_differing(local: Mapping[str, float], backend: Backend, *, counts: bool = True) -> list[str]:
-    """Returns the names whose numbers differ between the processes; a collective, to which all bring the same names.
-    `counts`: this process has examples, so its numbers count."""
-    rows = [row[1:] for row in backend.gather([float(counts), *local.values()]) if row[0]]
-    return [
-        name
-        for name, values in zip(local, zip(*rows, strict=True), strict=True)
-        if not np.allclose(values, values[0], rtol=1e-5, equal_nan=True)
-    ]
+def differ(numbers: Sequence[float]) -> bool:
+    """Returns whether the processes have different numbers."""
+    return not np.allclose(numbers, numbers[0], rtol=1e-5, equal_nan=True)
 
 
 def describe_local_numbers(names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from tpu_trainer.data.loading import Position, random_seed
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import Signals
 from tpu_trainer.lightning.session import LIGHTNING, is_metric
-from tpu_trainer.lightning.validation import describe_local_numbers, find_differing
+from tpu_trainer.lightning.validation import describe_local_numbers, differ
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Place
 from tpu_trainer.lightning_trainer.state import HERE, check_state
@@ -350,7 +350,8 @@ class GangCallback:
         digest = float(zlib.crc32("\n".join(local).encode()) % 2**24)
         if len({row[0] for row in self._backend.gather([digest])}) > 1:
             return
-        if names := find_differing(local, self._backend):
+        rows = self._backend.gather(list(local.values()))
+        if names := [name for name, numbers in zip(local, zip(*rows, strict=True), strict=True) if differ(numbers)]:
             self._instruments.outputs.add_finding(Finding("Evaluation", self.step, describe_local_numbers(names)))
 
 

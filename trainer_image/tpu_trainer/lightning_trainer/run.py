@@ -82,6 +82,10 @@ class LightningTraining:
     context: RunContext
     asked: LightningRun
 
+    @property
+    def module(self) -> Any:
+        return self.asked.module
+
     def check(self) -> Any:
         """Returns the Lightning package that the module derives from.
 
@@ -89,10 +93,9 @@ class LightningTraining:
             UserCodeError: the module is not a LightningModule, or Lightning's Trainer cannot do here what the module or
                 the recipe needs.
         """
-        run = self.asked
-        lightning = package_of(run.module)
-        refuse_mixed(run.module, _parts(run))
-        _refuse(self.context.spec, Hyperparameters.of(self.context.spec), run)
+        lightning = package_of(self.module)
+        refuse_mixed(self.module, _parts(self.asked))
+        _refuse(self.context.spec, self.asked)
         return lightning
 
     def run(self) -> Outcome:
@@ -101,45 +104,38 @@ class LightningTraining:
         Raises:
             UserCodeError: as `check` does, or the module's code raised.
         """
-        lightning, run = self.check(), self.asked
-        hp, backend = Hyperparameters.of(self.context.spec), self.context.backend
-        if hp.evaluate_every_steps is not None and not _validates(run):
+        lightning = self.check()
+        hp, backend = self._in_one_pass(Hyperparameters.of(self.context.spec)), self.context.backend
+        if hp.evaluate_every_steps is not None and not self._validates:
             text = f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the module has nothing to validate"
             self.context.outputs.add_finding(Finding("Recipe", 0, text))
-        hp = self._in_one_pass(run.module, hp)
-        storage = CheckpointStorage.of(self.context.spec, run.module, backend)
+        storage = CheckpointStorage.of(self.context.spec, self.module, backend)
         checkpoint = storage.choose(backend, self.context.outputs)
         start = replace(start_of(checkpoint, hp, self.context.spec, None), ended=storage.ended(checkpoint))
         if checkpoint is not None and storage.target is not None:
             _check_kind(checkpoint)
             checkpoint = fetch_all(checkpoint, backend)
             report_origin(start, checkpoint, storage.target.author, hp, self.context.outputs)
-        return self._train(lightning, run, hp, storage, checkpoint, start)
+        return self._train(lightning, hp, storage, checkpoint, start)
 
-    def _in_one_pass(self, module: Any, hp: Hyperparameters) -> Hyperparameters:
+    def _in_one_pass(self, hp: Hyperparameters) -> Hyperparameters:
         """Returns the hyperparameters, without accumulation if the module makes its own steps."""
-        if module.automatic_optimization or hp.accumulation_steps == 1:
+        if self.module.automatic_optimization or hp.accumulation_steps == 1:
             return hp
         rows = hp.per_replica_batch_size * hp.accumulation_steps
-        self.context.outputs.add_finding(
-            Finding(
-                "Lightning",
-                0,
-                f"manual optimization does not accumulate: a step is one pass of {rows} examples in each replica",
-            )
-        )
+        text = f"manual optimization does not accumulate: a step is one pass of {rows} examples in each replica"
+        self.context.outputs.add_finding(Finding("Lightning", 0, text))
         return replace(hp, accumulation_steps=1, per_replica_batch_size=rows)
 
     def _train(
         self,
         lightning: Any,
-        run: LightningRun,
         hp: Hyperparameters,
         storage: CheckpointStorage,
         checkpoint: LoadedCheckpoint | None,
         start: Start,
     ) -> Outcome:
-        module, backend, outputs = run.module, self.context.backend, self.context.outputs
+        module, backend, outputs = self.module, self.context.backend, self.context.outputs
         rates = OptimizerRates(hp, start.ramp, outputs.add_finding)
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
@@ -158,7 +154,7 @@ class LightningTraining:
         checkpoints = storage.checkpoints_of(
             self.context.spec, take, outputs, None if checkpoint is None else start.step
         )
-        instruments = self._instruments(module, checkpoints, hp, start)
+        instruments = self._instruments(checkpoints, hp, start)
         resumed = {} if checkpoint is None else checkpoint.snapshot.document
         gradients = Gradients(
             backend, instruments, self.context.stop, manual=not module.automatic_optimization, last=resumed.get("loss")
@@ -208,10 +204,10 @@ class LightningTraining:
         self.context.begin(start.step)
         done = describe_nothing_left(start, checkpoint, hp)
         try:
-            trainer = partial(self._trainer, lightning, run, hp, strategy, callback)
+            trainer = partial(self._trainer, lightning, hp, strategy, callback)
             path = HERE if checkpoint is not None else None
-            was_stopped = self._fit(trainer, run, path, instruments, callback, done)
-            return self._end(module, callback, instruments, hp, done, was_stopped)
+            was_stopped = self._fit(trainer, path, instruments, callback, done)
+            return self._end(callback, instruments, hp, done, was_stopped)
         except BaseException:
             instruments.leave()
             raise
@@ -219,12 +215,11 @@ class LightningTraining:
             # Whatever ends the run, a snapshot is worth writing.
             with self.context.clock.during(Phase.CHECKPOINT):
                 checkpoints.finish()
-            outputs.progress.set_checkpoint(checkpoints.last_step)
+            outputs.progress.checkpoint_step = checkpoints.last_step
 
     def _fit(
         self,
         make: Callable[[LoggerFiles], Any],
-        run: LightningRun,
         checkpoint_path: str | None,
         instruments: Instruments,
         callback: Any,
@@ -232,6 +227,7 @@ class LightningTraining:
     ) -> bool:
         """Trains and validates, or only validates if the run is `done`; returns whether the run was stopped. `make`
         returns the Trainer."""
+        run = self.asked
         place = self.context.spec.report.uri or _absolute(self.context.environment.report_directory)
         with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as scratch:
             logs = LoggerFiles(place, Path(scratch), self.context.spec.job.attempt)
@@ -242,9 +238,9 @@ class LightningTraining:
                         trainer.fit(run.module, datamodule=run.data, ckpt_path=checkpoint_path)
                         # Lightning validates before its last hooks, which may have changed the weights.
                         last = callback.step, instruments.weights()
-                        if not self._is_on_lower_rung and _validates(run) and instruments.evaluated != last:
+                        if not self._is_on_lower_rung and self._validates and instruments.evaluated != last:
                             trainer.validate(run.module, datamodule=run.data, verbose=False)
-                    elif _validates(run):
+                    elif self._validates:
                         trainer.validate(run.module, datamodule=run.data, ckpt_path=checkpoint_path, verbose=False)
                     return False
                 return True
@@ -252,11 +248,9 @@ class LightningTraining:
                 if self.context.outputs.is_reporter:
                     logs.upload()
 
-    def _trainer(
-        self, lightning: Any, run: LightningRun, hp: Hyperparameters, strategy: Any, callback: Any, logs: LoggerFiles
-    ) -> Any:
+    def _trainer(self, lightning: Any, hp: Hyperparameters, strategy: Any, callback: Any, logs: LoggerFiles) -> Any:
         kind = self.context.backend.device.type
-        manual = not run.module.automatic_optimization
+        manual = not self.module.automatic_optimization
         decided: dict[str, Any] = {
             "strategy": strategy,
             "accelerator": kind if kind in ("cpu", "cuda") else self._accelerator(lightning),
@@ -277,7 +271,7 @@ class LightningTraining:
                 "val_check_interval": hp.evaluate_every_steps * hp.accumulation_steps,
                 "check_val_every_n_epoch": None,
             }
-        options = dict(run.options)
+        options = dict(self.asked.options)
         callbacks = options.pop("callbacks", None) or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
         # Lightning refuses a progress bar beside enable_progress_bar=False.
@@ -314,13 +308,18 @@ class LightningTraining:
             return str(logs.directory)
         return f"{self.context.spec.checkpoint.uri.rstrip('/')}/lightning"
 
-    def _instruments(self, module: Any, checkpoints: Any, hp: Hyperparameters, start: Start) -> Instruments:
+    def _instruments(self, checkpoints: Any, hp: Hyperparameters, start: Start) -> Instruments:
         context = self.context
         logbook = Logbook(context.backend, lambda text: context.outputs.add_finding(Finding("Logging", 0, text)))
         # The module logs to Lightning's loggers, so there are no names to agree on later.
         logbook.agree()
-        checksum = partial(checksum_of, module, {}, context.backend)
-        return build_instruments(context, module, hp, start, checkpoints, logbook, checksum, known_steps=False)
+        checksum = partial(checksum_of, self.module, {}, context.backend)
+        return build_instruments(context, self.module, hp, start, checkpoints, logbook, checksum, known_steps=False)
+
+    @property
+    def _validates(self) -> bool:
+        loader = any(overrides(part, "val_dataloader") for part in (self.module, self.asked.data))
+        return loader and overrides(self.module, "validation_step") and self.module.validation_step is not None
 
     @property
     def _is_on_lower_rung(self) -> bool:
@@ -328,7 +327,6 @@ class LightningTraining:
 
     def _end(
         self,
-        module: Any,
         callback: Any,
         instruments: Instruments,
         hp: Hyperparameters,
@@ -341,7 +339,7 @@ class LightningTraining:
         if done is None:
             if not self._is_on_lower_rung:
                 save_result(callback.step, callback.position, instruments)
-                write_weights(self.context, callback.step, module)
+                write_weights(self.context, callback.step, self.module)
             with self.context.clock.during(Phase.CHECKPOINT):
                 keep_last(callback.step, callback.position, instruments)
         early = f" of {hp.last_step}, ended early by the module or a callback" if callback.step < hp.last_step else ""
@@ -410,61 +408,43 @@ def end_epoch(state: dict[str, Any]) -> None:
         progress["completed"] = progress["processed"]
 
 
-def _refuse(spec: RunSpec, hp: Hyperparameters, run: LightningRun) -> None:
+def _refuse(spec: RunSpec, run: LightningRun) -> None:
     """Raises UserCodeError if the recipe or the entrypoint needs what Lightning's Trainer cannot do here."""
-    if spec.backend == "xla-spmd":
-        raise UserCodeError(
-            "backend XLASPMD: Lightning's Trainer runs one program per replica, not one for all; use XLA or Torch"
-        )
-    if spec.on_not_finite is NotFinitePolicy.SKIP:
-        raise UserCodeError("recipe.onNotFinite: Skip: Lightning's Trainer cannot undo a step; use Stop or Warn")
-    if spec.torch.execution != "Eager":
-        raise UserCodeError(
-            f"trainer.torch.execution: {spec.torch.execution}: Lightning's Trainer makes its own steps, so only "
-            "Eager works; call torch.compile in the module's configure_model"
-        )
-    if hp.ema_decay is not None:
-        raise UserCodeError(
-            "recipe.emaDecay: under Lightning's Trainer use the callback EMAWeightAveraging of "
-            "pytorch_lightning.callbacks"
-        )
-    for setting, value in {
-        "recipe.stopEarly": spec.stop_early,
-        "checkpoint.keepBest": spec.checkpoint and spec.checkpoint.keep_best,
-        "recipe.schedule Plateau": spec.schedule.name == "Plateau",
-    }.items():
-        if value:
-            raise UserCodeError(
-                f"{setting}: under Lightning's Trainer the module evaluates; use Lightning's callbacks and "
-                "schedulers (EarlyStopping, ModelCheckpoint, ReduceLROnPlateau)"
-            )
-    if spec.checkpoint is not None and spec.checkpoint.init_from is not None:
-        raise UserCodeError(
-            "checkpoint.initFrom: under Lightning's Trainer the entrypoint loads the weights, with safetensors.torch"
-        )
-    if hp.precision == "BFloat16":
-        raise UserCodeError("recipe.precision: BFloat16: with Lightning's Trainer use BFloat16Mixed or Float32")
-    if spec.sharding != "Replicated":
-        raise UserCodeError("recipe.sharding: Lightning's Trainer does not shard optimizers; leave it out")
-    if hp.gradient_clip_norm is not None and not getattr(run.module, "automatic_optimization", True):
-        raise UserCodeError(
-            "recipe.gradientClipNorm: the module makes its own steps (automatic_optimization = False) and must clip"
-            " them itself, with self.clip_gradients"
-        )
-    if decided := [name for name in run.options if name in _DECIDED]:
-        raise UserCodeError(f"LightningRun: {decided[0]} follows from {_DECIDED[decided[0]]}; leave it out")
-    # 1 is one batch, 1.0 all of them.
-    if (limit := run.options.get("limit_val_batches")) not in (None, 0) and (limit != 1 or isinstance(limit, int)):
-        raise UserCodeError(
-            "LightningRun: limit_val_batches counts the batches of each process, so the metrics would depend on the "
-            "slice; let val_dataloader() return fewer examples"
-        )
-    if hp.evaluate_every_steps is not None:
-        for name in ("val_check_interval", "check_val_every_n_epoch"):
-            if name in run.options:
-                raise UserCodeError(
-                    f"LightningRun: {name}: recipe.evaluateEverySteps sets this already; leave one of them out"
-                )
+    checkpoint, options = spec.checkpoint, run.options
+    # Of the batches, 1 is one and 1.0 all.
+    limit = options.get("limit_val_batches")
+    of_lightning = "use Lightning's callbacks and schedulers (EarlyStopping, ModelCheckpoint, ReduceLROnPlateau)"
+    steps_itself = not getattr(run.module, "automatic_optimization", True)
+    for setting, is_set, advice in (
+        ("backend XLASPMD", spec.backend == "xla-spmd", "it runs a program for each replica; use XLA or Torch"),
+        ("recipe.onNotFinite: Skip", spec.on_not_finite is NotFinitePolicy.SKIP, "use Stop or Warn"),
+        ("trainer.torch.execution", spec.torch.execution != "Eager", "call torch.compile in configure_model"),
+        ("recipe.emaDecay", spec.ema_decay is not None, "use Lightning's callback EMAWeightAveraging"),
+        ("recipe.stopEarly", spec.stop_early, of_lightning),
+        ("recipe.schedule Plateau", spec.schedule.name == "Plateau", of_lightning),
+        ("checkpoint.keepBest", checkpoint and checkpoint.keep_best, of_lightning),
+        ("checkpoint.initFrom", checkpoint and checkpoint.init_from, "load the weights in the entrypoint"),
+        ("recipe.precision: BFloat16", spec.precision == "BFloat16", "use BFloat16Mixed or Float32"),
+        ("recipe.sharding", spec.sharding != "Replicated", "leave it out"),
+        (
+            "recipe.gradientClipNorm",
+            spec.gradient_clip_norm is not None and steps_itself,
+            "automatic_optimization is False, so the module must clip, with self.clip_gradients",
+        ),
+        (
+            "limit_val_batches",
+            limit not in (None, 0) and (limit != 1 or isinstance(limit, int)),
+            "it counts each process's batches, so the metrics would depend on the slice; let val_dataloader() return "
+            "fewer examples",
+        ),
+        *((name, name in options, f"it follows from {source}; leave it out") for name, source in _DECIDED.items()),
+        *(
+            (name, name in options and spec.evaluate_every_steps is not None, "recipe.evaluateEverySteps sets it")
+            for name in ("val_check_interval", "check_val_every_n_epoch")
+        ),
+    ):
+        if is_set:
+            raise UserCodeError(f"{setting}: not with Lightning's own Trainer: {advice}")
 
 
 def _check_kind(checkpoint: LoadedCheckpoint) -> None:
@@ -482,11 +462,6 @@ def _place(kept: Mapping[str, Any], hp: Hyperparameters) -> tuple[Place, bool]:
         return Place(), True
     same = kept["globalBatch"] == hp.global_batch_size and kept["passes"] == hp.accumulation_steps
     return Place(int(kept["place"]["epoch"]), int(kept["place"]["batches"]) if same else 0), same
-
-
-def _validates(run: LightningRun) -> bool:
-    loader = any(part is not None and overrides(part, "val_dataloader") for part in (run.module, run.data))
-    return loader and overrides(run.module, "validation_step") and run.module.validation_step is not None
 
 
 def _absolute(directory: Path | None) -> str | None:

@@ -95,7 +95,7 @@ def warn_left_out(step: int, metrics: Mapping[str, float], outputs: RunOutputs) 
 
 def stopped_outcome(step: int, loss: float | None, instruments: Instruments) -> Outcome:
     checkpoints = instruments.checkpoints
-    instruments.outputs.progress.stop(checkpoints.last_step)
+    instruments.outputs.progress.checkpoint_step = checkpoints.last_step
     safe = _describe_checkpoint(step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
     summary = instruments.doctor.finiteness.summary
     ending = _Ending(ExitCode.Preempted, f"stopped on request after {step} steps", safe + summary)
@@ -112,7 +112,7 @@ def succeeded_outcome(
         progress.say(
             f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for {cost.blocked:.1f} s"
         )
-    progress.finish(checkpoints.last_step)
+    progress.checkpoint_step = checkpoints.last_step
     ending = _Ending(ExitCode.Succeeded, summary, instruments.doctor.finiteness.summary)
     return _outcome(ending, step, loss, evaluated, instruments)
 

@@ -46,7 +46,7 @@ def run_own_loop(context: RunContext, loaded: Loaded) -> Outcome:
     backend, spec, outputs = context.backend, context.spec, context.outputs
     hp, (task, hooks) = Hyperparameters.of(spec), loaded
     try:
-        check_data(task, hp.seed, backend, context.environment.host_index, outputs.add_finding)
+        check_data(task, hp.seed, backend, context.environment.host_index)
         storage = CheckpointStorage.of(spec, task.model, backend)
         checkpoint = storage.choose(backend, outputs)
         if checkpoint is not None and is_from_lightning(checkpoint.snapshot):
@@ -68,7 +68,7 @@ def run_own_loop(context: RunContext, loaded: Loaded) -> Outcome:
             # A snapshot that was taken is worth writing, however the run ends.
             with context.clock.during(Phase.CHECKPOINT):
                 checkpoints.finish()
-            outputs.progress.set_checkpoint(checkpoints.last_step)
+            outputs.progress.checkpoint_step = checkpoints.last_step
     except BaseException as error:
         _call_failure_hooks(hooks, error)
         raise
@@ -80,7 +80,7 @@ def first_steps(context: RunContext, loaded: Loaded, count: int) -> TrainingResu
     pace, stop, hp = context.pace, context.stop, Hyperparameters.of(context.spec)
     context = replace(context, stop=lambda: stop() or pace.last == count - 1)
     task, hooks = loaded
-    check_data(task, hp.seed, context.backend, context.environment.host_index, context.outputs.add_finding)
+    check_data(task, hp.seed, context.backend, context.environment.host_index)
     work = prepare(context, task, hooks, hp, CheckpointStorage(None), None)
     # What the replicas ask for is read whenever a checkpoint is due.
     checkpoints = NoCheckpoints(CheckpointSchedule(count, None, hp.last_step))
@@ -186,7 +186,8 @@ class _Training:
         # An evaluation has just ended the training, and no hook has changed the weights since.
         if judged and (self.work.on_lower_rung or self.instruments.evaluated == (step, self.instruments.weights())):
             return dict(policy.metrics), False
-        self.context.outputs.progress.begin_evaluation(evaluation_size(self.work.task))
+        if examples := evaluation_size(self.work.task):
+            self.context.outputs.progress.say(f"evaluating on {examples} examples")
         with self.context.clock.during(Phase.EVALUATE):
             metrics, values = self._evaluate(step)
             if judged:

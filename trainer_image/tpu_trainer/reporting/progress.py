@@ -1,4 +1,4 @@
-"""Prints a run's progress as plain lines on stdout, and as JSON lines in a file for the program that started it.
+"""Prints a run's progress as plain lines on stdout.
 
 One replica of host 0 reports; all others hold a silent log, which only remembers the step. The heartbeat reads the
 latest values from another thread.
@@ -6,14 +6,11 @@ latest values from another thread.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Literal
 
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.contract.outcome import Best, finite
+from tpu_trainer.contract.outcome import Best
 from tpu_trainer.contract.protocol import MOST_WARNINGS
 from tpu_trainer.reporting.history import Sample
 from tpu_trainer.task.logbook import LoggedCurve
@@ -21,22 +18,19 @@ from tpu_trainer.task.logbook import LoggedCurve
 MOST_SHOWN = 4
 """Logged values in a line of the log."""
 
-Phase = Literal["starting", "training", "evaluating", "done"]
-
 
 class ProgressLog:
-    """Prints and appends to `file`, if there is one, unless `silent`. step: the last step reported.
+    """Prints, unless `silent`. step: the last step reported.
 
     checkpoint_step: the newest step that is safe in a checkpoint. last: the last sample. metrics: of the last
     evaluation. means: the last values of what the task has logged. warnings: the first MOST_WARNINGS findings. best:
     the checkpoint with the best evaluation.
     """
 
-    def __init__(self, total_steps: int, file: Path | None, silent: bool) -> None:
+    def __init__(self, total_steps: int, silent: bool) -> None:
         self.step: int | None = None
         self.checkpoint_step: int | None = None
         self._total = total_steps
-        self._file = None if silent else file
         self._silent = silent
         self.last: Sample | None = None
         self.metrics: Mapping[str, float] = {}
@@ -45,14 +39,9 @@ class ProgressLog:
         self.warnings: tuple[str, ...] = ()
         self.best: Best | None = None
 
-    def start(self, line: str) -> None:
-        self.say(line)
-        self._append("starting")
-
     def resume(self, step: int, line: str) -> None:
         self.step = self.checkpoint_step = step
         self.say(line)
-        self._append("starting")
 
     def add_sample(self, sample: Sample) -> None:
         self.step, self.last = sample.step, sample
@@ -60,7 +49,6 @@ class ProgressLog:
         means = "".join(f", {name} {value:.6g}" for name, value in list(self._shown.items())[:MOST_SHOWN])
         speed = "" if rate is None else f", {rate:.1f} examples/s"
         self.say(f"step {sample.step}/{self._total}: loss {sample.losses[-1]:.6g}{means}{speed}")
-        self._append("training", losses=[finite(loss) for loss in sample.losses])
 
     def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         """Adds what the task has logged; the next sample's line shows it."""
@@ -77,55 +65,13 @@ class ProgressLog:
         if not self._silent:
             print(f"warning: {finding.check}: {finding.message}", file=sys.stderr, flush=True)
 
-    def begin_evaluation(self, examples: int) -> None:
-        """Prints nothing without examples to evaluate on."""
-        if examples:
-            self.say(f"evaluating on {examples} examples")
-            self._append("evaluating")
-
     def add_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds the metrics after `step` steps; prints nothing if the task has none."""
         if metrics:
             self.metrics = metrics
             values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
             self.say(f"step {step}/{self._total}: {values}")
-            # The step last: a metric of that name must not take its place.
-            record = {name: finite(value) for name, value in metrics.items()} | {"step": step}
-            self._append("evaluating", evaluation=record)
-
-    def stop(self, checkpoint_step: int | None) -> None:
-        """Records that the run ended early. The line for people is the outcome, which `entry` prints on every host."""
-        self.checkpoint_step = checkpoint_step
-        self._append("training")
-
-    def set_checkpoint(self, checkpoint_step: int | None) -> None:
-        """Records the newest checkpoint at the end of the run, if it is newer than the last report's."""
-        if checkpoint_step != self.checkpoint_step:
-            self.stop(checkpoint_step)
-
-    def finish(self, checkpoint_step: int | None) -> None:
-        self.checkpoint_step = checkpoint_step
-        self._append("done")
 
     def say(self, line: str) -> None:
         if not self._silent:
             print(line, flush=True)
-
-    def _append(self, phase: Phase, **more: object) -> None:
-        if self._file is None:
-            return
-        last = self.last
-        record = {
-            "phase": phase,
-            "step": self.step or 0,
-            "totalSteps": self._total,
-            "loss": finite(last.losses[-1]) if last else None,
-            "losses": [],
-            "examplesPerSecond": last.examples_per_second if last else None,
-            "checkpointStep": self.checkpoint_step,
-            "warnings": self.warnings,
-            **more,
-        }
-        # Opened per line: reports are seconds apart, and a closed file is a flushed one.
-        with self._file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record, allow_nan=False) + "\n")

@@ -41,6 +41,9 @@ HISTORY = "history.json"
 EVERY_SECONDS = 180.0
 """The time between two versions of the files during the run."""
 
+EVERY_SECONDS_HERE = 5.0
+"""The same in `tpujob run`, whose directory takes them at once: a worker that is killed leaves almost all."""
+
 LAST_SECONDS = 10.0
 """How long the end waits for the last version: a third of a pod's default grace period."""
 
@@ -71,8 +74,10 @@ class Reporter:
         clock: Clock,
         environment: Mapping[str, str],
         now: Callable[[], float] = time.monotonic,
+        every: float = EVERY_SECONDS,
     ) -> None:
         self._spec, self._store, self._clock, self._environment, self._now = spec, store, clock, environment, now
+        self._every = every
         self._silenced = False
         self._written = now()
         self._writing: threading.Thread | None = None
@@ -96,7 +101,7 @@ class Reporter:
         self._history.add_sample(sample)
         if self._events:
             self._events.add_sample(sample)
-        if self._now() - self._written >= EVERY_SECONDS:
+        if self._now() - self._written >= self._every:
             self._begin_writing(None)
 
     def add_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -206,7 +211,8 @@ def open_reporter(spec: RunSpec, directory: Path | None, clock: Clock, device: s
     """
     place = spec.report.uri or (str(directory.absolute()) if directory else None)
     store = open_store(place, "report.uri") if place and reports else None
-    return Reporter(spec, store, clock, _environment(device))
+    every = EVERY_SECONDS if spec.report.uri else EVERY_SECONDS_HERE
+    return Reporter(spec, store, clock, _environment(device), every=every)
 
 
 def _environment(device: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where a run reports to: the log, the progress file, the history and the operator.
+"""Where a run reports to: the log, the history and the operator.
 
 Every replica has these outputs, and those of one replica write.
 """

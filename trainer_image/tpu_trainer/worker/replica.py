@@ -46,7 +46,7 @@ def run_replica(
     clock, pace = Clock(before=process_seconds() or 0.0), StepPace()
     # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
     is_reporter = environment.host_index == 0 and environment.local_rank == 0
-    progress = ProgressLog(spec.last_step, environment.progress_file, silent=not is_reporter)
+    progress = ProgressLog(spec.last_step, silent=not is_reporter)
     heartbeat = open_heartbeat(
         environment.progress_service if is_reporter else None, lambda: present_report(spec, clock, pace, progress)
     )
@@ -77,6 +77,7 @@ def run_replica(
                 backend.close()
         except Exception as error:
             outcome = outcome_of(error, outputs.progress.step if pace.last is None else pace.last)
+        outcome = replace(outcome, checkpoint_step=progress.checkpoint_step)
         outputs.end(outcome)
     return outcome
 
@@ -85,7 +86,7 @@ def _run(context: RunContext) -> Outcome:
     """Trains in the trainer's own loop, or under Lightning's Trainer if the job or the entrypoint says so."""
     spec = context.spec
     steps = spec.train_steps if spec.end_after_steps is None else f"{spec.last_step} of {spec.train_steps}"
-    context.outputs.progress.start(
+    context.outputs.progress.say(
         f"{spec.job.namespace}/{spec.job.name} attempt {spec.job.attempt}, {spec.backend} on {spec.hardware}: "
         f"replicas {spec.slice.replicas}, hosts {spec.slice.hosts}, processes {context.backend.world}; "
         f"global batch {spec.batch.total}, steps {steps}"

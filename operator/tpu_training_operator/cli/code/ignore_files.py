@@ -1,4 +1,4 @@
-"""Applies .gitignore and .tpujobignore files by git's rules (gitignore(5)).
+"""Applies .gitignore and .tpujobignore files by git's rules (gitignore(5)), as pathspec reads their lines.
 
 Only the text of these files decides: unlike git, this does not know which ignored files are tracked.
 """
@@ -7,39 +7,36 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pathspec.patterns.gitignore import GitIgnorePatternError
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
 # In the order in which they apply: the later file overrides.
 GIT_IGNORE, OUR_IGNORE = ".gitignore", ".tpujobignore"
 
-_STAR, _FOLDERS, _ALL = "[^/]*", "(?:.*/)?", ".*"
-_WILDCARDS = frozenset("*?[")
-_CLASSES = {
-    "alnum": "a-zA-Z0-9",
-    "alpha": "a-zA-Z",
-    "blank": " \\t",
-    "digit": "0-9",
-    "lower": "a-z",
-    "space": r"\s",
-    "upper": "A-Z",
-    "xdigit": "0-9a-fA-F",
-}
+_MOST_STARS, _MOST_STARS_OF_NAME = 6, 3
+"""pathspec's regular expressions try every way to divide a path among the stars of a line."""
+
+
+class UnusableLine(ValueError):
+    """A line that could take hours to match, or that pathspec reads differently than git."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """One line of an ignore file. `is_anchored`: it matches paths below its file's directory; otherwise it matches
-    names in any directory below. `is_literal`: it has no wildcards."""
+    """One line of an ignore file. `is_literal`: it has no wildcards."""
 
-    matches: re.Pattern[str]
-    is_anchored: bool
+    expression: re.Pattern[str]
     keeps: bool
-    only_directories: bool
     is_literal: bool
 
     def applies(self, path: str, *, is_directory: bool) -> bool:
-        """Whether the pattern matches `path`, which is relative to its file's directory."""
-        if self.only_directories and not is_directory:
-            return False
-        return self.matches.fullmatch(path if self.is_anchored else path.rpartition("/")[2]) is not None
+        """Whether the pattern matches `path` itself, which is relative to its file's directory. A match of a directory
+        above it does not count."""
+        # pathspec marks the end of the matched file or directory with a group, except in lines such as `src/**`.
+        if not self.expression.groups:
+            return self.expression.search(path) is not None
+        path += "/" * is_directory
+        return any(match.end() == len(path) for match in self.expression.finditer(path))
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,7 @@ class IgnoreFile:
 
 
 def parse_ignore_file(directory: str, text: str, *, is_ours: bool = False) -> IgnoreFile:
+    """Raises UnusableLine."""
     patterns = (_pattern(line.removesuffix("\r")) for line in text.removeprefix("\ufeff").split("\n"))
     return IgnoreFile(directory, tuple(pattern for pattern in patterns if pattern is not None), is_ours)
 
@@ -78,113 +76,20 @@ def is_asked_for(files: Sequence[IgnoreFile], path: str, *, is_directory: bool) 
 
 
 def _pattern(line: str) -> Pattern | None:
-    text = _without_trailing_spaces(line)
-    if not text or text.startswith("#"):
+    # To git three stars are two, and two such directories are one.
+    line = re.sub(r"(\*\*/)+", "**/", re.sub(r"\*{3,}", "**", line))
+    stars = [len(re.findall(r"\*+", name)) for name in line.split("/")]
+    if not line.startswith("#"):
+        if sum(stars) > _MOST_STARS or max(stars) > _MOST_STARS_OF_NAME:
+            most = f"{_MOST_STARS_OF_NAME} in a name and {_MOST_STARS} in all"
+            raise UnusableLine(f"the line {line[:40]!a} has too many stars; write it with at most {most}")
+        if "[:" in line:
+            raise UnusableLine(f"the line {line[:40]!a} has a class of characters; write it as a range such as [a-z]")
+    try:
+        parsed = GitIgnoreSpecPattern(line)
+    except (GitIgnorePatternError, re.error):
+        # It can match nothing, as in git.
         return None
-    keeps = text.startswith("!")
-    text = text.removeprefix("!") if keeps else text
-    only_directories = text.endswith("/")
-    text = text.removesuffix("/")
-    is_anchored = "/" in text
-    expression = _expression(text.removeprefix("/"), is_anchored)
-    if not text or expression is None:
+    if parsed.include is None or parsed.regex is None:
         return None
-    is_literal = not _WILDCARDS & set(text)
-    return Pattern(re.compile(expression, re.DOTALL), is_anchored, keeps, only_directories, is_literal)
-
-
-def _without_trailing_spaces(line: str) -> str:
-    stripped = line.rstrip(" ")
-    backslashes = len(stripped) - len(stripped.rstrip("\\"))
-    # "\ " at the end is a space that counts.
-    return f"{stripped} " if backslashes % 2 and stripped != line else stripped
-
-
-def _expression(glob: str, is_anchored: bool) -> str | None:
-    """Translates the pattern into a regular expression; None if it can match nothing."""
-    parts: list[str] = []
-    at = 0
-    while at < len(glob):
-        character = glob[at]
-        if character == "*":
-            end = at + len(glob[at:]) - len(glob[at:].lstrip("*"))
-            alone = (at == 0 or glob[at - 1] == "/") and glob[end : end + 1] in ("", "/")
-            if is_anchored and end - at > 1 and alone:
-                across = _FOLDERS if glob[end : end + 1] else _ALL
-                parts += [] if across == _FOLDERS and parts[-1:] == [_FOLDERS] else [across]
-                at = end + 1
-                continue
-            parts.append(_STAR)
-            at = end
-            continue
-        if character == "[":
-            bracket, end = _bracket(glob, at)
-            if bracket is None:
-                return None
-            parts.append(bracket)
-            at = end
-            continue
-        if character == "\\":
-            at += 1
-            if at == len(glob):
-                return None
-            character = glob[at]
-            parts.append(re.escape(character))
-        else:
-            parts.append("[^/]" if character == "?" else re.escape(character))
-        at += 1
-    within_names = _first_fits(parts, _STAR, "[^/]*?", ends=("/", _FOLDERS, _ALL))
-    return "".join(_first_fits(within_names, _FOLDERS, "(?:[^/]*/)*?", ends=(_ALL,)))
-
-
-def _first_fits(parts: Sequence[str], wildcard: str, shortest: str, ends: Sequence[str]) -> list[str]:
-    """Returns the parts of the expression without backtracking into a wildcard that another one follows before one of
-    `ends`: such a wildcard takes the first match, and the later one takes the rest. With a dozen wildcards,
-    backtracking would not end."""
-    fitted: list[str] = []
-    at = 0
-    while at < len(parts):
-        part, at = parts[at], at + 1
-        if part == wildcard:
-            following = next((index for index in range(at, len(parts)) if parts[index] in (wildcard, *ends)), None)
-            if following is not None and parts[following] == wildcard:
-                part, at = f"(?>{shortest}{''.join(parts[at:following])})", following
-        fitted.append(part)
-    return fitted
-
-
-def _bracket(glob: str, start: int) -> tuple[str | None, int]:
-    """Returns the expression for `[...]`, and where it ends; None if the bracket never closes."""
-    at = start + 1
-    negated = glob[at : at + 1] in ("!", "^") and at < len(glob)
-    at += negated
-    members, first = "", True
-    while at < len(glob) and (first or glob[at] != "]"):
-        first = False
-        if glob.startswith("[:", at) and (end := glob.find(":]", at)) > 0:
-            if (kind := _CLASSES.get(glob[at + 2 : end])) is None:
-                return None, at
-            members, at = members + kind, end + 2
-            continue
-        low, at = _member(glob, at)
-        if low is None:
-            return None, at
-        if glob[at : at + 1] == "-" and glob[at + 1 : at + 2] not in ("", "]"):
-            high, at = _member(glob, at + 1)
-            if high is None:
-                return None, at
-            if low <= high:
-                members += f"{re.escape(low)}-{re.escape(high)}"
-            continue
-        members += re.escape(low)
-    if at >= len(glob):
-        return None, at
-    # An empty range matches nothing.
-    expression = f"(?!/)[{'^' if negated else ''}{members}]" if members else "[^/]" if negated else "(?!)"
-    return expression, at + 1
-
-
-def _member(glob: str, at: int) -> tuple[str | None, int]:
-    if glob[at] == "\\":
-        at += 1
-    return (glob[at], at + 1) if at < len(glob) else (None, at)
+    return Pattern(parsed.regex, not parsed.include, not set("*?[") & set(line))

@@ -20,6 +20,7 @@ from tpu_training_operator.cli.code.ignore_files import (
     GIT_IGNORE,
     OUR_IGNORE,
     IgnoreFile,
+    UnusableLine,
     is_asked_for,
     is_ignored,
     parse_ignore_file,
@@ -228,4 +229,7 @@ def _ignore_files(directory: Path, prefix: str) -> list[IgnoreFile]:
 
 def _read(path: Path, prefix: str) -> IgnoreFile:
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
-    return parse_ignore_file(prefix, text, is_ours=path.name == OUR_IGNORE)
+    try:
+        return parse_ignore_file(prefix, text, is_ours=path.name == OUR_IGNORE)
+    except UnusableLine as error:
+        raise CannotPack(f"{path}: {error}") from error

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_training_operator.api.words import count
+from tpu_training_operator.api.words import count, several
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.cli.common.terminal import console
 from tpu_training_operator.domain.job.recipe.bound import Bound
@@ -135,10 +135,8 @@ def _rows(checked: SliceCheck, bound: Bound) -> Iterator[tuple[str, str, str]]:
 
 
 def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
-    texts = [f"{c['kind']} of {_mb(c['bytes'])} after {c['after']:.0%}" for c in collectives[:_MOST_COLLECTIVES]]
-    more = len(collectives) - len(texts)
-    tail = f" and {more} more" if more else ""
-    return f"{', '.join(texts)}{tail}; % of the matrix products before it" if texts else ""
+    texts = [f"{c['kind']} of {_mb(c['bytes'])} after {c['after']:.0%}" for c in collectives]
+    return f"{several(texts, _MOST_COLLECTIVES)}; % of the matrix products before it" if texts else ""
 
 
 def _advice(answer: Mapping[str, Any]) -> Iterator[str]:

@@ -121,7 +121,7 @@ def run_history(file: "JobFile", outcome: "RunOutcome", directory: Path) -> tupl
 
 def lost_history(file: "JobFile", outcome: "RunOutcome") -> bytes:
     """Makes a history from the reports of a worker that was killed before it could write one."""
-    status, losses = outcome.status, outcome.curves.losses
+    status, losses = outcome.status, outcome.losses
     number = max(1, status.attempt)
     reported = status.progress.step if status.progress else 0
     attempt = {"number": number, "first": 0, "last": max(reported, *losses, 0), "split": {}}

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -39,6 +40,7 @@ from tpu_training_operator.cli.watch.sections import best_checkpoint, move_words
 from tpu_training_operator.domain.cluster_state.hosts import host_of
 from tpu_training_operator.domain.failures.messages import describe_place
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
+from tpu_training_operator.html_report.history import UnreadableHistory, parse_history
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.local.memory import GB_PER_PROCESS, free_gb, largest_that_fits
 from tpu_training_operator.local.outages import Outage, parse_outage
@@ -109,11 +111,12 @@ def run(
     print_summary(file, [*file.resolution.warnings, *_omitted_parts(file), *code_warnings(file, packed)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose, outages))
     result, page = directory / RESULT, directory / PAGE
+    history = run_history(file, outcome, directory)
     # Even with a full disk, the user sees how the training ended.
     with _reporting_failures(result):
-        result.write_text(json.dumps(_result(file, outcome), indent=1) + "\n", encoding="utf-8")
+        result.write_text(json.dumps(_result(file, outcome, history), indent=1) + "\n", encoding="utf-8")
     with _reporting_failures(page):
-        if (history := run_history(file, outcome, directory)) is not None:
+        if history is not None:
             write_page(*history, page, job_end(directory))
     _print_end(file, outcome, directory, result)
     # A script that goes on after exit code 0 reads the result.
@@ -264,8 +267,9 @@ def _omitted_parts(file: JobFile) -> list[str]:
     return notes
 
 
-def _result(file: JobFile, outcome: RunOutcome) -> dict[str, Any]:
+def _result(file: JobFile, outcome: RunOutcome, history: tuple[bytes, str] | None) -> dict[str, Any]:
     status = outcome.status
+    losses, evaluations = curves_of(outcome, history)
     progress = status.progress
     ready = find(status.conditions, ConditionType.READY)
     return {
@@ -276,8 +280,8 @@ def _result(file: JobFile, outcome: RunOutcome) -> dict[str, Any]:
         "resolved": file.resolution.resolved.as_json(),
         "metrics": {name: float(value) for name, value in progress.metrics.items()} if progress else {},
         "examplesPerSecond": float(progress.examples_per_second) if progress and progress.examples_per_second else None,
-        "lossCurve": [{"step": step, "loss": loss} for step, loss in outcome.curves.losses.items()],
-        "evaluations": [{"step": step, **metrics} for step, metrics in outcome.curves.evaluations.items()],
+        "lossCurve": [{"step": step, "loss": loss} for step, loss in losses.items()],
+        "evaluations": evaluations,
         "warnings": list(outcome.warnings),
         "checkpointStep": outcome.checkpoint_step,
         "bestCheckpoint": progress.best_checkpoint.as_json() if progress and progress.best_checkpoint else None,
@@ -288,6 +292,22 @@ def _result(file: JobFile, outcome: RunOutcome) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 3),
         "logs": str(outcome.pods_directory),
     }
+
+
+def curves_of(
+    outcome: RunOutcome, history: tuple[bytes, str] | None
+) -> tuple[dict[int, float | None], list[dict[str, float | None]]]:
+    """Returns losses by step, and evaluations: the history's, or else the losses that the status has shown."""
+    with contextlib.suppress(UnreadableHistory):
+        if history is not None and (recorded := parse_history(history[0])).losses:
+            evaluations = [
+                # The step last: a metric of that name must not take its place.
+                {plain(name): value if isfinite(value) else None for name, value in evaluation.metrics.items()}
+                | {"step": evaluation.step}
+                for evaluation in recorded.evaluations
+            ]
+            return {point.step: point.mean for point in recorded.losses}, evaluations
+    return outcome.losses, []
 
 
 def _place(file: JobFile) -> str:
@@ -315,7 +335,7 @@ def _print_end(file: JobFile, outcome: RunOutcome, directory: Path, result: Path
     elif status.state is State.SUCCEEDED:
         click.echo(f"Succeeded in {outcome.seconds:.0f} s, {count(status.attempt, 'attempt')}")
         metrics = status.progress.metrics if status.progress else {}
-        losses = outcome.curves.losses
+        losses = outcome.losses
         if losses and [*losses.values()][-1] is None:
             # The status has no metric for a loss that is not finite.
             metrics = {"loss": "nan", **metrics}

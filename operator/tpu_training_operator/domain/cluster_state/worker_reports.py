@@ -59,12 +59,10 @@ class Reporting:
 
 @dataclass(frozen=True)
 class PodEvents:
-    """The events of some pods when they were `asked` for: one line by pod name. `without_pool`: names of pods for which
-    the cluster autoscaler has no node pool."""
+    """The events of some pods when they were `asked` for: one line by pod name."""
 
     asked: datetime
     lines: Mapping[str, str] = field(default_factory=dict)
-    without_pool: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

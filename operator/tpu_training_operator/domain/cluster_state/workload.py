@@ -16,6 +16,8 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.text import plain
+from tpu_training_operator.domain.cluster_state.multikueue import is_managed_elsewhere, manager_of
+from tpu_training_operator.domain.cluster_state.ownership import controller
 
 Object = Mapping[str, Any]
 
@@ -51,35 +53,10 @@ def queue_of(job: Object) -> str:
     return str((job["metadata"].get("labels") or {}).get(constants.LABEL_QUEUE) or "")
 
 
-def manager_of(job: Object) -> str:
-    """Returns who runs the job instead of this operator; empty if this operator does."""
-    spec = job.get("spec")
-    chosen = spec.get("managedBy") if isinstance(spec, Mapping) else None
-    return "" if chosen in (None, "", constants.MANAGED_BY_US) else str(chosen)
-
-
-def is_managed_elsewhere(job: Object) -> bool:
-    """Tells whether another controller writes the job's status. For MultiKueue's jobs this operator does."""
-    return manager_of(job) not in ("", constants.MULTIKUEUE)
-
-
-def is_copy(job: Object) -> bool:
-    """Tells whether Kueue has made the job in this cluster for one in another cluster, and will delete it."""
-    return constants.LABEL_MULTIKUEUE_ORIGIN in (job["metadata"].get("labels") or {})
-
-
 def has_several_slices(job: Object) -> bool:
     """Tells whether the job has a Workload for each slice on which it may run, one after the other."""
     spec = job.get("spec")
     return isinstance(spec, Mapping) and any(spec.get(name) is not None for name in ("placement", "ladder"))
-
-
-def prebuilt_workload(job: Object) -> str:
-    """Returns the name of the Workload that Kueue has made for a copy, or that a user has named; empty for any other
-    job."""
-    metadata = job["metadata"]
-    places = (metadata.get("annotations") or {}, metadata.get("labels") or {})
-    return next((str(place[key]) for place in places if place.get(key := constants.PREBUILT_WORKLOAD)), "")
 
 
 def is_in_queue(job: Object) -> bool:
@@ -149,6 +126,11 @@ class Workload:
     @property
     def is_going(self) -> bool:
         return "deletionTimestamp" in self.raw["metadata"]
+
+    @property
+    def is_unowned(self) -> bool:
+        """Whether no job owns it yet, as Kueue leaves the Workload of a copy."""
+        return not controller(self.raw) and not self.is_going
 
     @property
     def holds_quota(self) -> bool:
@@ -373,8 +355,8 @@ class Queue:
 
     `name`: the queue that the job's label names. `version`: of Kueue's API; empty if the cluster has none. `flavors`:
     the ResourceFlavors of the assignment. `priority`: the one that the Workload still lacks. `problem`: what keeps the
-    job from being queued or placed, and what would help. `is_prebuilt`: Kueue made the Workload; `is_unowned`: no job
-    owns it yet. `others`: the same for each further Workload: a job that may run on several slices has one for each.
+    job from being queued or placed, and what would help. `is_prebuilt`: Kueue or a user made the Workload.
+    `others`: the same for each further Workload: a job that may run on several slices has one for each.
     """
 
     name: str
@@ -384,7 +366,6 @@ class Queue:
     priority: Priority | None = None
     problem: str = ""
     is_prebuilt: bool = False
-    is_unowned: bool = False
     others: tuple["Queue", ...] = ()
 
     def at(self, name: str) -> "Queue":

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable
 from itertools import islice
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -174,36 +174,27 @@ class LastWords(TrainerReport):
     places: Places | None = None
 
 
-M = TypeVar("M", bound=Part)
-
-
 def read_last_words(message: str) -> LastWords | None:
-    """Reads a termination message; None if it is anything but a JSON object."""
+    """Reads a termination message without its wrong fields, and with all its texts made plain; None if it is anything
+    but a JSON object."""
     try:
-        document = json.loads(message)
+        content = plain_json(json.loads(message))
     except (ValueError, RecursionError):
         return None
-    return LastWords() if document == {} else _read_what_is_right(LastWords, document)
+    while isinstance(content, dict):
+        try:
+            return LastWords.model_validate(content)
+        except ValidationError as error:
+            # The last ones first, so that places in a list stay what they are.
+            for problem in reversed(error.errors(include_url=False, include_context=False, include_input=False)):
+                _remove(content, problem["loc"])
+    return None
 
 
 def metric_texts(metrics: Iterable[tuple[str, float | None]]) -> dict[str, str]:
     """Returns as many metrics as the status has room for, as texts."""
     texts = ((name, number_text(value)) for name, value in metrics if len(name) <= LONGEST_NAME)
     return dict(islice(((name, text) for name, text in texts if text is not None), MOST_METRICS))
-
-
-def _read_what_is_right(form: type[M], document: Any) -> M | None:
-    """Reads an object without its wrong fields, and with all its texts made plain; None for anything else."""
-    if not isinstance(document, dict):
-        return None
-    content = plain_json(document)
-    while True:
-        try:
-            return form.model_validate(content)
-        except ValidationError as error:
-            # The last ones first, so that places in a list stay what they are.
-            for problem in reversed(error.errors(include_url=False, include_context=False, include_input=False)):
-                _remove(content, problem["loc"])
 
 
 def _remove(content: dict[str, Any], location: tuple[int | str, ...]) -> None:

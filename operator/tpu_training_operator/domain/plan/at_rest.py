@@ -4,8 +4,9 @@ from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.domain.cluster_state.multikueue import is_copy
 from tpu_training_operator.domain.cluster_state.observed import Object, parse_time
-from tpu_training_operator.domain.cluster_state.workload import is_copy, is_in_queue, manager_of, owes_an_end
+from tpu_training_operator.domain.cluster_state.workload import is_in_queue, owes_an_end
 
 # A century. A much longer time could not be added to a date.
 _LONGEST_TTL_SECONDS = 100 * 365 * 24 * 3600
@@ -28,7 +29,7 @@ def is_at_rest(job: Object) -> bool:
     metadata, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
     if status.get("state") != State.SUSPENDED or (spec.get("runPolicy") or {}).get("suspend") is not True:
         return False
-    if is_in_queue(job) or manager_of(job) or "deletionTimestamp" in metadata:
+    if is_in_queue(job) or "deletionTimestamp" in metadata:
         return False
     is_true = {
         condition.get("type") for condition in status.get("conditions") or () if condition.get("status") == "True"

@@ -13,7 +13,8 @@ from tpu_training_operator.api.conditions import (
     without_condition,
 )
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.domain.cluster_state.observed import Observed
+from tpu_training_operator.domain.cluster_state.multikueue import manager_of
+from tpu_training_operator.domain.cluster_state.observed import Object, Observed
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.objects.actions import Event
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
@@ -45,16 +46,18 @@ def show_retry(observed: Observed, message: str, now: datetime) -> Status:
     """Returns the status while passes keep failing: Reconciling says why, and for kstatus the job is in progress.
 
     Nothing else changes. As Ready holds the last decision, any operator whose pass succeeds can restore Reconciling
-    from it (`undo_retry`).
+    from it (`undo_retry`). The status of a job that another controller runs stays as it is.
     """
     look = JobState(observed, Status.read(observed.job.get("status")), now)
+    if manager_of(observed.job):
+        return look.status
     return look.with_condition(look.status, ConditionType.RECONCILING, True, Reason.PROGRESSING_WITH_RETRY, message)
 
 
-def undo_retry(status: Status) -> Status:
+def undo_retry(status: Status, job: Object) -> Status:
     """Returns the status as it was before passes failed; the same object if none did."""
     reconciling = find(status.conditions, ConditionType.RECONCILING)
-    if reconciling is None or reconciling.reason != Reason.PROGRESSING_WITH_RETRY:
+    if reconciling is None or reconciling.reason != Reason.PROGRESSING_WITH_RETRY or manager_of(job):
         return status
     ready = find(status.conditions, ConditionType.READY)
     if ready is None or ready.is_true or is_true(status.conditions, ConditionType.STALLED):

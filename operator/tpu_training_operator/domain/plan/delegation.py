@@ -19,8 +19,9 @@ from tpu_training_operator.api.conditions import ConditionType, EventReason, Rea
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.validation import InvalidJob
+from tpu_training_operator.domain.cluster_state.multikueue import manager_of
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
-from tpu_training_operator.domain.cluster_state.workload import Queue, Workload, manager_of
+from tpu_training_operator.domain.cluster_state.workload import Queue, Workload
 from tpu_training_operator.domain.objects.actions import Event, UpdateWorkload, WriteWorkloadStatus
 from tpu_training_operator.domain.objects.workload import is_for_other_workers
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
@@ -43,10 +44,12 @@ _LONGEST_STOP = timedelta(minutes=10)
 _SHOWN_HERE = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUSPENDED)
 
 
-def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS) -> Plan:
-    """Plans for a job that this operator does not run. It has no worker here."""
-    queue, status = look.observed.queue, look.status
-    if manager_of(look.observed.job) != constants.MULTIKUEUE or "deletionTimestamp" in look.observed.job["metadata"]:
+def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS) -> Plan | None:
+    """Plans for a job that this operator does not run, and which has no worker here; None if it does run it."""
+    queue, status, manager = look.observed.queue, look.status, manager_of(look.observed.job)
+    if not manager:
+        return None
+    if manager != constants.MULTIKUEUE or "deletionTimestamp" in look.observed.job["metadata"]:
         return Plan()
     if status.completion_time is not None:
         # Kueue itself marks the Workload as finished.

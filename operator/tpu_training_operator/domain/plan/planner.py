@@ -20,7 +20,6 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.domain.cluster_state.observed import Object, Observed
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
-from tpu_training_operator.domain.cluster_state.workload import manager_of
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.rungs import rung_of
@@ -30,9 +29,10 @@ from tpu_training_operator.domain.plan.checks.entry_check import check_entry
 from tpu_training_operator.domain.plan.common.completion import active_time_left, exceed_deadline, succeed
 from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.ledger import charge_slice
 from tpu_training_operator.domain.plan.common.pod_cleanup import look_again
 from tpu_training_operator.domain.plan.common.progress import apply_report, write_due
-from tpu_training_operator.domain.plan.common.slice_record import charge_chips, choose_option, is_wrong, keep_record
+from tpu_training_operator.domain.plan.common.slice_record import choose_option, is_wrong, keep_record
 from tpu_training_operator.domain.plan.delegation import plan_delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
 from tpu_training_operator.domain.plan.invalid import plan_invalid, read_budget
@@ -73,8 +73,8 @@ def plan(
     bound continues. `cache`: keeps parsed specs and statuses between passes.
     """
     look = JobState(observed, cache.status(observed.job.get("status")), now)
-    if manager_of(observed.job):
-        return plan_delegated(look, cache, max_hosts)
+    if (elsewhere := plan_delegated(look, cache, max_hosts)) is not None:
+        return elsewhere
     if look.is_leaving:
         return _complete(leave(look), look, look.status)
     if look.has_finished:
@@ -201,5 +201,5 @@ def _complete(
         begins = decision.turn is Turn.ATTEMPT
         status = keep_record(status or look.status, stored, option, look.now, begins=begins)
     elif status is not None and stored.placement is not None and option is None:
-        status = charge_chips(status, stored, stored.placement.slice)
+        status = charge_slice(status, stored, stored.placement.slice)
     return replace(decision, status=status)

@@ -7,8 +7,9 @@ from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import Hardware, ProvisioningType
 from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.domain.cluster_state.multikueue import check_one_slice
 from tpu_training_operator.domain.cluster_state.observed import Object
-from tpu_training_operator.domain.cluster_state.workload import manager_of, prebuilt_workload, queue_of
+from tpu_training_operator.domain.cluster_state.workload import queue_of
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.resolve import check_hosts
 from tpu_training_operator.domain.objects.shared import check_config_map
@@ -19,20 +20,13 @@ def check_options(options: Sequence[SliceOption], raw: Object, max_hosts: int = 
     for option in options:
         check_hosts(option.resolution, max_hosts, option.choice.field)
         check_config_map(option.job, option.resolution)
+        check_one_slice(raw, option.job)
         _check_queue(raw, option.job)
 
 
 def _check_queue(raw: Object, job: TPUTrainingJob) -> None:
     """Raises InvalidJob for a job that needs a queue and names none, and for fields that cannot be used in a queue."""
     trainer, provisioning = job.spec.trainer, job.spec.slice.provisioning
-    if manager_of(raw) or prebuilt_workload(raw):
-        fields = (("spec.placement", job.spec.placement), ("spec.ladder", job.spec.ladder))
-        message = (
-            "MultiKueue sends a job to another cluster under one Workload, and a Workload is for one slice; leave this"
-            " out, or create the job in that cluster without spec.managedBy"
-        )
-        if several := [Problem(field, message) for field, value in fields if value is not None]:
-            raise InvalidJob(several)
     if queue_of(raw):
         both = sorted({constants.LABEL_QUEUE, constants.LABEL_POD_GROUP} & (trainer.pod_labels or {}).keys())
         if both:

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 from pydantic import Field, ValidationError
 
 from tpu_training_operator.api.status import MOST_WARNINGS, ReportPhase
-from tpu_training_operator.api.words import number_text
+from tpu_training_operator.api.words import number_text, read_number
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.job.trainer_report import LARGEST_COUNT, Count, Part, TrainerReport, metric_texts
 from tpu_training_operator.runtime.progress.tokens import ReportRefused, Sender
@@ -79,7 +79,9 @@ def read_trainer_status(body: bytes, sender: Sender, received: datetime) -> Work
     (400) if neither is there.
     """
     status = _parse(_TrainJob, body).trainer_status
-    numbers = {metric.name: number for metric in status.metrics or () if (number := _number(metric.value)) is not None}
+    numbers = {
+        metric.name: number for metric in status.metrics or () if (number := read_number(metric.value)) is not None
+    }
     total = _count(numbers, _TOTAL_METRICS) or sender.total_steps
     step = _count(numbers, _STEP_METRICS)
     exact = step is not None
@@ -125,13 +127,6 @@ def _problem(location: tuple[int | str, ...], message: str) -> str:
     path = ".".join(map(str, location))[:_LONGEST_PROBLEM]
     text = message[:1].lower() + message[1:_LONGEST_PROBLEM]
     return f"{path}: {text}" if path else text
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _count(numbers: Mapping[str, float], names: tuple[str, ...]) -> int | None:

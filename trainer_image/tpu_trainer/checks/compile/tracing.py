@@ -334,7 +334,7 @@ def trace(spec: RunSpec, examples: int | None = None) -> Step:
             "--set trainer.backend=XLA it checks that one"
         )
     chip = UncompiledChip(spec.slice.replicas, spec.batch.accumulation)
-    clock, progress = Clock(), ProgressLog(spec.train_steps, None, silent=True)
+    clock, progress = Clock(), ProgressLog(spec.train_steps, silent=True)
     outputs = RunOutputs(
         progress, open_reporter(spec, None, clock, "", reports=False), open_heartbeat(None, _no_report), False
     )

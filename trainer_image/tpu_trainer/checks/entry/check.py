@@ -46,7 +46,7 @@ def run_check(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
             # With the modules of the job's own backend, since a folder that hides one of them would fail on the slice.
             install(job_spec.code, environment, os.environ, modules_to_import(job_spec))
         # It sends no reports, and leaves nothing but a termination message.
-        alone = replace(environment, host_index=0, progress_file=None, report_directory=None, progress_service=None)
+        alone = replace(environment, host_index=0, report_directory=None, progress_service=None)
         # As in `entry`, torch is imported only now: a wrong run spec should be reported at once.
         from tpu_trainer.checks.entry.first_steps import run_first_steps
 

@@ -33,7 +33,7 @@ def run_first_steps(
 
 def _make_steps(context: RunContext) -> Outcome:
     spec, began = context.spec, time.monotonic()
-    context.outputs.progress.start(
+    context.outputs.progress.say(
         f"entry check of {spec.job.namespace}/{spec.job.name}: replica 0 of {spec.slice.replicas} on a CPU, "
         f"{spec.batch.per_replica} examples at once"
     )

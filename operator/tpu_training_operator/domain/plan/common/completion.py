@@ -14,7 +14,7 @@ from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.goodput import active_seconds
+from tpu_training_operator.domain.plan.common.ledger import active_seconds
 from tpu_training_operator.domain.plan.common.rung_status import with_end
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 
@@ -79,6 +79,7 @@ def read_final_progress(leader: WorkerPod, total_steps: int, reported: Progress 
         examples_per_second=number_text(message.examples_per_second),
         loss=metrics.get("loss", known),
         metrics=metrics,
+        checkpoint_step=before.checkpoint_step if message.checkpoint_step is None else message.checkpoint_step,
         best_checkpoint=message.best or before.best_checkpoint,
         phase=before.phase and ReportPhase.DONE,
         estimated_remaining_seconds=None,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tpu_training_operator.api.status import LadderStatus, RungStatus, RungVerdict, Status
+from tpu_training_operator.api.words import read_number
 from tpu_training_operator.domain.job.rung_gates import Pace
 from tpu_training_operator.domain.job.rungs import Rung
 
@@ -42,7 +43,7 @@ def with_end(status: Status, examples_per_second: str | None, *, succeeded: bool
     if not status.rungs or status.rungs[-1].verdict is not RungVerdict.RUNNING:
         return status
     last = status.rungs[-1]
-    rate = _number(examples_per_second) if succeeded else None
+    rate = read_number(examples_per_second) if succeeded else None
     ended = replace(
         last,
         verdict=RungVerdict.PASSED if succeeded else RungVerdict.FAILED,
@@ -54,15 +55,7 @@ def with_end(status: Status, examples_per_second: str | None, *, succeeded: bool
 
 
 def read_pace(below: Sequence[RungStatus]) -> Pace | None:
-    return Pace(_number(below[-1].examples_per_second), below[-1].chips) if below else None
-
-
-def _number(text: str | None) -> float | None:
-    """Reads a rate in the status; None if an edit has made it something else."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return None
+    return Pace(read_number(below[-1].examples_per_second), below[-1].chips) if below else None
 
 
 def format_ratio(value: float | None) -> str | None:

@@ -8,7 +8,7 @@ A job that may run on fewer of its slices takes as many as have found their node
 for the fewest, which it may get where the provider grants all nodes or none.
 
 In the first round, a gang does not wait for what the cluster will never grant: a quota too small for the gang, an
-admission policy, a slice without a node pool. What the cluster may grant later, such as a quota that others use up now,
+admission policy. What the cluster may grant later, such as a quota that others use up now,
 it waits for as it does for nodes. In a queue, a gang waits for its admission in the same way.
 """
 
@@ -21,7 +21,6 @@ from tpu_training_operator.api.conditions import Condition, ConditionType, Reaso
 from tpu_training_operator.api.placement import OnLoss
 from tpu_training_operator.api.status import PlacementReason
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
-from tpu_training_operator.domain.cluster_state.pod_events import explain_no_matching_node
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE
@@ -68,8 +67,7 @@ def next_slice(ctx: Context) -> PendingMove | None:
         return _next_without_quota(ctx, ctx.queue, to)
     if not _lacks_something(ctx):
         return None
-    # A slice that was lost has a node pool: its nodes may be on their way back.
-    certain = _certain_refusal(ctx) or (None if was_here else explain_missing_pool(ctx))
+    certain = _certain_refusal(ctx)
     wait = _wait(ctx, to, certain=certain is not None)
     at = max(waits_since + wait, _first_pod_time(ctx) + min(wait, _TO_SCHEDULE), _latest_node_deadline(ctx))
     if certain is not None:
@@ -234,14 +232,3 @@ def _is_too_small(message: str, hosts: int) -> bool:
     limited = {name: int(amount) for name, amount in _AMOUNT.findall(match["limited"])}
     requested = {name: int(amount) for name, amount in _AMOUNT.findall(match["requested"])}
     return any(name in limited and amount * hosts > limited[name] for name, amount in requested.items())
-
-
-def explain_missing_pool(ctx: Context) -> str | None:
-    """Says why no worker of the gang can ever have a node here; None if one may."""
-    notes = ctx.observed.notes
-    known = notes.events.without_pool if notes and notes.events else frozenset[str]()
-    if not known or any(pod.node is not None for pod in ctx.pods):
-        return None
-    messages = (str(pod.condition("PodScheduled").get("message") or "") for pod in ctx.pods if pod.name in known)
-    words = next(filter(None, map(explain_no_matching_node, messages)), None)
-    return None if words is None else f"the cluster has no node pool for {ctx.option}: {words}"

@@ -44,7 +44,7 @@ def move_once_admitted(ctx: Context) -> Plan | None:
 def ask_for_better_slice(ctx: Context) -> Plan:
     """Asks Kueue for a better slice, and deletes the Workloads of slices that the job does not need."""
     queue = ctx.queue
-    if queue is None or not queue.version or queue.is_prebuilt:
+    if queue is None or not queue.version:
         return Plan()
     target = _find_target(ctx)
     if unneeded := delete_workloads(_find_unneeded(ctx, queue, target)):
@@ -118,7 +118,7 @@ def _delete_left_behind(ctx: Context) -> Batches:
 def _next_step(ctx: Context, target: SliceOption) -> Batches:
     """Returns the next step for the Workload of a better slice that is not proven yet."""
     queue, present = ctx.queue_on(target), ctx.queue.workload if ctx.queue else None
-    if queue is None or queue.is_unowned or present is None:
+    if queue is None or present is None:
         return ()
     workload = queue.workload
     if workload is None and (not queue.name or queue.problem):

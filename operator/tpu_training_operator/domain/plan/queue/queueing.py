@@ -63,7 +63,7 @@ LOOK_AT_RUNNING = timedelta(seconds=30)
 
 def wait_for_admission(ctx: Context, queue: Queue) -> Plan | None:
     """Plans for a job that may not have workers now; None if it may."""
-    if queue.is_unowned and queue.workload is not None:
+    if queue.workload is not None and queue.workload.is_unowned:
         # Once the job owns it, it is deleted with the job, and the watch reports at once what Kueue does to it.
         adopted = UpdateWorkload(adopt(ctx.job, dict(queue.workload.raw)))
         return Plan((Batch((adopted,)),), again=AT_ONCE)
