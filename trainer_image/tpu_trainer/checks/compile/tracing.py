@@ -383,7 +383,7 @@ def _step(chip: UncompiledChip) -> Step:
 
 def _padded_products(model: nn.Module) -> list[dict[str, Any]]:
     """Returns the matrix products of which padding to whole tiles is a large part, the largest loss first."""
-    padded = []
+    padded: list[dict[str, Any]] = []
     for product in products_of(model):
         shape = [product.outputs, product.inputs]
         computed = [-(-size // FEATURES) * FEATURES for size in shape]
