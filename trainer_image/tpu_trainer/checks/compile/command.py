@@ -32,19 +32,9 @@ FITS, DOES_NOT, CANNOT_SAY = range(3)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LONGEST, _MOST_FOUND = 240, 2
-# The parts of an answer that the operator reads, and what it does not read of them.
+# The parts of an answer that the operator reads, and what it does not read of them and may be long.
 _READ = ("schema", "trouble", "said", "fits", "refusal", "replicas", "batch", "memory", "step", "largestBatch", "found")
-_UNREAD = {
-    "arguments",
-    "temporaries",
-    "results",
-    "inPlace",
-    "code",
-    "batchesAhead",
-    "collectives",
-    "wideFlops",
-    "shapes",
-}
+_UNREAD = ("collectives", "shapes")
 
 Answer = Mapping[str, Any]
 
@@ -61,8 +51,11 @@ def main(arguments: Sequence[str]) -> int:
     path, output = Path(options.run_spec), options.output
     if options.entry_check is not None:
         return _check_in_pod(path, Outcome(ExitCode.Succeeded, **json.loads(options.entry_check)))
-    tell = _AnswerFile(lambda answer: None if output is None else _write(answer, output), CANNOT_SAY)
-    _watch(tell, None)
+
+    def tell(answer: Answer) -> None:
+        if output is not None:
+            _write(answer, output)
+
     # If the answer goes to stdout, nothing else does.
     progress = sys.stderr if output is None else sys.stdout
     answer = _check(path, tell, progress, find_largest=options.largest, installs_code=True)
@@ -76,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def become_compile_check(outcome: Outcome) -> NoReturn:
     """Replaces this process by the compile check of a job whose first steps ended with `outcome`."""
-    write_last_words(replace(outcome, compiled=_trouble("Unfinished")), first=True)
+    _write_last_words(outcome, _trouble("Unfinished"))
     print(f"{outcome.message}; now the step is compiled", flush=True)
     document = {"message": outcome.message, "step": outcome.step, "places": outcome.places}
     command = [sys.executable, "-m", "tpu_trainer", "compile-check", "--entry-check", json.dumps(document)]
@@ -84,51 +77,50 @@ def become_compile_check(outcome: Outcome) -> NoReturn:
 
 
 def _check_in_pod(path: Path, outcome: Outcome) -> int:
-    tell = _AnswerFile(
-        lambda answer: write_last_words(replace(outcome, compiled=shorten(answer)), first=True), ExitCode.Succeeded
-    )
-    _watch(tell, float(os.environ[ENV_COMPILE_SECONDS]))
+    tell = _LastWords(outcome)
+    tell.end_after(float(os.environ[ENV_COMPILE_SECONDS]))
     # The entry check has entered the code's folder already.
     print(json.dumps(_check(path, tell, sys.stdout)), flush=True)
     return ExitCode.Succeeded
 
 
-class _AnswerFile:
-    """Writes answers, each in place of the one before; none is cut off by the end of the process."""
+class _LastWords:
+    """Writes answers into the termination message, each in place of the one before."""
 
-    def __init__(self, write: Callable[[Answer], None], code_if_ended: int) -> None:
-        self._write, self._code_if_ended = write, code_if_ended
-        self._lock, self._has_answer = threading.Lock(), False
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome, self._lock, self._has_answer = outcome, threading.Lock(), False
 
     def __call__(self, answer: Answer) -> None:
         with self._lock:
             self._has_answer = True
-            self._write(answer)
+            _write_last_words(self._outcome, answer)
 
-    def end(self, trouble: str) -> NoReturn:
-        """Ends this process, and with it the one that traces. Writes why, unless there is an answer."""
-        with self._lock:
-            if not self._has_answer:
-                self._write(_trouble(trouble))
-            os._exit(self._code_if_ended)
+    def end_after(self, seconds: float) -> None:
+        """Ends this process on a signal, or after `seconds`, even while the main thread is in the compiler. The process
+        that traces ends with it."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+        def wait() -> None:
+            trouble = "TooSlow" if signal.sigtimedwait(_SIGNALS, seconds) is None else "Unfinished"
+            with self._lock:
+                if not self._has_answer:
+                    _write_last_words(self._outcome, _trouble(trouble))
+                os._exit(ExitCode.Succeeded)
+
+        threading.Thread(target=wait, daemon=True).start()
 
 
-def _watch(tell: _AnswerFile, seconds: float | None) -> None:
-    """Ends this process on a signal, or after `seconds`, even while the main thread is in the compiler."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
-    def wait() -> None:
-        if seconds is None:
-            signal.sigwait(_SIGNALS)
-        elif signal.sigtimedwait(_SIGNALS, seconds) is None:
-            tell.end("TooSlow")
-        tell.end("Unfinished")
-
-    threading.Thread(target=wait, daemon=True).start()
+def _write_last_words(outcome: Outcome, answer: Answer) -> None:
+    write_last_words(replace(outcome, compiled=shorten(answer)), first=True)
 
 
 def _check(
-    path: Path, tell: _AnswerFile, progress: TextIO, *, find_largest: bool = False, installs_code: bool = False
+    path: Path,
+    tell: Callable[[Answer], None],
+    progress: TextIO,
+    *,
+    find_largest: bool = False,
+    installs_code: bool = False,
 ) -> Answer:
     """Returns the answer, and also tells it. Never raises."""
     try:
