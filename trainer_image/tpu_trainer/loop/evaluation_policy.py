@@ -95,7 +95,10 @@ class EvaluationPolicy:
         self._states = {
             field: state.after(values[self._rules[field].metric], self._rules[field]) for field, state in before.items()
         }
-        self._lower_rate()
+        patience, plateau = self._spec.schedule.patience, self._states.get(PLATEAU)
+        if plateau is not None and patience is not None and plateau.waited >= patience:
+            self._rates.lower()
+            self._states[PLATEAU] = MetricState(plateau.best)
         return KEEP_BEST in before and self._states[KEEP_BEST].waited == 0
 
     def owes(self, step: int) -> bool:
@@ -135,12 +138,6 @@ class EvaluationPolicy:
             state = kept["streaks"].get(field)
             if state is not None and _key(rule).items() <= state.items():
                 self._states[field] = MetricState(state["best"], int(state["waited"]))
-
-    def _lower_rate(self) -> None:
-        patience, state = self._spec.schedule.patience, self._states.get(PLATEAU)
-        if state is not None and patience is not None and state.waited >= patience:
-            self._rates.lower()
-            self._states[PLATEAU] = MetricState(state.best)
 
     def _examples(self, step: int) -> int:
         # Examples and not steps, which another slice counts differently.

@@ -137,8 +137,7 @@ class LearningRateSetter:
     @property
     def current(self) -> float:
         """The first group's rate; 0 for an optimizer that works without one."""
-        rate = self._optimizer.param_groups[0].get("lr")
-        return 0.0 if rate is None else float(rate)
+        return _number(self._optimizer.param_groups[0].get("lr")) or 0.0
 
     def rate_after(self, steps: int) -> float:
         """Returns the recipe's rate in the last of `steps` steps, of which each group has a multiple; the first group's
@@ -151,18 +150,14 @@ class LearningRateSetter:
         """Sets the rates for step `step`, counted from 0."""
         self._take_in_new_groups()
         groups = self._optimizer.param_groups
-        changed = (
-            (group.get("lr"), last)
-            for group, last in zip(groups, self._last, strict=True)
-            if not _is_equal(group.get("lr"), last)
-        )
-        if self._owner is RateOwner.RECIPE and (change := next(changed, None)) is not None:
-            present, before = map(_short, change)
-            self._hand_over(
-                step, f"step {step + 1}: the task's own code set the learning rate to {present}, it was {before}"
-            )
+        if self._owner is RateOwner.RECIPE:
+            for group, last in zip(groups, self._last, strict=True):
+                if _number(rate := group.get("lr")) != _number(last):
+                    change = f"the learning rate to {_short(rate)}, it was {_short(last)}"
+                    self._hand_over(step, f"step {step + 1}: the task's own code set {change}")
+                    break
         if self._owner is RateOwner.HOOKS:
-            # Its finding has said so.
+            # A finding has reported this.
             return
         if self._owner is RateOwner.RECIPE:
             factor = self.recipe.factor(step)
@@ -215,7 +210,7 @@ class LearningRateSetter:
         """Gives groups that a hook had added their original rate, in proportion to the recipe's, instead of their
         last."""
         count = len(self._built)
-        now, then = _numbers(self._built[:1])[0], built[0]
+        now, then = _number(self._built[0]), built[0]
         for group, rate in zip(self._optimizer.param_groups[count:], built[count:], strict=False):
             if rate is not None:
                 group["lr"] = rate * now / then if now and then else rate
@@ -246,12 +241,12 @@ def _copy(rate: Rate) -> Rate:
     return rate.clone() if isinstance(rate, Tensor) else rate
 
 
-def _is_equal(rate: Rate, other: Rate) -> bool:
-    return rate is other if rate is None or other is None else float(rate) == float(other)
+def _number(rate: Rate) -> float | None:
+    return None if rate is None else float(rate)
 
 
 def _numbers(rates: Sequence[Rate]) -> list[float | None]:
-    return [None if rate is None else float(rate) for rate in rates]
+    return [_number(rate) for rate in rates]
 
 
 def _short(rate: Rate) -> str:
