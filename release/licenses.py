@@ -7,8 +7,8 @@ from email.message import Message
 from importlib.metadata import PackageMetadata
 from typing import Any
 
-# The identifiers that stand alone in this project's packages.
-_IDENTIFIERS = ("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MIT-0", "MPL-2.0", "PSF-2.0")
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
 _FREE_TEXT = {"3-clause bsd license": "BSD-3-Clause", "apache 2.0 license": "Apache-2.0", "apache 2.0": "Apache-2.0"}
 # "BSD License" and the like leave the version open, so they stay words.
 _CLASSIFIERS = {
@@ -24,19 +24,17 @@ _LONGEST_NAME = 60
 
 def license_of(metadata: PackageMetadata | Message) -> dict[str, Any]:
     """Returns one entry of a component's `licenses`."""
-    expression = metadata["License-Expression"]
-    if expression:
-        return {"license": {"id": expression}} if expression in _IDENTIFIERS else {"expression": expression}
     text = (metadata["License"] or "").strip()
-    known = {identifier.lower(): identifier for identifier in _IDENTIFIERS} | _FREE_TEXT
-    if text.lower() in known:
-        return {"license": {"id": known[text.lower()]}}
-    classifiers = [value.split(" :: ")[-1] for value in metadata.get_all("Classifier") or [] if "License ::" in value]
+    try:
+        expression = canonicalize_license_expression(
+            metadata["License-Expression"] or _FREE_TEXT.get(text.lower(), text)
+        )
+        is_identifier = " " not in expression and not expression.startswith("LicenseRef-")
+        return {"license": {"id": expression}} if is_identifier else {"expression": expression}
+    except InvalidLicenseExpression:
+        classifiers = [value.split(" :: ")[-1] for value in metadata.get_all("Classifier", ()) if "License ::" in value]
     named = [name for name in classifiers if name != "OSI Approved"]
-    if len(named) == 1:
-        identifier = _CLASSIFIERS.get(named[0])
-        return {"license": {"id": identifier} if identifier else {"name": named[0]}}
-    if named:
-        return {"license": {"name": ", ".join(named)}}
+    if len(named) == 1 and named[0] in _CLASSIFIERS:
+        return {"license": {"id": _CLASSIFIERS[named[0]]}}
     short = text if text and len(text) <= _LONGEST_NAME and "\n" not in text else "not declared"
-    return {"license": {"name": short}}
+    return {"license": {"name": ", ".join(named) or short}}

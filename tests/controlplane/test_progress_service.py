@@ -1,7 +1,6 @@
 """The progress service with a real API server behind it: real tokens, real rights, a worker's TLS."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -12,9 +11,7 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.deadlines import deadline
 from tests.cluster.ports import free_port
 from tests.contract.jobs import job_body
 from tests.contract.objects import owned_by
@@ -28,7 +25,7 @@ from tpu_training_operator.kube.client import Client, connect
 from tpu_training_operator.kube.cluster import JobKey, Object
 from tpu_training_operator.kube.errors import Forbidden
 from tpu_training_operator.runtime.inbox import Inboxes
-from tpu_training_operator.runtime.progress.pki import ServiceName, load_authority, new_authority, server_tls
+from tpu_training_operator.runtime.progress.pki import ServiceName, load_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressServer, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
 
@@ -37,7 +34,6 @@ pytestmark = pytest.mark.usefixtures("job_definition")
 RBAC = Path(__file__).with_name("progress_rbac.yaml")
 GOOD = {"phase": "Training", "step": 7, "loss": 0.25}
 PROGRESS = "/apis/tpu-operator.dev/v1alpha1/namespaces/{}/tputrainingjobs/{}/progress"
-TRAINER_STATUS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{}/trainjobs/{}/status"
 
 
 def now() -> datetime:
@@ -170,27 +166,6 @@ async def test_worker_0_reports_with_its_own_token(space: Space) -> None:
     assert space.hints == [JobKey(space.namespace, "digits")]
 
 
-async def test_kubeflow_trainers_report_is_accepted_with_the_same_token(space: Space) -> None:
-    bearer = space.token(space.worker(space.job()))
-    status = {"progressPercentage": 45, "metrics": [{"name": "current_step", "value": "135"}]}
-    assert await space.post(bearer, path=TRAINER_STATUS, json={"trainerStatus": status}) == (200, {})
-    assert space.report().step == 135
-
-
-async def test_a_rotated_token_and_its_predecessor_are_both_valid(space: Space) -> None:
-    pod = space.worker(space.job())
-    heard = [await space.post(space.token(pod)) for _ in range(2)]
-    assert [status for status, _ in heard] == [200, 200]
-
-
-async def test_a_report_from_an_earlier_attempt_is_accepted_without_effect(space: Space) -> None:
-    job = space.job()
-    old, new = (space.token(space.worker(job, attempt=attempt)) for attempt in (1, 2))
-    await space.post(new, json=GOOD | {"step": 20})
-    assert (await space.post(old, json=GOOD | {"step": 99}))[0] == 200
-    assert (space.report().attempt, space.report().step) == (2, 20)
-
-
 # ReportRefused
 
 
@@ -225,82 +200,6 @@ async def test_a_token_that_is_not_bound_to_a_pod_is_403(space: Space) -> None:
     space.worker(space.job())
     status, answer = await space.post(space.token(None))
     assert (status, "not bound to a pod" in answer["message"]) == (403, True)
-
-
-async def test_a_pod_of_another_job_is_403(space: Space) -> None:
-    space.worker(space.job())
-    bearer = space.token(space.worker(space.job("letters")))
-    status, answer = await space.post(bearer)
-    assert (status, "pod letters-1-0-0" in answer["message"]) == (403, True)
-
-
-async def test_a_pod_of_another_namespace_is_403(space: Space) -> None:
-    bearer = space.token(space.worker(space.job()))
-    path = PROGRESS.format("default", "digits")
-    status, answer = await space.post(bearer, path=path)
-    assert (status, "not default" in answer["message"]) == (403, True)
-
-
-async def test_another_worker_of_the_job_is_403(space: Space) -> None:
-    bearer = space.token(space.worker(space.job(), host=1))
-    status, answer = await space.post(bearer)
-    assert (status, "not worker 0" in answer["message"]) == (403, True)
-
-
-async def test_a_pod_that_only_carries_the_labels_is_403(space: Space) -> None:
-    bearer = space.token(space.worker(space.job(), owned=False))
-    status, answer = await space.post(bearer)
-    assert (status, "is not a worker" in answer["message"]) == (403, True)
-
-
-async def test_a_pod_of_a_deleted_job_of_the_same_name_is_refused(space: Space) -> None:
-    """The garbage collector is slow, or the pod is in its grace period, so it still reports."""
-    first = space.job()
-    bearer = space.token(space.worker(first))
-    path = f"/apis/tpu-operator.dev/v1alpha1/namespaces/{space.namespace}/tputrainingjobs/digits"
-    space.cluster.api.call("DELETE", f"{path}?propagationPolicy=Orphan")
-    await _gone(space, path)
-    space.job()
-    assert (await space.post(bearer))[0] == 403
-
-
-async def _gone(space: Space, path: str) -> None:
-    async with asyncio.timeout(deadline(60)):
-        while True:
-            try:
-                space.cluster.api.call("GET", path)
-            except ApiError:
-                return
-            await asyncio.sleep(0.1)
-
-
-async def test_a_malformed_report_is_400_and_a_long_one_413(space: Space) -> None:
-    bearer = space.token(space.worker(space.job()))
-    assert (await space.post(bearer, data=b"step 7"))[0] == 400
-    assert (await space.post(bearer, data=json.dumps(GOOD | {"stacks": "x" * 65536})))[0] == 413
-
-
-async def test_too_many_reports_are_429(space: Space) -> None:
-    bearer = space.token(space.worker(space.job()))
-    heard = await asyncio.gather(*(space.post(bearer) for _ in range(30)))
-    assert {status for status, _ in heard} == {200, 429}
-
-
-async def test_a_worker_that_trusts_another_authority_sends_nothing(space: Space) -> None:
-    bearer = space.token(space.worker(space.job()))
-    space.tls = trusting(new_authority("tpu-training-operator", now()))
-    with pytest.raises(aiohttp.ClientConnectorCertificateError):
-        await space.post(bearer)
-
-
-async def test_an_unreachable_api_server_is_503_and_never_a_refusal(
-    space: Space, operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bearer = space.token(space.worker(space.job()))
-    with monkeypatch.context() as broken:
-        broken.setattr(operator._credentials.configuration, "host", f"https://{LOOPBACK}:{free_port()}")
-        assert (await space.post(bearer))[0] == 503
-    assert (await space.post(bearer))[0] == 200
 
 
 # Rights, and the certificate authority

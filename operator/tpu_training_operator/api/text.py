@@ -40,6 +40,15 @@ def plain(text: str) -> str:
     return _JOINER.sub("", _SURROGATE.sub("?", text))
 
 
+def cut(text: str, most: int) -> str:
+    """Returns the text, if need be without its end, in `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def one_line(text: str, most: int) -> str:
+    return cut(" ".join(text.split()), most)
+
+
 def plain_json(value: Any) -> Any:
     """Returns a JSON value with all its strings made plain, including names of fields."""
     if isinstance(value, str):

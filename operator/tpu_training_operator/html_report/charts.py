@@ -58,7 +58,7 @@ def loss_note(history: History) -> str:
     lost = f"The loss of {plural(broken, 'step')} was NaN or infinite" if broken else ""
     ends = extremes(history.losses)
     if ends is None:
-        return f"{lost}, so there is no curve."
+        return f"{lost or 'No loss can be drawn'}, so there is no curve."
     (low, least), (high, greatest) = ends
     lost = f" {lost}: marked at the top, left out of the curve." if broken else ""
     return f"Min {number(low)} ({_steps(least)}), max {number(high)} ({_steps(greatest)}).{lost}"
@@ -153,7 +153,9 @@ def recipe_plots(history: History) -> Iterator[tuple[str, Plot]]:
 
 def growth_plot(rungs: Sequence[RungStatus]) -> Plot | None:
     """Plots examples per second over chips, and a line at the first rung's pace per chip."""
-    known = [(rung, rate) for rung in rungs if (rate := measured(rung.examples_per_second) or 0.0) > 0 < rung.chips]
+    known = [
+        (rung, rate) for rung in rungs if (rate := read_drawable(rung.examples_per_second) or 0.0) > 0 < rung.chips
+    ]
     chips = sorted({float(rung.chips) for rung, _ in known})
     if len(chips) < 2:
         return None
@@ -168,7 +170,7 @@ def growth_plot(rungs: Sequence[RungStatus]) -> Plot | None:
     return Plot("Examples per second over chips", x, y, curves, legend, x_name="chips")
 
 
-def measured(text: str | None) -> float | None:
+def read_drawable(text: str | None) -> float | None:
     """Returns a number of a rung's status; None if it is unknown or cannot be drawn."""
     value = read_number(text)
     return value if drawable(value) else None
@@ -220,17 +222,17 @@ def _merge(group: Sequence[Span]) -> Span:
         if span.mean is not None and span.low is not None and span.high is not None
     ]
     if not finite:
-        return Span(step=step, count=steps, mean=None, low=None, high=None, broken=broken)
+        return Span(step, steps, None, None, None, broken)
     # Each term is divided first: the sum of losses near the largest float would overflow.
     total = sum(weight for weight, *_ in finite)
     mean = math.fsum(value * (weight / total) for weight, value, *_ in finite)
     low, high = min(low for *_, low, _ in finite), max(high for *_, high in finite)
-    return Span(step=step, count=steps, mean=min(max(mean, low), high), low=low, high=high, broken=broken)
+    return Span(step, steps, min(max(mean, low), high), low, high, broken)
 
 
 def _span(step: int, value: float | None, steps: int = 1) -> Span:
     value = value if drawable(value) else None
-    return Span(step=step, count=steps, mean=value, low=value, high=value, broken=0 if drawable(value) else steps)
+    return Span(step, steps, value, value, value, 0 if drawable(value) else steps)
 
 
 def _curve(kind: str, name: str, spans: Sequence[Span], value_name: str, dotted: int = FEW) -> Curve:

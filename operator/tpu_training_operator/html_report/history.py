@@ -6,11 +6,11 @@ are ignored, so that a newer trainer's file can be shown.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, AliasGenerator, AliasPath, BaseModel, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 HISTORY = "history.json"
 SCHEMA = "history/v1"
@@ -31,12 +31,11 @@ def _at(path: str, *default: Any) -> Any:
 
 
 class _Row(BaseModel):
-    # The run spec's names are in camel case, and the recorded ones in snake case.
-    _names = AliasGenerator(validation_alias=lambda name: AliasChoices(to_camel(name), name))
-    model_config = ConfigDict(frozen=True, alias_generator=_names)
+    model_config = ConfigDict(frozen=True)
 
 
-class Span(_Row):
+@dataclass(frozen=True, slots=True)
+class Span:
     """The values of `count` steps up to and including `step`; `broken` of them were not finite.
 
     `mean`, `low` and `high`: of the finite ones; None if there are none.
@@ -115,15 +114,15 @@ class Watched(_Row):
 
 class EarlyStop(Watched):
     patience: Count
-    min_delta: float | None = None
+    min_delta: float | None = _at("minDelta", None)
 
 
 class ScaledNumber(_Row):
     """One number of the recipe: where it was tuned, where it runs, and the rule between the two."""
 
     name: str
-    tuned_on: str
-    runs_on: str
+    tuned_on: str = _at("tunedOn")
+    runs_on: str = _at("runsOn")
     rule: str
 
 

@@ -120,7 +120,7 @@ def _tiles(history: History) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _rung_row(place: int, rung: RungStatus) -> list[str]:
-    numbers = [charts.measured(text) for text in (rung.examples_per_second, rung.efficiency)]
+    numbers = [charts.read_drawable(text) for text in (rung.examples_per_second, rung.efficiency)]
     failed = [str(gate) for gate in rung.gates if not gate.passed]
     return [
         str(place),

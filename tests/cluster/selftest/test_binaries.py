@@ -8,7 +8,6 @@ import pytest
 
 from tests.cluster import binaries
 from tests.cluster.processes import wait_until
-from tests.cluster.toolchain import ToolchainMissing
 
 # Arguments of `go build FLAGS -o OUT PACKAGE`: OUT is the last but one.
 FAKE_GO = """#!/bin/sh
@@ -85,21 +84,6 @@ def test_a_failed_build_leaves_nothing_and_is_tried_again(go: FakeGo) -> None:
         binaries.ensure("etcd")
     go.broken.unlink()
     assert binaries.ensure("etcd")["etcd"].exists()
-
-
-def test_what_a_killed_build_left_is_removed_and_not_used(go: FakeGo) -> None:
-    target = binaries.ensure("etcd")["etcd"]
-    unfinished = target.with_name("etcd.unfinished-1")
-    target.rename(unfinished)
-    assert binaries.ensure("etcd")["etcd"].exists()
-    assert go.builds == 2
-    assert not unfinished.exists()
-
-
-def test_without_go_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolchainMissing, match=r"`go` is not on PATH.*Install Go"):
-        binaries.ensure("etcd")
 
 
 def test_staging_modules_are_of_the_pinned_kubernetes_release() -> None:

@@ -9,7 +9,6 @@ import yaml
 from tests.cluster import binaries, kind
 from tests.cluster.cluster import make
 from tests.cluster.nodes import RealCluster
-from tests.cluster.toolchain import ToolchainMissing
 
 RECORDS = """#!/bin/sh
 echo "$(basename "$0") $*" >> {log}
@@ -61,17 +60,14 @@ def test_nodes_are_hurt_and_healed_through_the_engine(cluster: kind.KindCluster,
     cluster.kill_host("x-worker2")
     assert cluster.running_containers("x-worker") == {"aaa"}
     assert cluster.address == "172.18.0.1"
+    cluster.load_image(Path("/images/x.tar"))
     assert log.read_text().splitlines() == [
         "docker exec x-worker systemctl stop kubelet",
         "docker kill x-worker2",
         "docker exec x-worker ctr --namespace=k8s.io tasks list",
         "docker exec x-worker ip route show default",
+        f"kind load image-archive /images/x.tar --name={kind.NAME} --nodes=x-worker,x-worker2",
     ]
-
-
-def test_images_go_into_the_workers(cluster: kind.KindCluster, log: Path) -> None:
-    cluster.load_image(Path("/images/x.tar"))
-    assert log.read_text() == f"kind load image-archive /images/x.tar --name={kind.NAME} --nodes=x-worker,x-worker2\n"
 
 
 def test_a_failed_start_says_why_and_leaves_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +80,6 @@ def test_a_failed_start_says_why_and_leaves_no_cluster(tmp_path: Path, monkeypat
         ["kind", verb, "cluster"] for verb in ("delete", "create", "delete")
     ]
     assert not cluster.directory.exists()
-
-
-def test_without_an_engine_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolchainMissing, match=r"`docker` is not on PATH.*Install Docker or Podman"):
-        kind.engine()
 
 
 def test_the_setting_chooses_the_backend(log: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import deadlines, ports
-from tests.cluster.processes import wait_until
 
 GIVES_A_PORT = "import sys; from tests.cluster.ports import free_port; print(free_port(), flush=True); sys.stdin.read()"
 
@@ -19,12 +18,6 @@ def test_a_limit_grows_with_the_load_up_to_sixfold(
     monkeypatch.setattr(deadlines, "load_per_core", lambda: load)
     assert deadlines.deadline(10) == seconds
     assert deadlines.kubectl_timeout(10) == f"--timeout={seconds}s"
-
-
-def test_a_wait_that_is_over_goes_on_if_the_load_has_come_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "load_per_core", lambda: 6.0)
-    answers = iter([False, False, True])
-    wait_until(lambda: next(answers), timeout=0.06, what="the third answer, after 0.1 s")
 
 
 def test_a_port_is_given_to_one_process() -> None:

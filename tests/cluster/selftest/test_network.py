@@ -1,11 +1,10 @@
 """What the end-to-end tests decide about their real nodes before anything starts; this needs no root."""
 
 from ipaddress import IPv4Address, IPv4Network
-from pathlib import Path
 
 import pytest
 
-from tests.cluster import binaries, cgroups, network
+from tests.cluster import cgroups, network
 
 V1 = """\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -41,24 +40,9 @@ def test_a_cluster_takes_the_first_subnet_that_no_route_touches(routed: list[str
     assert network.free_subnet([IPv4Network(one) for one in routed]) == IPv4Network(chosen)
 
 
-def test_without_a_free_subnet_the_error_says_so() -> None:
-    with pytest.raises(network.NetworkError, match=r"every /16 of 10\.128\.0\.0/9 is routed"):
-        network.free_subnet([IPv4Network("10.0.0.0/8")])
-
-
 def test_addresses_of_machine_nodes_and_pods_do_not_overlap() -> None:
     cluster = network.Network("tpu-x", IPv4Network("10.244.0.0/16"))
     last = network.MAX_NODES - 1
     assert (cluster.machine, cluster.node(0)) == (IPv4Address("10.244.255.1"), IPv4Address("10.244.255.10"))
     assert cluster.node(last) < IPv4Address("10.244.255.255")
     assert not cluster.pods(last).overlaps(IPv4Network("10.244.255.0/24"))
-
-
-def test_a_cable_s_name_is_short_enough_for_the_kernel() -> None:
-    bridge = network.bridge_name(Path("/clusters/tmpabcd_123"))
-    assert len(f"{bridge}-{network.MAX_NODES - 1}") <= 15
-
-
-def test_an_unknown_program_is_named_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert binaries.main(["kubelets"]) == 2
-    assert "no such program: kubelets; there are actionlint, etcd" in capsys.readouterr().err

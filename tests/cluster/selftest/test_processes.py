@@ -97,18 +97,6 @@ def test_waiting_for_a_child_that_ends_shows_its_log(children: Children) -> None
         child.wait_ready(lambda: False, timeout=10)
 
 
-def test_waiting_too_long_for_a_child_shows_its_log(children: Children) -> None:
-    child = children.start("slow", SHELL, "-c", POLITE)
-    with pytest.raises(ProcessError, match=r"slow is ready\n"):
-        child.wait_ready(lambda: False, timeout=0.1)
-
-
-def test_a_name_runs_once(children: Children) -> None:
-    children.start("twice", Path(SLEEP), "600")
-    with pytest.raises(ValueError, match="twice runs already"):
-        children.start("twice", Path(SLEEP), "600")
-
-
 class TestSweep:
     """What a new run does with the directories that earlier runs left."""
 

@@ -107,13 +107,14 @@ def test_what_failed_half_way_is_not_continued_but_begun_again() -> None:
     assert log[:3] == ["started", "stopped", "started"]
 
 
-def test_namespaces_left_over_are_a_problem_and_those_in_use_are_none(control_plane: ControlPlane) -> None:
-    with fresh_namespace(control_plane.api):
-        assert control_plane.problem() is None
-    control_plane.kubectl("create", "namespace", "test-forgotten")
-    assert control_plane.problem() == "namespace test-forgotten is left over"
-    control_plane.kubectl("delete", "namespace", "test-forgotten", "--wait=false")
-    assert control_plane.problem() is None
+def test_namespaces_left_over_are_a_problem_and_those_in_use_are_none() -> None:
+    with ControlPlane() as cluster:
+        with fresh_namespace(cluster.api):
+            assert cluster.problem() is None
+        cluster.kubectl("create", "namespace", "test-forgotten")
+        assert cluster.problem() == "namespace test-forgotten is left over"
+        cluster.kubectl("delete", "namespace", "test-forgotten", "--wait=false")
+        assert cluster.problem() is None
 
 
 @pytest.mark.skipif(packages.missing() is not None, reason=packages.missing() or "")

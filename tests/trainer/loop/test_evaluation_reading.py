@@ -139,9 +139,8 @@ def test_one_of_several_held_out_datasets_that_differs_is_named() -> None:
     def task(hp: Any, rank: int) -> Task:
         return made(evaluation={"near": WhereRead(5), "far": WhereRead(9 + rank)})
 
-    assert run(task, 2).outcome.message.startswith("host 0 has 9")
-    assert "host 1" in run(task, 2).outcome.message
-    assert "10" in run(task, 2).outcome.message
+    text = 'the evaluation["far"] data has 9 examples for host 0 and 10 for host 1: '
+    assert run(task, 2).outcome.message.startswith(text)
 
 
 def test_an_evaluator_takes_one_dataset(snapshot: SnapshotAssertion) -> None:

@@ -364,7 +364,7 @@ class Bent(Net):
         (Elsewhere, "the optimizer holds a"),
         (
             Bent,
-            "optimizer LBFGS evaluates its",
+            "optimizer LBFGS evaluates a closure",
         ),
     ],
 )

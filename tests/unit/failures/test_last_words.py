@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.domain.failures.messages import one_line, shorten
+from tpu_training_operator.domain.failures.messages import find_error, shorten
 
 IMPORT = """Traceback (most recent call last):
   File "/app/reg.py", line 1, in <module>
@@ -58,7 +58,7 @@ KeyError: 'label'"""
     ],
 )
 def test_the_line_has_the_error_and_its_place_in_the_users_code(text: str, line: str) -> None:
-    assert one_line(text) == line
+    assert find_error(text) == line
 
 
 def test_a_text_that_fits_is_unchanged() -> None:
@@ -81,5 +81,5 @@ def test_a_long_text_is_cut_between_lines() -> None:
 @given(text=st.text() | st.just(RAGGED * 3), room=st.integers(0, 300))
 def test_no_text_exceeds_its_room_and_a_line_stays_one_line(text: str, room: int) -> None:
     assert len(shorten(text, room)) <= room
-    assert len(one_line(text)) <= 300
-    assert "\n" not in one_line(text)
+    assert len(find_error(text)) <= 300
+    assert "\n" not in find_error(text)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tpu_training_operator.runtime.progress import tokens as module
-from tpu_training_operator.runtime.progress.tokens import Cache, ReportRefused
+from tpu_training_operator.runtime.progress.tokens import Cache
 
 
 class Clock:
@@ -24,27 +24,6 @@ class Questions:
         self.count += 1
         await asyncio.sleep(0)
         return self.count
-
-
-async def test_an_answer_is_remembered_for_its_time() -> None:
-    clock, ask = Clock(), Questions()
-    answers: Cache[int] = Cache(60, clock)
-    heard = []
-    for clock.now in (0.0, 59.9, 60.0, 119.9):
-        heard.append(await answers.get("key", ask))
-    assert heard == [1, 1, 2, 2]
-
-
-async def test_each_key_has_its_own_answer() -> None:
-    ask = Questions()
-    answers: Cache[int] = Cache(60, Clock())
-    assert [await answers.get(key, ask) for key in ("a", "b", "a")] == [1, 2, 1]
-
-
-async def test_callers_that_ask_meanwhile_share_the_answer() -> None:
-    ask = Questions()
-    answers: Cache[int] = Cache(60, Clock())
-    assert await asyncio.gather(*(answers.get("key", ask) for _ in range(5))) == [1] * 5
 
 
 async def test_a_caller_that_gives_up_does_not_affect_the_others() -> None:
@@ -94,24 +73,6 @@ async def test_an_error_without_waiting_callers_is_not_logged(caplog: pytest.Log
         while answers._asking:  # noqa: ASYNC110 - it ends within a few rounds of the loop
             await asyncio.sleep(0)
     assert caplog.records == []
-
-
-async def test_a_refusal_is_remembered_for_a_shorter_time() -> None:
-    count = 0
-
-    async def ask() -> int:
-        nonlocal count
-        count += 1
-        raise ReportRefused(401, f"refusal {count}")
-
-    clock = Clock()
-    answers: Cache[int] = Cache(60, clock)
-    heard = []
-    for clock.now in (0.0, 4.9, 5.0):
-        with pytest.raises(ReportRefused) as refused:
-            await answers.get("key", ask)
-        heard.append(str(refused.value))
-    assert heard == ["refusal 1", "refusal 1", "refusal 2"]
 
 
 async def test_the_oldest_answers_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,8 @@ class LightningHooks(Hooks):
         self._session.trained = True
 
     def fit_ends(self) -> None:
-        self._session.finish()
+        self._session.call("on_fit_end")
+        self._session.call_both("teardown", "fit")
 
     def failed(self, error: BaseException) -> None:
         self._session.call_both("on_exception", error)

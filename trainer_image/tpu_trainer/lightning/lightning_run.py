@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ADVICE = (
-    "Lightning's own Trainer does: set spec.trainer.loop: Lightning in the job, or return "
+    "Lightning's own Trainer supports all that Lightning has: set spec.trainer.loop: Lightning in the job, or return "
     "tpu_trainer.LightningRun(module, data) from the entrypoint. A step then takes some 2 ms more, a run that resumes "
     "with another global batch restarts its epoch, and recipe.emaDecay, stopEarly, sharding, onNotFinite: Skip, "
     "schedule Plateau, checkpoint.keepBest and initFrom are refused (docs/lightning.md)"

@@ -11,8 +11,7 @@ import fcntl
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -147,21 +146,14 @@ def _clip_gradients(
 def _prepare(session: ModuleSession) -> None:
     """Calls `prepare_data` and `setup`. The processes of a host prepare in turn, so that the second finds what the
     first has fetched; every host prepares, since hosts share no disk."""
-    if session.data_hook("prepare_data") is not None:
-        with _one_at_a_time():
-            session.call_both("prepare_data")
-    session.call_both("setup", "fit")
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
     # A lock on the directory itself leaves no file behind, and ends with its process.
     directory = os.open(tempfile.gettempdir(), os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
-        yield
+        session.call_both("prepare_data")
     finally:
         os.close(directory)
+    session.call_both("setup", "fit")
 
 
 @dataclass(frozen=True)

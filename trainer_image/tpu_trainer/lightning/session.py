@@ -172,13 +172,12 @@ class TrainerView:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).__slots__:
-            raise AttributeError(f"trainer.{name} cannot be set: the trainer's own loop does not read it. {ADVICE}")
+            raise AttributeError(f"setting trainer.{name}: the trainer's own loop does not support this. {ADVICE}")
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"trainer.{name} is not there in the trainer's own loop, which has {', '.join(_readable_names())}. {ADVICE}"
-        )
+        known = ", ".join(_readable_names())
+        raise AttributeError(f"trainer.{name}: the trainer's own loop does not support this, only {known}. {ADVICE}")
 
 
 def _readable_names() -> list[str]:
@@ -246,11 +245,6 @@ class ModuleSession:
             self._indexed[name] = takes_index(method)
         with user_code(name):
             return method(batch, index) if self._indexed[name] else method(batch)
-
-    def finish(self) -> None:
-        """Calls the hooks at the end of the run."""
-        self.call("on_fit_end")
-        self.call_both("teardown", "fit")
 
 
 def takes_index(step: Callable[..., Any]) -> bool:

@@ -42,10 +42,10 @@ class Validation:
     """A task's `evaluator`, and the log's collector from `begins` to `ends`."""
 
     def __init__(self, session: ModuleSession) -> None:
-        self._session, self._metrics = session, metrics_of(session.module)
+        self._session = session
         self._values: dict[str, _Logged] = {}
         self._objects: dict[str, Metric] = {}
-        self._updates: list[int] = []
+        self._metrics: list[tuple[Metric, int]] = []
         self._rows = 0
         self._total_rows = 0
         self._at_end = False
@@ -59,7 +59,7 @@ class Validation:
         session.call("on_validation_start")
         session.call("on_validation_epoch_start")
         # After the hooks, in which modules reset their metrics.
-        self._updates = [metric._update_count for metric in self._metrics]
+        self._metrics = [(metric, metric._update_count) for metric in metrics_of(session.module)]
 
     def batch(self, batch: Batch, index: int, rows: int) -> None:
         session, self._rows = self._session, rows
@@ -97,7 +97,7 @@ class Validation:
                 metric._update_count = 1
         # Values logged from here on are weighted by all examples of this process.
         self._rows, self._at_end = self._total_rows, True
-        with _merged(self._metrics, backend):
+        with _merged([metric for metric, _ in self._metrics], backend):
             session.call("on_validation_epoch_end")
             result = self._read(backend)
         session.view.callback_metrics.update({name: torch.tensor(value) for name, value in result.items()})
@@ -113,8 +113,7 @@ class Validation:
 
     def _reset_updated(self) -> list[Metric]:
         """Resets the metrics that this evaluation has updated, with examples that do not count; returns them."""
-        counts = zip(self._metrics, self._updates, strict=True)
-        updated = [metric for metric, updates in counts if metric._update_count != updates]
+        updated = [metric for metric, updates in self._metrics if metric._update_count != updates]
         for metric in updated:
             metric.reset()
         return updated
@@ -127,7 +126,7 @@ class Validation:
             logged = list(self._values.values())
             totals = backend.to_host([torch.as_tensor(values.total, dtype=torch.float32) for values in logged])
             row = [*(float(total) for total in totals), *(values.weight for values in logged)]
-            # Of shape [processes, 2, names]: totals and weights.
+            # For every process the totals, then the weights.
             rows = np.array(backend.gather(row)).reshape(-1, 2, len(logged))
             for index, (name, values) in enumerate(self._values.items()):
                 result[name] = values.value(*rows[:, :, index].sum(axis=0).tolist())

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tpu_training_operator.api.validation import Problem
-from tpu_training_operator.api.words import count
+from tpu_training_operator.api.words import count, several
 from tpu_training_operator.cli.code.entrypoint import find_problem
 from tpu_training_operator.cli.code.packing import PackedCode, size_text
 from tpu_training_operator.cli.common.job_file import JobFile, check
@@ -64,9 +64,8 @@ def code_warnings(file: JobFile, packed: PackedCode | None) -> list[str]:
 def _secret_warnings(packed: PackedCode) -> Iterator[str]:
     if packed.secrets:
         names = [ascii(name)[1:-1] for name in packed.secrets]
-        more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
         yield (
-            f"left out, because such files often hold secrets: {', '.join(names[:_MOST_SHOWN])}{more}; to pack one that"
+            f"left out, because such files often hold secrets: {several(names, _MOST_SHOWN)}; to pack one that"
             f" the workers need, name it in .tpujobignore: !{names[0]}"
         )
 

@@ -14,8 +14,8 @@ import click
 
 from tpu_training_operator.api.constants import GROUP, PLURAL
 from tpu_training_operator.api.text import plain_json
+from tpu_training_operator.api.words import several
 from tpu_training_operator.cli.common.errors import CommandError
-from tpu_training_operator.cli.common.terminal import several
 from tpu_training_operator.kube.client import Client, ClientOptions, Selection, connect
 from tpu_training_operator.kube.cluster import JOBS, Object
 from tpu_training_operator.kube.credentials import NoCredentials, load_personal_credentials

@@ -1,7 +1,6 @@
 """What the commands print on a terminal: its width, ages, and lists of names."""
 
 import shutil
-from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -28,9 +27,3 @@ def console(pipe_width: int) -> "Console":
 
 def ago(moment: datetime, now: datetime) -> str:
     return f"{duration((now - moment).total_seconds())} ago"
-
-
-def several(names: Sequence[str], most: int) -> str:
-    """Returns the first `most` names, and how many more there are."""
-    left = len(names) - most
-    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu_training_operator.api import constants
+from tpu_training_operator.api.text import one_line
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.cluster_state.ownership import controller, worker_of
@@ -126,13 +127,8 @@ def why_not_ready(pod: WorkerPod) -> str:
         return _TAKEN
     if pod.node is None:
         message = str(pod.condition("PodScheduled").get("message") or "")
-        return _one_line(f"no node: {message}" if message else "no node yet")
+        return one_line(f"no node: {message}" if message else "no node yet", _LONGEST_REASON)
     reason, message = pod.waiting(sidecars=True)
     if reason:
-        return _one_line(f"{reason}: {message}" if message else reason)
+        return one_line(f"{reason}: {message}" if message else reason, _LONGEST_REASON)
     return "running, not ready" if pod.phase == "Running" else "starting"
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tpu_training_operator.api.text import one_line
+
 _LONGEST_LINE = 200
 _AUTOSCALER = ("NotTriggerScaleUp", "TriggeredScaleUp", "FailedScaleUp")
 # The pod's own condition repeats the scheduler's words.
@@ -14,8 +16,7 @@ def explain_wait(events: Sequence[Mapping[str, Any]]) -> str:
     newest = max(filter(_explains, events), key=_time, default=None)
     if newest is None:
         return ""
-    line = " ".join(f"{newest.get('reason')}: {newest.get('note') or ''}".split()).removesuffix(":")
-    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
+    return one_line(f"{newest.get('reason')}: {newest.get('note') or ''}", _LONGEST_LINE).removesuffix(":")
 
 
 def slim_event(event: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -8,11 +8,12 @@ import re
 
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
+from tpu_training_operator.api.text import one_line
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 
 LONGEST_MESSAGE = 1000
 """Characters of a failure's message; the status allows 1024."""
-LONGEST_LINE = 300
+_LONGEST_LINE = 300
 _LONGEST_PLACE = 100
 
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
@@ -27,17 +28,13 @@ def step_reached(pod: WorkerPod) -> int | None:
     return None if pod.trainer_message is None else pod.trainer_message.step
 
 
-def cut(message: str) -> str:
-    return shorten(message, LONGEST_MESSAGE)
-
-
 def with_ending(what: str, words: str, separator: str = ": ") -> str:
     """Joins what happened and as much of the end of `words` as fits."""
     room = LONGEST_MESSAGE - len(what) - len(separator)
-    return f"{what}{separator}{shorten(words, room)}" if words and room > 0 else cut(what)
+    return f"{what}{separator}{shorten(words, room)}" if words and room > 0 else shorten(what)
 
 
-def shorten(text: str, room: int) -> str:
+def shorten(text: str, room: int = LONGEST_MESSAGE) -> str:
     """Shortens the text to `room` characters, cut between lines unless a single line is too long.
 
     A traceback ends with what was wrong, so the end is kept. Frames outside the user's code are dropped first.
@@ -57,7 +54,7 @@ def shorten(text: str, room: int) -> str:
     return "\n".join(tail if len(tail) == len(lines) else [_LEFT_OUT, *tail])
 
 
-def one_line(text: str) -> str:
+def find_error(text: str) -> str:
     """Returns the error at the end of a traceback and its place in the user's code, or else the last line.
 
     The last line of a worker that was killed shows where it was, not what was wrong.
@@ -69,11 +66,11 @@ def one_line(text: str) -> str:
     error = next((line for line in lines[frames[-1][0] :] if not line.startswith(" ")), None) if frames else None
     if error is None:
         ended = _ENDED.match(lines[0]) if len(lines) > 1 else None
-        return _line(f"{ended[1]}; its last line: {lines[-1]}" if ended else lines[-1])
+        return one_line(f"{ended[1]}; its last line: {lines[-1]}" if ended else lines[-1], _LONGEST_LINE)
     users = [frame for _, frame in frames if not _NOT_THE_USERS.search(frame["file"])]
     where = f" ({users[-1]['file'].rpartition('/')[2]}:{users[-1]['line']})" if users else ""
     where = where if len(where) <= _LONGEST_PLACE else ""
-    return _line(error, LONGEST_LINE - len(where)) + where
+    return one_line(error, _LONGEST_LINE - len(where)) + where
 
 
 def _without_foreign_frames(lines: list[str]) -> list[str]:
@@ -87,11 +84,6 @@ def _without_foreign_frames(lines: list[str]) -> list[str]:
         if not is_foreign:
             user_lines.append(line)
     return user_lines
-
-
-def _line(text: str, room: int = LONGEST_LINE) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= room else text[: room - len(_LEFT_OUT)] + _LEFT_OUT
 
 
 def describe_place(failure: Failure) -> str:
@@ -118,7 +110,7 @@ def gist(failure: Failure) -> str:
     """Returns the message in one line. A hang's message starts with the finding; the stacks follow."""
     if failure.failure_class is FailureClass.HANG:
         return failure.message.partition("\n")[0]
-    return one_line(failure.message)
+    return find_error(failure.message)
 
 
 def describe(failure: Failure) -> str:

@@ -15,7 +15,7 @@ from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.failures.launcher import read_launcher, without_ranks
-from tpu_training_operator.domain.failures.messages import cut, with_ending
+from tpu_training_operator.domain.failures.messages import shorten, with_ending
 from tpu_training_operator.domain.failures.pod_signs import (
     NODE_GONE,
     TAINT_EVICTION,
@@ -166,7 +166,7 @@ class FailureRow:
         return self.reason if isinstance(self.reason, str) else self.reason(pod)
 
     def message_for(self, pod: WorkerPod) -> str:
-        return cut(self.words(pod))
+        return shorten(self.words(pod))
 
 
 def classify(pod: WorkerPod) -> FailureRow | None:

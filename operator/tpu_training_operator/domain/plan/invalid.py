@@ -28,7 +28,7 @@ from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.completion import describe_deadline, fail, succeed
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
-from tpu_training_operator.domain.plan.common.goodput import active_seconds, settle, start_goodput
+from tpu_training_operator.domain.plan.common.ledger import active_seconds, settle, start_goodput
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
 from tpu_training_operator.domain.plan.plan import Plan, Turn

@@ -7,6 +7,7 @@ from tpu_training_operator.api.job import InitFrom, Spec
 from tpu_training_operator.api.ladder import Gates
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
+from tpu_training_operator.api.text import cut
 from tpu_training_operator.api.trainer import Backend
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
@@ -80,13 +81,11 @@ class Resolution:
             ema_decay=recipe.ema_decay,
             scale_factor=plain(round(decimal(recipe.factor), 6)),
             code_sha256=self.code_sha256,
-            notes=[_shorten(str(note)) for note in (*recipe.notes, *(f"warning: {text}" for text in self.warnings))],
+            notes=[
+                cut(str(note), LONGEST_TEXT)
+                for note in (*recipe.notes, *(f"warning: {text}" for text in self.warnings))
+            ],
         )
-
-
-def _shorten(note: str) -> str:
-    """Cuts a note to the length that the status allows, which 32 milestones of 16 digits exceed."""
-    return note if len(note) <= LONGEST_TEXT else f"{note[: LONGEST_TEXT - 3]}..."
 
 
 def resolve(spec: Spec, choice: SliceChoice | None = None) -> Resolution:

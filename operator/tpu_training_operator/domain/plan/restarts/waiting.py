@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.text import cut
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.hosts import HostGroup, group_words, host_of, summarize_hosts
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
@@ -72,7 +73,7 @@ def describe_hosts(ctx: Context) -> str:
         parts.append(f"{left} more for other reasons")
     if (due := next_slice(ctx)) is not None:
         parts.append(due.words())
-    return _cut("; ".join(parts), _LONGEST_MESSAGE)
+    return cut("; ".join(parts), _LONGEST_MESSAGE)
 
 
 def read_event_lines(ctx: Context) -> Mapping[str, str]:
@@ -137,7 +138,3 @@ def _show(ctx: Context, message: str) -> Status:
     state = State.RESTARTING if is_replaced else State.STARTING
     status = replace(ctx.status, goodput=ctx.settled_goodput())
     return ctx.present(status, ReadyState(state, Kstatus.IN_PROGRESS, reason, message))
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 3] + "..."
