@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpu_trainer.contract.errors import TrainerError
+from tpu_trainer.contract.errors import TrainerError, cut, several
 from tpu_trainer.contract.protocol import ENV_TERMINATION_LOG, TERMINATION_MESSAGE_LIMIT, ExitCode
 
 _CUT = "... "
@@ -177,10 +177,9 @@ def finite(value: float | None) -> float | None:
 def _describe_dropped(dropped: Sequence[str]) -> str:
     if not dropped:
         return ""
-    names = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in dropped[:_SHOWN]]
-    more = f" and {len(dropped) - _SHOWN} more" if dropped[_SHOWN:] else ""
+    names = several([cut(name, _LONGEST_NAME) for name in dropped], _SHOWN)
     which = "metric has" if len(dropped) == 1 else "metrics have"
-    return f"; {len(dropped)} {which} no room here, and would with shorter names: {', '.join(names)}{more}"
+    return f"; {len(dropped)} {which} no room here, and would with shorter names: {names}"
 
 
 def _tail(message: str, characters: int) -> str:

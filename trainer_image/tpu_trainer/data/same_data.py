@@ -11,7 +11,6 @@ other examples, and a resumed run could not repeat them.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -41,13 +40,11 @@ from tpu_trainer.data.loading import (
 )
 from tpu_trainer.data.shards import forget_worker, open_shard
 from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.gather import EXACT, checksum
 from tpu_trainer.task.task import Task
 
 COMPARED = 4
 """Examples of each dataset that are compared."""
-
-_HALF = 2**24
-"""Whole numbers below it are exact in float32, which a gather carries."""
 
 _WIDTH = 3
 """Numbers in an example's fingerprint: a checksum of its exact content, a weighted sum of its reals, and their norm."""
@@ -89,10 +86,10 @@ def check_lengths(task: Task, backend: Backend, host: int) -> None:
     # The length of an iterable dataset is unknown.
     sizes = {"training": length_of(task.train, "train") if has_length(task.train) else 0}
     sizes |= {name_held_out(name): length_of(dataset, name_held_out(name)) for name, dataset in held_out(task).items()}
-    rows = backend.gather([host, *(part for size in sizes.values() for part in divmod(size, _HALF))])
+    rows = backend.gather([host, *(part for size in sizes.values() for part in divmod(size, EXACT))])
     hosts = [int(row[0]) for row in rows]
     for place, kind in enumerate(sizes):
-        lengths = [int(row[1 + 2 * place]) * _HALF + int(row[2 + 2 * place]) for row in rows]
+        lengths = [int(row[1 + 2 * place]) * EXACT + int(row[2 + 2 * place]) for row in rows]
         if parties := _name_parties(hosts, [length != lengths[0] for length in lengths]):
             others = {length for length in lengths if length != lengths[0]}
             span = "-".join(map(str, sorted({min(others), max(others)})))
@@ -113,8 +110,8 @@ def check_order(task: Task, seed: int, backend: Backend, host: int) -> None:
     if not has_length(task.train):
         raise UserCodeError("the task's order is for map-style data (len() and [i]); a stream has its own order")
     size = length_of(task.train, "train")
-    checksums = [zlib.crc32(epoch_order(size, seed, epoch, task.order).tobytes()) % _HALF for epoch in (0, 1, 0)]
-    rows = backend.gather([host, *map(float, checksums)])
+    checksums = [checksum(epoch_order(size, seed, epoch, task.order).tobytes()) for epoch in (0, 1, 0)]
+    rows = backend.gather([host, *checksums])
     if any(row[1] != row[3] for row in rows):
         raise UserCodeError(
             "the task's order of epoch 0 changes with every call, so a resumed run could not continue with it. Draw "
@@ -234,12 +231,12 @@ class _Prints(IterableDataset[Any]):
 def fingerprint(example: Any) -> list[float]:
     """Returns `_WIDTH` finite numbers for float32, by which processes find out whether they have the same example."""
     reals: list[npt.NDArray[np.float64]] = []
-    checksum = zlib.crc32(b"|".join(_exact_parts(example, reals, 0))) % _HALF
+    content = checksum(b"|".join(_exact_parts(example, reals, 0)))
     # Bounded, because squares follow; NaN is an ordinary value here.
     row = np.clip(np.nan_to_num(np.concatenate([np.zeros(1), *reals]), nan=-1.25), -1e15, 1e15)
     # Any weights that differ from each other will do.
     weights = np.cos(1.7 * np.arange(len(row)))
-    return [float(checksum), float(weights @ row), math.sqrt(float(row @ row))]
+    return [content, float(weights @ row), math.sqrt(float(row @ row))]
 
 
 def equal_prints(left: Sequence[float], right: Sequence[float]) -> bool:

@@ -7,7 +7,6 @@ are torchmetrics', which gather their states themselves.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.gang.gather import pieces
+from tpu_trainer.gang.gather import is_shared, pieces
 from tpu_trainer.lightning.session import Metric, ModuleSession, is_metric, reduction_of
 from tpu_trainer.task.task import Batch
 
@@ -151,9 +150,7 @@ class Validation:
         """Raises UserCodeError if the processes log different names: their collectives would not match."""
         texts = [f"{name} ({values.kind})" for name, values in self._values.items()]
         texts += [f"{name} ({type(metric).__name__})" for name, metric in self._objects.items()]
-        # 24 bits are what float32 holds exactly.
-        digest = float(zlib.crc32("\n".join(texts).encode()) % 2**24)
-        if len({row[0] for row in backend.gather([digest])}) > 1:
+        if not is_shared("\n".join(texts), backend):
             raise UserCodeError(
                 "validation_step: the processes do not all log the same names in the same order; process "
                 f"{backend.rank} logs {', '.join(texts) or 'nothing'}. self.log must not depend on the rank or the data"

@@ -231,12 +231,7 @@ class _Training:
     def _judge(self, step: int, values: Mapping[str, float], metrics: Mapping[str, float]) -> bool:
         """Applies the policy; returns whether the evaluation is the best so far. `values`: rank 0's, of the metrics
         that the run follows."""
-        rates = self.work.rates
-        before = rates.reduction
         is_best = self.work.policy.judge(step, values, metrics)
-        if rates.reduction != before and not self.work.hooks.own_schedule:
-            share = f"{rates.reduction:.6g} times the recipe's"
-            self.context.outputs.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
         if self.work.policy.early_end(step) is not None:
             # Hooks of the end may change this step's checkpoint, so the best one before it stays.
             self.instruments.checkpoints.closes = True

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.gang.exchange import LoggedRow
+from tpu_trainer.gang.gather import checksum
 
 if TYPE_CHECKING:
     from tpu_trainer.gang.backends.base import Backend
@@ -215,8 +216,7 @@ class Logbook:
         table, values = dict(self._table), {**self._waiting, **self._entries}
         new = [[name, asdict(entry.style)] for name, entry in values.items() if name not in table]
         text = json.dumps(new[:MOST_NAMES]).encode()
-        # 24 bits, all that float32 holds exactly.
-        summary = [float(zlib.crc32(text) % 2**24), float(len(text)), float(bool(values))]
+        summary = [checksum(text), float(len(text)), float(bool(values))]
         rows = self._backend.gather(summary)
         texts = [text]
         if any(row[:2] != summary[:2] for row in rows):

@@ -13,14 +13,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from tpu_training_operator.api.model import LARGEST_COUNT
 from tpu_training_operator.api.status import MOST_METRICS, BestCheckpoint, ReportPhase
 from tpu_training_operator.api.text import plain_json
 from tpu_training_operator.api.words import number_text
 
 LONGEST_NAME = 128
 _LONGEST_LINE = 300
-# As in the recipe: the largest whole number that a double holds exactly.
-LARGEST_COUNT = 2**53
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
