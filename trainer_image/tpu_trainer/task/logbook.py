@@ -351,6 +351,15 @@ def plain_name(name: Any) -> str:
     return "".join(character if character.isprintable() else "?" for character in name)
 
 
+def number_in(what: str, value: Any) -> float:
+    """Returns the single number in the value. Raises UserCodeError if it is none; `what` names it."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise UserCodeError(f"{what}: a single number is needed, got {got}") from None
+
+
 def _number(name: str, value: Any, what: str = "value") -> tuple[float, Tensor | None]:
     """Returns the number, if it is on the host, or else a tensor of shape [] on the device."""
     if isinstance(value, Tensor):
