@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.aot.test_step_on_a_chip import CHIPS, run_spec
 from tests.trainer.gang_processes import ROOT, Launcher
 from tests.trainer.worker.test_archive import file, packed
 from tests.trainer.worker.test_code import code_of
+from tpu_trainer.checks.compile import check
+from tpu_trainer.gang.backends.feed import AHEAD
 
 WIDTH, BATCH, PASSES = 8, 16, 3
 SOURCE = f"""
@@ -71,12 +74,9 @@ def test_a_batch_of_any_size_is_traced_with_a_few_examples(tmp_path: Path) -> No
     size = 1 << 14
     document = run_spec(batch={"global": CHIPS * size, "perReplica": size}, parameters={}, datasetSize=1000)
     document["entrypoint"] = "brought:task"
-    (tmp_path / "request.json").write_text(json.dumps({"spec": document, "examples": 4}))
     env = {**os.environ, **Launcher(tmp_path).base(), "PYTHONPATH": f"{ROOT}:{tmp_path}", "PJRT_DEVICE": "CPU"}
-    command = [sys.executable, "-m", "tpu_trainer.checks.compile.tracing", str(tmp_path)]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    traced = json.loads((tmp_path / "traced.json").read_bytes())
+    with mock.patch.dict("os.environ", env):
+        traced = check._trace({"spec": document, "examples": 4, "parent": os.getpid()})
     assert "error" not in traced, traced["error"]
-    assert traced["batch"] == size * 2 * WIDTH * 4
-    assert f"tensor<{size}x{WIDTH}xf32>" in (tmp_path / "program.mlir").read_text()
+    assert traced["ahead"] == (AHEAD + 1) * size * 2 * WIDTH * 4
+    assert f"tensor<{size}x{WIDTH}xf32>" in traced["program"]["stablehlo"]

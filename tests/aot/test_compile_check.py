@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from tests.aot.compile_for_tpu import compiler
 from tests.aot.test_step_on_a_chip import run_spec
 from tests.trainer.gang_processes import ROOT, Launcher
 from tpu_trainer.checks.compile import check as checking
-from tpu_trainer.checks.compile import search
+from tpu_trainer.checks.compile import compiling, search
 from tpu_trainer.checks.compile.check import CannotCheckError, check
 from tpu_trainer.checks.compile.compiling import limit_in, used_in
 
@@ -68,26 +69,21 @@ def effort(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Effort]:
     """One trace serves all: a program of another batch differs in that number, and only compiling depends on the
     generation. One process compiles them."""
     effort = Effort()
-    once = tmp_path_factory.mktemp("traced")
     env = {**Launcher(tmp_path_factory.mktemp("home")).base(), "PYTHONPATH": str(ROOT)}
 
-    def run(module: str, directory: Path, extra: Mapping[str, str]) -> dict[str, Any]:
-        if module == "compiling":
-            return libtpu.compile(directory, quickly=effort.least)
-        spec = json.loads((directory / "request.json").read_bytes())["spec"]
-        batch = spec["batch"]["perReplica"]
-        of_size = re.sub(rf"(?<=[<x]){BATCH}(?=x)", str(batch), (once / "program.mlir").read_text())
-        (directory / "program.mlir").write_text(of_size)
-        (directory / "flags").write_text((once / "flags").read_text())
-        answer = {**traced, "batch": traced["batch"] // BATCH * batch}
-        (directory / "traced.json").write_text(json.dumps(answer))
-        return answer
+    def trace(request: Mapping[str, Any]) -> dict[str, Any]:
+        batch = request["spec"]["batch"]["perReplica"]
+        of_size = re.sub(rf"(?<=[<x]){BATCH}(?=x)", str(batch), traced["program"]["stablehlo"])
+        program = {**traced["program"], "stablehlo": of_size}
+        return {**traced, "program": program, "ahead": traced["ahead"] // BATCH * batch}
+
+    def compile_step(step: Mapping[str, Any], where: Mapping[str, Any]) -> dict[str, Any]:
+        return libtpu.compile(step, where, quickly=effort.least)
 
     with mock.patch.dict("os.environ", env), compiler(env) as libtpu:
-        (once / "request.json").write_text(json.dumps({"spec": spec_of("v5e"), "examples": None}))
-        traced = checking._run("tracing", once, {"PJRT_DEVICE": "CPU"})
+        traced = checking._trace({"spec": spec_of("v5e"), "examples": None, "parent": os.getpid()})
         assert "error" not in traced, traced["error"]
-        with mock.patch.object(checking, "_run", run):
+        with mock.patch.object(checking, "_trace", trace), mock.patch.object(compiling, "compile_step", compile_step):
             yield effort
 
 
@@ -155,7 +151,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     command = [sys.executable, "-m", "tests.aot.traced_step", str(directory)]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return {name: json.loads((directory / name / "traced.json").read_bytes()) for name in names}
+    return {name: json.loads((directory / f"{name}.traced").read_bytes()) for name in names}
 
 
 @pytest.mark.parametrize(

@@ -81,15 +81,15 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Step]:
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with compiler(env) as libtpu:
-        return {name: _compiled(libtpu, directory / name) for name in CASES}
+        return {name: _compiled(libtpu, directory / f"{name}.traced", CASES[name]) for name in CASES}
 
 
-def _compiled(libtpu: Compiler, case: Path) -> Step:
-    traced = json.loads((case / "traced.json").read_bytes())
+def _compiled(libtpu: Compiler, case: Path, spec: dict[str, Any]) -> Step:
+    traced = json.loads(case.read_bytes())
     assert "program" in traced, traced
-    program = libtpu.compile(case)["programs"]["program"]
-    scheduled = read((case / "program.hlo").read_text())
-    text = (case / "program.mlir").read_text()
+    program = libtpu.compile(traced, spec["slice"])["programs"]["program"]
+    scheduled = read(program["hlo"])
+    text = traced["program"]["stablehlo"]
     kept, other = traced["program"]["kept"], traced["program"]["other"]
     return Step(text, kept, other, program["temporaries"], program["bytesMoved"], scheduled.order)
 

@@ -1,7 +1,7 @@
 """Traces several steps in one process.
 
-`python -m tests.aot.traced_step DIRECTORY` reads each DIRECTORY/NAME.json, a run spec, and writes the directory NAME as
-`tpu_trainer.checks.compile.tracing` would.
+`python -m tests.aot.traced_step DIRECTORY` reads each DIRECTORY/NAME.json, a run spec, and writes beside it, as
+NAME.traced, what `tracing` answers.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ class _Unreduced(tracing.UncompiledChip):
 
 def main(directory: Path) -> None:
     for path in sorted(directory.glob("*.json")):
-        case = path.with_suffix("")
-        case.mkdir()
-        (case / "request.json").write_text(json.dumps({"spec": json.loads(path.read_bytes())}))
         chip = _Unreduced if path.name.startswith(UNREDUCED) else tracing.UncompiledChip
         with mock.patch.object(tracing, "UncompiledChip", chip):
-            tracing.main(case)
+            traced = tracing.traced_step({"spec": json.loads(path.read_bytes()), "examples": None})
+        path.with_suffix(".traced").write_text(json.dumps(traced))
         # What lives on would pass for the next step's.
         gc.collect()
     sys.stdout.flush()

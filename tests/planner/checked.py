@@ -23,8 +23,8 @@ POD = "digits-entry-check"
 _WORDS = json.dumps({"outcome": "UserError", "message": "NameError: name 'lern' is not defined"})
 PASSED = json.dumps({"outcome": "Succeeded", "message": "made 2 steps"})
 _COMPILED = {"outcome": "Succeeded", "message": "made 2 steps"}
-_TOO_LARGE = json.dumps(_COMPILED | {"compiled": [{"fits": False, "needed": 2**35, "limit": 2**34}]})
-_UNFINISHED = json.dumps(_COMPILED | {"compiled": [{"trouble": "Unfinished"}]})
+_TOO_LARGE = json.dumps(_COMPILED | {"compiled": {"fits": False, "memory": {"needed": 2**35, "limit": 2**34}}})
+_UNFINISHED = json.dumps(_COMPILED | {"compiled": {"trouble": "Unfinished"}})
 WAYS = {
     "the check passes": partial(kubelet.end, message=PASSED),
     "the check finds an error": partial(kubelet.end, code=1, message=_WORDS),

@@ -33,12 +33,12 @@ def total(restarts: Mapping[str, int]) -> int:
 
 def life(goodput: Goodput) -> int:
     """All seconds that the goodput accounts for."""
-    return goodput.suspended_seconds + goodput.queue_seconds + active(goodput)
+    return goodput.suspended + goodput.queue + active(goodput)
 
 
 def active(goodput: Goodput) -> int:
-    trained = goodput.productive_seconds + goodput.wasted_seconds
-    return goodput.start_seconds + trained + goodput.recovery_seconds + goodput.moving_seconds
+    trained = goodput.productive + goodput.wasted
+    return goodput.start + trained + goodput.recovery + goodput.moving
 
 
 def _one_picture(_: Status, after: Status) -> bool:
@@ -84,13 +84,13 @@ def _sums_only_grow(before: Status, after: Status) -> bool:
     if a is None or b is None:
         return a is None
     pairs = [
-        (a.queue_seconds, b.queue_seconds),
-        (a.start_seconds, b.start_seconds),
-        (a.productive_seconds + a.wasted_seconds, b.productive_seconds + b.wasted_seconds),
-        (a.wasted_seconds, b.wasted_seconds),
-        (a.recovery_seconds, b.recovery_seconds),
-        (a.moving_seconds, b.moving_seconds),
-        (a.suspended_seconds, b.suspended_seconds),
+        (a.queue, b.queue),
+        (a.start, b.start),
+        (a.productive + a.wasted, b.productive + b.wasted),
+        (a.wasted, b.wasted),
+        (a.recovery, b.recovery),
+        (a.moving, b.moving),
+        (a.suspended, b.suspended),
     ]
     return all(earlier <= later for earlier, later in pairs) and parse_time(a.since) <= parse_time(b.since)
 
@@ -103,7 +103,7 @@ def _chips_are_not_taken_back(before: Status, after: Status) -> bool:
 
 
 def _the_unsaved_part_is_a_part(_: Status, after: Status) -> bool:
-    return after.goodput is None or 0 <= after.goodput.unsaved_seconds <= after.goodput.productive_seconds
+    return after.goodput is None or 0 <= after.goodput.unsaved <= after.goodput.productive
 
 
 def _the_end_is_the_end(before: Status, after: Status) -> bool:

@@ -32,7 +32,7 @@ def failure(attempt: int, seconds: int, failure_class: FailureClass = FailureCla
 
 
 def goodput(since: int, **seconds: int) -> Goodput:
-    return Goodput(since=at(since), **{f"{account}_seconds": number for account, number in seconds.items()})
+    return Goodput(since=at(since), **seconds)
 
 
 def status(**fields: Any) -> Status:

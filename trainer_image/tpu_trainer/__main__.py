@@ -12,8 +12,12 @@ COMPILE_CHECK, ENTRY_CHECK, RUN_COMMAND = "compile-check", "entry-check", "run-c
 if __name__ == "__main__":
     command = sys.argv[1] if sys.argv[1:] else None
     if command == COMPILE_CHECK:
+        import signal
+
         from tpu_trainer.checks.compile.command import main as compile_check
 
+        # Python's own handler would wait until the compiler is done.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         sys.exit(compile_check(sys.argv[2:]))
     if command == ENTRY_CHECK:
         from tpu_trainer.checks.entry.check import main as entry_check

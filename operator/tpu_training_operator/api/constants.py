@@ -68,8 +68,6 @@ TRAINER_COMMAND = ["python", "-m", "tpu_trainer"]
 CHECK_COMMAND = ["python", "-m", "tpu_trainer", "entry-check"]
 RUN_SPEC_DIRECTORY = "/etc/tpu-training"
 RUN_SPEC_FILE = "run.json"
-# Beside it, for the entry check: the run specs of the other slices, for which the step is only compiled.
-COMPILE_SPEC_FILE = "compile-{:03}.json"
 # The program that starts a command in the unpacked code, the directory of that code, and that of its archive if a
 # ConfigMap brings it.
 CODE_COMMAND = ["python", "-m", "tpu_trainer", "run-command"]

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from tpu_training_operator.api.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from tpu_training_operator.api.job import Spec, TPUTrainingJob
+from tpu_training_operator.api.model import LARGEST_COUNT
 from tpu_training_operator.api.status import Status
 
 Schema = dict[str, Any]
@@ -131,7 +132,7 @@ def _convert(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     if converted.get("x-kubernetes-preserve-unknown-fields"):
         converted.pop("additionalProperties", None)
     if converted.get("type") == "integer":
-        converted["format"] = "int32" if converted.get("maximum", 2**53) < 2**31 else "int64"
+        converted["format"] = "int32" if converted.get("maximum", LARGEST_COUNT) < 2**31 else "int64"
     if converted.get("type") == "array":
         converted.setdefault("x-kubernetes-list-type", "atomic")
     return converted

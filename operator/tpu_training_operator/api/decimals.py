@@ -18,7 +18,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from tpu_training_operator.api.model import ApiModel, models_in
+from tpu_training_operator.api.model import LARGEST_COUNT, ApiModel, models_in
 
 _TEXT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _LONGEST = 1024
@@ -26,13 +26,12 @@ _LONGEST = 1024
 _LARGEST = 10**18
 # Smaller numbers are written with an exponent.
 _SMALLEST_PLAIN = 1e-12
-_LARGEST_WHOLE = 2**53
 
 
 def number_in(text: str) -> int | float:
     """Returns the JSON number for a decimal text. Whole numbers are integers, as in the API server's answers."""
     value = float(text)
-    return int(value) if value.is_integer() and abs(value) <= _LARGEST_WHOLE else value
+    return int(value) if value.is_integer() and abs(value) <= LARGEST_COUNT else value
 
 
 def text_of(value: object) -> str | None:
@@ -47,7 +46,7 @@ def text_of(value: object) -> str | None:
         return None
     if not math.isfinite(number):
         return None
-    if number.is_integer() and abs(number) <= _LARGEST_WHOLE:
+    if number.is_integer() and abs(number) <= LARGEST_COUNT:
         return str(int(number))
     return format(Exact(repr(number)), "f") if _SMALLEST_PLAIN <= abs(number) < 1 / _SMALLEST_PLAIN else repr(number)
 

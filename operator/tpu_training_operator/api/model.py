@@ -128,8 +128,10 @@ PATTERN_MEANINGS = {
 Boolean = Annotated[bool, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+LARGEST_COUNT = 2**53
+"""The largest whole number that every JSON reader keeps exactly: a double has 53 bits."""
 # Steps and examples outgrow 32 bits on long runs.
-LargeCount = Annotated[int, Field(strict=True, ge=1, le=2**53)]
+LargeCount = Annotated[int, Field(strict=True, ge=1, le=LARGEST_COUNT)]
 
 ControllerName = Annotated[str, Field(max_length=63, pattern=_CONTROLLER)]
 DnsLabel = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]

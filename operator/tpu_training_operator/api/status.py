@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass as plain_dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
+from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 from pydantic_core import CoreSchema, core_schema
 
@@ -259,13 +260,34 @@ class Activity(StrEnum):
     FINISHED = "Finished"
 
 
-CHIP_ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "moving", "placeholders", "stopping")
+class Ledger(StatusModel):
+    """What a job has spent, by account. Its subclasses have a field for each account, and `unsaved`: the part of
+    `productive` that no checkpoint holds yet."""
+
+    ACCOUNTS: ClassVar[tuple[str, ...]]
+    AT_REST: ClassVar[str]
+    """The account of a job that is suspended, or at its end."""
+    if TYPE_CHECKING:
+        productive: int
+        unsaved: int
+
+    @property
+    def by_account(self) -> dict[str, int]:
+        """The parts that add up to the total."""
+        return {account: getattr(self, account) for account in self.ACCOUNTS}
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_account.values())
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
-class ChipSeconds(StatusModel):
+class ChipSeconds(Ledger):
     """What the job's chips did, in chip-seconds: one chip held for one second. `unsaved`: part of `productive`. `held`:
     chips at `since`."""
+
+    ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "moving", "placeholders", "stopping")
+    AT_REST = "stopping"
 
     queue: int = Field(default=0, description="Chip-seconds held while other workers waited for nodes.")
     start: int = Field(default=0, description="Chip-seconds of starting, up to the first step.")
@@ -280,15 +302,6 @@ class ChipSeconds(StatusModel):
     unsaved: int = Field(default=0, description="Part of productive that no checkpoint holds yet.")
     held: int = Field(default=0, description="Chips that the workers held at since.")
     since: _Time = Field(description="The time up to which the sums account for the chips.")
-
-    @property
-    def total(self) -> int:
-        return sum(self.by_account.values())
-
-    @property
-    def by_account(self) -> dict[str, int]:
-        """The parts that add up to the total."""
-        return {account: getattr(self, account) for account in CHIP_ACCOUNTS}
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
@@ -306,27 +319,32 @@ class Usage(StatusModel):
     )
 
 
-@dataclass(frozen=True, kw_only=True, config=WIRE)
-class Goodput(StatusModel):
-    """Where the time went. The seven sums add up to the time from the job's creation to `since`; later time counts
-    as `activity`. `ratio`: productive time divided by all time that was not suspended."""
+def _name_seconds(name: str) -> str:
+    return to_camel(name if name in ("activity", "since", "ratio", "chip_seconds") else f"{name}_seconds")
 
-    queue_seconds: int = Field(default=0, description="Time spent waiting for nodes.")
-    start_seconds: int = Field(
+
+@dataclass(frozen=True, kw_only=True, config=WIRE | ConfigDict(alias_generator=_name_seconds))
+class Goodput(Ledger):
+    """Where the time went. The seven sums, in seconds, add up to the time from the job's creation to `since`; later
+    time counts as `activity`. `ratio`: productive time divided by all time that was not suspended."""
+
+    ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "moving", "suspended")
+    AT_REST = "suspended"
+
+    queue: int = Field(default=0, description="Time spent waiting for nodes.")
+    start: int = Field(
         default=0, description="Time from having nodes to the first step: images, imports, first compilation."
     )
-    productive_seconds: int = Field(default=0, description="Training time whose result was kept.")
-    wasted_seconds: int = Field(
+    productive: int = Field(default=0, description="Training time whose result was kept.")
+    wasted: int = Field(
         default=0, description="Training time lost in failures, because it came after the last checkpoint."
     )
-    recovery_seconds: int = Field(
-        default=0, description="Time from a failure to the next step, less the wait for nodes."
-    )
-    moving_seconds: int = Field(
+    recovery: int = Field(default=0, description="Time from a failure to the next step, less the wait for nodes.")
+    moving: int = Field(
         default=0, description="Time from a move to the next step on the other slice, less the wait for nodes."
     )
-    suspended_seconds: int = Field(default=0, description="Time during which the job was suspended.")
-    unsaved_seconds: int = Field(default=0, description="Part of productiveSeconds that no checkpoint holds yet.")
+    suspended: int = Field(default=0, description="Time during which the job was suspended.")
+    unsaved: int = Field(default=0, description="Part of productiveSeconds that no checkpoint holds yet.")
     activity: Activity = Field(default=Activity.QUEUE, description="What the time after since counts as.")
     since: _Time = Field(description="Up to when the seven sums account for the job's life.")
     ratio: str | None = Field(

@@ -101,15 +101,21 @@ class ClusterReader(Protocol):
         ...
 
 
-class Cluster(ClusterReader, Protocol):
+class Updater(Protocol):
+    """Reads and replaces of single objects. Both methods raise an ApiError of `kube.errors`."""
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object: ...
+
+    async def update(self, body: Object) -> Object:
+        """Replaces the object. Raises Conflict unless metadata.resourceVersion is the current one."""
+        ...
+
+
+class Cluster(ClusterReader, Updater, Protocol):
     """Requests to one cluster. Every method raises an ApiError of `kube.errors`."""
 
     async def create(self, body: Object) -> Object:
         """Creates the object and returns it as stored, with its uid."""
-        ...
-
-    async def update(self, body: Object) -> Object:
-        """Replaces the object. Raises Conflict unless metadata.resourceVersion is the current one."""
         ...
 
     async def update_status(self, body: Object) -> Object:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeVar
 
-from tpu_training_operator.kube.cluster import LEASES, PODS, Object, Resource
+from tpu_training_operator.kube.cluster import LEASES, PODS, Object, Resource, Updater
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
@@ -38,14 +38,6 @@ _RETRY_SECONDS = 2.0
 _LABEL_SECONDS = 30.0
 
 T = TypeVar("T")
-
-
-class Leases(Protocol):
-    """The part of a cluster that an election needs. Both methods raise ApiErrors."""
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object: ...
-
-    async def update(self, body: Object) -> Object: ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +93,7 @@ class Election:
 
     def __init__(
         self,
-        leases: Leases,
+        leases: Updater,
         name: LeaseName,
         identity: str,
         clock: Callable[[], datetime],

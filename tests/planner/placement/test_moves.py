@@ -342,11 +342,7 @@ def test_what_each_slice_used_adds_up_to_the_active_time() -> None:
     spent = placement.chip_seconds
     assert spent["v5litepod-8"] == 8 * 300
     assert spent["v5litepod-16"] // 16 + spent["v5litepod-8"] // 8 == (
-        goodput.start_seconds
-        + goodput.productive_seconds
-        + goodput.wasted_seconds
-        + goodput.recovery_seconds
-        + goodput.moving_seconds
+        goodput.start + goodput.productive + goodput.wasted + goodput.recovery + goodput.moving
     )
 
 

@@ -100,7 +100,7 @@ def test_the_gang_runs_on_the_slice_that_kueue_admits() -> None:
     assert placement is not None
     assert [(one.from_, one.to, one.reason) for one in placement.moves] == [(0, 1, "NoCapacity")]
     assert goodput is not None
-    assert goodput.queue_seconds == 30 * 60
+    assert goodput.queue == 30 * 60
 
 
 NO_FLAVOR = "flavor v6e doesn't match node affinity"

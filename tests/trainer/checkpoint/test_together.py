@@ -26,7 +26,7 @@ from tpu_trainer.checkpoint import snapshot as snapshots
 from tpu_trainer.checkpoint.catalogue import CheckpointTarget, PeerParts, make_room, prepare, write
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, PartWriter
 from tpu_trainer.checkpoint.commit import COMMIT, Folder
-from tpu_trainer.checkpoint.parts import WHOLE, CheckpointPart, Item, digest, divide, file_of
+from tpu_trainer.checkpoint.parts import WHOLE, CheckpointPart, Item, describe_layout, divide, file_of
 from tpu_trainer.checkpoint.snapshot import Snapshot, replicated_tensors
 from tpu_trainer.checkpoint.together import Channel, Writers, find_writers, write_part
 from tpu_trainer.contract.errors import StorageError
@@ -88,8 +88,8 @@ def test_buffers_are_not_divided_since_they_differ_from_replica_to_replica() -> 
 
 def test_hosts_that_order_their_parameters_differently_do_not_agree() -> None:
     tensors = {("optimizer", "/0/m"): torch.zeros(3), ("optimizer", "/1/m"): torch.zeros(3)}
-    assert digest(tensors, [["a", "b"]]) != digest(tensors, [["b", "a"]])
-    assert digest(tensors, [["a", "b"]]) == digest(dict(reversed(tensors.items())), [["a", "b"]])
+    assert describe_layout(tensors, [["a", "b"]]) != describe_layout(tensors, [["b", "a"]])
+    assert describe_layout(tensors, [["a", "b"]]) == describe_layout(dict(reversed(tensors.items())), [["a", "b"]])
 
 
 class Gang:

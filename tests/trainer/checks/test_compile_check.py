@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.gang_processes import run_spec
-from tpu_trainer.checks.compile import check, command, pod
+from tpu_trainer.checks.compile import check, command
 from tpu_trainer.checks.compile.hlo import Array, Collective, read
 from tpu_trainer.checks.compile.search import MANY, MOST, PRECISION, ROWS, Largest, Need, largest
 from tpu_trainer.contract.outcome import Outcome, termination_message
@@ -63,7 +64,7 @@ def test_each_try_of_the_search_is_told_with_its_bounds(
 ) -> None:
     gib = 2**30
 
-    def measure(spec: Any, examples: int | None, limit: int | None) -> dict[str, Any]:
+    def measure(spec: Any, examples: int | None) -> dict[str, Any]:
         needed = (10 + 2 * spec["batch"]["perReplica"]) * gib
         return {"fits": needed <= 39 * gib, "memory": {"needed": needed, "limit": 39 * gib, "inPlace": 10 * gib}}
 
@@ -84,7 +85,7 @@ def test_a_search_that_cannot_go_on_leaves_the_answer_about_the_jobs_own_batch(
 ) -> None:
     refusal = {"fits": False, "memory": {"needed": 50, "limit": 40, "inPlace": 10}}
 
-    def measure(spec: Any, examples: int | None, limit: int | None) -> dict[str, Any]:
+    def measure(spec: Any, examples: int | None) -> dict[str, Any]:
         if spec["batch"]["perReplica"] != 4:
             raise check.CannotCheckError("tracing ended with Killed, as when memory is short", "Ended")
         return refusal
@@ -177,67 +178,99 @@ def test_a_broken_run_spec_is_no_traceback(text: str, tmp_path: Path) -> None:
     spec, answer = tmp_path / "spec.json", tmp_path / "answer.json"
     spec.write_text(text)
     assert command.main(["--run-spec", str(spec), "--output", str(answer)]) == command.CANNOT_SAY
-    assert json.loads(answer.read_bytes())["kind"] in ("BadSpec", "Missing")
+    assert json.loads(answer.read_bytes())["trouble"] in ("BadSpec", "Missing")
 
 
-# In the entry check's pod.
+# However compiling ends.
 
 ANSWER = {
     "fits": False,
-    "batch": {"perReplica": 64},
+    "batch": {"perReplica": 64, "accumulation": 1},
     "replicas": 4,
     "memory": {"needed": 20, "limit": 16},
     "found": [],
     "refusal": "RESOURCE_EXHAUSTED: no room",
 }
-# What is called as the compile check: $7 is where its answer goes.
-PROGRAMS = {
+SHORT = {"compiled": {name: value for name, value in ANSWER.items() if name != "found"}}
+# What is called to trace a step.
+TRACERS = {
     "crashes": "kill -SEGV $$",
     "is killed": "kill -KILL $$",
-    "leaves nothing": "exit 3",
+    "leaves nothing": "exit 0",
+    "fails": "echo why >&2; exit 3",
+    "does not know the slice": """echo '{"error": "no", "code": "UserError"}'""",
     "hangs": "exec sleep 1000",
-    "searches on": f"echo '{json.dumps(ANSWER)}' >$7; exec sleep 1000",
 }
 
 
+def checked_in_a_pod(
+    tmp_path: Path, tracer: str, seconds: float = 60, before: str = "", signals: bool = False
+) -> dict[str, Any]:
+    """The termination message of an entry check's pod; `before` is run in the process that compiles."""
+    script, words = tmp_path / "python", tmp_path / "words"
+    script.write_text(f"#!/bin/sh\n{tracer}\n")
+    script.chmod(0o755)
+    (tmp_path / "run.json").write_text(json.dumps(run_spec(entrypoint="a:task")))
+    program = f"""
+import sys, time
+from tpu_trainer.checks.compile import check, command
+check.missing = lambda: None
+sys.executable = {str(script)!r}
+{before}
+sys.exit(command.main(["--run-spec", {str(tmp_path / "run.json")!r}, "--entry-check", '{{"message": "made 2 steps"}}']))
+"""
+    env = {**os.environ, "TPUJOB_COMPILE_SECONDS": str(seconds), "TPUJOB_TERMINATION_LOG": str(words)}
+    with subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        if signals:
+            assert process.stdout.readline() == "compiles\n"
+            process.terminate()
+        assert process.wait(60) == 0, process.stdout.read()
+    document: dict[str, Any] = json.loads(words.read_text())
+    assert (document.pop("outcome"), document.pop("message")) == ("Succeeded", "made 2 steps")
+    return document
+
+
 @pytest.mark.parametrize(
-    ("program", "seconds", "expected"),
+    ("tracer", "seconds", "trouble", "said"),
     [
-        ("crashes", 60, {"trouble": "Ended", "said": "the check ended with Segmentation fault, without an answer"}),
-        ("is killed", 60, {"trouble": "Ended", "said": "the check ended with Killed, without an answer"}),
-        ("leaves nothing", 60, {"trouble": "Ended", "said": "the check ended with code 3, without an answer"}),
-        ("hangs", 0, {"trouble": "TooSlow"}),
-        ("searches on", 2, {"fits": False, "perReplica": 64, "replicas": 4, "needed": 20, "limit": 16}),
+        ("crashes", 60, "Ended", "tracing ended with Segmentation fault:"),
+        ("is killed", 60, "Ended", "tracing ended with Killed, as when memory is short:"),
+        ("leaves nothing", 60, "Ended", "something in the task ended the process that traces it (os._exit)"),
+        ("fails", 60, "Ended", "tracing ended with code 3:"),
+        ("does not know the slice", 60, "UserError", "no"),
+        ("hangs", 2, "TooSlow", None),
     ],
 )
-def test_however_compiling_ends_the_pod_has_words_for_it(
-    program: str, seconds: float, expected: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_however_tracing_ends_the_pod_has_words_for_it(
+    tracer: str, seconds: float, trouble: str, said: str | None, tmp_path: Path
 ) -> None:
-    script, spec = tmp_path / "python", tmp_path / "run.json"
-    script.write_text(f"#!/bin/sh\n{PROGRAMS[program]}\n")
-    script.chmod(0o755)
-    spec.write_text(json.dumps(run_spec(entrypoint="a:task")))
-    monkeypatch.setattr(sys, "executable", str(script))
-    found = pod._check(spec, time.monotonic() + seconds, lambda: False)
-    assert found.pop("slice")
-    assert found == expected
+    answer = checked_in_a_pod(tmp_path, TRACERS[tracer], seconds)["compiled"]
+    assert (answer["trouble"], answer.get("said")) == (trouble, said)
 
 
-def test_a_pod_that_is_stopped_says_that_it_has_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = tmp_path / "run.json"
-    spec.write_text(json.dumps(run_spec(entrypoint="a:task")))
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert pod._check(spec, time.monotonic() + 60, lambda: True)["trouble"] == "Unfinished"
-    spec.write_text("{")
-    assert pod._check(spec, time.monotonic() + 60, lambda: False)["trouble"] == "Ended"
+def test_a_search_that_is_not_done_in_time_leaves_the_answer_about_the_jobs_own_batch(tmp_path: Path) -> None:
+    before = f"check._measure = lambda spec, examples: time.sleep(1000) if examples else {ANSWER!r}"
+    assert checked_in_a_pod(tmp_path, "", 2, before) == SHORT
 
 
-def test_words_fit_into_a_termination_message_and_the_jobs_own_slice_comes_first() -> None:
-    long = {"error": "Traceback\n" + "ü" * 9000, "kind": "UserError"}
+def test_a_pod_that_is_stopped_while_it_compiles_ends_and_says_that_it_has_not_finished(tmp_path: Path) -> None:
+    before = "check._measure = lambda *_: (print('compiles', flush=True), time.sleep(1000))"
+    assert checked_in_a_pod(tmp_path, "", before=before, signals=True)["compiled"]["trouble"] == "Unfinished"
+
+
+def test_an_answer_fits_into_a_termination_message() -> None:
+    long = "\u00fc" * 9000
     place = {"name": "b" * 63, "trouble": "denied", "said": "s" * 160}
-    each = [{"slice": f"v5e {number}", **pod.words_of(long)} for number in range(16)]
     places = {"buckets": [place] * 8, "zone": "us-central1-b"}
-    outcome = Outcome(ExitCode.Succeeded, "made 2 steps" * 1000, 2, places=places, compiled=each)
+    finding = {"kind": "DynamicShape", "operation": long, "where": long, "shapes": long}
+    answer = {**ANSWER, "refusal": long, "found": [finding] * 20, "padding": {"tensors": [long] * 10}}
+    outcome = Outcome(ExitCode.Succeeded, "made 2 steps" * 1000, 2, places=places, compiled=command.shorten(answer))
     message = termination_message(outcome)
     assert len(message) <= TERMINATION_MESSAGE_LIMIT
-    assert json.loads(message)["compiled"][0]["slice"] == "v5e 0"
+    assert json.loads(message)["compiled"]["memory"] == ANSWER["memory"]
+
+
+def test_a_traceback_is_shortened_to_its_last_line() -> None:
+    said = "Traceback (most recent call last):\n  File\nNameError: lern"
+    assert command.shorten({"trouble": "UserError", "said": said})["said"] == "NameError: lern"

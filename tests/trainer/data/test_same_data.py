@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,15 +24,32 @@ from tpu_trainer.data.same_data import COMPARED, check_order, compare, equal_pri
 WORLD = 4
 
 
-def refusal(examples: Callable[[int], Sequence[Any]], hosts: Sequence[int] = range(WORLD)) -> str | None:
-    """What all processes are told; None if their examples are the same. `examples`: reads those of a rank."""
+def compared(examples: Callable[[int], Sequence[Any]], hosts: Sequence[int] = range(WORLD)) -> tuple[str | None, str]:
+    """What all processes are told: why they are refused, if they are, and a warning. `examples`: reads those of a
+    rank."""
 
-    def refused(backend: Any) -> Any:
-        return compare("examples", lambda: examples(backend.rank), "THE RULE", backend, hosts[backend.rank])
+    def one(backend: Any) -> str:
+        told: list[str] = []
+        compare(
+            "examples",
+            lambda: examples(backend.rank),
+            "THE RULE",
+            backend,
+            hosts[backend.rank],
+            lambda finding: told.append(finding.message),
+        )
+        return "".join(told)
 
     # Every process decides for itself, by what all have read.
-    (text,) = {error and str(error) for error in in_threads(len(hosts), refused, keep=UserCodeError)}
-    return text
+    (answer,) = {
+        (str(answer), "") if isinstance(answer, UserCodeError) else (None, answer)
+        for answer in in_threads(len(hosts), one, keep=UserCodeError)
+    }
+    return answer
+
+
+def refusal(examples: Callable[[int], Sequence[Any]], hosts: Sequence[int] = range(WORLD)) -> str | None:
+    return compared(examples, hosts)[0]
 
 
 def image(rank: int) -> torch.Tensor:
@@ -46,6 +64,7 @@ SAME: dict[str, Callable[[int], Sequence[Any]]] = {
     "reals that were rounded otherwise": lambda rank: [image(i) * (1 + rank * 1e-6) for i in range(COMPARED)],
     "fewer examples than are compared": lambda rank: [(image(0), 1)],
     "no examples": lambda rank: [],
+    "files that each host has elsewhere": lambda rank: [(f"/tmp/{rank}/{i}.jpg", i) for i in range(COMPARED)],
     "what cannot be looked into": lambda rank: [object() for _ in range(COMPARED)],
 }
 
@@ -93,10 +112,23 @@ def test_a_large_gang_is_named_briefly() -> None:
     assert str(text).startswith("host 0 and hosts 1-7 have")
 
 
-def test_random_numbers_that_the_trainer_does_not_seed_are_refused_with_what_to_draw_from() -> None:
-    generators = [np.random.default_rng(rank) for rank in range(WORLD)]
-    text = refusal(lambda rank: [(generators[rank].random((3, 8, 8)), i) for i in range(COMPARED)])
-    assert str(text).endswith("draw them from torch's, numpy's or Python's own generator, which the trainer seeds")
+GENERATORS = [np.random.default_rng(rank) for rank in range(WORLD)]
+UNCLEAR: dict[str, Callable[[int], Sequence[Any]]] = {
+    "an augmentation with a generator of its own": lambda rank: [
+        (GENERATORS[rank].random((3, 8, 8)), i) for i in range(COMPARED)
+    ],
+    "one that leaves most examples alone": lambda rank: [
+        float(GENERATORS[rank].random() < 0.3) + i for i in range(COMPARED)
+    ],
+    "the time": lambda rank: [time.perf_counter_ns() for _ in range(COMPARED)],
+}
+
+
+@pytest.mark.parametrize("examples", UNCLEAR.values(), ids=UNCLEAR)
+def test_what_changes_at_every_read_is_a_warning(examples: Callable[[int], Sequence[Any]]) -> None:
+    refused, warned = compared(examples)
+    assert refused is None
+    assert "cannot be compared between the processes: they change at every read" in warned
 
 
 def test_a_fingerprint_is_a_row_of_numbers_that_float32_holds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.gang_processes import run_spec
 from tpu_trainer.contract.spec import SCHEDULES, ScheduleSpec, parse_run_spec
-from tpu_trainer.optim.schedule import LearningRateSetter, Ramp, rate_factor
+from tpu_trainer.optim.schedule import LearningRateSetter, Ramp, RecipeRate, rate_factor
 from tpu_trainer.task.task import Hyperparameters
 
 CONSTANT = ScheduleSpec("Constant", (), None)
@@ -60,9 +61,15 @@ class Groups:
         made = [{"params": [one], "lr": rate, **group} for one, rate in zip(parameters, rates, strict=True)]
         self.optimizer = torch.optim.SGD(made, lr=rates[0])
         self.said: list[str] = []
+        self.lines: list[str] = []
         hp = Hyperparameters.of(parse_run_spec(run_spec(warmupSteps=4)))
         self.rates = LearningRateSetter(
-            self.optimizer, hp, ramp, own=own, tell=lambda finding: self.said.append(finding.message)
+            self.optimizer,
+            hp,
+            ramp,
+            own=own,
+            tell=lambda finding: self.said.append(finding.message),
+            say=self.lines.append,
         )
 
     def put(self, *rates: float) -> None:
@@ -87,6 +94,45 @@ def test_a_rate_that_the_task_sets_stands_from_then_on_and_is_reported_once(at: 
     (said,) = groups.said
     assert said.startswith(f"step {at + 1}: ")
     assert "0.007" in said
+
+
+def test_the_log_has_the_reason_of_the_rate_whenever_it_changes() -> None:
+    groups = Groups(0.4, ramp=Ramp(0, 2, 0.5))
+    for step in range(6):
+        groups.after(step)
+    groups.put(0.007)
+    groups.after(6)
+    assert groups.lines == [
+        "step 1: the learning rate is 0.0666667, on a ramp of 2 steps to this slice's rate",
+        "step 3: the learning rate is 0.3, in the warm-up of 4 steps",
+        "step 5: the learning rate is 0.4, by the recipe's schedule Constant",
+    ]
+    assert [line.partition(": ")[0] for line in groups.said] == ["step 7"]
+    own = Groups(0.4, own=True)
+    own.after(0)
+    own.after(1)
+    assert own.lines == ["step 1: the learning rate is 0.4, by the task's own schedule"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reduction", "expected"),
+    [
+        (ScheduleSpec("Cosine", (), None), 1.0, "by the recipe's schedule Cosine"),
+        (ScheduleSpec("Step", (6, 9), None), 1.0, "by the recipe's schedule Step"),
+        (ScheduleSpec("Step", (2, 4, 9), None), 1.0, "by the recipe's schedule Step, after milestone 4"),
+        (ScheduleSpec("Plateau", (), None), 1.0, "by the recipe's schedule Plateau"),
+        (
+            ScheduleSpec("Plateau", (), None),
+            0.25,
+            "by the recipe's schedule Plateau, which has lowered it to 0.25 times the recipe's",
+        ),
+    ],
+)
+def test_the_reason_of_a_rate_names_the_schedule_and_what_it_has_done(
+    schedule: ScheduleSpec, reduction: float, expected: str
+) -> None:
+    hp = replace(Hyperparameters.of(parse_run_spec(run_spec())), schedule=schedule)
+    assert RecipeRate(hp, reduction).reason(5) == expected
 
 
 def test_a_rate_that_the_task_leaves_alone_stays_the_recipes() -> None:
@@ -150,7 +196,7 @@ def test_an_optimizer_without_a_rate_stays_without_one() -> None:
     groups = Groups(0.4)
     rateless = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     rateless.param_groups[0]["lr"] = None
-    rates = LearningRateSetter(rateless, groups.rates._hp)
+    rates = LearningRateSetter(rateless, groups.rates.recipe.hp)
     rates.set(0)
     assert (rateless.param_groups[0]["lr"], rates.current) == (None, 0.0)
 

@@ -44,6 +44,7 @@ ANSWER: dict[str, Any] = {
         "wideFlops": 197 * 10**10,
         "flops": 197 * 10**10,
         "traffic": 819 * 10**6,
+        "exchanged": {"all-reduce": 10**8},
         "collectives": [{"kind": "all-reduce", "bytes": 10**8, "after": 0.75}],
     },
     "padding": {

@@ -71,13 +71,6 @@ def test_the_plan_begins_with_the_entry_check_if_there_is_one() -> None:
     ]
 
 
-def test_the_entry_checks_config_map_has_a_run_spec_for_each_slice_for_which_it_compiles() -> None:
-    smaller = {"slice": {"acceleratorType": "v5litepod-8"}}
-    found = planned({"spec.entryCheck.mode": "Auto", "spec.placement.alternatives": [smaller]})["objects"][0]
-    assert list(found["data"]) == ["run.json", "compile-001.json"]
-    assert [json.loads(text)["slice"]["hosts"] for text in found["data"].values()] == [4, 2]
-
-
 def test_the_plan_shows_fewer_slices_and_which_numbers_are_left_out(snapshot: SnapshotAssertion) -> None:
     changes = {"spec.slice": {"acceleratorType": "v5litepod-8", "count": 4}, "spec.trainer.backend": "XLASPMD"}
     job = job_body(changes | {"spec.placement.count": {"min": 1, "waitForPreviousSeconds": 90}})

@@ -13,7 +13,7 @@ from tests.unit.pods import NOON, at
 from tpu_training_operator.api.status import Activity, Goodput, Status
 from tpu_training_operator.domain.cluster_state.observed import EARLIEST, LATEST, Observed, format_time, parse_time
 from tpu_training_operator.domain.plan.common.conditions import JobState
-from tpu_training_operator.domain.plan.common.goodput import charge
+from tpu_training_operator.domain.plan.common.ledger import charge
 from tpu_training_operator.domain.plan.stopping.departure import delete_when_due, stop_remaining_pods
 
 
@@ -71,7 +71,7 @@ def test_no_time_in_a_status_stops_the_pass_over_a_finished_job(text: str, ttl: 
 @given(_text)
 def test_goodput_may_begin_at_any_time(text: str) -> None:
     after = charge(Goodput(activity=Activity.TRAIN, since=text), at(60), Activity.RECOVERY)
-    assert after.productive_seconds >= 0
+    assert after.productive >= 0
 
 
 def test_no_time_in_a_status_stops_the_pass_over_a_gang_that_runs() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.pods import NOON, at, pod, seen, time_at
 from tpu_training_operator.api.status import Activity, Goodput
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
-from tpu_training_operator.domain.plan.common.goodput import (
+from tpu_training_operator.domain.plan.common.ledger import (
     active_seconds,
     charge,
     mark_lost,
@@ -19,16 +19,16 @@ from tpu_training_operator.domain.plan.common.goodput import (
 )
 
 SUMS = {
-    Activity.QUEUE: "queue_seconds",
-    Activity.START: "start_seconds",
-    Activity.TRAIN: "productive_seconds",
-    Activity.RECOVERY: "recovery_seconds",
-    Activity.SUSPENDED: "suspended_seconds",
+    Activity.QUEUE: "queue",
+    Activity.START: "start",
+    Activity.TRAIN: "productive",
+    Activity.RECOVERY: "recovery",
+    Activity.SUSPENDED: "suspended",
 }
 
 
 def total(goodput: Goodput) -> int:
-    sums = [*SUMS.values(), "wasted_seconds"]
+    sums = [*SUMS.values(), "wasted"]
     return sum(getattr(goodput, name) for name in sums)
 
 
@@ -61,7 +61,7 @@ def test_fractions_of_a_second_are_carried_over() -> None:
     goodput = doing(Activity.TRAIN)
     for tenths in range(0, 101, 4):
         goodput = charge(goodput, at(tenths / 10), Activity.TRAIN)
-    assert (goodput.productive_seconds, goodput.since) == (10, time_at(10))
+    assert (goodput.productive, goodput.since) == (10, time_at(10))
 
 
 def test_a_finished_job_is_charged_no_more_time() -> None:
@@ -71,9 +71,9 @@ def test_a_finished_job_is_charged_no_more_time() -> None:
 
 def test_what_no_checkpoint_holds_is_lost() -> None:
     trained = charge(mark_saved(charge(doing(Activity.TRAIN), at(60), Activity.TRAIN)), at(100), Activity.TRAIN)
-    assert (trained.productive_seconds, trained.unsaved_seconds) == (100, 40)
+    assert (trained.productive, trained.unsaved) == (100, 40)
     after = mark_lost(trained)
-    assert (after.productive_seconds, after.wasted_seconds, after.unsaved_seconds) == (60, 40, 0)
+    assert (after.productive, after.wasted, after.unsaved) == (60, 40, 0)
     assert after.ratio == "0.600"
 
 
@@ -85,12 +85,12 @@ def test_the_ratio_leaves_suspensions_out() -> None:
 
 def test_neither_the_queue_nor_a_suspension_is_active_time() -> None:
     goodput = Goodput(
-        queue_seconds=1,
-        start_seconds=10,
-        productive_seconds=100,
-        wasted_seconds=1000,
-        recovery_seconds=10_000,
-        suspended_seconds=100_000,
+        queue=1,
+        start=10,
+        productive=100,
+        wasted=1000,
+        recovery=10_000,
+        suspended=100_000,
         since=time_at(0),
     )
     assert active_seconds(goodput) == 11_110
@@ -115,7 +115,7 @@ def test_from_its_creation_until_its_last_worker_has_a_node_the_gang_waits_in_th
     before: Activity, workers: list[WorkerPod], queue: int, start: int, recovery: int
 ) -> None:
     after = settle(doing(before), workers, at(100))
-    assert (after.queue_seconds, after.start_seconds, after.recovery_seconds) == (queue, start, recovery)
+    assert (after.queue, after.start, after.recovery) == (queue, start, recovery)
     assert total(after) == 100
 
 
@@ -156,10 +156,10 @@ def test_the_sums_always_add_up_and_only_grow(steps: list[tuple], end: int) -> N
                 goodput = mark_lost(goodput)
         assert total(goodput) == (parse_time(goodput.since) - NOON).total_seconds()
         assert parse_time(goodput.since) >= parse_time(before.since)
-        assert 0 <= goodput.unsaved_seconds <= goodput.productive_seconds
-        trained = [g.productive_seconds + g.wasted_seconds for g in (before, goodput)]
+        assert 0 <= goodput.unsaved <= goodput.productive
+        trained = [g.productive + g.wasted for g in (before, goodput)]
         assert trained[0] <= trained[1]
-        others = ("queue_seconds", "start_seconds", "wasted_seconds", "recovery_seconds", "suspended_seconds")
+        others = ("queue", "start", "wasted", "recovery", "suspended")
         assert all(getattr(before, name) <= getattr(goodput, name) for name in others)
     finished = charge(goodput, at(end), Activity.FINISHED)
     assert total(finished) == max(end, int((parse_time(goodput.since) - NOON).total_seconds()))
@@ -167,4 +167,4 @@ def test_the_sums_always_add_up_and_only_grow(steps: list[tuple], end: int) -> N
 
 def test_a_new_job_has_waited_since_it_was_created() -> None:
     goodput = start_goodput("2026-01-15T12:00:00.25Z")
-    assert charge(goodput, NOON + timedelta(seconds=9.9), Activity.START).queue_seconds == 9
+    assert charge(goodput, NOON + timedelta(seconds=9.9), Activity.START).queue == 9

@@ -19,7 +19,7 @@ from tpu_trainer.checkpoint.commit import Commit, Folder
 from tpu_trainer.checkpoint.origin import CheckpointSource
 from tpu_trainer.checkpoint.parts import file_of
 from tpu_trainer.checkpoint.search import SearchCriteria, search
-from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.contract.errors import UserCodeError, several, user_code
 from tpu_trainer.contract.spec import InitSpec
 from tpu_trainer.storage import open_store
 from tpu_trainer.storage.store import MissingError, ObjectStore
@@ -56,7 +56,7 @@ class Fit:
             "they have, and the model lacks": self.unexpected,
             "differ": self.different,
         }
-        return "; ".join(f"{what}: {_join_names(names)}" for what, names in parts.items() if names)
+        return "; ".join(f"{what}: {several(names, _MOST_NAMES)}" for what, names in parts.items() if names)
 
 
 def load_initial_weights(spec: InitSpec, model: nn.Module) -> tuple[str, str | None]:
@@ -168,8 +168,3 @@ def _fits(there: Tensor, target: Any) -> bool:
 
 def _describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more

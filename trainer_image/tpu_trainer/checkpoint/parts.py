@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -63,12 +62,11 @@ def divide(sizes: Mapping[Item, int], hosts: int) -> list[set[Item]]:
     return parts
 
 
-def digest(tensors: Mapping[Item, Tensor], parameters: Sequence[Sequence[str]]) -> list[float]:
-    """Returns two numbers, exact in float32, that are equal on hosts whose names stand for the same tensors.
+def describe_layout(tensors: Mapping[Item, Tensor], parameters: Sequence[Sequence[str]]) -> str:
+    """Returns a text that is equal on hosts whose names stand for the same tensors.
 
     `parameters`: the names in the order of the optimizer's groups. Its state is stored by number in that order, which
     differs between processes if the task takes it from a set.
     """
     layout = [[*item, str(tensor.dtype), list(tensor.shape)] for item, tensor in sorted(tensors.items())]
-    checksum = zlib.crc32(json.dumps([layout, parameters]).encode())
-    return [float(checksum >> 16), float(checksum & 0xFFFF)]
+    return json.dumps([layout, parameters])

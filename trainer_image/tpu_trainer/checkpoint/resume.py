@@ -6,18 +6,14 @@ had never stopped. With another one the new recipe trains the remaining examples
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.data.loading import Position
-from tpu_trainer.optim.schedule import Ramp, rate_factor
+from tpu_trainer.optim.schedule import Ramp, RecipeRate
 from tpu_trainer.task.task import Hyperparameters
-
-RAMP_SHARE = 0.05
-"""The longest ramp, as a share of the remaining steps."""
 
 
 @dataclass(frozen=True)
@@ -79,25 +75,17 @@ def continued_start(
     examples, batch = int(kept["examples"]), hp.global_batch_size
     # Rounded down: a partial step's examples are added to the budget, never taken from it.
     step = min(examples // batch, hp.train_steps)
-    has_same_batch = kept["globalBatch"] == batch
     earlier_legs = tuple(Leg(**leg) for leg in kept["legs"])
-    unfinished_ramp = None if kept["ramp"] is None else Ramp(**kept["ramp"])
+    ramp = None if kept["ramp"] is None else Ramp(**kept["ramp"])
+    if kept["globalBatch"] != batch:
+        ramp = RecipeRate(hp, reduction).ramp_from(float(kept["learningRate"]), step)
     return Start(
         step=step,
         examples=examples,
         position=Position(**kept["position"]),
-        ramp=unfinished_ramp if has_same_batch else _ramp(float(kept["learningRate"]), step, hp, reduction),
+        ramp=ramp,
         legs=(*earlier_legs, Leg(step, batch, replicas, attempt)),
         health=NumericalHealth(
             bool(kept.get("clean", True)), int(kept.get("skipped", 0)), int(kept.get("skippedInARow", 0))
         ),
     )
-
-
-def _ramp(old_rate: float, step: int, hp: Hyperparameters, reduction: float) -> Ramp | None:
-    """Returns a ramp from the last rate on the other slice up to the new recipe's; None if the new rate is lower."""
-    new_rate = reduction * hp.learning_rate * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
-    steps = min(math.ceil(RAMP_SHARE * (hp.train_steps - step)), max(hp.warmup_steps, 1))
-    if steps < 1 or not 0 < old_rate < new_rate:
-        return None
-    return Ramp(first=step, steps=steps, begin=old_rate / new_rate)

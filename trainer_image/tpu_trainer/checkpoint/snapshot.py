@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tpu_trainer.checkpoint.parts import WHOLE, CheckpointPart, Item, file_of
-from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.contract.errors import UserCodeError, cut, user_code
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -259,8 +259,8 @@ def restore_optimizer(snapshot: Snapshot, optimizer: Optimizer) -> None:
     for what, now in _optimizer_shape(optimizer).items():
         if stored[what] != now:
             raise UserCodeError(
-                f"the checkpoint of step {snapshot.step} does not fit the optimizer: {what} {_shorten(stored[what])} "
-                f"in the checkpoint, {_shorten(now)} in this run"
+                f"the checkpoint of step {snapshot.step} does not fit the optimizer: {what} "
+                f"{cut(str(stored[what]), 100)} in the checkpoint, {cut(str(now), 100)} in this run"
             )
     copies = {
         name: with_memory(tensor) if tensor.is_meta else tensor.clone()
@@ -431,11 +431,6 @@ def _check_storable(name: str, tensor: Tensor) -> None:
 def _describe(tensor: Tensor) -> str:
     layout = "" if tensor.layout is torch.strided else f", {str(tensor.layout).removeprefix('torch.')}"
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}"
-
-
-def _shorten(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:

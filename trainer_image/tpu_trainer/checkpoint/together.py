@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 from tpu_trainer.checkpoint.catalogue import CheckpointTarget, PeerParts, delete_files, probe_writing, put_files
 from tpu_trainer.checkpoint.commit import Folder, Mark
-from tpu_trainer.checkpoint.parts import CheckpointPart, Item, digest, divide
+from tpu_trainer.checkpoint.parts import CheckpointPart, Item, describe_layout, divide
 from tpu_trainer.checkpoint.snapshot import Tensors, tensor_files
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.backends.rendezvous import COLLECTIVE_SECONDS
+from tpu_trainer.gang.gather import is_shared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,11 +81,10 @@ class Writers:
     def divide(self, tensors: Mapping[Item, Tensor], parameters: Sequence[Sequence[str]]) -> list[set[Item]]:
         """Divides the next checkpoint among the hosts; one part if host 0 writes it alone. A collective.
 
-        `parameters`: as for `digest`.
+        `parameters`: as for `describe_layout`.
         """
         self._saves += 1
-        rows = self._backend.gather(digest(tensors, parameters))
-        if any(row != rows[0] for row in rows):
+        if not is_shared(describe_layout(tensors, parameters), self._backend):
             return [set(tensors)]
         return divide({item: tensor.nbytes for item, tensor in tensors.items()}, self._hosts)
 

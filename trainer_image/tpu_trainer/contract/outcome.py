@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpu_trainer.contract.errors import TrainerError
+from tpu_trainer.contract.errors import TrainerError, cut, several
 from tpu_trainer.contract.protocol import ENV_TERMINATION_LOG, TERMINATION_MESSAGE_LIMIT, ExitCode
 
 _CUT = "... "
@@ -40,8 +40,7 @@ class Best:
 class Outcome:
     """How a worker ended. `step`, `metrics`, `examples_per_second`: as far as the run got. `best`: the best checkpoint,
     as JSON; `rung`: what a rung of a ladder measured; `places`: where the job's buckets are; `compiled`: the compile
-    check's results, for the job's slice and each alternative; `checkpoint_step`: the newest step that is safe in a
-    checkpoint."""
+    check's answer; `checkpoint_step`: the newest step that is safe in a checkpoint."""
 
     code: ExitCode
     message: str
@@ -51,7 +50,7 @@ class Outcome:
     best: Mapping[str, Any] | None = None
     rung: Mapping[str, Any] | None = None
     places: Mapping[str, Any] | None = None
-    compiled: Sequence[Mapping[str, Any]] = ()
+    compiled: Mapping[str, Any] | None = None
     checkpoint_step: int | None = None
 
     @property
@@ -146,9 +145,9 @@ def _outcome_name(message: bytes) -> str | None:
 def termination_message(outcome: Outcome) -> bytes:
     """Encodes the outcome as at most TERMINATION_MESSAGE_LIMIT bytes of valid JSON.
 
-    A text that is too long loses its beginning, because the last lines of a traceback matter most. Alternatives and
-    metrics are dropped, last ones first, only if they alone would fill half of the message; the text then names the
-    dropped metrics.
+    A text that is too long loses its beginning, because the last lines of a traceback matter most. Metrics are dropped,
+    last ones first, only if everything but the text would fill more than half of the message; the text then names
+    them.
     """
     # A lone surrogate (an undecodable file name in a traceback) has no UTF-8 form.
     message = outcome.message.encode("utf-8", "replace").decode()
@@ -178,10 +177,9 @@ def finite(value: float | None) -> float | None:
 def _describe_dropped(dropped: Sequence[str]) -> str:
     if not dropped:
         return ""
-    names = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in dropped[:_SHOWN]]
-    more = f" and {len(dropped) - _SHOWN} more" if dropped[_SHOWN:] else ""
+    names = several([cut(name, _LONGEST_NAME) for name in dropped], _SHOWN)
     which = "metric has" if len(dropped) == 1 else "metrics have"
-    return f"; {len(dropped)} {which} no room here, and would with shorter names: {', '.join(names)}{more}"
+    return f"; {len(dropped)} {which} no room here, and would with shorter names: {names}"
 
 
 def _tail(message: str, characters: int) -> str:
@@ -189,10 +187,7 @@ def _tail(message: str, characters: int) -> str:
 
 
 def _drop_last(outcome: Outcome) -> Outcome | None:
-    """Returns the outcome without its last alternative, or else its last metric; None if it has neither."""
-    # The first entry is the job's own slice.
-    if len(outcome.compiled) > 1:
-        return replace(outcome, compiled=outcome.compiled[:-1])
+    """Returns the outcome without its last metric; None if it has none."""
     if not outcome.metrics:
         return None
     *names, dropped = outcome.metrics

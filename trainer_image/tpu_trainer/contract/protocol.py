@@ -58,9 +58,6 @@ LARGEST_CODE_ARCHIVE = 64 * 1024**2
 LARGEST_CODE = 256 * 1024**2
 """Limits of trainer.code: number of files, bytes of the archive, bytes of the files in it."""
 
-COMPILE_SPECS = "compile-*.json"
-"""The run specs of the alternatives, beside that of an entry check; they are only compiled."""
-
 ENV_RUN_SPEC = "TPUJOB_RUN_SPEC"
 ENV_NUM_HOSTS = "TPUJOB_NUM_HOSTS"
 ENV_HOST_INDEX = "TPUJOB_HOST_INDEX"

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from tpu_trainer.contract.errors import BadSpecError
+from tpu_trainer.contract.errors import BadSpecError, cut
 from tpu_trainer.contract.protocol import RUN_SPEC_SCHEMA
 
 BACKENDS = ("xla", "xla-spmd", "torch")
@@ -46,8 +46,7 @@ Reader = Callable[[object, str], Any]
 
 
 def _wrong(path: str, expected: str, value: object) -> BadSpecError:
-    text = repr(value)
-    return BadSpecError(f"{path}: expected {expected}, got {text if len(text) <= 60 else f'{text[:57]}...'}")
+    return BadSpecError(f"{path}: expected {expected}, got {cut(repr(value), 60)}")
 
 
 def _text(value: object, path: str) -> str:

@@ -34,7 +34,7 @@ _WEBDATASET = (
 )
 
 
-def check_data(task: Task, seed: int, backend: Backend, host: int) -> None:
+def check_data(task: Task, seed: int, backend: Backend, host: int, tell: Tell) -> None:
     """Checks that all processes see the same data, as far as possible before the training reads it. A collective;
     `host`: this process's host.
 
@@ -46,7 +46,7 @@ def check_data(task: Task, seed: int, backend: Backend, host: int) -> None:
     if _is_webdataset(task.train) and backend.world > 1:
         raise UserCodeError(f"the task's train dataset: {_WEBDATASET}")
     check_order(task, seed, backend, host)
-    check_examples(task, seed, backend, host)
+    check_examples(task, seed, backend, host, tell)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def open_batches(
         if not examples:
             raise
         short = error
-    compare("examples in the training stream", lambda: examples[0], STREAM, backend, host)
+    compare("examples in the training stream", lambda: examples[0], STREAM, backend, host, tell)
     if short is not None:
         raise short
     return BatchSource(chain(read, batches))

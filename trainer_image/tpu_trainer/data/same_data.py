@@ -2,16 +2,15 @@
 
 The trainer takes each process's part of an order of the whole dataset. If a process sees only a part of the data, that
 part is divided once more: some examples are never used and others twice, and nothing else reveals it. So before the
-first step the processes compare the lengths of their data and a few examples, each read once.
+first step the processes compare the lengths of their data and a few examples.
 
-Examples that random numbers change in each process differently are refused, too: a single reading cannot tell them from
-other examples, and a resumed run could not repeat them.
+Examples that differ are read again. If they then differ within a process, too, random numbers that the trainer does not
+seed have changed them: nothing can be compared, and the run continues with a warning.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.contract.findings import ranges
+from tpu_trainer.contract.findings import Finding, ranges
 from tpu_trainer.data.loading import (
     GENERATORS,
     NO_WORKERS,
@@ -41,13 +40,11 @@ from tpu_trainer.data.loading import (
 )
 from tpu_trainer.data.shards import forget_worker, open_shard
 from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.gather import EXACT, checksum
 from tpu_trainer.task.task import Task
 
 COMPARED = 4
 """Examples of each dataset that are compared."""
-
-_HALF = 2**24
-"""Whole numbers below it are exact in float32, which a gather carries."""
 
 _WIDTH = 3
 """Numbers in an example's fingerprint: a checksum of its exact content, a weighted sum of its reals, and their norm."""
@@ -62,16 +59,13 @@ WHOLE = "every process must see the whole dataset; the trainer shards it"
 
 STREAM = (
     "every process must read the same stream. Do not split it by rank or host (split_by_node, split_dataset_by_node): "
-    "give it num_shards and shard(index, count), and each process reads its own shards (docs/data.md)"
+    "give it num_shards and shard(index, count), and each process reads its own shards (docs/data.md). Random numbers "
+    "come from torch's, numpy's or Python's own generator, which the trainer seeds"
 )
 
 SHARD = (
     "shard(index, count) must give the same examples in every process, and the trainer deals out the shards. Do not "
     "split the data by rank or host as well (split_by_node, split_dataset_by_node)"
-)
-
-_SEEDED = (
-    "If only random numbers differ, draw them from torch's, numpy's or Python's own generator, which the trainer seeds"
 )
 
 Read = Callable[[], Sequence[Any]]
@@ -89,10 +83,10 @@ def check_lengths(task: Task, backend: Backend, host: int) -> None:
     # The length of an iterable dataset is unknown.
     sizes = {"training": length_of(task.train, "train") if has_length(task.train) else 0}
     sizes |= {name_held_out(name): length_of(dataset, name_held_out(name)) for name, dataset in held_out(task).items()}
-    rows = backend.gather([host, *(part for size in sizes.values() for part in divmod(size, _HALF))])
+    rows = backend.gather([host, *(part for size in sizes.values() for part in divmod(size, EXACT))])
     hosts = [int(row[0]) for row in rows]
     for place, kind in enumerate(sizes):
-        lengths = [int(row[1 + 2 * place]) * _HALF + int(row[2 + 2 * place]) for row in rows]
+        lengths = [int(row[1 + 2 * place]) * EXACT + int(row[2 + 2 * place]) for row in rows]
         if parties := _name_parties(hosts, [length != lengths[0] for length in lengths]):
             others = {length for length in lengths if length != lengths[0]}
             span = "-".join(map(str, sorted({min(others), max(others)})))
@@ -113,8 +107,8 @@ def check_order(task: Task, seed: int, backend: Backend, host: int) -> None:
     if not has_length(task.train):
         raise UserCodeError("the task's order is for map-style data (len() and [i]); a stream has its own order")
     size = length_of(task.train, "train")
-    checksums = [zlib.crc32(epoch_order(size, seed, epoch, task.order).tobytes()) % _HALF for epoch in (0, 1, 0)]
-    rows = backend.gather([host, *map(float, checksums)])
+    checksums = [checksum(epoch_order(size, seed, epoch, task.order).tobytes()) for epoch in (0, 1, 0)]
+    rows = backend.gather([host, *checksums])
     if any(row[1] != row[3] for row in rows):
         raise UserCodeError(
             "the task's order of epoch 0 changes with every call, so a resumed run could not continue with it. Draw "
@@ -128,9 +122,9 @@ def check_order(task: Task, seed: int, backend: Backend, host: int) -> None:
         )
 
 
-def check_examples(task: Task, seed: int, backend: Backend, host: int) -> None:
+def check_examples(task: Task, seed: int, backend: Backend, host: int, tell: Callable[[Finding], None]) -> None:
     """Compares a few examples of each map-style dataset, and of a sharded stream's first shard. A collective; not for
-    other streams, whose first batch `compare` gets as it is read.
+    other streams, whose first batch `compare` gets as it is read. `tell`: gets a warning of examples that change.
 
     Raises:
         UserCodeError: in every process, if they differ; or the dataset raised.
@@ -139,21 +133,30 @@ def check_examples(task: Task, seed: int, backend: Backend, host: int) -> None:
         return
     workers = training_workers(task)
     if has_length(task.train):
-        compare("training examples", _spread(task.train, seed), WHOLE, backend, host, workers)
+        compare("training examples", _spread(task.train, seed), WHOLE, backend, host, tell, workers)
     elif is_sharded(task.train):
-        compare("examples in training shard 0", _first_of_shard(task.train, seed), SHARD, backend, host, workers)
+        compare("examples in training shard 0", _first_of_shard(task.train, seed), SHARD, backend, host, tell, workers)
     for name, dataset in held_out(task).items():
         kind, workers = f"{name_held_out(name)} examples", evaluation_workers(task, dataset)
-        compare(kind, _spread(dataset, seed), WHOLE, backend, host, workers)
+        compare(kind, _spread(dataset, seed), WHOLE, backend, host, tell, workers)
 
 
-def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, workers: Workers = NO_WORKERS) -> None:
+def compare(
+    kind: str,
+    read: Read,
+    rule: str,
+    backend: Backend,
+    host: int,
+    tell: Callable[[Finding], None],
+    workers: Workers = NO_WORKERS,
+) -> None:
     """Compares the first examples that `read` returns in all processes. A collective.
 
-    kind: the name of the examples. rule: what would be right. workers: the task's workers for them.
+    kind: the name of the examples. rule: what would be right. tell: gets a warning of examples that change at every
+    read. workers: the task's workers for them.
 
     Raises:
-        UserCodeError: in every process, if they differ; or `read` raised.
+        UserCodeError: in every process, if they differ for another reason; or `read` raised.
     """
     with user_code(f"reading {kind}"):
         local = _read_prints(read, workers)
@@ -161,8 +164,19 @@ def compare(kind: str, read: Read, rule: str, backend: Backend, host: int, worke
     rows = backend.gather([host, *(number for example in [*local, *missing] for number in example)])
     prints = [[row[at : at + _WIDTH] for at in range(1, len(row), _WIDTH)] for row in rows]
     differs = [not all(map(equal_prints, prints[0], others)) for others in prints]
-    if parties := _name_parties([int(row[0]) for row in rows], differs):
-        raise UserCodeError(f"{' and '.join(parties)} have different {kind}: {rule}. {_SEEDED}")
+    parties = _name_parties([int(row[0]) for row in rows], differs)
+    if parties is None:
+        return
+    with user_code(f"reading {kind}"):
+        changes = not all(map(equal_prints, local, _read_prints(read, workers)))
+    if not any(row[0] for row in backend.gather([float(changes)])):
+        raise UserCodeError(f"{' and '.join(parties)} have different {kind}: {rule}")
+    text = (
+        f"the {kind} cannot be compared between the processes: they change at every read, by random numbers that the "
+        "trainer does not seed. Draw them from torch's, numpy's or Python's own generator; until then nothing shows "
+        f"whether {rule}"
+    )
+    tell(Finding("Data", 0, text))
 
 
 def _name_parties(hosts: Sequence[int], differs: Sequence[bool]) -> tuple[str, str] | None:
@@ -234,12 +248,12 @@ class _Prints(IterableDataset[Any]):
 def fingerprint(example: Any) -> list[float]:
     """Returns `_WIDTH` finite numbers for float32, by which processes find out whether they have the same example."""
     reals: list[npt.NDArray[np.float64]] = []
-    checksum = zlib.crc32(b"|".join(_exact_parts(example, reals, 0))) % _HALF
+    content = checksum(b"|".join(_exact_parts(example, reals, 0)))
     # Bounded, because squares follow; NaN is an ordinary value here.
     row = np.clip(np.nan_to_num(np.concatenate([np.zeros(1), *reals]), nan=-1.25), -1e15, 1e15)
     # Any weights that differ from each other will do.
     weights = np.cos(1.7 * np.arange(len(row)))
-    return [float(checksum), float(weights @ row), math.sqrt(float(row @ row))]
+    return [content, float(weights @ row), math.sqrt(float(row @ row))]
 
 
 def equal_prints(left: Sequence[float], right: Sequence[float]) -> bool:
@@ -260,7 +274,9 @@ def _exact_parts(value: Any, reals: list[npt.NDArray[np.float64]], depth: int) -
         elif not value.dtype.hasobject:
             yield np.ascontiguousarray(value).tobytes()
     elif isinstance(value, str):
-        yield value.encode(errors="replace")
+        # A path may be another one on each host; the file's name counts.
+        name = value.rpartition("/")[2] if value.startswith("/") else value
+        yield name.encode(errors="replace")
     elif isinstance(value, bytes | bytearray):
         yield bytes(value)
     elif depth < _DEEPEST:

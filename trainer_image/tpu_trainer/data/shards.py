@@ -41,6 +41,7 @@ from tpu_trainer.data.loading import (
     training_workers,
 )
 from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.gather import EXACT
 from tpu_trainer.task.task import Batch, Task
 
 if TYPE_CHECKING:
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
 MOST_LANES = 256
 """The chips of the largest slices of v5e and v6e, so that each has its own lane. Not more, because a lane is an open
 shard, and a single process has all lanes open."""
-
-_HALF = 2**24
-"""Whole numbers below it are exact in float32, which a gather carries."""
 
 
 class LanePosition(NamedTuple):
@@ -260,13 +258,13 @@ def merge_positions(position: Position, backend: Backend, plan: LanePlan) -> Pos
         number
         for lane in plan.own_lanes
         for part in places.get(str(lane), LanePosition())
-        for number in divmod(part, _HALF)
+        for number in divmod(part, EXACT)
     ]
     rows = backend.gather([float(number) for number in row])
     merged: dict[str, list[int]] = {}
     for rank in range(plan.step):
         numbers = [int(number) for number in rows[rank]]
-        parts = [high * _HALF + low for high, low in zip(numbers[::2], numbers[1::2], strict=True)]
+        parts = [high * EXACT + low for high, low in zip(numbers[::2], numbers[1::2], strict=True)]
         for nth, lane in enumerate(range(rank, plan.lanes, plan.step)):
             merged[str(lane)] = parts[2 * nth : 2 * nth + 2]
     return Position(position.epoch, position.offset, {**position.dataset, "places": merged})

@@ -7,7 +7,6 @@ are torchmetrics', which gather their states themselves.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from torch import Tensor, nn
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.gang.gather import pieces
+from tpu_trainer.gang.gather import is_shared, pieces
 from tpu_trainer.lightning.session import Metric, ModuleSession, is_metric, reduction_of
+from tpu_trainer.task.logbook import number_in
 from tpu_trainer.task.task import Batch
 
 
@@ -133,7 +133,7 @@ class Validation:
             self._remark(rows)
         for name, metric in self._objects.items():
             with user_code(f'compute() of the metric logged as "{name}"'):
-                result[name] = _number(name, metric.compute())
+                result[name] = number_in(f'self.log("{name}"): its metric', metric.compute())
         return result
 
     def _remark(self, rows: np.ndarray[Any, Any]) -> None:
@@ -151,9 +151,7 @@ class Validation:
         """Raises UserCodeError if the processes log different names: their collectives would not match."""
         texts = [f"{name} ({values.kind})" for name, values in self._values.items()]
         texts += [f"{name} ({type(metric).__name__})" for name, metric in self._objects.items()]
-        # 24 bits are what float32 holds exactly.
-        digest = float(zlib.crc32("\n".join(texts).encode()) % 2**24)
-        if len({row[0] for row in backend.gather([digest])}) > 1:
+        if not is_shared("\n".join(texts), backend):
             raise UserCodeError(
                 "validation_step: the processes do not all log the same names in the same order; process "
                 f"{backend.rank} logs {', '.join(texts) or 'nothing'}. self.log must not depend on the rank or the data"
@@ -171,15 +169,6 @@ def describe_local_numbers(names: Sequence[str]) -> str:
         f"{', '.join(names)}. Their mean is reported, which depends on the number of processes. Use a metric of "
         "torchmetrics or self.all_gather to cover all examples, or sync_dist=True if the mean is what you want"
     )
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value)
-    if isinstance(value, int | float):
-        return float(value)
-    shape = f"of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-    raise UserCodeError(f'self.log("{name}"): its metric computes a value {shape}; a single number is needed')
 
 
 def metrics_of(module: nn.Module) -> list[Metric]:

@@ -7,7 +7,6 @@ the run ends, stops or keeps a checkpoint. Lightning's own callbacks that contra
 from __future__ import annotations
 
 import inspect
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from tpu_trainer.contract.findings import Finding
 from tpu_trainer.data.loading import Position, random_seed
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import Signals
+from tpu_trainer.gang.gather import is_shared
 from tpu_trainer.lightning.session import LIGHTNING, is_metric
 from tpu_trainer.lightning.validation import describe_local_numbers, differ
 from tpu_trainer.lightning_trainer.gradients import Gradients
@@ -347,8 +347,7 @@ class GangCallback:
         """Warns once which numbers of the module depend on the number of processes."""
         local = {name: float(value) for name, value in self.local.items()}
         self.local.clear()
-        digest = float(zlib.crc32("\n".join(local).encode()) % 2**24)
-        if len({row[0] for row in self._backend.gather([digest])}) > 1:
+        if not is_shared("\n".join(local), self._backend):
             return
         rows = self._backend.gather(list(local.values()))
         if names := [name for name, numbers in zip(local, zip(*rows, strict=True), strict=True) if differ(numbers)]:

@@ -11,7 +11,6 @@ In validation every example counts once, and all processes have equally many bat
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +44,7 @@ from tpu_trainer.data.loading import (
     seed_generators,
 )
 from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.gather import is_shared
 
 _PLAIN = (SequentialSampler, RandomSampler, DistributedSampler)
 
@@ -230,9 +230,7 @@ class Division:
                     sampler.set_epoch(epoch)
                 with user_code(f"the sampler {type(sampler).__name__}"):
                     units = list(sampler)
-            # 24 bits are what float32 holds exactly.
-            digest = float(zlib.crc32(repr(units).encode()) % 2**24)
-            if len({row[0] for row in self._backend.gather([digest])}) > 1:
+            if not is_shared(repr(units), self._backend):
                 raise UserCodeError(
                     f"the sampler {type(sampler).__name__} does not give the same examples in all processes; the "
                     "trainer divides them, so it must not depend on the rank or on a generator that it seeds itself"

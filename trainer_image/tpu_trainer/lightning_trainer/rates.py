@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 class OptimizerRates:
     """One `LearningRateSetter` for each optimizer, once `build` is called. `ramp`: see `LearningRateSetter`."""
 
-    def __init__(self, hp: Hyperparameters, ramp: Ramp | None, tell: Callable[[Finding], None]) -> None:
-        self._hp, self._ramp, self._tell = hp, ramp, tell
+    def __init__(
+        self, hp: Hyperparameters, ramp: Ramp | None, tell: Callable[[Finding], None], say: Callable[[str], None]
+    ) -> None:
+        self._hp, self._ramp, self._tell, self._say = hp, ramp, tell, say
         self._rates: list[LearningRateSetter] = []
         self._own = False
 
@@ -34,7 +36,7 @@ class OptimizerRates:
         """
         self._own = bool(schedulers) or overrides(module, "optimizer_step")
         self._rates = [
-            LearningRateSetter(optimizer, self._hp, self._ramp, own=self._own, tell=self._tell)
+            LearningRateSetter(optimizer, self._hp, self._ramp, own=self._own, tell=self._tell, say=self._say)
             for optimizer in optimizers
         ]
         # With manual optimization the module steps its schedulers itself.

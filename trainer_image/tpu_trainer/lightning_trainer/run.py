@@ -136,7 +136,7 @@ class LightningTraining:
         start: Start,
     ) -> Outcome:
         module, backend, outputs = self.module, self.context.backend, self.context.outputs
-        rates = OptimizerRates(hp, start.ramp, outputs.add_finding)
+        rates = OptimizerRates(hp, start.ramp, outputs.add_finding, outputs.progress.say)
 
         def take(step: int, position: Position, health: NumericalHealth, alone: bool) -> Snapshot:
             entries = document(start, step, position, rates.rate_after(step), hp, health)

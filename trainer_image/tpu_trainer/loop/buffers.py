@@ -11,7 +11,6 @@ checkpoint's buffers on all replicas. A buffer that has not changed since it was
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from tpu_trainer.doctor.last_weights import tensor_checksum
 from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.gather import checksum, is_shared
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _LOOK_EVERY = 100
@@ -132,8 +132,7 @@ class Buffers:
         never exchanged."""
         places = find_places(self._model)
         names = ",".join(f"{type(place.module).__name__}.{place.name}" for place in places)
-        rows = self._backend.gather([float(len(places)), float(zlib.crc32(names.encode()) % (1 << 24))])
-        return places if all(row == rows[0] for row in rows) else [place for place in self._places if place.is_there]
+        return places if is_shared(names, self._backend) else [place for place in self._places if place.is_there]
 
     def _changed(self, place: BufferPlace) -> bool:
         if not (place.is_there and place.is_read):
@@ -186,5 +185,4 @@ def _is_torchs(module: nn.Module) -> bool:
 
 def _shape(tensor: Tensor) -> float:
     """Returns a hash of type and shape: a number above 0 that float32 holds exactly."""
-    described = f"{tensor.dtype} {list(tensor.shape)}"
-    return float(1 + zlib.crc32(described.encode()) % (1 << 23))
+    return 1 + checksum(f"{tensor.dtype} {list(tensor.shape)}".encode()) // 2

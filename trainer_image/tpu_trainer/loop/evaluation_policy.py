@@ -15,11 +15,7 @@ from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.spec import Mode, RunSpec
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.optim.schedule import DROP, LearningRateSetter
-
-SMALLEST_REDUCTION = 1e-8
-"""The smallest factor of the rate by schedule Plateau: a smaller one would change nothing, and for XLA a rate of 0 is
-another program."""
+from tpu_trainer.optim.schedule import LearningRateSetter
 
 Values = Mapping[str, float]
 
@@ -99,7 +95,10 @@ class EvaluationPolicy:
         self._states = {
             field: state.after(values[self._rules[field].metric], self._rules[field]) for field, state in before.items()
         }
-        self._lower_rate()
+        patience, plateau = self._spec.schedule.patience, self._states.get(PLATEAU)
+        if plateau is not None and patience is not None and plateau.waited >= patience:
+            self._rates.lower()
+            self._states[PLATEAU] = MetricState(plateau.best)
         return KEEP_BEST in before and self._states[KEEP_BEST].waited == 0
 
     def owes(self, step: int) -> bool:
@@ -126,7 +125,7 @@ class EvaluationPolicy:
         """Returns what a checkpoint keeps, as JSON."""
         return {
             "judged": self._judged,
-            "reduction": self._rates.reduction,
+            "reduction": self._rates.recipe.reduction,
             "streaks": {field: {**_key(self._rules[field]), **asdict(state)} for field, state in self._states.items()},
         }
 
@@ -135,19 +134,10 @@ class EvaluationPolicy:
         if kept is None:
             return
         self._judged = kept["judged"]
-        self._rates.reduction = reduction_of(kept, self._spec)
         for field, rule in self._rules.items():
             state = kept["streaks"].get(field)
             if state is not None and _key(rule).items() <= state.items():
                 self._states[field] = MetricState(state["best"], int(state["waited"]))
-
-    def _lower_rate(self) -> None:
-        schedule, state = self._spec.schedule, self._states.get(PLATEAU)
-        if state is None or schedule.patience is None or state.waited < schedule.patience:
-            return
-        reduction = self._rates.reduction * (DROP if schedule.factor is None else schedule.factor)
-        self._rates.reduction = max(reduction, SMALLEST_REDUCTION)
-        self._states[PLATEAU] = MetricState(state.best)
 
     def _examples(self, step: int) -> int:
         # Examples and not steps, which another slice counts differently.

@@ -21,7 +21,7 @@ from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop.checkpoints import CheckpointStorage, report_origin, start_of
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.entrypoint import Loaded, load_entrypoint
-from tpu_trainer.loop.evaluation_policy import EvaluationPolicy
+from tpu_trainer.loop.evaluation_policy import EvaluationPolicy, reduction_of
 from tpu_trainer.loop.modes import enter_training_mode
 from tpu_trainer.loop.trainable import ParameterGroupChanges, PreparedTask, refuse_lazy, refuse_synchronised_norm
 from tpu_trainer.optim.optimizers import build_optimizer, find_unused_settings, refuse_closure
@@ -84,7 +84,15 @@ def prepare(
 
     group_changes, logbook = ParameterGroupChanges(task.model, optimizer), Logbook(backend, warn)
     # Before the optimizer's state is restored: it takes the optimizer's present rates for the recipe's.
-    rates = LearningRateSetter(optimizer, hp, start.ramp, own=hooks.own_schedule, tell=tell)
+    rates = LearningRateSetter(
+        optimizer,
+        hp,
+        start.ramp,
+        reduction_of(policy_state, spec),
+        own=hooks.own_schedule,
+        tell=tell,
+        say=context.outputs.progress.say,
+    )
     policy, closing = EvaluationPolicy(spec, start, rates, hooks.monitors), Closing(start.ended)
     if evaluation_size(task) == 0:
         policy.check({})

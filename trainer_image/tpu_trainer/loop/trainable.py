@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from tpu_trainer.checkpoint.resume import Start
-from tpu_trainer.contract.errors import UserCodeError, user_code
+from tpu_trainer.contract.errors import UserCodeError, several, user_code
 from tpu_trainer.doctor.last_weights import Closing, checksum_of
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.loop.evaluation_policy import EvaluationPolicy
@@ -123,8 +123,8 @@ class Trainable:
         if late := {parameter for parameter, steps in self._silent.items() if steps == _PATIENCE}:
             names = [name for name, parameter in self._model.named_parameters() if parameter in late]
             self._warn(
-                f"{_join_names(names)} {'was' if len(names) == 1 else 'were'} unfrozen during the training and got no "
-                f"gradient in the {_PATIENCE} steps since: the loss does not use them, so they are not trained"
+                f"{several(names, _SHOWN)} {'was' if len(names) == 1 else 'were'} unfrozen during the training and got "
+                f"no gradient in the {_PATIENCE} steps since: the loss does not use them, so they are not trained"
             )
 
     def _order(self, held: list[nn.Parameter]) -> None:
@@ -145,8 +145,8 @@ class Trainable:
         others, named = {id(parameter) for parameter in self._others}, list(self._model.named_parameters())
         names = [name for name, parameter in named if parameter.grad is not None and id(parameter) in others]
         return (
-            f"{len(names)} of the model's {len(named)} parameters are not trained: {_join_names(names)} get a gradient "
-            "from the loss and are in no parameter group of the optimizer. Add them to one, or freeze them "
+            f"{len(names)} of the model's {len(named)} parameters are not trained: {several(names, _SHOWN)} get a "
+            "gradient from the loss and are in no parameter group of the optimizer. Add them to one, or freeze them "
             "(requires_grad_(False)), which saves their gradients"
         )
 
@@ -288,10 +288,6 @@ def _json_options(group: Group) -> Group:
         key: float(value) if isinstance(value, Tensor) else value for key, value in group.items() if key != "params"
     }
     return {key: value for key, value in plain.items() if isinstance(value, int | float | str | list | tuple | None)}
-
-
-def _join_names(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if names[_SHOWN:] else "")
 
 
 def _misfit_error(there: str, here: str) -> UserCodeError:

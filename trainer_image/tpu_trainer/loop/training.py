@@ -46,7 +46,7 @@ def run_own_loop(context: RunContext, loaded: Loaded) -> Outcome:
     backend, spec, outputs = context.backend, context.spec, context.outputs
     hp, (task, hooks) = Hyperparameters.of(spec), loaded
     try:
-        check_data(task, hp.seed, backend, context.environment.host_index)
+        check_data(task, hp.seed, backend, context.environment.host_index, outputs.add_finding)
         storage = CheckpointStorage.of(spec, task.model, backend)
         checkpoint = storage.choose(backend, outputs)
         if checkpoint is not None and is_from_lightning(checkpoint.snapshot):
@@ -80,7 +80,7 @@ def first_steps(context: RunContext, loaded: Loaded, count: int) -> TrainingResu
     pace, stop, hp = context.pace, context.stop, Hyperparameters.of(context.spec)
     context = replace(context, stop=lambda: stop() or pace.last == count - 1)
     task, hooks = loaded
-    check_data(task, hp.seed, context.backend, context.environment.host_index)
+    check_data(task, hp.seed, context.backend, context.environment.host_index, context.outputs.add_finding)
     work = prepare(context, task, hooks, hp, CheckpointStorage(None), None)
     # What the replicas ask for is read whenever a checkpoint is due.
     checkpoints = NoCheckpoints(CheckpointSchedule(count, None, hp.last_step))
@@ -231,12 +231,7 @@ class _Training:
     def _judge(self, step: int, values: Mapping[str, float], metrics: Mapping[str, float]) -> bool:
         """Applies the policy; returns whether the evaluation is the best so far. `values`: rank 0's, of the metrics
         that the run follows."""
-        rates = self.work.rates
-        before = rates.reduction
         is_best = self.work.policy.judge(step, values, metrics)
-        if rates.reduction != before and not self.work.hooks.own_schedule:
-            share = f"{rates.reduction:.6g} times the recipe's"
-            self.context.outputs.progress.say(f"step {step}: a plateau: from here on the learning rate is {share}")
         if self.work.policy.early_end(step) is not None:
             # Hooks of the end may change this step's checkpoint, so the best one before it stays.
             self.instruments.checkpoints.closes = True

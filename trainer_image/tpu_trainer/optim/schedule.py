@@ -1,10 +1,10 @@
-"""The learning rate of every step: warm-up, then the recipe's schedule, unless the task sets the rate itself."""
+"""Decides the learning rate of every step: warm-up, then the recipe's schedule, unless the task sets it itself."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 DROP = 0.1
 """The default factor of schedules Step and Plateau."""
+SMALLEST_REDUCTION = 1e-8
+"""The smallest factor of the rate by schedule Plateau: a smaller one would change nothing, and for XLA a rate of 0 is
+another program."""
+RAMP_SHARE = 0.05
+"""The longest ramp, as a share of the remaining steps."""
 _END_FACTOR = 0.0
 
 Rate = Any
@@ -40,6 +45,50 @@ class Ramp:
         return self.begin + (1 - self.begin) * done
 
 
+@dataclass(frozen=True)
+class RecipeRate:
+    """The recipe's rate in each step, counted from 0, as a factor of the rate that a group was built with.
+
+    reduction: the factor by which schedule Plateau has multiplied the rate so far. ramp: None without one.
+    """
+
+    hp: Hyperparameters
+    reduction: float = 1.0
+    ramp: Ramp | None = None
+
+    def factor(self, step: int) -> float:
+        hp = self.hp
+        factor = self.reduction * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
+        return factor if self.ramp is None else factor * self.ramp.factor(step)
+
+    def reason(self, step: int) -> str:
+        """Returns what determines the rate of `step`: the ramp, the warm-up, or the schedule."""
+        warmup, schedule = self.hp.warmup_steps, self.hp.schedule
+        if self.ramp is not None and step < self.ramp.first + self.ramp.steps:
+            return f"on a ramp of {self.ramp.steps} steps to this slice's rate"
+        if step < warmup:
+            return f"in the warm-up of {warmup} steps"
+        text = f"by the recipe's schedule {schedule.name}"
+        if schedule.name == "Plateau" and self.reduction != 1:
+            return f"{text}, which has lowered it to {self.reduction:.6g} times the recipe's"
+        passed = [milestone for milestone in schedule.milestones if step >= milestone]
+        return f"{text}, after milestone {max(passed)}" if passed else text
+
+    def lowered(self) -> RecipeRate:
+        """Returns the rate after a plateau."""
+        factor = DROP if self.hp.schedule.factor is None else self.hp.schedule.factor
+        return replace(self, reduction=max(self.reduction * factor, SMALLEST_REDUCTION))
+
+    def ramp_from(self, old_rate: float, step: int) -> Ramp | None:
+        """Returns a ramp from the last rate on another slice up to that of `step`; None if that is not higher."""
+        hp = self.hp
+        new_rate = self.reduction * hp.learning_rate * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
+        steps = min(math.ceil(RAMP_SHARE * (hp.train_steps - step)), max(hp.warmup_steps, 1))
+        if steps < 1 or not 0 < old_rate < new_rate:
+            return None
+        return Ramp(first=step, steps=steps, begin=old_rate / new_rate)
+
+
 class RateOwner(StrEnum):
     """Who sets the rates: the recipe; the task from the start, by a scheduler; or the task since some step."""
 
@@ -48,35 +97,13 @@ class RateOwner(StrEnum):
     HOOKS = "hooks"
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A group's rate when it was last checked. torch counts the writes to a tensor in its version, so an in-place
-    change is noticed without a read from the device."""
-
-    rate: Rate
-    version: int
-
-    @staticmethod
-    def of(group: Mapping[str, Any]) -> _Seen:
-        rate = group.get("lr")
-        return _Seen(rate, _version(rate))
-
-    def is_still(self, rate: Rate) -> bool:
-        if isinstance(rate, Tensor) or isinstance(self.rate, Tensor):
-            return rate is self.rate and _version(rate) == self.version
-        return bool(rate == self.rate)
-
-
-_TAKEN = "From here on the rate is the task's: the recipe's warm-up and schedule are not used"
-
-
 class LearningRateSetter:
-    """Sets every parameter group's rate, based on the one the optimizer was built with, until the task sets one itself.
+    """Decides every parameter group's rate, and why: the recipe's `RecipeRate`, based on the rate that the optimizer
+    was built with, until the task sets a rate itself.
 
     A rate that differs from the one last set here was set by the task's own code, in a hook or in its optimizer. It
     stands, and from then on all rates are the task's, which is reported to `tell` once. `own`: they are the task's from
-    the start. `ramp`: None without one, and if the rates are the task's. `reduction`: the factor by which schedule
-    Plateau has multiplied the recipe's rates so far.
+    the start. `ramp` and `reduction`: see `RecipeRate`. `say` receives a line whenever the reason changes.
     """
 
     def __init__(
@@ -84,56 +111,72 @@ class LearningRateSetter:
         optimizer: Optimizer,
         hp: Hyperparameters,
         ramp: Ramp | None = None,
+        reduction: float = 1.0,
         *,
         own: bool = False,
         tell: Callable[[Finding], None] = lambda finding: None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._optimizer, self._hp, self._tell = optimizer, hp, tell
-        self.ramp = None if own else ramp
-        self.reduction = 1.0
+        self._optimizer, self._tell, self._say = optimizer, tell, say
+        self.recipe = RecipeRate(hp, reduction, ramp)
         self._owner = RateOwner.TASK if own else RateOwner.RECIPE
+        self._reason = ""
         self._built: list[Rate] = []
-        self._last: list[_Seen] = []
-        self._factor = 1.0
-        self._take_in_new_groups()
+        self._last: list[Rate] = []
         if not own:
             for group, scale in zip(optimizer.param_groups, _layer_scales(optimizer), strict=True):
                 if scale != 1:
                     group["lr"] = group["lr"] * scale
-            self._built, self._last = [], []
-            self._take_in_new_groups()
+        self._take_in_new_groups()
+
+    @property
+    def ramp(self) -> Ramp | None:
+        """Returns the recipe's ramp; None if the rates are the task's."""
+        return self.recipe.ramp if self._owner is RateOwner.RECIPE else None
 
     @property
     def current(self) -> float:
         """The first group's rate; 0 for an optimizer that works without one."""
-        rate = self._optimizer.param_groups[0].get("lr")
-        return 0.0 if rate is None else float(rate)
+        return _number(self._optimizer.param_groups[0].get("lr")) or 0.0
 
     def rate_after(self, steps: int) -> float:
         """Returns the recipe's rate in the last of `steps` steps, of which each group has a multiple; the first group's
         rate if the rates are the task's."""
-        return self._hp.learning_rate * self._factor_of(steps - 1) if self._owner is RateOwner.RECIPE else self.current
+        if self._owner is not RateOwner.RECIPE:
+            return self.current
+        return self.recipe.hp.learning_rate * self.recipe.factor(steps - 1)
 
     def set(self, step: int) -> None:
         """Sets the rates for step `step`, counted from 0."""
         self._take_in_new_groups()
         groups = self._optimizer.param_groups
-        if self._owner is RateOwner.RECIPE and not all(
-            last.is_still(group.get("lr")) for group, last in zip(groups, self._last, strict=True)
-        ):
-            self._hand_over(step)
-        if self._owner is not RateOwner.RECIPE:
+        if self._owner is RateOwner.RECIPE:
+            for group, last in zip(groups, self._last, strict=True):
+                if _number(rate := group.get("lr")) != _number(last):
+                    change = f"the learning rate to {_short(rate)}, it was {_short(last)}"
+                    self._hand_over(step, f"step {step + 1}: the task's own code set {change}")
+                    break
+        if self._owner is RateOwner.HOOKS:
+            # A finding has reported this.
             return
-        self._factor = self._factor_of(step)
-        for group, rate in zip(groups, self._built, strict=True):
-            if rate is not None:
-                group["lr"] = rate * self._factor
-        self._last = [_Seen.of(group) for group in groups]
+        if self._owner is RateOwner.RECIPE:
+            factor = self.recipe.factor(step)
+            for group, rate in zip(groups, self._built, strict=True):
+                if rate is not None:
+                    group["lr"] = rate * factor
+            self._last = [_copy(group.get("lr")) for group in groups]
+        reason = self.reason(step)
+        if reason != self._reason:
+            self._reason = reason
+            self._say(f"step {step + 1}: the learning rate is {self.current:.6g}, {reason}")
 
-    def _factor_of(self, step: int) -> float:
-        """Returns the factor of the recipe's rate in step `step`, counted from 0."""
-        factor = self.reduction * rate_factor(step, self._hp.train_steps, self._hp.warmup_steps, self._hp.schedule)
-        return factor if self.ramp is None else factor * self.ramp.factor(step)
+    def reason(self, step: int) -> str:
+        """Returns what determines the rates of step `step`, counted from 0, unless hooks have set them."""
+        return self.recipe.reason(step) if self._owner is RateOwner.RECIPE else "by the task's own schedule"
+
+    def lower(self) -> None:
+        """Lowers the recipe's rates after a plateau, from the next step on."""
+        self.recipe = self.recipe.lowered()
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps, as JSON: the owner of the rates, the groups' original rates and current
@@ -150,9 +193,7 @@ class LearningRateSetter:
             self._load_new_groups(state["built"])
             return
         if self._owner is RateOwner.RECIPE:
-            self._owner, self.ramp = RateOwner.HOOKS, None
-            text = f"before the checkpoint the task's own code set the learning rate. {_TAKEN}"
-            self._tell(Finding("LearningRate", 0, text))
+            self._hand_over(0, "before the checkpoint the task's own code set the learning rate")
         groups = self._optimizer.param_groups
         for group, now, then, rate in zip(
             groups, _numbers(self._built), state["built"], state["present"], strict=False
@@ -163,34 +204,25 @@ class LearningRateSetter:
     def rewind(self, state: Mapping[str, Any]) -> None:
         """Continues with the owner of an earlier `state` of this run, whose rates the groups have again."""
         self._owner = RateOwner(state["whose"])
-        self._last = [_Seen.of(group) for group in self._optimizer.param_groups]
+        self._last = [_copy(group.get("lr")) for group in self._optimizer.param_groups]
 
     def _load_new_groups(self, built: Sequence[float | None]) -> None:
         """Gives groups that a hook had added their original rate, in proportion to the recipe's, instead of their
         last."""
         count = len(self._built)
-        now, then = _numbers(self._built[:1])[0], built[0]
+        now, then = _number(self._built[0]), built[0]
         for group, rate in zip(self._optimizer.param_groups[count:], built[count:], strict=False):
             if rate is not None:
                 group["lr"] = rate * now / then if now and then else rate
 
     def _take_in_new_groups(self) -> None:
         for group in self._optimizer.param_groups[len(self._built) :]:
-            rate = group.get("lr")
-            self._built.append(rate.clone() if isinstance(rate, Tensor) else rate)
-            self._last.append(_Seen.of(group))
+            self._built.append(_copy(group.get("lr")))
+            self._last.append(_copy(group.get("lr")))
 
-    def _hand_over(self, step: int) -> None:
+    def _hand_over(self, step: int, observation: str) -> None:
         self._owner = RateOwner.HOOKS
-        groups = self._optimizer.param_groups
-        present, built = next(
-            (group.get("lr"), built)
-            for group, built, last in zip(groups, self._built, self._last, strict=True)
-            if not last.is_still(group.get("lr"))
-        )
-        before = None if built is None else built * self._factor
-        rates = f"to {_short(present)}, it was {_short(before)}"
-        text = f"step {step + 1}: the task's own code set the learning rate {rates}. {_TAKEN}"
+        text = f"{observation}. From here on the rate is the task's: the recipe's warm-up and schedule are not used"
         self._tell(Finding("LearningRate", step, text))
 
 
@@ -204,12 +236,17 @@ def _layer_scales(optimizer: Optimizer) -> list[float]:
     ]
 
 
-def _version(rate: Rate) -> int:
-    return rate._version if isinstance(rate, Tensor) else 0
+def _copy(rate: Rate) -> Rate:
+    # Code of the task may fill a tensor in place.
+    return rate.clone() if isinstance(rate, Tensor) else rate
+
+
+def _number(rate: Rate) -> float | None:
+    return None if rate is None else float(rate)
 
 
 def _numbers(rates: Sequence[Rate]) -> list[float | None]:
-    return [None if rate is None else float(rate) for rate in rates]
+    return [_number(rate) for rate in rates]
 
 
 def _short(rate: Rate) -> str:

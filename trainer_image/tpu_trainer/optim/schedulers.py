@@ -120,6 +120,8 @@ class SchedulingHooks(Hooks):
         self._task, self._hooks = task, task.hooks or Hooks()
         self._schedules: Schedules | None = None
         self._epoch = 0
+        for name in ("train_begins", "step_begins", "before_update", "evaluation_ends", "train_ends"):
+            setattr(self, name, getattr(self._hooks, name))
 
     @property
     def changes_gradients(self) -> bool:
@@ -163,18 +165,3 @@ class SchedulingHooks(Hooks):
     def load(self, state: Mapping[str, Any]) -> None:
         self._epoch = int(state.get("epoch", 0))
         self._hooks.load(state.get("hooks", {}))
-
-    def train_begins(self) -> None:
-        self._hooks.train_begins()
-
-    def step_begins(self, batch: Batch, step: int) -> None:
-        self._hooks.step_begins(batch, step)
-
-    def before_update(self, optimizer: Optimizer) -> None:
-        self._hooks.before_update(optimizer)
-
-    def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._hooks.evaluation_ends(step, metrics)
-
-    def train_ends(self, *, stopped: bool) -> None:
-        self._hooks.train_ends(stopped=stopped)

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.task.logbook import LoggedCurve, plain_name
+from tpu_trainer.task.logbook import LoggedCurve, number_in, plain_name
 
 _OPEN = threading.local()
 """Holds, as `board`, the board of the replica that this thread runs."""
@@ -50,7 +50,8 @@ class Board:
         if self.writes or self.together:
             at = self.last_step() if step is None else int(step)
             curves = [
-                LoggedCurve(plain_name(name), ((at, _number(name, value)),), False) for name, value in values.items()
+                LoggedCurve(plain_name(name), ((at, number_in(f'"{name}"', value)),), False)
+                for name, value in values.items()
             ]
             if self.writes:
                 self.add_curves(curves)
@@ -89,7 +90,7 @@ class SummaryWriter:
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int | None = None, *_: Any, **__: Any) -> None:
         """Adds a number, or a tensor with one element."""
-        self._add(global_step, lambda summary: summary.scalar(plain_name(tag), _number(tag, scalar_value)))
+        self._add(global_step, lambda summary: summary.scalar(plain_name(tag), number_in(f'"{tag}"', scalar_value)))
 
     def add_scalars(self, main_tag: str, tag_scalar_dict: Mapping[str, Any], global_step: int | None = None) -> None:
         """Adds several scalars, each as MAIN_TAG/NAME."""
@@ -188,13 +189,6 @@ def _summaries() -> Any:
     from tensorboardX import summary  # type: ignore[import-untyped, unused-ignore]
 
     return summary
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UserCodeError(f'"{name}": a single number is needed, got a {type(value).__name__}') from None
 
 
 def _array(value: Any) -> Any:

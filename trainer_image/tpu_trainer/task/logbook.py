@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.gang.exchange import LoggedRow
+from tpu_trainer.gang.gather import checksum
 
 if TYPE_CHECKING:
     from tpu_trainer.gang.backends.base import Backend
@@ -215,8 +216,7 @@ class Logbook:
         table, values = dict(self._table), {**self._waiting, **self._entries}
         new = [[name, asdict(entry.style)] for name, entry in values.items() if name not in table]
         text = json.dumps(new[:MOST_NAMES]).encode()
-        # 24 bits, all that float32 holds exactly.
-        summary = [float(zlib.crc32(text) % 2**24), float(len(text)), float(bool(values))]
+        summary = [checksum(text), float(len(text)), float(bool(values))]
         rows = self._backend.gather(summary)
         texts = [text]
         if any(row[:2] != summary[:2] for row in rows):
@@ -349,6 +349,15 @@ def plain_name(name: Any) -> str:
         got = f"{len(name)} characters" if isinstance(name, str) else f"a {type(name).__name__}"
         raise UserCodeError(f"log: a name must be text of 1 to {NAME_LENGTH} characters, got {got}")
     return "".join(character if character.isprintable() else "?" for character in name)
+
+
+def number_in(what: str, value: Any) -> float:
+    """Returns the single number in the value. Raises UserCodeError if it is none; `what` names it."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        got = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise UserCodeError(f"{what}: a single number is needed, got {got}") from None
 
 
 def _number(name: str, value: Any, what: str = "value") -> tuple[float, Tensor | None]:

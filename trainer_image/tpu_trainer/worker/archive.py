@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from tpu_trainer.contract.errors import cut
 from tpu_trainer.contract.protocol import LARGEST_CODE, MOST_CODE_FILES
 
 _PIECE = 1 << 20
@@ -122,4 +123,4 @@ def _kind(member: tarfile.TarInfo) -> str:
 
 
 def _quote(name: str) -> str:
-    return ascii(name if len(name) <= _LONGEST_QUOTE else f"{name[:_LONGEST_QUOTE]}...")
+    return ascii(cut(name, _LONGEST_QUOTE))

@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 
-from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.api.trainer import Backend, Loop
@@ -26,9 +25,10 @@ from tpu_training_operator.cli.common.errors import BadInput, CommandError
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load
 from tpu_training_operator.cli.compile.compile_report import SliceCheck, as_json, print_check, print_comparison
 from tpu_training_operator.domain.job.options import other_programs
-from tpu_training_operator.domain.job.recipe.bound import StepCollective, StepCost, bound_of
+from tpu_training_operator.domain.job.recipe.compile_results import CompileResult
 from tpu_training_operator.domain.job.recipe.cost import cost_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.job.trainer_report import CompiledStep
 from tpu_training_operator.domain.objects.run_spec import run_spec
 
 _UID = "00000000-0000-0000-0000-000000000000"
@@ -128,14 +128,10 @@ def _check_slice(request: CompileRequest, resolution: Resolution, *, largest: bo
     if request.shows_progress:
         click.echo(f"compiling for {resolution.layout} ...", err=True)
     answer = ask(request, resolution, largest=largest)
-    generation = generations().get(resolution.layout.shape.generation)
-    if "step" not in answer or generation is None:
-        return SliceCheck(resolution, answer, None, None)
-    step = answer["step"]
-    collectives = [StepCollective(collective["kind"], collective["bytes"]) for collective in step["collectives"]]
-    cost = StepCost(step["flops"], step["modelFlops"], step["traffic"], collectives)
-    bound = bound_of(cost, generation, answer["replicas"])
-    return SliceCheck(resolution, answer, bound, cost_of(resolution, bound.seconds))
+    result = CompileResult(resolution.layout, CompiledStep.model_validate(answer))
+    return SliceCheck(
+        resolution, answer, result, None if result.bound is None else cost_of(resolution, result.bound.seconds)
+    )
 
 
 def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> dict[str, Any]:
@@ -165,6 +161,6 @@ def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> di
                 f"compile-check: the trainer's process ended with exit code {ended.returncode} and without an answer"
             )
         answer: dict[str, Any] = json.loads(written.read_bytes())
-    if "error" in answer:
-        raise CommandError(answer["error"])
+    if "trouble" in answer:
+        raise CommandError(answer["said"])
     return answer

@@ -8,35 +8,29 @@ from tpu_training_operator.api.words import count, several
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.cli.common.terminal import console
 from tpu_training_operator.domain.job.recipe.bound import Bound
-from tpu_training_operator.domain.job.recipe.compile_results import gib, milliseconds
+from tpu_training_operator.domain.job.recipe.compile_results import CompileResult, gib, milliseconds
 from tpu_training_operator.domain.job.recipe.cost import Cost
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 
 _PIPE_WIDTH = 140
 _LEAST_WIDE = 0.1
 _MOST_COLLECTIVES = 4
-_FINDINGS = {
-    "HostRead": "reads a number off the device: the step waits for it, and is cut into two programs",
-    "DynamicShape": "has a result whose size depends on the data: every batch would be another program",
-    "Fallback": "has no TPU kernel in torch_xla: it runs on the host's CPU, and cuts the step in two",
-    "DifferentPrograms": "two batches make two programs: each new one is compiled, which takes as long as the first",
-}
 
 
 @dataclass(frozen=True)
 class SliceCheck:
-    """The trainer's answer for one slice. `bound` and `cost` follow from it; None if nothing was compiled."""
+    """The trainer's answer for one slice, and the same in words. `cost`: None if nothing was compiled."""
 
     resolution: Resolution
     answer: Mapping[str, Any]
-    bound: Bound | None
+    result: CompileResult
     cost: Cost | None
     others: tuple["SliceCheck", ...] = ()
     """The same job on the alternatives whose steps are other programs."""
 
     @property
     def all_fit(self) -> bool:
-        return all(check.answer["fits"] for check in (self, *self.others))
+        return all(check.result.fits for check in (self, *self.others))
 
 
 def print_check(file: JobFile, checked: SliceCheck) -> None:
@@ -47,24 +41,23 @@ def print_check(file: JobFile, checked: SliceCheck) -> None:
     batch = count(answer["batch"]["perReplica"], "example")
     out.print(f"[bold]{file.job.name}: {checked.resolution.layout}, {batch} per replica[/bold]", soft_wrap=True)
     out.print(_method(answer), soft_wrap=True)
-    for finding in answer["found"]:
-        out.print(f"[yellow]found:[/yellow] {escape(_finding_text(finding))}", soft_wrap=True)
-    for line in (_verdict(answer), _largest(answer)):
-        if line is not None:
-            out.print(f"[bold]{escape(line)}[/bold]", soft_wrap=True)
+    for finding in checked.result.findings:
+        out.print(f"[yellow]found:[/yellow] {escape(finding)}", soft_wrap=True)
+    for line in filter(None, (checked.result.verdict, checked.result.largest_batch)):
+        out.print(f"[bold]{escape(line)}[/bold]", soft_wrap=True)
     if refusal := answer.get("refusal"):
         out.print("the compiler says:")
         out.print(escape("\n".join(f"  {line}" for line in refusal.splitlines())), soft_wrap=True)
-    if checked.bound is not None:
+    if checked.result.bound is not None:
         table = Table()
         table.add_column("")
         table.add_column("per core", justify="right", style="bold")
         table.add_column("", style="dim", overflow="fold")
-        for row in _rows(checked, checked.bound):
+        for row in _rows(checked, checked.result.bound):
             table.add_row(*row)
         out.print(table)
     for other in checked.others:
-        verdict = f"{other.resolution.layout}, an alternative: {_verdict(other.answer)}"
+        verdict = f"{other.resolution.layout}, an alternative: {other.result.verdict}"
         out.print(f"[bold]{escape(verdict)}[/bold]", soft_wrap=True)
     for line in _advice(answer):
         out.print(f"[yellow]advice:[/yellow] {escape(line)}", soft_wrap=True)
@@ -88,15 +81,14 @@ def print_comparison(file: JobFile, checked: Sequence[SliceCheck]) -> None:
 
 
 def _comparison_cells(check: SliceCheck) -> Iterator[str]:
-    answer, bound, cost = check.answer, check.bound, check.cost
-    largest = answer.get("largestBatch")
-    fits = {True: "yes", False: "no", None: "-"}[answer["fits"]]
+    result, bound, cost = check.result, check.result.bound, check.cost
+    largest = result.step.largest_batch
+    fits = {True: "yes", False: "no", None: "-"}[result.fits]
     yield str(check.resolution.layout)
-    yield str(answer["batch"]["perReplica"])
-    yield fits if largest is None else f"{fits}, {largest['fits']} does"
-    memory = answer.get("memory", {})
-    yield f"{gib(memory['needed'])} of {gib(memory['limit'])}" if "needed" in memory else "-"
-    if bound is None or cost is None or cost.hours is None or cost.chip_hours is None or not answer["fits"]:
+    yield str(check.answer["batch"]["perReplica"])
+    yield fits if largest is None else f"{fits}, {largest.fits:.0f} does"
+    yield result.memory
+    if bound is None or cost is None or cost.hours is None or cost.chip_hours is None or not result.fits:
         yield from "-" * 6
         return
     yield f"{1 / bound.seconds:.3g}"
@@ -113,37 +105,6 @@ def _method(answer: Mapping[str, Any]) -> str:
         f"traced by torch_xla {versions['torchXla']} for {count(answer['replicas'], 'replica')}, compiled for "
         f"{answer['generation']} {answer['topology']} by libtpu {versions['libtpu']}; not run"
     )
-
-
-def _finding_text(finding: Mapping[str, str]) -> str:
-    where = f"{finding['where']}: " if finding["where"] else ""
-    shapes = f" ({finding['shapes']})" if finding["shapes"] else ""
-    return f"{where}{finding['operation']} {_FINDINGS[finding['kind']]}{shapes}"
-
-
-def _verdict(answer: Mapping[str, Any]) -> str | None:
-    if answer["fits"] is None:
-        return "cannot be one program" if "refusal" not in answer else "the compiler refuses the step"
-    memory = answer["memory"]
-    if "needed" not in memory:
-        return f"does not fit: a core of {answer['generation']} has {gib(memory['limit'])} for a program"
-    limit, needed = memory["limit"], memory["needed"]
-    if limit is None:
-        return f"compiles, and needs {gib(needed)} of HBM per core"
-    if answer["fits"]:
-        return f"fits: {gib(needed)} of {gib(limit)} of HBM per core, {gib(limit - needed)} free"
-    return f"does not fit: needs {gib(needed)} of {gib(limit)} of HBM per core, {gib(needed - limit)} too much"
-
-
-def _largest(answer: Mapping[str, Any]) -> str | None:
-    largest = answer.get("largestBatch")
-    if largest is None:
-        return None
-    if not largest["fits"]:
-        return "not even one example per replica fits"
-    refused = "no larger one was refused" if largest["refused"] is None else f"{largest['refused']} does not fit"
-    total = largest["fits"] * answer["replicas"] * answer["batch"].get("accumulation", 1)
-    return f"largest batch per replica that fits: {largest['fits']} ({refused}); {total} per slice and step"
 
 
 def _rows(checked: SliceCheck, bound: Bound) -> Iterator[tuple[str, str, str]]:
@@ -201,8 +162,8 @@ def _mb(size: float) -> str:
 
 def as_json(checked: SliceCheck) -> dict[str, Any]:
     document = {"slice": str(checked.resolution.layout), **checked.answer}
-    if checked.bound is not None and checked.cost is not None:
-        bound = checked.bound
+    bound = checked.result.bound
+    if bound is not None and checked.cost is not None:
         document["atBest"] = {
             "stepSeconds": bound.seconds,
             "boundBy": bound.by,

@@ -133,10 +133,10 @@ def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: Comp
 
 def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     """Yields the objects of the entry check, then those of the first attempt."""
-    first, options = _with_uid((*file.lower_rungs, *file.options)[0]), [_with_uid(option) for option in file.options]
+    first = _with_uid((*file.lower_rungs, *file.options)[0])
     job = first.job
     if is_wanted(job.spec):
-        yield entry_check_config_map(first, options)
+        yield entry_check_config_map(first)
         yield entry_check_pod(job, first.resolution)
     yield service(job)
     yield config_map(job, first.resolution, _FIRST_ATTEMPT)

@@ -86,8 +86,8 @@ def _alternatives(file: JobFile, compiled: CompiledSteps | None) -> Table:
         numbers = (layout.hosts, layout.chips, recipe.batch.per_replica, recipe.batch.accumulation, recipe.batch.total)
         what = "all of them" if option.is_own else "nodes"
         when = f"after {span(option.choice.wait_seconds)} without {what}" if option.number else "first"
-        step = compiled.of(option.resolution) if compiled else None
-        memory = "no" if step is None else f"{step.verdict}: {step.memory}"
+        result = compiled.of(option.resolution) if compiled else None
+        memory = "no" if result is None else f"{result.short_verdict}: {result.memory}"
         table.add_row(str(option), *map(str, numbers), str(recipe.train_steps), when, *([memory] if compiled else []))
     return table
 
@@ -100,11 +100,11 @@ def _skipped_counts(file: JobFile) -> Iterator[int]:
 
 
 def _compiled_rows(file: JobFile, compiled: CompiledSteps | None) -> Iterator[ComparisonRow]:
-    step = compiled.of(file.resolution) if compiled else None
-    if step is not None:
-        yield ComparisonRow("HBM", "", step.memory, f"{step.verdict}; compiled, not run")
-        if step.at_best:
-            yield ComparisonRow("step at best", "", step.at_best, step.bound)
+    result = compiled.of(file.resolution) if compiled else None
+    if result is not None:
+        yield ComparisonRow("HBM", "", result.memory, f"{result.short_verdict}; compiled, not run")
+        if all(result.at_best):
+            yield ComparisonRow("step at best", "", *result.at_best)
 
 
 def _list(rows: Iterable[ComparisonRow]) -> Table:

@@ -7,7 +7,7 @@ from datetime import datetime
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.constants import MULTIKUEUE
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Activity, Failure, Goodput, Move, Placement, Progress, ReportPhase, State
+from tpu_training_operator.api.status import Activity, Failure, Move, Placement, Progress, ReportPhase, State
 from tpu_training_operator.api.words import count, duration, several
 from tpu_training_operator.cli.common.terminal import ago
 from tpu_training_operator.cli.plan.ladder import rung_lines
@@ -15,6 +15,7 @@ from tpu_training_operator.cli.watch.job_view import JobView
 from tpu_training_operator.domain.cluster_state.hosts import HostGroup, Hosts, group_words
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.messages import describe_attempt, describe_class, describe_place, gist
+from tpu_training_operator.domain.plan.common.ledger import account_of
 from tpu_training_operator.domain.plan.common.restart_budget import Budget
 from tpu_training_operator.domain.plan.stopping.budget import format_hours
 
@@ -298,31 +299,19 @@ def _time(view: JobView) -> Section:
     goodput = view.goodput
     if goodput is None:
         return _always("time", [])
-    parts = _time_parts(goodput)
-    ratio = goodput.ratio if goodput.productive_seconds else None
-    brief = ", ".join(f"{name} {duration(seconds)}" for name, (_, seconds) in parts.items() if seconds) or "0s"
+    parts = goodput.by_account
+    now = "" if goodput.activity is Activity.FINISHED else account_of(goodput.activity, goodput)
+    ratio = goodput.ratio if goodput.productive else None
+    brief = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds) or "0s"
     full = [
         f"{name:<11}{duration(seconds):>8}{_share(seconds, view.life):>6}{'   <- now' if is_now else ''}"
-        for name, (activity, seconds) in parts.items()
-        if (is_now := activity is goodput.activity) or seconds
+        for name, seconds in parts.items()
+        if (is_now := name == now) or seconds
     ]
     full.append(f"{'together':<11}{duration(view.life):>8}   since {view.created:%Y-%m-%d %H:%M:%S} UTC")
     if ratio is not None:
         full.append(f"{'goodput':<11}{ratio:>8}   productive share of the time without suspensions")
     return Section("time", tuple(full), (brief + (f"; goodput {ratio}" if ratio is not None else ""),))
-
-
-def _time_parts(goodput: Goodput) -> dict[str, tuple[Activity | None, int]]:
-    """Returns the seconds of each activity, in the order in which a job spends them."""
-    return {
-        "queue": (Activity.QUEUE, goodput.queue_seconds),
-        "start": (Activity.START, goodput.start_seconds),
-        "productive": (Activity.TRAIN, goodput.productive_seconds),
-        "wasted": (None, goodput.wasted_seconds),
-        "recovery": (Activity.RECOVERY, goodput.recovery_seconds),
-        "moving": (Activity.MOVING, goodput.moving_seconds),
-        "suspended": (Activity.SUSPENDED, goodput.suspended_seconds),
-    }
 
 
 def _chips(view: JobView) -> list[Section]:

@@ -13,14 +13,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from tpu_training_operator.api.model import LARGEST_COUNT
 from tpu_training_operator.api.status import MOST_METRICS, BestCheckpoint, ReportPhase
 from tpu_training_operator.api.text import plain_json
 from tpu_training_operator.api.words import number_text
 
 LONGEST_NAME = 128
 _LONGEST_LINE = 300
-# As in the recipe: the largest whole number that a double holds exactly.
-LARGEST_COUNT = 2**53
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -91,24 +90,58 @@ class RungNumbers(Part):
     evaluated: list[Line] = []
 
 
-class CompiledStep(Part):
-    """What the TPU's compiler says about the step on one slice. `trouble`: what kept it from an answer, and `said` the
-    words of that; `exchanged`: bytes by kind of collective; `found`: why the step cannot be one program."""
-
-    fits: bool | None = None
-    trouble: Line = ""
-    said: Line = ""
-    refusal: Line = ""
+class CompiledBatch(Part):
     per_replica: Amount | None = None
-    largest: Amount | None = None
-    refused: Amount | None = None
+    accumulation: Amount = 1
+
+
+class CompiledMemory(Part):
+    """Bytes per core: what the step needs, and what it may use."""
+
     needed: Amount | None = None
     limit: Amount | None = None
-    flops: Amount | None = None
-    model_flops: Amount | None = None
-    traffic: Amount | None = None
+
+
+class StepCost(Part):
+    """One replica's step: operations as compiled and as the model needs them, bytes of HBM traffic, and the bytes that
+    it puts into collectives, by XLA's name for their kind."""
+
+    flops: Amount = 0
+    model_flops: Amount = 0
+    traffic: Amount = 0
     exchanged: dict[str, Amount] = {}
-    found: list[Line] = []
+
+
+class LargestBatch(Part):
+    """The largest batch per replica that fitted, 0 if not even one example does; the smallest that did not fit."""
+
+    fits: Amount
+    refused: Amount | None = None
+
+
+class TracingFinding(Part):
+    """An operation that keeps the step from being one fixed program. `where`: FILE:LINE of the user's code."""
+
+    kind: Line = ""
+    operation: Line = ""
+    where: Line = ""
+    shapes: Line = ""
+
+
+class CompiledStep(Part):
+    """The compile check's answer: what the TPU's compiler says about the step on one slice. `trouble`: what kept it
+    from an answer, and `said` the words of that."""
+
+    trouble: Line = ""
+    said: Line = ""
+    fits: bool | None = None
+    refusal: Line = ""
+    replicas: Amount = 1
+    batch: CompiledBatch = CompiledBatch()
+    memory: CompiledMemory = CompiledMemory()
+    step: StepCost | None = None
+    largest_batch: LargestBatch | None = None
+    found: list[TracingFinding] = []
 
 
 class Bucket(Part):
@@ -130,13 +163,13 @@ class Places(Part):
 
 
 class LastWords(TrainerReport):
-    """A termination message. `outcome`: the name of the exit code; `compiled`: the compiler's results by slice, None
-    from a trainer that does not compile."""
+    """A termination message. `outcome`: the name of the exit code; `compiled`: the compile check's answer, None from
+    a trainer that does not compile."""
 
     outcome: str | None = None
     message: str = ""
     rung: RungNumbers = RungNumbers()
-    compiled: list[CompiledStep | None] | None = None
+    compiled: CompiledStep | None = None
     places: Places | None = None
 
 
@@ -164,8 +197,7 @@ def metric_texts(metrics: Iterable[tuple[str, float | None]]) -> dict[str, str]:
 
 
 def _remove(content: dict[str, Any], location: tuple[int | str, ...]) -> None:
-    """Removes what is at the location, or the object that lacks a field there. In a list a null takes its place, if it
-    was not one: results of slices are told apart by their places."""
+    """Removes what is at the location, or the object that lacks a field there."""
     parent: Any = content
     key, *rest = location
     for inner in rest:
@@ -175,7 +207,5 @@ def _remove(content: dict[str, Any], location: tuple[int | str, ...]) -> None:
         parent, key = below, inner
     if isinstance(parent, dict):
         parent.pop(key, None)
-    elif parent[key] is None:
-        del parent[key]
     else:
-        parent[key] = None
+        del parent[key]

@@ -4,7 +4,7 @@ It is a worker's pod without the slice: the same image, environment, volumes, se
 no TPU node, no peers and no reports. It has its own ConfigMap, with the run spec of an attempt 0.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tpu_training_operator.api import constants
@@ -14,7 +14,7 @@ from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.trainer import Resources
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.naming import WorkerId
-from tpu_training_operator.domain.job.options import SliceOption, other_programs
+from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.shared import config_map, metadata
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
@@ -39,25 +39,10 @@ _OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/")
 _WHERE = "topology.kubernetes.io/"
 
 
-def entry_check_config_map(option: SliceOption, options: Iterable[SliceOption]) -> Object:
-    """Returns the pod's ConfigMap: the run spec of each slice for which the pod compiles, and no host names.
-
-    `options`: all slices that the job may run on.
-    """
+def entry_check_config_map(option: SliceOption) -> Object:
+    """Returns the pod's ConfigMap: the run spec of the slice, and no host names."""
     body = config_map(option.job, option.resolution, REPLICA_ZERO.attempt)
-    specs = map(_run_spec, compiled_elsewhere(option, options))
-    data = {constants.COMPILE_SPEC_FILE.format(number): text for number, text in enumerate(specs, start=1)}
-    return {**body, "data": {constants.RUN_SPEC_FILE: _run_spec(option), **data}}
-
-
-def _run_spec(option: SliceOption) -> str:
-    text: str = config_map(option.job, option.resolution, REPLICA_ZERO.attempt)["data"][constants.RUN_SPEC_FILE]
-    return text
-
-
-def compiled_elsewhere(option: SliceOption, options: Iterable[SliceOption]) -> list[SliceOption]:
-    """Returns the other slices that the pod compiles for: those of `options` where the step is another program."""
-    return [] if compile_seconds(option.job) is None else other_programs(option, options)
+    return {**body, "data": {constants.RUN_SPEC_FILE: body["data"][constants.RUN_SPEC_FILE]}}
 
 
 def compile_seconds(job: TPUTrainingJob) -> int | None:
@@ -82,19 +67,10 @@ def entry_check_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
     spec.pop("dnsPolicy", None)
     spec |= {
         "containers": [_container(job, container)],
-        "volumes": [_with_all_run_specs(volume, job) for volume in spec["volumes"]],
         "activeDeadlineSeconds": job.spec.entry_check.deadline_seconds,
         **_nodes(job, spec),
     }
     return {**body, "metadata": meta, "spec": {key: value for key, value in spec.items() if value not in ({}, [])}}
-
-
-def _with_all_run_specs(volume: Object, job: TPUTrainingJob) -> Object:
-    """Returns the volume. That of the pod's ConfigMap shows every run spec, while a worker sees only one."""
-    check_config_map = naming.config_map_name(job.name, REPLICA_ZERO.attempt)
-    if volume.get("configMap", {}).get("name") != check_config_map:
-        return volume
-    return {**volume, "configMap": {"name": check_config_map}}
 
 
 def _container(job: TPUTrainingJob, container: Object) -> Object:

@@ -21,7 +21,7 @@ from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatu
 from tpu_training_operator.domain.plan.plan import Plan
 
 # A quota may be raised or a name freed at any time, and no event reports it.
-_LOOK_AGAIN = timedelta(seconds=30)
+_TRY_AGAIN = timedelta(seconds=30)
 # Old workers are gone within their grace period. No watch reports when their Service and ConfigMap are.
 _SOON = timedelta(seconds=5)
 
@@ -38,7 +38,7 @@ def show_obstacle(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan
     return Plan(
         status=look.present(look.status, stalled),
         events=(Event(EventReason.BLOCKED, obstacle.message, warning=True),),
-        again=_LOOK_AGAIN,
+        again=_TRY_AGAIN,
     )
 
 

@@ -28,18 +28,16 @@ from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.completion import describe_deadline, fail, succeed
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
-from tpu_training_operator.domain.plan.common.goodput import active_seconds, settle, start_goodput
+from tpu_training_operator.domain.plan.common.ledger import active_seconds, settle, start_goodput
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
-from tpu_training_operator.domain.plan.plan import Plan, Turn
+from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Plan, Turn
 from tpu_training_operator.domain.plan.queue.queueing import explain_eviction, give_up_quota
 from tpu_training_operator.domain.plan.restarts.start_deadline import find_late, find_partly_placed
 from tpu_training_operator.domain.plan.start import later_workers, may_be_newer_than_read
 from tpu_training_operator.domain.plan.stopping import budget
 from tpu_training_operator.domain.plan.stopping.suspension import BY_USER
 
-# Usually a watch reports changes of the workers and of the Workload sooner.
-_LOOK_AGAIN = timedelta(seconds=30)
 _READ_AGAIN = timedelta(seconds=1)
 
 
@@ -115,7 +113,7 @@ class _Invalid:
         is_news = status.state is not State.INVALID
         events = (Event(EventReason.INVALID_SPEC, message, warning=True),) if is_news else ()
         watched = Plan(status=self._present(status), events=events)
-        again = _LOOK_AGAIN if self.look.observed.queue else None
+        again = LOOK_AGAIN if self.look.observed.queue else None
         start = self._start_limit[0] - self.look.now if self._start_limit else None
         return watched.due_within(left, again, start, next_look(self._gang, self.look.now), self._until_spent())
 
@@ -227,7 +225,7 @@ class _Invalid:
         batches = (*delete_pods(pods, self.look.now), *give_up_quota(self.look.observed))
         shown = self._present(self.status, "its workers are stopped")
         queue = self.look.observed.queue
-        again = _LOOK_AGAIN if queue and (queue.workload or queue.others) else None
+        again = LOOK_AGAIN if queue and (queue.workload or queue.others) else None
         return Plan(batches, shown).due_within(look_again(pods, self.look.now), again)
 
     def _all_workers(self) -> Sequence[WorkerPod]:

@@ -29,9 +29,10 @@ from tpu_training_operator.domain.plan.checks.entry_check import check_entry
 from tpu_training_operator.domain.plan.common.completion import active_time_left, exceed_deadline, succeed
 from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.ledger import charge_slice
 from tpu_training_operator.domain.plan.common.pod_cleanup import look_again
 from tpu_training_operator.domain.plan.common.progress import apply_report, write_due
-from tpu_training_operator.domain.plan.common.slice_record import charge_chips, choose_option, is_wrong, keep_record
+from tpu_training_operator.domain.plan.common.slice_record import choose_option, is_wrong, keep_record
 from tpu_training_operator.domain.plan.delegation import plan_delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
 from tpu_training_operator.domain.plan.invalid import plan_invalid, read_budget
@@ -200,5 +201,5 @@ def _complete(
         begins = decision.turn is Turn.ATTEMPT
         status = keep_record(status or look.status, stored, option, look.now, begins=begins)
     elif status is not None and stored.placement is not None and option is None:
-        status = charge_chips(status, stored, stored.placement.slice)
+        status = charge_slice(status, stored, stored.placement.slice)
     return replace(decision, status=status)

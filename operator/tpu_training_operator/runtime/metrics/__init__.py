@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 
 from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import CHIP_ACCOUNTS, State, Status
+from tpu_training_operator.api.status import ChipSeconds, Goodput, State, Status
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import transitions
 from tpu_training_operator.version import version
@@ -113,8 +113,8 @@ _FAMILIES = {
     "tpujob_recovery_seconds": _Family(
         Histogram, "From the first failure to all workers ready again.", {}, _RECOVERY_BUCKETS
     ),
-    "tpujob_goodput_seconds_total": _Family(Counter, "Where the jobs' time went.", {"account": transitions.ACCOUNTS}),
-    "tpujob_chip_seconds_total": _Family(Counter, "What the jobs' chips did.", {"account": CHIP_ACCOUNTS}),
+    "tpujob_goodput_seconds_total": _Family(Counter, "Where the jobs' time went.", {"account": Goodput.ACCOUNTS}),
+    "tpujob_chip_seconds_total": _Family(Counter, "What the jobs' chips did.", {"account": ChipSeconds.ACCOUNTS}),
     "tpujob_chip_budgets_exceeded_total": _Family(
         Counter, "Jobs that were stopped because their budget of chip-hours was used up."
     ),

@@ -9,10 +9,8 @@ from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import CHIP_ACCOUNTS, Status
+from tpu_training_operator.api.status import Ledger, Status
 from tpu_training_operator.domain.cluster_state.observed import parse_time
-
-ACCOUNTS = ("queue", "start", "productive", "wasted", "recovery", "moving", "suspended")
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,7 @@ def readiness(before: Status, after: Status) -> Readiness | None:
 def seconds_by_account(before: Status, after: Status) -> dict[str, int]:
     """Returns the seconds added to each account. Training counts as productive once a checkpoint has it or the job has
     ended: until then it may still be lost, and counters never decrease."""
-    earlier, later = _settled(before), _settled(after)
-    return {account: max(0, later[account] - earlier[account]) for account in ACCOUNTS}
+    return _count_added(before, after, before.goodput, after.goodput)
 
 
 def chip_seconds_by_account(before: Status, after: Status) -> dict[str, int]:
@@ -81,8 +78,8 @@ def chip_seconds_by_account(before: Status, after: Status) -> dict[str, int]:
     count."""
     if before.attempt and not (before.goodput and before.goodput.chip_seconds):
         return {}
-    earlier, later = _chips(before), _chips(after)
-    return {account: max(0, later[account] - earlier[account]) for account in CHIP_ACCOUNTS}
+    spent = (status.goodput and status.goodput.chip_seconds for status in (before, after))
+    return _count_added(before, after, *spent)
 
 
 def exceeded_budget(before: Status, after: Status) -> bool:
@@ -96,14 +93,6 @@ def _over_budget(status: Status) -> bool:
     return any(end is not None and end.is_true and end.reason == Reason.BUDGET_EXCEEDED for end in conditions)
 
 
-def _chips(status: Status) -> dict[str, int]:
-    spent = status.goodput.chip_seconds if status.goodput else None
-    if spent is None:
-        return dict.fromkeys(CHIP_ACCOUNTS, 0)
-    unsaved = 0 if status.completion_time else spent.unsaved
-    return spent.by_account | {"productive": spent.productive - unsaved}
-
-
 def final_ratio(before: Status, after: Status) -> float | None:
     """Returns the goodput of a job that has just ended."""
     if finish(before, after) is None or after.goodput is None or after.goodput.ratio is None:
@@ -111,13 +100,16 @@ def final_ratio(before: Status, after: Status) -> float | None:
     return float(after.goodput.ratio)
 
 
-def _settled(status: Status) -> dict[str, int]:
-    goodput = status.goodput
-    if goodput is None:
-        return dict.fromkeys(ACCOUNTS, 0)
-    unsaved = 0 if status.completion_time else goodput.unsaved_seconds
-    seconds = {account: int(getattr(goodput, f"{account}_seconds")) for account in ACCOUNTS}
-    return seconds | {"productive": goodput.productive_seconds - unsaved}
+def _count_added(before: Status, after: Status, spent: Ledger | None, spent_after: Ledger | None) -> dict[str, int]:
+    earlier, later = _settle(before, spent), _settle(after, spent_after)
+    return {account: max(0, amount - earlier.get(account, 0)) for account, amount in later.items()}
+
+
+def _settle(status: Status, spent: Ledger | None) -> dict[str, int]:
+    """Returns the sums without the training that may still be lost."""
+    if spent is None:
+        return {}
+    return spent.by_account | {"productive": spent.productive - (0 if status.completion_time else spent.unsaved)}
 
 
 def unready_since(status: Status, created: datetime) -> datetime:

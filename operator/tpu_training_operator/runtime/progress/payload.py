@@ -10,10 +10,11 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError
 
+from tpu_training_operator.api.model import LARGEST_COUNT
 from tpu_training_operator.api.status import MOST_WARNINGS, ReportPhase
 from tpu_training_operator.api.words import number_text, read_number
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
-from tpu_training_operator.domain.job.trainer_report import LARGEST_COUNT, Count, Part, TrainerReport, metric_texts
+from tpu_training_operator.domain.job.trainer_report import Count, Part, TrainerReport, metric_texts
 from tpu_training_operator.runtime.progress.tokens import ReportRefused, Sender
 
 LONGEST_WARNING = 1024

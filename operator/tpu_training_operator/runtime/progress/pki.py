@@ -15,7 +15,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tpu_training_operator.api.constants import CA_CERTIFICATE_KEY
-from tpu_training_operator.kube.cluster import SECRETS, Object, Resource
+from tpu_training_operator.kube.cluster import SECRETS, Object, Updater
 from tpu_training_operator.kube.errors import Conflict, NotFound
 
 AUTHORITY_LIFETIME = timedelta(days=3652)
@@ -74,14 +74,6 @@ class BadAuthority(Exception):
 
 class BadSecret(Exception):
     """The Secret is missing or holds something else. It is never overwritten; the message says what to do."""
-
-
-class Secrets(Protocol):
-    """The part of a cluster that `load_authority` needs. Both methods raise ApiErrors."""
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object: ...
-
-    async def update(self, body: Object) -> Object: ...
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,7 @@ def read_authority(pem: KeyPair, now: datetime) -> Authority:
     return Authority(certificate, key)
 
 
-async def load_authority(cluster: Secrets, service: ServiceName, now: datetime) -> Authority:
+async def load_authority(cluster: Updater, service: ServiceName, now: datetime) -> Authority:
     """Reads the authority in the service's Secret; an empty Secret gets a new one. Raises BadSecret and ApiError.
 
     The chart creates the Secret: RBAC can limit `update` to one name, but not `create`. Two operators that start at
@@ -158,7 +150,7 @@ async def load_authority(cluster: Secrets, service: ServiceName, now: datetime) 
         ) from None
 
 
-async def _fill(cluster: Secrets, empty: Object, pem: KeyPair) -> Object:
+async def _fill(cluster: Updater, empty: Object, pem: KeyPair) -> Object:
     data = {
         CA_CERTIFICATE_KEY: base64.b64encode(pem.certificate).decode(),
         _PRIVATE_KEY: base64.b64encode(pem.key).decode(),

@@ -1,6 +1,7 @@
 """Traces, compiles and measures the step of one run spec, and returns one document.
 
-Tracing and compiling each have their own process, one after the other, so that neither holds the other's memory.
+Tracing has a process to itself, because torch_xla and libtpu each bring an XLA, and because it runs the user's code.
+This process compiles.
 """
 
 from __future__ import annotations
@@ -11,28 +12,23 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import metadata, util
-from pathlib import Path
 from typing import Any
 
+from tpu_trainer.checks.compile import compiling
 from tpu_trainer.checks.compile.hlo import Scheduled, read
 from tpu_trainer.checks.compile.search import Need, largest
-from tpu_trainer.doctor.padding import LEAST_WASTE
-from tpu_trainer.gang.backends.feed import AHEAD
 
 SCHEMA = "compile-check/v1"
 
 EXTRA = "tpu-training-operator[aot]"
 """The package to install outside of the image."""
 
-LEAST_BYTES = 1 << 20
-"""Bytes of padding from which a tensor is mentioned."""
-
+# Padding from which a tensor is mentioned: bytes, and the share of its size.
+_LEAST_BYTES, _LEAST_WASTE = 1 << 20, 0.1
 _MOST_LAYERS = 10
-_HELD_AHEAD = AHEAD + 1
-"""Batches on the device besides the one in use: those in the queue, and the one that waits to enter it."""
 
 
 class CannotCheckError(Exception):
@@ -76,7 +72,7 @@ def check(
     if (reason := missing()) is not None:
         raise CannotCheckError(reason)
     spec = _one_slice(document)
-    answer = _measure(spec, None, None)
+    answer = _measure(spec, None)
     tell(answer)
     memory = answer.get("memory", {})
     if answer["fits"] is None or (answer["fits"] and not find_largest):
@@ -90,7 +86,7 @@ def check(
         if size not in answers:
             say(f"trying batch {size} per replica: {_bounds(answers)}")
             # The same examples again and again: only their sizes count.
-            answers[size] = _measure(_of_size(spec, size), min(size, begin), limit)
+            answers[size] = _measure(_of_size(spec, size), min(size, begin))
             say(_result(size, answers[size]))
         return Need(bool(answers[size]["fits"]), answers[size].get("memory", {}).get("needed"))
 
@@ -143,68 +139,59 @@ def _of_size(spec: Mapping[str, Any], per_replica: int) -> dict[str, Any]:
     return {**spec, "batch": batch}
 
 
-def _measure(spec: Mapping[str, Any], examples: int | None, limit: int | None) -> dict[str, Any]:
-    """Traces and compiles the step. `examples`: the most to read; `limit`: bytes of a core's memory, if known."""
-    with tempfile.TemporaryDirectory(prefix="compile-check-") as name:
-        directory = Path(name)
-        (directory / "request.json").write_text(json.dumps({"spec": spec, "examples": examples, "limit": limit}))
-        traced = _run("tracing", directory, {"PJRT_DEVICE": "CPU"})
-        if "error" in traced:
-            raise CannotCheckError(traced["error"], traced["code"])
-        if "program" not in traced:
-            return {**_head(spec, {}), "fits": None, "found": traced["found"]}
-        compiled = _run("compiling", directory, {})
-        if "error" in compiled:
-            raise CannotCheckError(compiled["error"], "UnknownSlice")
-        scheduled = {
-            name: read((directory / f"{name}.hlo").read_text())
-            for name, program in compiled["programs"].items()
-            if "refused" not in program
-        }
-        return _answer(spec, traced, compiled, scheduled)
+def _measure(spec: Mapping[str, Any], examples: int | None) -> dict[str, Any]:
+    """Traces and compiles the step. `examples`: the most to read."""
+    traced = _trace({"spec": spec, "examples": examples, "parent": os.getpid()})
+    if "error" in traced:
+        raise CannotCheckError(traced["error"], traced["code"])
+    if "program" not in traced:
+        return {**_head(spec), "fits": None, "found": traced["found"]}
+    try:
+        compiled = compiling.compile_step(traced, spec["slice"])
+    except compiling.UnknownSliceError as error:
+        raise CannotCheckError(str(error), "UnknownSlice") from None
+    return _answer(spec, traced, compiled)
 
 
-def _run(module: str, directory: Path, extra: Mapping[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"tpu_trainer.checks.compile.{module}", str(directory)]
+def _trace(request: Mapping[str, Any]) -> dict[str, Any]:
     # A worker's variables do not hold here, where there are neither chips nor peers.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "XLA_", "PJRT_"))}
-    done = subprocess.run(  # noqa: S603 - this Python, with a directory of our own
-        command, env={**environ, **extra}, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
+    done = subprocess.run(
+        [sys.executable, "-m", "tpu_trainer.checks.compile.tracing"],
+        input=json.dumps(request),
+        env={**environ, "PJRT_DEVICE": "CPU"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    written = directory / ("traced.json" if module == "tracing" else "compiled.json")
-    if done.returncode == 0 and not written.exists():
-        raise CannotCheckError(f"something in the task ended the process of {module} (os._exit)", "Ended")
+    if done.returncode == 0 and not done.stdout:
+        raise CannotCheckError("something in the task ended the process that traces it (os._exit)", "Ended")
     if done.returncode:
         ended = f"code {done.returncode}" if done.returncode >= 0 else signal.strsignal(-done.returncode)
         if done.returncode == -signal.SIGKILL:
             ended = "Killed, as when memory is short"
         last = "\n".join(done.stderr.splitlines()[-15:])
-        raise CannotCheckError(f"{module} ended with {ended}:\n{last}", "Ended")
-    document: dict[str, Any] = json.loads(written.read_bytes())
-    return document
+        raise CannotCheckError(f"tracing ended with {ended}:\n{last}", "Ended")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
-def _head(spec: Mapping[str, Any], compiled: Mapping[str, Any]) -> dict[str, Any]:
+def _head(spec: Mapping[str, Any]) -> dict[str, Any]:
     where, versions = spec["slice"], {"torchXla": metadata.version("torch_xla"), "libtpu": metadata.version("libtpu")}
     return {
         "schema": SCHEMA,
         "generation": where["generation"],
         "topology": where["topology"],
         "replicas": where["replicas"],
-        "device": compiled.get("device"),
         "batch": spec["batch"],
         "precision": spec.get("precision", "Float32"),
         "versions": versions,
     }
 
 
-def _answer(
-    spec: Mapping[str, Any],
-    traced: Mapping[str, Any],
-    compiled: Mapping[str, Any],
-    scheduled: Mapping[str, Scheduled],
-) -> dict[str, Any]:
-    head = {**_head(spec, compiled), "found": traced["found"], "parameters": traced["parameters"]}
+def _answer(spec: Mapping[str, Any], traced: Mapping[str, Any], compiled: Mapping[str, Any]) -> dict[str, Any]:
+    known = {"device": compiled["device"], "found": traced["found"], "parameters": traced["parameters"]}
+    head = {**_head(spec), **known}
     refused = next((program for program in compiled["programs"].values() if "refused" in program), None)
     if refused is not None:
         needed = {} if refused["needed"] is None else {"needed": refused["needed"]}
@@ -213,8 +200,12 @@ def _answer(
     passes = spec["batch"].get("accumulation", 1)
     # With accumulation, every pass but the last is a program without the exchange and the update.
     names = ["program", *["passes"] * (passes - 1)]
+    scheduled = {name: read(program["hlo"]) for name, program in compiled["programs"].items()}
     programs, orders = [compiled["programs"][name] for name in names], [scheduled[name] for name in names]
-    usage = [_memory(program, traced, compiled["limit"]) for program in programs]
+    exchanged = Counter[str]()
+    for collective in scheduled["program"].collectives:
+        exchanged[collective.kind] += collective.bytes
+    usage = [_memory(program, traced["ahead"], compiled["limit"]) for program in programs]
     memory = max(usage, key=lambda part: int(part["needed"]))
     limit = compiled["limit"]
     return {
@@ -227,6 +218,7 @@ def _answer(
             "wideFlops": traced["flops_wide"] * passes,
             "flops": sum(program["flops"] or 0 for program in programs),
             "traffic": sum(order.traffic for order in orders),
+            "exchanged": dict(exchanged),
             "collectives": [
                 {"kind": collective.kind, "bytes": collective.bytes, "after": round(collective.after, 3)}
                 for collective in scheduled["program"].collectives
@@ -236,20 +228,11 @@ def _answer(
     }
 
 
-def _memory(program: Mapping[str, Any], traced: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
+def _memory(program: Mapping[str, Any], ahead: int, limit: int | None) -> dict[str, Any]:
     """Returns bytes per core; `needed` is what is there at once, with donated arguments counted once."""
-    ahead = _HELD_AHEAD * traced["batch"]
-    held = program["arguments"] + program["temporaries"] + program["results"] - program["inPlace"] + program["code"]
-    return {
-        "arguments": program["arguments"],
-        "temporaries": program["temporaries"],
-        "results": program["results"],
-        "inPlace": program["inPlace"],
-        "code": program["code"],
-        "batchesAhead": ahead,
-        "needed": held + ahead,
-        "limit": limit,
-    }
+    parts = {name: program[name] for name in ("arguments", "temporaries", "results", "inPlace", "code")}
+    needed = sum(parts.values()) - 2 * parts["inPlace"] + ahead
+    return {**parts, "batchesAhead": ahead, "needed": needed, "limit": limit}
 
 
 def _padding(traced: Mapping[str, Any], scheduled: Scheduled) -> dict[str, Any]:
@@ -258,16 +241,7 @@ def _padding(traced: Mapping[str, Any], scheduled: Scheduled) -> dict[str, Any]:
     tensors = [
         {"name": name, "shape": list(array.shape), "bytes": array.logical, "padded": array.padded}
         for name, array in named
-        if name and array.padded - array.logical > max(array.logical * LEAST_WASTE, LEAST_BYTES)
+        if name and array.padded - array.logical > max(array.logical * _LEAST_WASTE, _LEAST_BYTES)
     ]
     tensors.sort(key=lambda tensor: tensor["bytes"] - tensor["padded"])
-    products = [product for product in map(_product, traced["products"]) if product["waste"] >= LEAST_WASTE]
-    products.sort(key=lambda product: -product["waste"] * product["shape"][0] * product["shape"][1])
-    return {"tensors": tensors[:_MOST_LAYERS], "products": products[:_MOST_LAYERS]}
-
-
-def _product(product: Mapping[str, Any]) -> dict[str, Any]:
-    outputs, inputs = product["outputs"], product["inputs"]
-    computed = [-(-outputs // 128) * 128, -(-inputs // 128) * 128]
-    waste = 1 - outputs * inputs / (computed[0] * computed[1])
-    return {"name": product["name"], "shape": [outputs, inputs], "computed": computed, "waste": round(waste, 4)}
+    return {"tensors": tensors[:_MOST_LAYERS], "products": traced["products"][:_MOST_LAYERS]}

@@ -1,18 +1,13 @@
-"""Compiles traced programs for a TPU slice with libtpu's compile-only client, on a machine without a TPU.
-
-`python -m tpu_trainer.checks.compile.compiling DIRECTORY` reads what `tracing` has written, and writes
-DIRECTORY/compiled.json and NAME.hlo, each program as it is scheduled on a core.
-"""
+"""Compiles traced programs for a TPU slice with libtpu's compile-only client, on a machine without a TPU."""
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import re
-import sys
 import time
+from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 MEGACORE = {"v4": "megacore"}
@@ -27,12 +22,40 @@ _USED = re.compile(r"Used ([0-9.]+)([KMGT]?) of")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-def devices_of(generation: str, topology: str) -> list[Any]:
-    """The devices of a slice, one per replica.
+class UnknownSliceError(Exception):
+    """This libtpu does not compile for the slice."""
+
+
+def compile_step(traced: Mapping[str, Any], where: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the compiler says about the programs of a traced step, for `where`, a run spec's slice.
+
+    The first call loads libtpu, with the flags of this step.
 
     Raises:
-        ValueError: this libtpu does not know the slice.
+        UnknownSliceError: as it says, or the slice has another number of devices than the job has replicas.
     """
+    # libtpu reads these when it is loaded. Without chips it has nothing that two processes could not share.
+    os.environ.update(
+        TPU_SKIP_MDS_QUERY="1",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+        JAX_PLATFORMS="cpu",
+        LIBTPU_INIT_ARGS=traced["flags"],
+    )
+    devices = _devices(where["generation"], where["topology"])
+    if len(devices) != where["replicas"]:
+        topology = f"{where['generation']}:{where['topology']}"
+        raise UnknownSliceError(
+            f"libtpu sees {len(devices)} devices on {topology}, the job has {where['replicas']} replicas"
+        )
+    names = [name for name in ("program", "passes") if traced.get(name) is not None]
+    programs = {name: _compile(traced[name], devices) for name in names}
+    limit = _limit_of(where["generation"], where["topology"])
+    return {"device": devices[0].device_kind, "limit": limit, "programs": programs}
+
+
+@functools.cache
+def _devices(generation: str, topology: str) -> list[Any]:
+    """Returns the devices of a slice, one per replica."""
     from jax.experimental import topologies
 
     options: dict[str, Any] = {}
@@ -44,7 +67,11 @@ def devices_of(generation: str, topology: str) -> list[Any]:
         description = topologies.get_topology_desc(platform="tpu", topology_name=f"{generation}:{topology}", **options)
     except Exception as error:
         # jaxlib's own class, and NotImplementedError from older ones.
-        raise ValueError(str(error)) from None
+        newer = "; a newer one may" if "Invalid TPU external name" in str(error) else ""
+        version = metadata.version("libtpu")
+        raise UnknownSliceError(
+            f"libtpu {version} does not compile for {generation} {topology}: {error}{newer}"
+        ) from None
     return list(description.devices)
 
 
@@ -78,10 +105,11 @@ def compile_program(program: str, in_place: list[tuple[int, int]], devices: list
         )
 
 
-def limit_of(devices: list[Any]) -> int | None:
+@functools.cache
+def _limit_of(generation: str, topology: str) -> int | None:
     """Returns the bytes of a core's memory that a program may use, as the compiler states them; None if it does not."""
     try:
-        compile_program(_probe(), [], devices[:1])
+        compile_program(_probe(), [], _devices(generation, topology)[:1])
     except Exception as error:
         return limit_in(str(error))
     return None
@@ -106,17 +134,16 @@ def _size(match: re.Match[str] | None) -> int | None:
     return None if match is None else int(float(match[1]) * _UNITS[match[2]])
 
 
-def _compile(path: Path, in_place: list[tuple[int, int]], devices: list[Any]) -> dict[str, Any]:
+def _compile(traced: Mapping[str, Any], devices: list[Any]) -> dict[str, Any]:
     began = time.monotonic()
     try:
-        program = compile_program(path.read_text(), in_place, devices)
+        program = compile_program(traced["stablehlo"], traced["in_place"], devices)
     except Exception as error:
         # jaxlib's own class. Only a lack of memory says something about the batch.
         refusal = str(error)
         fits = False if "RESOURCE_EXHAUSTED" in refusal else None
         return {"refused": refusal, "needed": used_in(refusal), "fits": fits}
     memory, costs = program.get_compiled_memory_stats(), program.cost_analysis()
-    path.with_suffix(".hlo").write_text(program.hlo_modules()[0].to_string())
     return {
         "seconds": time.monotonic() - began,
         "arguments": memory.argument_size_in_bytes,
@@ -126,40 +153,5 @@ def _compile(path: Path, in_place: list[tuple[int, int]], devices: list[Any]) ->
         "code": memory.generated_code_size_in_bytes,
         "flops": costs.get("flops"),
         "bytesMoved": costs.get("bytes accessed"),
+        "hlo": program.hlo_modules()[0].to_string(),
     }
-
-
-def _answer(directory: Path) -> dict[str, Any]:
-    request = json.loads((directory / "request.json").read_bytes())
-    traced = json.loads((directory / "traced.json").read_bytes())
-    where = request["spec"]["slice"]
-    versions = {"libtpu": metadata.version("libtpu"), "jax": metadata.version("jax")}
-    try:
-        devices = devices_of(where["generation"], where["topology"])
-    except ValueError as error:
-        name = f"{where['generation']} {where['topology']}"
-        newer = "; a newer one may" if "Invalid TPU external name" in str(error) else ""
-        return {**versions, "error": f"libtpu {versions['libtpu']} does not compile for {name}: {error}{newer}"}
-    if len(devices) != where["replicas"]:
-        topology = f"{where['generation']}:{where['topology']}"
-        message = f"libtpu sees {len(devices)} devices on {topology}, the job has {where['replicas']} replicas"
-        return {**versions, "error": message}
-    names = [name for name in ("program", "passes") if traced.get(name) is not None]
-    programs = {name: _compile(directory / f"{name}.mlir", traced[name]["in_place"], devices) for name in names}
-    limit = request.get("limit") or limit_of(devices)
-    return {**versions, "device": devices[0].device_kind, "limit": limit, "programs": programs}
-
-
-def main(directory: Path) -> None:
-    # libtpu reads these when it is loaded. Without chips it has nothing that two processes could not share.
-    os.environ.update(
-        TPU_SKIP_MDS_QUERY="1",
-        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-        JAX_PLATFORMS="cpu",
-        LIBTPU_INIT_ARGS=(directory / "flags").read_text(),
-    )
-    (directory / "compiled.json").write_text(json.dumps(_answer(directory)))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

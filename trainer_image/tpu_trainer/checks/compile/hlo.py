@@ -69,14 +69,13 @@ class Collective:
 class Scheduled:
     """A program as a core executes it.
 
-    traffic: bytes of HBM that the instructions read and write. parameters: the program's arguments. products: the
-    number of instructions that multiply matrices. order: "matmul" and "sum" (a collective), as they are executed.
+    traffic: bytes of HBM that the instructions read and write. parameters: the program's arguments. order: "matmul" and
+    "sum" (a collective), as they are executed.
     """
 
     collectives: list[Collective]
     traffic: int
     parameters: list[Array]
-    products: int
     order: list[str] = field(default_factory=list)
 
 
@@ -115,7 +114,7 @@ def read(text: str) -> Scheduled:
         for step in entry
         if step.opcode == "parameter"
     )
-    return Scheduled(collectives, traffic, [array for _, arrays in numbered for array in arrays[:1]], products, order)
+    return Scheduled(collectives, traffic, [array for _, arrays in numbered for array in arrays[:1]], order)
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[Instruction]]]:

@@ -6,19 +6,21 @@ lives on gets a value of the same shape, as if the step had been made. The first
 operation; the second is the one that repeats, because only then is the optimizer's state an input; the third must be
 the same program. If it is not, two more steps are recorded, to find where they part.
 
-`python -m tpu_trainer.checks.compile.tracing DIRECTORY` reads DIRECTORY/request.json and writes
-DIRECTORY/traced.json and the programs beside it.
+`python -m tpu_trainer.checks.compile.tracing` reads a request from stdin and writes the step to stdout, both as JSON.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
 import hashlib
 import json
+import math
 import os
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -48,9 +50,9 @@ from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.outcome import outcome_of
 from tpu_trainer.contract.spec import NotFinitePolicy, ReportSpec, RunSpec, parse_run_spec
 from tpu_trainer.data.loading import has_length, is_sharded
-from tpu_trainer.doctor.padding import Product, products_of
+from tpu_trainer.doctor.padding import FEATURES, LEAST_WASTE, products_of
 from tpu_trainer.gang.backends.base import map_tensors
-from tpu_trainer.gang.backends.feed import feed_in_turn
+from tpu_trainer.gang.backends.feed import AHEAD, feed_in_turn
 from tpu_trainer.gang.backends.xla import XlaChip
 from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop import training
@@ -62,6 +64,9 @@ from tpu_trainer.reporting.report import ProgressReport
 from tpu_trainer.reporting.reporter import open_reporter
 from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.task.task import Hyperparameters, Task
+
+_PR_SET_PDEATHSIG = 1
+"""prctl(2): the kernel ends this process when the one that started it ends, however that happens."""
 
 WATCHED, STEADY, NEXT = range(3)
 """The traced steps, in order."""
@@ -94,16 +99,16 @@ class Program:
 
 @dataclass(frozen=True)
 class Step:
-    """The traced step. passes: the program of each pass before the last, if gradients are accumulated. batch: bytes of
-    a pass's batch. flops, flops_wide: as in `OperationRecorder`, of a pass."""
+    """The traced step. passes: the program of each pass before the last, if gradients are accumulated. ahead: bytes of
+    the batches on the device besides the one in use. flops, flops_wide: as in `OperationRecorder`, of a pass."""
 
     program: Program
     passes: Program | None
-    batch: int
+    ahead: int
     flops: int
     flops_wide: int
     found: list[TracingFinding]
-    products: list[Product]
+    products: list[dict[str, Any]]
     parameters: int
 
 
@@ -316,7 +321,7 @@ class _FirstExamples(Dataset[Any]):
         return self._examples[index % len(self._examples)]
 
 
-def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
+def trace(spec: RunSpec, examples: int | None = None) -> Step:
     """Traces the step of replica 0. `examples`: the number to read, and to repeat.
 
     Raises:
@@ -333,7 +338,7 @@ def trace(spec: RunSpec, directory: Path, examples: int | None = None) -> Step:
     outputs = RunOutputs(
         progress, open_reporter(spec, None, clock, "", reports=False), open_heartbeat(None, _no_report), False
     )
-    environment = WorkerEnvironment(directory, 0, 1, "", 0, None)
+    environment = WorkerEnvironment(Path(os.devnull), 0, 1, "", 0, None)
     lasting = _lasting(spec)
     if examples is not None:
         # These examples stand for the whole dataset, but its size is another.
@@ -366,13 +371,26 @@ def _step(chip: UncompiledChip) -> Step:
         findings.append(first_difference([recorder.operations for recorder in others]))
     return Step(
         *chip.steps[STEADY],
-        chip.batch,
+        # Those in the queue, and the one that waits to enter it.
+        (AHEAD + 1) * chip.batch,
         first.flops // chip.passes,
         first.flops_wide // chip.passes,
         findings,
-        products_of(chip.model),
+        _padded_products(chip.model),
         sum(parameter.numel() for parameter in chip.model.parameters()),
     )
+
+
+def _padded_products(model: nn.Module) -> list[dict[str, Any]]:
+    """Returns the matrix products of which padding to whole tiles is a large part, the largest loss first."""
+    padded: list[dict[str, Any]] = []
+    for product in products_of(model):
+        shape = [product.outputs, product.inputs]
+        computed = [-(-size // FEATURES) * FEATURES for size in shape]
+        waste = round(1 - product.useful / math.prod(computed), 4)
+        padded.append({"name": product.name, "shape": shape, "computed": computed, "waste": waste})
+    padded.sort(key=lambda product: -product["waste"] * math.prod(product["shape"]))
+    return [product for product in padded if product["waste"] >= LEAST_WASTE]
 
 
 def _lasting(spec: RunSpec) -> RunSpec:
@@ -393,41 +411,42 @@ def _fewer(task: Task, examples: int, global_batch: int) -> Task:
     return replace(task, train=_FirstExamples(task.train, examples, global_batch), order=None, workers=0)
 
 
-def _as_json(step: Step, directory: Path) -> dict[str, Any]:
-    """Returns the step as JSON, and writes the programs' texts to files."""
-    document = dataclasses.asdict(step)
-    for name in ("program", "passes"):
-        if document[name] is not None:
-            (directory / f"{name}.mlir").write_text(document[name].pop("stablehlo"))
-    return document
-
-
-def _traced(directory: Path) -> dict[str, Any]:
-    request = json.loads((directory / "request.json").read_bytes())
+def traced_step(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Traces the step of the run spec that `request` has, and returns it as JSON, or says what is wrong with it."""
     try:
         spec = parse_run_spec(request["spec"])
         os.environ["CPU_NUM_DEVICES"] = str(spec.slice.replicas)
         pjrt.initialize_multiprocess(0, 1)
         xr._init_world_size_ordinal()
-        return _as_json(trace(spec, directory, request.get("examples")), directory)
+        step = dataclasses.asdict(trace(spec, request["examples"]))
     except DynamicShapeError as error:
         # The shape depends on the user's data, so no other batch would help.
         return {"found": [error.finding.as_json()]}
     except Exception as error:
         outcome = outcome_of(error)
         return {"error": outcome.message, "code": outcome.code.name}
-
-
-def main(directory: Path) -> None:
-    (directory / "traced.json").write_text(json.dumps(_traced(directory)))
     # Only this call knows what torch_xla sets for libtpu on a generation.
     os.environ.update(TPU_SKIP_MDS_QUERY="1", LIBTPU_INIT_ARGS="", TPU_ACCELERATOR_TYPE="v5litepod-4")
     torch_xla._setup_libtpu_flags()
-    (directory / "flags").write_text(os.environ["LIBTPU_INIT_ARGS"])
+    return {**step, "flags": os.environ["LIBTPU_INIT_ARGS"]}
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    # The process that asks waits for signals in a thread, and blocks them.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != request["parent"]:
+        return
+    # What the user's code prints is no part of the answer.
+    answer = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with os.fdopen(answer, "w") as file:
+        json.dump(traced_step(request), file)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    sys.stdout.flush()
+    main()
+    sys.stderr.flush()
     # Without the runtime's own ending, which waits for what has never been run.
     os._exit(0)

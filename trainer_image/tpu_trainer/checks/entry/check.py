@@ -3,7 +3,7 @@ two steps on a CPU, before anything waits for a slice.
 
 The process stands for replica 0 of the slice: it gets that replica's hyperparameters, batch and data. Only the slice
 can show its collectives and its speed, so these are not checked. Nothing is written anywhere. Afterwards,
-if the operator asks for it, the step is compiled for the slice (`checks.compile.pod`).
+if the operator asks for it, the process becomes a compile check (`checks.compile.command`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ def main() -> int:
     stop.install()
     outcome = run_check(os.environ, stop)
     if outcome.code is ExitCode.Succeeded and os.environ.get(ENV_COMPILE_SECONDS):
-        from tpu_trainer.checks.compile.pod import become, lacking
+        from tpu_trainer.checks.compile.command import become_compile_check
 
-        if (cannot := lacking(outcome)) is None:
-            become(outcome)
-        outcome = cannot
+        become_compile_check(outcome)
     end(outcome)
     return outcome.code
 

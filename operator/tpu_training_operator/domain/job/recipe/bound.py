@@ -4,28 +4,10 @@ The parts are arithmetic, the traffic to and from HBM, and the exchange between 
 fully, so this is a bound, not a prediction.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpu_training_operator.api.catalogue import Generation
-
-
-@dataclass(frozen=True)
-class StepCollective:
-    """A collective of the step. `kind`: XLA's name; `size`: bytes that each replica puts in."""
-
-    kind: str
-    size: int
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """One replica's step: operations as compiled and as the model needs them, bytes of HBM traffic, collectives."""
-
-    flops: float
-    model_flops: float
-    traffic: int
-    collectives: Sequence[StepCollective]
+from tpu_training_operator.domain.job.trainer_report import StepCost
 
 
 @dataclass(frozen=True)
@@ -58,7 +40,7 @@ def bound_of(cost: StepCost, generation: Generation, replicas: int) -> Bound:
     bandwidth = generation.hbm_gb_per_second_per_chip * 1e9 * share
     link = generation.ici_gb_per_second_per_chip * 1e9 * share
     arithmetic, memory = cost.flops / peak, cost.traffic / bandwidth
-    network = sum(_bytes_sent(collective, replicas) for collective in cost.collectives) / link
+    network = sum(_bytes_sent(*exchanged, replicas) for exchanged in cost.exchanged.items()) / link
     seconds = max(arithmetic, memory, network)
     return Bound(
         arithmetic=arithmetic,
@@ -70,8 +52,9 @@ def bound_of(cost: StepCost, generation: Generation, replicas: int) -> Bound:
     )
 
 
-def _bytes_sent(collective: StepCollective, replicas: int) -> float:
-    """Returns the fewest bytes that a replica must send, with any algorithm (for the sum: Patarasuk and Yuan 2009)."""
+def _bytes_sent(kind: str, size: float, replicas: int) -> float:
+    """Returns the fewest bytes that a replica must send in collectives of a kind, with any algorithm (for the sum:
+    Patarasuk and Yuan 2009). `size`: the bytes that it puts in."""
     others = (replicas - 1) / replicas
     times = {"all-reduce": 2 * others, "all-gather": replicas - 1, "reduce-scatter": others, "all-to-all": others}
-    return collective.size * times.get(collective.kind, 1.0)
+    return size * times.get(kind, 1.0)

@@ -1,6 +1,5 @@
-"""What the TPU's compiler says about a job's step, read from the message of the entry check's pod and put into words.
-
-The operator does not control the pod's image, so the message can have any form.
+"""Puts into words what the TPU's compiler says about a job's step, for `tpujob compile-check`, `tpujob plan` and the
+condition StepFits.
 """
 
 from collections.abc import Iterator
@@ -8,9 +7,9 @@ from dataclasses import dataclass
 
 from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.words import count
-from tpu_training_operator.domain.job.recipe.bound import Bound, StepCollective, StepCost, bound_of
+from tpu_training_operator.domain.job.recipe.bound import Bound, bound_of
 from tpu_training_operator.domain.job.topology import SliceLayout
-from tpu_training_operator.domain.job.trainer_report import CompiledStep
+from tpu_training_operator.domain.job.trainer_report import CompiledStep, TracingFinding
 
 _MOST_FINDINGS = 2
 
@@ -24,71 +23,107 @@ _TROUBLES = {
     "UnknownSlice": "the image's libtpu does not know the slice",
 }
 _CANNOT_TRACE = "it cannot be traced"
+_FINDINGS = {
+    "HostRead": "reads a number off the device: the step waits for it, and is cut into two programs",
+    "DynamicShape": "has a result whose size depends on the data: every batch would be another program",
+    "Fallback": "has no TPU kernel in torch_xla: it runs on the host's CPU, and cuts the step in two",
+    "DifferentPrograms": "two batches make two programs: each new one is compiled, which takes as long as the first",
+}
 
 
 @dataclass(frozen=True)
 class CompileResult:
-    """`fits`: None if it is not known, and `message` says why. `trouble`: what kept the compiler from an answer."""
+    """The compile check's answer about a job's step on one slice."""
 
-    fits: bool | None
-    message: str
-    trouble: str = ""
+    layout: SliceLayout
+    step: CompiledStep
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the step fits; None if it is not known."""
+        return None if self.step.trouble else self.step.fits
+
+    @property
+    def short_verdict(self) -> str:
+        return {True: "fits", False: "does not fit", None: "unknown"}[self.fits]
+
+    @property
+    def memory(self) -> str:
+        """The memory that the step needs and may use, such as "5.38 GiB of 15.75 GiB"; "-" if that is not known."""
+        needed, limit = self.step.memory.needed, self.step.memory.limit
+        used = "-" if needed is None else gib(needed)
+        return used if limit is None else f"{used} of {gib(limit)}"
+
+    @property
+    def verdict(self) -> str:
+        step, needed, limit = self.step, self.step.memory.needed, self.step.memory.limit
+        if step.trouble:
+            return _TROUBLES.get(step.trouble, _CANNOT_TRACE) + (f": {step.said}" if step.said else "")
+        if step.fits is None:
+            return "the compiler refuses the step" if step.refusal else "cannot be one program"
+        if step.fits:
+            free = "" if limit is None or needed is None else f", {gib(limit - needed)} free"
+            return "fits" if needed is None else f"fits: {self.memory} of HBM per core{free}"
+        examples = count(int(step.batch.per_replica or 0), "example")
+        if limit is None or needed is None:
+            size = "HBM" if limit is None else f"{gib(limit)} of HBM"
+            return f"does not fit: {examples} per replica need more than a core's {size}"
+        excess = f"{gib(needed - limit)} too much"
+        return f"does not fit: {examples} per replica need {self.memory} of HBM per core, {excess}"
+
+    @property
+    def largest_batch(self) -> str:
+        """The largest batch that fits, in a sentence; "" if it was not searched."""
+        largest = self.step.largest_batch
+        if largest is None:
+            return ""
+        if not largest.fits:
+            return "not even one example per replica fits"
+        refused = "no larger one was refused" if largest.refused is None else f"{largest.refused:.0f} does not fit"
+        total = largest.fits * self.step.replicas * self.step.batch.accumulation
+        return f"largest batch per replica that fits: {largest.fits:.0f} ({refused}); {total:.0f} per slice and step"
+
+    @property
+    def bound(self) -> Bound | None:
+        """The bounds of the step's speed; None if nothing was compiled, or for a slice of unknown speed."""
+        generation, step = generations().get(self.layout.shape.generation), self.step.step
+        if generation is None or step is None or not step.traffic:
+            return None
+        return bound_of(step, generation, self.layout.shape.devices)
+
+    @property
+    def at_best(self) -> tuple[str, str]:
+        """The shortest time of a step, and what limits it; empty if they are not known."""
+        bound = self.bound
+        if bound is None:
+            return "", ""
+        return milliseconds(bound.seconds), f"bound by {bound.by}, MFU at most {bound.utilisation:.0%}"
+
+    @property
+    def findings(self) -> list[str]:
+        return [_describe(finding) for finding in self.step.found]
+
+    @property
+    def message(self) -> str:
+        """All of it in one line."""
+        return f"{self.layout}: {'; '.join(filter(None, self._clauses()))}"
+
+    def _clauses(self) -> Iterator[str]:
+        refusal = "" if self.step.fits is not None else self.step.refusal
+        yield f"{self.verdict}: {refusal}" if refusal else self.verdict
+        yield self.largest_batch
+        seconds, limits = self.at_best
+        if seconds:
+            yield f"step at best {seconds}, {limits}"
+        yield from self.findings[:_MOST_FINDINGS]
+        if self.fits is not None:
+            yield "compiled, not run"
 
 
-def read_compile_result(step: CompiledStep | None, layout: SliceLayout) -> CompileResult:
-    """Puts into words what the message says about the step on this slice; None if that cannot be read."""
-    step = step or CompiledStep(trouble="Ended", said="the pod's message cannot be read")
-    if step.trouble or step.fits is None:
-        return CompileResult(None, f"{layout}: {_describe_unknown(step)}", step.trouble)
-    if not step.fits:
-        return CompileResult(False, f"{layout}: {_describe_excess(step)}")
-    return CompileResult(True, f"{layout}: {'; '.join(_describe_fit(step, layout))}")
-
-
-def _describe_unknown(step: CompiledStep) -> str:
-    if step.trouble:
-        return _TROUBLES.get(step.trouble, _CANNOT_TRACE) + (f": {step.said}" if step.said else "")
-    if step.refusal:
-        return f"the compiler refuses the step: {step.refusal}"
-    return f"it cannot be one program: {', '.join(step.found[:_MOST_FINDINGS]) or 'no reason given'}"
-
-
-def _describe_excess(step: CompiledStep) -> str:
-    needed, limit, batch, largest = step.needed, step.limit, step.per_replica, step.largest
-    examples = "the step" if batch is None else f"{count(int(batch), 'example')} per replica"
-    text = f"does not fit into a core's memory: {examples}"
-    if limit is not None:
-        text += f" with {gib(limit)} of HBM" if needed is None else f" take {gib(needed)} of {gib(limit)}"
-        text += "" if needed is None else f" of HBM, {gib(needed - limit)} too much"
-    if largest:
-        text += f"; {int(largest)} fit" + (f" ({int(step.refused)} do not)" if step.refused else "")
-    elif largest == 0:
-        text += "; not even one fits"
-    return f"{text}; compiled, not run"
-
-
-def _describe_fit(step: CompiledStep, layout: SliceLayout) -> Iterator[str]:
-    if step.needed is not None and step.limit is not None:
-        free = gib(step.limit - step.needed)
-        yield f"fits, {gib(step.needed)} of {gib(step.limit)} of HBM per core, {free} free"
-    else:
-        yield "fits"
-    if (bound := _bound(step, layout)) is not None:
-        at_best = f"a step takes {milliseconds(bound.seconds)} at best, bound by {bound.by}"
-        yield f"{at_best}: MFU at most {bound.utilisation:.0%}"
-    if step.found:
-        yield f"found: {', '.join(step.found[:_MOST_FINDINGS])}"
-    yield "compiled, not run"
-
-
-def _bound(step: CompiledStep, layout: SliceLayout) -> Bound | None:
-    generation = generations().get(layout.shape.generation)
-    if generation is None or step.flops is None or step.model_flops is None or not step.traffic:
-        return None
-    collectives = [StepCollective(kind, int(size)) for kind, size in step.exchanged.items()]
-    return bound_of(
-        StepCost(step.flops, step.model_flops, int(step.traffic), collectives), generation, layout.shape.devices
-    )
+def _describe(finding: TracingFinding) -> str:
+    where = f"{finding.where}: " if finding.where else ""
+    shapes = f" ({finding.shapes})" if finding.shapes else ""
+    return f"{where}{finding.operation} {_FINDINGS.get(finding.kind, finding.kind)}{shapes}"
 
 
 def gib(size: float) -> str:

@@ -3,13 +3,12 @@
 from fractions import Fraction
 from math import ceil
 
+from tpu_training_operator.api.model import LARGEST_COUNT
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.ledger import Ledger
 
-# The largest number that every JSON reader keeps exactly; `trainSteps` in the API has the same bound.
-_MOST_STEPS = 2**53
 _LARGEST_DROPPED_SHARE = Fraction(1, 100)
 # Warm-up for a recipe without one: five epochs (Goyal et al. 2017), or a twentieth of a short training.
 _ADDED_WARMUP_EPOCHS = 5
@@ -24,8 +23,8 @@ def train_steps(recipe: Recipe, batch: int, ledger: Ledger) -> int:
 
 
 def _check_steps(field: str, steps: int) -> int:
-    if steps > _MOST_STEPS:
-        message = f"comes to {steps} steps on this slice; the maximum is {_MOST_STEPS}"
+    if steps > LARGEST_COUNT:
+        message = f"comes to {steps} steps on this slice; the maximum is {LARGEST_COUNT}"
         raise InvalidJob([Problem(f"spec.recipe.{field}", message)])
     return steps
 

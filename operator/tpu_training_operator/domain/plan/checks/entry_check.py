@@ -113,7 +113,7 @@ def _create(ctx: Context) -> Plan:
     ready = find(ctx.status.conditions, ConditionType.READY)
     if not ctx.job.spec.entry_check.is_required and ctx.is_refused and ready is not None and ready.reason in _REFUSALS:
         return _decide(ctx, CheckVerdict(CheckOutcome.NOTHING, ready.message))
-    config_map = Create(entry_check_config_map(ctx.option, ctx.options))
+    config_map = Create(entry_check_config_map(ctx.option))
     pod = Create(entry_check_pod(ctx.job, ctx.resolution))
     shared = (config_map, *isolate(ctx))
     return Plan(batches=(Batch(shared), Batch((pod,), Freshness.FRESH_ALL)))

@@ -6,23 +6,13 @@ it was last written. They count up to the pass that finds the pods gone, which r
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from tpu_training_operator.api.status import Activity, ChipSeconds, Goodput, Status
-from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time, parse_time
+from tpu_training_operator.api.status import Status
+from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod
 from tpu_training_operator.domain.failures.pod_signs import ended_by
-
-_ACCOUNTS = {
-    Activity.QUEUE: "queue",
-    Activity.START: "start",
-    Activity.TRAIN: "productive",
-    Activity.RECOVERY: "recovery",
-    Activity.MOVING: "moving",
-    Activity.SUSPENDED: "stopping",
-    Activity.FINISHED: "stopping",
-}
 
 
 @dataclass(frozen=True)
@@ -88,57 +78,3 @@ def _read_span(pod: WorkerPod, chips: int, is_placeholder: bool) -> Span:
     start = (pod.placed or pod.created).replace(microsecond=0)
     end = ended_by(pod) if pod.has_ended else None
     return Span(chips, start, end and end.replace(microsecond=0), is_placeholder)
-
-
-def spend(goodput: Goodput, until: datetime, seen: Holding | None) -> ChipSeconds | None:
-    """Charges the chips up to `until` to the present activity. None if the gang's size is unknown. `seen`: None if the
-    pods have not been read; then the chips that were held last count."""
-    spent = goodput.chip_seconds
-    if spent is None:
-        if seen is None or not seen.gang:
-            return None
-        spent = _estimate(goodput, seen.gang)
-    since = parse_time(spent.since)
-    if until < since:
-        return spent
-    seconds = int((until - since).total_seconds())
-    if seen is None:
-        used, held = spent.held * seconds, spent.held
-    else:
-        gone = count_vanished(spent, seen)
-        used = seen.between(since, until, placeholders=False) + gone * seconds
-        idle = spent.placeholders + seen.between(since, until, placeholders=True)
-        spent = replace(spent, placeholders=idle)
-        held = seen.at(until) + (gone if until < seen.now else 0)
-    account = _ACCOUNTS[goodput.activity]
-    spent = replace(spent, **{account: getattr(spent, account) + used}, held=held, since=format_time(until))
-    return replace(spent, unsaved=spent.unsaved + used) if goodput.activity is Activity.TRAIN else spent
-
-
-def count_vanished(spent: ChipSeconds, seen: Holding) -> int:
-    """Returns the chips that pods held when the sums were last updated, and that are gone with their pods."""
-    return max(0, spent.held - seen.at(parse_time(spent.since)))
-
-
-def mark_saved(spent: ChipSeconds | None, unsaved_share: float) -> ChipSeconds | None:
-    return spent and replace(spent, unsaved=int(spent.unsaved * unsaved_share))
-
-
-def mark_lost(spent: ChipSeconds | None) -> ChipSeconds | None:
-    return spent and replace(
-        spent, productive=spent.productive - spent.unsaved, wasted=spent.wasted + spent.unsaved, unsaved=0
-    )
-
-
-def _estimate(goodput: Goodput, chips: int) -> ChipSeconds:
-    """Counts for a job that began before its chips were counted, as if every attempt had held all of them from its
-    start."""
-    return ChipSeconds(
-        start=goodput.start_seconds * chips,
-        productive=goodput.productive_seconds * chips,
-        wasted=goodput.wasted_seconds * chips,
-        recovery=goodput.recovery_seconds * chips,
-        moving=goodput.moving_seconds * chips,
-        unsaved=goodput.unsaved_seconds * chips,
-        since=goodput.since,
-    )

@@ -14,7 +14,7 @@ from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.goodput import active_seconds
+from tpu_training_operator.domain.plan.common.ledger import active_seconds
 from tpu_training_operator.domain.plan.common.rung_status import with_end
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 

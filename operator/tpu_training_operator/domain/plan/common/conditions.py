@@ -23,7 +23,7 @@ from tpu_training_operator.api.conditions import (
 )
 from tpu_training_operator.api.status import Activity, Goodput, State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time
-from tpu_training_operator.domain.plan.common import goodput as accounts
+from tpu_training_operator.domain.plan.common import ledger
 from tpu_training_operator.domain.plan.common.chips import Holding, read_holding
 
 
@@ -85,7 +85,7 @@ class JobState:
         return read_holding(self.observed, self.status, self.now)
 
     def charge(self, goodput: Goodput, until: datetime, then: Activity) -> Goodput:
-        return accounts.charge(goodput, until, then, self.holding)
+        return ledger.charge(goodput, until, then, self.holding)
 
     def with_condition(
         self, status: Status, kind: ConditionType, value: bool | None, reason: Reason, message: str

@@ -20,7 +20,7 @@ from tpu_training_operator.domain.objects.actions import Create
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.common.chips import Holding, read_holding
 from tpu_training_operator.domain.plan.common.conditions import JobState
-from tpu_training_operator.domain.plan.common.goodput import mark_lost, mark_saved, settle, start_goodput
+from tpu_training_operator.domain.plan.common.ledger import mark_lost, mark_saved, settle, start_goodput
 
 # How long to wait until a failed worker is reported as ended, so that its log can be kept.
 _LAST_MOMENT = timedelta(seconds=10)
@@ -157,7 +157,7 @@ class Context(JobState):
     def has_trained(self) -> bool:
         """Whether the job has reached its first step, on any slice."""
         goodput = self.status.goodput
-        return goodput is not None and goodput.productive_seconds + goodput.wasted_seconds > 0
+        return goodput is not None and goodput.productive + goodput.wasted > 0
 
     @property
     def is_refused(self) -> bool:

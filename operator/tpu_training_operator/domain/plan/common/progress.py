@@ -12,7 +12,7 @@ from tpu_training_operator.domain.cluster_state.observed import format_time, par
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, WorkerReport
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.chips import Holding
-from tpu_training_operator.domain.plan.common.goodput import charge, mark_saved
+from tpu_training_operator.domain.plan.common.ledger import charge, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import refill
 
 

@@ -12,10 +12,9 @@ from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import MOST_MOVES, Move, Placement, PlacementReason, Status
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time
 from tpu_training_operator.domain.job.options import SliceOption
+from tpu_training_operator.domain.plan.common.ledger import charge_slice
 
 FOR_CAPACITY = (PlacementReason.NO_CAPACITY, PlacementReason.NOT_ADMITTED)
-PLACEHOLDERS = "placeholders"
-"""The key in `chipSeconds` for what placeholders held, on any slice."""
 
 
 def choose_option(options: Sequence[SliceOption], status: Status, pods: Sequence[WorkerPod]) -> SliceOption:
@@ -105,28 +104,4 @@ def keep_record(after: Status, before: Status, option: SliceOption, now: datetim
         )
     if is_true(after.conditions, ConditionType.GANG_READY):
         placement = record_arrival(placement)
-    return charge_chips(replace(after, placement=placement), before, str(option))
-
-
-def charge_chips(after: Status, before: Status, name: str) -> Status:
-    """Returns the status with the chips used since `before` charged to the slice of that name."""
-    placement = after.placement
-    if placement is None:
-        return after
-    held, was_held = _count_placeholders(after), _count_placeholders(before)
-    used = {
-        name: _count_chip_seconds(after) - held - _count_chip_seconds(before) + was_held,
-        PLACEHOLDERS: held - was_held,
-    }
-    spent = {key: placement.chip_seconds.get(key, 0) + seconds for key, seconds in used.items() if seconds > 0}
-    return replace(after, placement=replace(placement, chip_seconds={**placement.chip_seconds, **spent}))
-
-
-def _count_chip_seconds(status: Status) -> int:
-    known = status.goodput.chip_seconds if status.goodput else None
-    return known.total if known else 0
-
-
-def _count_placeholders(status: Status) -> int:
-    known = status.goodput.chip_seconds if status.goodput else None
-    return known.placeholders if known else 0
+    return charge_slice(replace(after, placement=placement), before, str(option))

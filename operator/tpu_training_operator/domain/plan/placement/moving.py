@@ -20,7 +20,7 @@ from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.goodput import mark_lost, mark_saved
+from tpu_training_operator.domain.plan.common.ledger import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.placement.search import PendingMove
 from tpu_training_operator.domain.plan.plan import Plan
 

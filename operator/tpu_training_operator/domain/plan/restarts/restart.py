@@ -17,7 +17,7 @@ from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.goodput import mark_lost, mark_saved
+from tpu_training_operator.domain.plan.common.ledger import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import (
     PAUSE_AFTER_PREEMPTION,
     backoff,

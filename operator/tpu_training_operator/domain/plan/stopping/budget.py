@@ -16,10 +16,11 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.pod_signs import ended_by, has_succeeded
 from tpu_training_operator.domain.objects.actions import Event
-from tpu_training_operator.domain.plan.common import chips
+from tpu_training_operator.domain.plan.common.chips import Holding
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.ledger import charge_chips, count_vanished
 from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.stopping.suspension import Cause, suspend
 
@@ -62,7 +63,7 @@ def count_used(look: JobState, status: Status) -> int:
     """Returns the chip-seconds used up to now."""
     if status.goodput is None:
         return 0
-    spent = chips.spend(status.goodput, look.holding.now, look.holding)
+    spent = charge_chips(status.goodput, look.holding.now, look.holding)
     return spent.total if spent else 0
 
 
@@ -128,7 +129,7 @@ def next_look(ctx: Context) -> timedelta | None:
     return None if spent is None else until_spent(spent, ctx.holding)
 
 
-def until_spent(spent: Spent, holding: chips.Holding) -> timedelta | None:
+def until_spent(spent: Spent, holding: Holding) -> timedelta | None:
     """Returns how long until the budget is low or used up, if the gang holds all its chips from now on."""
     rate = max(holding.gang, holding.held)
     if not rate:
@@ -157,7 +158,7 @@ def record_usage(decision: Plan, look: JobState, stored: Status, budget: ChipBud
         return decision
     before = stored.goodput.chip_seconds if stored.goodput else None
     given_back = _time_to_write(before, look) if before else None
-    known = chips.spend(status.goodput, look.holding.now, look.holding)
+    known = charge_chips(status.goodput, look.holding.now, look.holding)
     if known is None:
         return decision
     warned = _warn_if_low(look, status, known, budget)
@@ -176,7 +177,7 @@ def _time_to_write(before: ChipSeconds, look: JobState) -> timedelta | None:
     other workers that are leaving, so that the end of a gang costs one write whatever its size; but not for long,
     because chips that are gone count until the write."""
     is_stale = any(pod.worker.attempt > look.attempt for pod in look.observed.pods)
-    if is_stale or not chips.count_vanished(before, look.holding):
+    if is_stale or not count_vanished(before, look.holding):
         return None
     age = look.holding.now - parse_time(before.since)
     if age < _NOW:

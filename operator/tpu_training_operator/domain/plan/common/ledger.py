@@ -1,0 +1,151 @@
+"""What a job spends: its time in seconds and its chips in chip-seconds, by activity, and its chips also by slice.
+
+Every moment belongs to one activity, so the seconds add up to the job's life. The operator writes no status when a pod
+is created or placed; these two boundaries are read from the pods afterwards.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TypeVar
+
+from tpu_training_operator.api.status import Activity, ChipSeconds, Goodput, Ledger, Status
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time, parse_time
+from tpu_training_operator.domain.plan.common.chips import Holding
+
+PLACEHOLDERS = "placeholders"
+"""The key in `chipSeconds` for what placeholders held, on any slice."""
+_ACCOUNTS = {
+    Activity.QUEUE: "queue",
+    Activity.START: "start",
+    Activity.TRAIN: "productive",
+    Activity.RECOVERY: "recovery",
+    Activity.MOVING: "moving",
+}
+_L = TypeVar("_L", bound=Ledger)
+
+
+def account_of(activity: Activity, ledger: Ledger) -> str:
+    return _ACCOUNTS.get(activity, ledger.AT_REST)
+
+
+def _add(ledger: _L, **amounts: int) -> _L:
+    return replace(ledger, **{name: getattr(ledger, name) + amount for name, amount in amounts.items()})
+
+
+def spend(ledger: _L, activity: Activity, amount: int) -> _L:
+    """Charges the seconds or chip-seconds to the activity."""
+    unsaved = amount if activity is Activity.TRAIN else 0
+    return _add(ledger, **{account_of(activity, ledger): amount}, unsaved=unsaved)
+
+
+def _save(ledger: _L, unsaved_share: float) -> _L:
+    return _add(ledger, unsaved=int(ledger.unsaved * unsaved_share) - ledger.unsaved)
+
+
+def _lose(ledger: _L) -> _L:
+    return _add(ledger, productive=-ledger.unsaved, wasted=ledger.unsaved, unsaved=-ledger.unsaved)
+
+
+def start_goodput(created: str) -> Goodput:
+    """Returns the goodput of a new job: it has waited for nodes since it was created."""
+    return Goodput(activity=Activity.QUEUE, since=format_time(parse_time(created)))
+
+
+def charge(goodput: Goodput, until: datetime, then: Activity, seen: Holding | None = None) -> Goodput:
+    """Adds the time up to `until` to the current activity; `then` is the activity from there on. Time that is already
+    accounted for stays so, even if `until` lies before its end. `seen`: the chips that the pods hold."""
+    until = until.replace(microsecond=0)
+    goodput = replace(goodput, chip_seconds=charge_chips(goodput, until, seen))
+    seconds = int((until - parse_time(goodput.since)).total_seconds())
+    if seconds <= 0 or goodput.activity is Activity.FINISHED:
+        return replace(goodput, activity=then)
+    return _update_ratio(replace(spend(goodput, goodput.activity, seconds), activity=then, since=format_time(until)))
+
+
+def settle(goodput: Goodput, pods: Sequence[WorkerPod], until: datetime, seen: Holding | None = None) -> Goodput:
+    """Returns the goodput up to `until`. From the creation of the attempt's pods until the last of them has its node,
+    the gang waits in the queue, whatever its activity before and after."""
+    activity = goodput.activity
+    if activity in (Activity.QUEUE, Activity.RECOVERY, Activity.MOVING) and pods:
+        goodput = charge(goodput, min(until, max(pod.created for pod in pods)), Activity.QUEUE, seen)
+        placed = [pod.placed for pod in pods if pod.placed is not None]
+        if len(placed) == len(pods):
+            activity = Activity.START if activity is Activity.QUEUE else activity
+            goodput = charge(goodput, min(until, max(placed)), activity, seen)
+    return charge(goodput, until, activity, seen)
+
+
+def mark_saved(goodput: Goodput, unsaved_share: float = 0.0) -> Goodput:
+    """Counts all training up to a checkpoint as saved, except the share `unsaved_share` of what was unsaved before."""
+    share, spent = min(unsaved_share, 1.0), goodput.chip_seconds
+    return replace(_save(goodput, share), chip_seconds=spent and _save(spent, share))
+
+
+def mark_lost(goodput: Goodput) -> Goodput:
+    """Counts the training since the last checkpoint as wasted, after a failure."""
+    spent = goodput.chip_seconds
+    return _update_ratio(replace(_lose(goodput), chip_seconds=spent and _lose(spent)))
+
+
+def active_seconds(goodput: Goodput) -> int:
+    """Returns the length of the job's life without its waits for nodes and its suspensions."""
+    return goodput.total - goodput.suspended - goodput.queue
+
+
+def _update_ratio(goodput: Goodput) -> Goodput:
+    life = goodput.total - goodput.suspended
+    return replace(goodput, ratio=f"{goodput.productive / life:.3f}" if life else None)
+
+
+def charge_chips(goodput: Goodput, until: datetime, seen: Holding | None) -> ChipSeconds | None:
+    """Charges the chips up to `until` to the present activity. None if the gang's size is unknown. `seen`: None if the
+    pods have not been read; then the chips that were held last count."""
+    spent = goodput.chip_seconds
+    if spent is None:
+        if seen is None or not seen.gang:
+            return None
+        spent = _estimate(goodput, seen.gang)
+    since = parse_time(spent.since)
+    if until < since:
+        return spent
+    seconds = int((until - since).total_seconds())
+    if seen is None:
+        used, idle, held = spent.held * seconds, 0, spent.held
+    else:
+        gone = count_vanished(spent, seen)
+        used = seen.between(since, until, placeholders=False) + gone * seconds
+        idle = seen.between(since, until, placeholders=True)
+        held = seen.at(until) + (gone if until < seen.now else 0)
+    spent = _add(spend(spent, goodput.activity, used), placeholders=idle)
+    return replace(spent, held=held, since=format_time(until))
+
+
+def count_vanished(spent: ChipSeconds, seen: Holding) -> int:
+    """Returns the chips that pods held when the sums were last updated, and that are gone with their pods."""
+    return max(0, spent.held - seen.at(parse_time(spent.since)))
+
+
+def _estimate(goodput: Goodput, chips: int) -> ChipSeconds:
+    """Counts for a job that began before its chips were counted, as if every attempt had held all of them from its
+    start."""
+    names = ("start", "productive", "wasted", "recovery", "moving", "unsaved")
+    return _add(ChipSeconds(since=goodput.since), **{name: getattr(goodput, name) * chips for name in names})
+
+
+def charge_slice(after: Status, before: Status, name: str) -> Status:
+    """Returns the status with the chips used since `before` charged to the slice of that name."""
+    placement = after.placement
+    if placement is None:
+        return after
+    used = _count_by_slice(after, name)
+    used.subtract(_count_by_slice(before, name))
+    spent = {key: placement.chip_seconds.get(key, 0) + seconds for key, seconds in used.items() if seconds > 0}
+    return replace(after, placement=replace(placement, chip_seconds={**placement.chip_seconds, **spent}))
+
+
+def _count_by_slice(status: Status, name: str) -> Counter[str]:
+    spent = status.goodput.chip_seconds if status.goodput else None
+    idle = spent.placeholders if spent else 0
+    return Counter({name: spent.total - idle if spent else 0, PLACEHOLDERS: idle})
