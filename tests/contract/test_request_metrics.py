@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp.test_utils import unused_port
 
 from tests.fakes.api_server import ApiServer, credentials_for, hangs_up, refuses, says, serve
 from tests.unit.scrape import counted, value
@@ -62,13 +61,4 @@ async def test_a_cut_off_answer_counts_as_no_answer(server: ApiServer, cluster: 
     server.answers = [hangs_up]
     with pytest.raises(Unavailable):
         await read(cluster)
-    assert counted(metrics, "rest_client_requests_total", "code") == {"<error>": 1}
-
-
-async def test_a_server_that_is_down_counts_as_no_answer(metrics: Metrics) -> None:
-    async with connect(
-        credentials_for(f"http://127.0.0.1:{unused_port()}"), ClientOptions(on_answer=metrics.request_answered)
-    ) as cluster:
-        with pytest.raises(Unavailable):
-            await read(cluster)
     assert counted(metrics, "rest_client_requests_total", "code") == {"<error>": 1}

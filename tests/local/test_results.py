@@ -116,8 +116,8 @@ def test_the_logs_of_all_workers_are_kept(runs: Runs) -> None:
     assert [sorted(lines) for lines in logs] == [[f"I am host {host}", "and say so"] for host in range(2)]
 
 
-def test_a_user_error_fails_the_run_with_the_end_of_the_log(runs: Runs) -> None:
-    run = runs.start(FAIL_ON_HOST_1, hosts=2)
+def test_a_user_error_fails_the_run_with_the_end_of_the_log_and_ends_the_other_workers(runs: Runs) -> None:
+    run = runs.start(FAIL_ON_HOST_1, hosts=4)
     assert run.wait() == 1
     result = run.result()
     failure = result.pop("failure")
@@ -126,11 +126,6 @@ def test_a_user_error_fails_the_run_with_the_end_of_the_log(runs: Runs) -> None:
     assert failure["message"].splitlines()[-1].startswith("ValueError: ")
     assert "UserError on slice 0 host 1:" in run.stderr
     assert "    ValueError: no such file" in run.stderr
-
-
-def test_a_failure_ends_the_other_workers(runs: Runs) -> None:
-    run = runs.start(FAIL_ON_HOST_1, hosts=4)
-    assert run.wait() == 1
     assert run.surviving_processes() == []
 
 

@@ -151,23 +151,6 @@ async def test_an_event_cut_off_by_a_broken_watch_is_seen_after_it(cluster: Watc
     assert len(cluster.queries("watch tputrainingjobs")) == 4
 
 
-@pytest.mark.parametrize("told", ["as an answer", "as an event"])
-async def test_an_expired_watch_lists_again_and_forgets_deleted_objects(cluster: WatchedCluster, told: str) -> None:
-    event = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
-    expired = {"as an answer": refuses(410, "Expired"), "as an event": streams(json.dumps(event).encode() + b"\n")}[
-        told
-    ]
-    async with watching(cluster) as views:
-        await watched_once(cluster, views)
-        cluster.faults["watch pods"] = [expired]
-        # Deleted while nobody watches: no event will ever say so.
-        cluster.store.drop(PODS, "digits-1-0-1")
-        cluster.tell("pods", None)
-        seen = await until(views, lambda seen: len(seen.hosts) == 1)
-    assert seen.trouble is None
-    assert len(cluster.queries("list pods")) == 2
-
-
 async def test_an_event_longer_than_any_object_is_not_read_to_the_end(
     cluster: WatchedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
