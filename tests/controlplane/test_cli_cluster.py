@@ -34,13 +34,6 @@ RIGHTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def nodes(control_plane: ControlPlane) -> Iterator[None]:
-    pool = add_cpu_nodes(control_plane, 4)
-    yield
-    remove_nodes(control_plane, pool)
-
-
 @dataclass(frozen=True)
 class Reading:
     """A namespace, and the kubeconfig of a user who has exactly the rights there that `tpujob` documents."""
@@ -135,31 +128,6 @@ def a_job_is_watched_to_its_end_over_a_restart_of_the_gang(reading: Reading) -> 
     assert "digits: Succeeded, attempt 2" in watch.output
 
 
-def a_watch_ends_with_1_when_the_job_fails(reading: Reading) -> None:
-    space = reading.space
-    space.apply(digits())
-    space.wait_for_state("Running")
-    with reading.watch() as watch:
-        watch.wait_for("digits: Running")
-        space.finish("digits-1-0-3", exit_code=1, message={"outcome": "UserError", "message": "ValueError: no digit"})
-        assert watch.exit_status() == 1
-    assert "ValueError: no digit" in watch.output
-    failed = reading.tpujob("status", "digits").stdout
-    assert "The job has failed for good." in failed
-    assert "docs/failures.md#usererror" in failed
-
-
-def a_watch_ends_with_1_when_the_job_is_deleted(reading: Reading) -> None:
-    space = reading.space
-    space.apply(digits())
-    space.wait_for_state("Running")
-    with reading.watch() as watch:
-        watch.wait_for("digits: Running")
-        space.kubectl("delete", "tpujob", "digits")
-        assert watch.exit_status() == 1
-    assert watch.output.splitlines()[-1] == "tpujob: digits was deleted"
-
-
 def the_status_says_who_is_ready_and_where_the_time_went(reading: Reading) -> None:
     space = reading.space
     space.apply(digits())
@@ -194,34 +162,12 @@ def the_server_says_which_right_is_missing(reading: Reading) -> None:
         assert "and pods; get pods/log" in told.stderr
 
 
-def a_name_that_is_nearly_right_is_answered_with_the_right_one(reading: Reading) -> None:
-    space = reading.space
-    space.apply(digits())
-    told = reading.tpujob("watch", "digit")
-    assert told.returncode == 2
-    assert f"'{space.name}'" in told.stderr
-    assert told.stderr.endswith("; nearest: digits\n")
-
-
-def the_log_of_a_worker_that_has_no_pod_is_explained(reading: Reading) -> None:
-    space = reading.space
-    space.apply(digits(runPolicy={"suspend": True}))
-    space.wait_for_state("Suspended")
-    told = reading.tpujob("logs", "digits")
-    assert told.returncode == 1
-    assert "digits has no workers yet" in told.stderr
-
-
 STORIES = {
     story.__name__: story
     for story in (
         a_job_is_watched_to_its_end_over_a_restart_of_the_gang,
-        a_watch_ends_with_1_when_the_job_fails,
-        a_watch_ends_with_1_when_the_job_is_deleted,
         the_status_says_who_is_ready_and_where_the_time_went,
         the_server_says_which_right_is_missing,
-        a_name_that_is_nearly_right_is_answered_with_the_right_one,
-        the_log_of_a_worker_that_has_no_pod_is_explained,
     )
 }
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deadlines import kubectl_timeout
-from tests.cluster.kwok import SimulatedSlice, add_cpu_nodes, add_tpu_nodes, remove_nodes
+from tests.cluster.kwok import add_cpu_nodes, remove_nodes
 from tests.controlplane.jobs import Namespace, condition, digits
 from tests.controlplane.operator_process import OperatorProcess
 
@@ -102,25 +102,6 @@ def test_deleting_the_job_deletes_everything(space: Namespace, operator: Operato
     space.wait(lambda: not left(), "pods, service and config map are gone")
 
 
-def test_tpu_workers_fill_exactly_one_slice(
-    control_plane: ControlPlane, space: Namespace, operator: OperatorProcess
-) -> None:
-    # Two free slices of the same shape: only affinity keeps a gang from straddling them.
-    pools = [add_tpu_nodes(control_plane, SimulatedSlice("tpu-v5-lite-podslice", "4x4", 4, 4)) for _ in range(2)]
-    try:
-        space.apply(digits(slice={"hardware": "TPU"}))
-        space.wait_for_state("Running")
-
-        nodes = {pod["spec"]["nodeName"] for pod in space.pods()}
-
-        assert nodes in [set(pool.nodes) for pool in pools]
-        limits = [pod["spec"]["containers"][0]["resources"]["limits"] for pod in space.pods()]
-        assert limits == [{"google.com/tpu": "4"}] * 4
-    finally:
-        for pool in pools:
-            remove_nodes(control_plane, pool)
-
-
 def test_an_operator_killed_in_mid_training_changes_nothing(space: Namespace, operator: OperatorProcess) -> None:
     space.apply(digits())
     space.wait_for_state("Running")
@@ -211,17 +192,6 @@ def test_a_ladder_ends_at_the_rung_whose_gate_fails_and_leaves_nothing(
     space.wait(lambda: all(pod["status"]["phase"] == "Succeeded" for pod in space.pods()), "no worker is left")
 
 
-def test_a_user_error_fails_the_job_and_frees_the_other_hosts(space: Namespace, operator: OperatorProcess) -> None:
-    space.apply(digits())
-    space.wait_for_state("Running")
-
-    space.finish("digits-1-0-3", exit_code=1, message={"outcome": "UserError", "message": "ValueError: no such digit"})
-
-    status = space.wait_for_state("Failed")
-    assert "ValueError: no such digit" in condition(status, "Stalled")["message"]
-    space.wait(lambda: space.names("pod") == ["digits-1-0-3"], "only the failed worker is left, for its log")
-
-
 def test_suspend_and_resume_are_not_charged_and_may_change_the_workers(
     space: Namespace, operator: OperatorProcess
 ) -> None:
@@ -266,14 +236,3 @@ def test_a_service_with_another_owner_is_left_alone_and_named(space: Namespace, 
     assert stalled["reason"] == "NameConflict"
     assert "Service digits already exists" in stalled["message"]
     assert space.kubectl("get", "service", "digits", "-o", "jsonpath={.metadata.uid}") == before
-
-
-def test_what_only_the_catalogue_rules_out_stalls_the_job_with_tpujobs_message(
-    space: Namespace, operator: OperatorProcess
-) -> None:
-    space.apply(digits(recipe={"globalBatchSize": 30}))
-
-    stalled = condition(space.wait_for_state("Invalid"), "Stalled")
-
-    assert stalled["message"].startswith("spec.recipe.globalBatchSize:")
-    assert stalled["message"].endswith("; nearest: 28 or 32")

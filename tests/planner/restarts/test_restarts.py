@@ -342,15 +342,6 @@ def test_what_the_previous_attempt_shared_is_deleted() -> None:
     assert sorted(cluster.others) == expected
 
 
-def test_the_first_restart_begins_as_soon_as_the_old_workers_are_gone() -> None:
-    cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
-    one_pass(cluster)
-    kubelet.sweep(cluster)
-    assert "create Pod digits-2-0-0" in described(one_pass(cluster))
-
-
 def test_the_second_restart_waits_for_its_time() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[1])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.trainer.checkpoint.lives import DAMAGE, Damage
 from tests.trainer.checkpoint.runs import assert_same, author, commit, latest, snapshot
 from tests.trainer.checkpoint.stores import Killed, MemoryStore, counting, dying_after
 from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, prepare, write
@@ -36,24 +36,15 @@ def operations_of_the_third() -> list[str]:
 
 
 @pytest.mark.parametrize("operations", range(len(operations_of_the_third()) + 1))
-def test_a_writer_killed_before_any_of_its_operations_leaves_the_previous_checkpoint_or_its_own(
+def test_a_writer_killed_before_any_of_its_operations_leaves_a_whole_checkpoint_and_the_next_attempt_cleans_up(
     operations: int, store: ObjectStore
 ) -> None:
     commit(store, 10)
     commit(store, 20)
     with suppress(Killed):
         third_checkpoint(dying_after(store, operations))
-    committed = "put_if_absent" in operations_of_the_third()[:operations]
-    assert_same(newest(store).snapshot, snapshot(30 if committed else 20))
-
-
-@pytest.mark.parametrize("operations", range(len(operations_of_the_third()) + 1))
-def test_the_next_attempt_cleans_up_after_a_killed_one_and_continues(operations: int, store: ObjectStore) -> None:
-    commit(store, 10)
-    commit(store, 20)
-    with suppress(Killed):
-        third_checkpoint(dying_after(store, operations))
-    step = newest(store).commit.step
+    step = 30 if "put_if_absent" in operations_of_the_third()[:operations] else 20
+    assert_same(newest(store).snapshot, snapshot(step))
     successor = author(attempt=2)
     prepare(CheckpointTarget(store, successor, keep=2))
     assert newest(store).commit.step == step
@@ -115,60 +106,34 @@ def test_a_flipped_bit_in_a_commit_rules_the_checkpoint_out_or_changes_none_of_i
     assert_same(found, snapshot(found.step))
 
 
-@given(name=st.sampled_from(FILES))
-def test_a_missing_file_rules_its_checkpoint_out(name: str) -> None:
-    store = two_checkpoints()
-    del store.objects[name]
-    assert_same(newest(store).snapshot, snapshot(10))
+def without_commit(store: ObjectStore, name: str) -> None:
+    store.delete(f"{name}/{COMMIT}")
 
 
-def without_commit(store: MemoryStore, name: str) -> None:
-    del store.objects[f"{name}/{COMMIT}"]
+def renamed(store: ObjectStore, name: str) -> None:
+    for path in store.list(name):
+        store.put(path.replace("00000020", "00000021"), store.read(path))
+        store.delete(path)
 
 
-def half_a_commit(store: MemoryStore, name: str) -> None:
-    store.objects[f"{name}/{COMMIT}"] = store.objects[f"{name}/{COMMIT}"][:40]
+PASSED_OVER = {
+    "without COMMIT": (without_commit, "it has no COMMIT"),
+    "renamed": (renamed, "its COMMIT is of step 20"),
+    **{
+        damage: (DAMAGE[damage], said)
+        for damage, said in {
+            "a short COMMIT": "its COMMIT is cut off",
+            "a newer format": "its COMMIT is of format 3",
+            "a short file of weights": "its model.safetensors has ",
+            "a missing file of weights": "its model.safetensors is miss",
+            "a flipped bit": "its optimizer.safetensors is not",
+        }.items()
+    },
+}
 
 
-def other_format(store: MemoryStore, name: str) -> None:
-    store.objects[f"{name}/{COMMIT}"] = store.objects[f"{name}/{COMMIT}"].replace(b'"format": 1', b'"format": 7')
-
-
-def renamed(store: MemoryStore, name: str) -> None:
-    moved = {path: data for path, data in store.objects.items() if path.startswith(name)}
-    for path, data in moved.items():
-        del store.objects[path]
-        store.objects[path.replace("00000020", "00000021")] = data
-
-
-def short_model(store: MemoryStore, name: str) -> None:
-    store.objects[f"{name}/model.safetensors"] = b"12345"
-
-
-def no_model(store: MemoryStore, name: str) -> None:
-    del store.objects[f"{name}/model.safetensors"]
-
-
-def changed_model(store: MemoryStore, name: str) -> None:
-    data = store.objects[f"{name}/model.safetensors"]
-    store.objects[f"{name}/model.safetensors"] = data[:-1] + b"!"
-
-
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (without_commit, "it has no COMMIT"),
-        (half_a_commit, "its COMMIT is cut off"),
-        (other_format, "its COMMIT is of format 7"),
-        (renamed, "its COMMIT is of step 20"),
-        (short_model, "its model.safetensors has 5"),
-        (no_model, "its model.safetensors is miss"),
-        (changed_model, "its model.safetensors is not"),
-    ],
-)
-def test_a_checkpoint_that_is_passed_over_is_one_line_in_the_log(
-    damage: Callable[[MemoryStore, str], None], said: str
-) -> None:
+@pytest.mark.parametrize(("damage", "said"), PASSED_OVER.values(), ids=PASSED_OVER)
+def test_a_checkpoint_that_is_passed_over_is_one_line_in_the_log(damage: Damage, said: str) -> None:
     store = two_checkpoints()
     damage(store, "step-00000020-5f0c1234-1")
     lines: list[str] = []

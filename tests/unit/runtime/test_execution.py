@@ -271,24 +271,3 @@ async def test_a_pass_that_is_cancelled_leaves_nothing_behind(server: HeldReques
 
 
 # Side by side with other jobs
-
-
-@pytest.mark.parametrize("large", [Pods("large", 2304), deletions("large", 2304)], ids=["created", "deleted"])
-async def test_a_large_gang_does_not_hold_up_the_restart_of_a_small_one(
-    server: HeldRequests, running: Running, large: Sequence[Action]
-) -> None:
-    """The small one deletes its four pods and creates four: eight requests. One job has half of the places at most, so
-    with a second large one they are all taken."""
-    for _ in range(2):
-        await running.begin(large)
-    for _ in range(1000):
-        await server.answer()
-    before = len(server.sent)
-    restart = await running.begin(deletions("small", 4), Pods("small", 4), name="small")
-    while not restart.done():
-        await server.answer()
-    sent = Counter(senders(server)[before:])
-    # Both batches wait for four places, and then for the answers to all that were sent before theirs.
-    assert sent["small"] == 8
-    assert sent["large"] < 3 * 64
-    assert running.tasks[0].done() is running.tasks[1].done() is False

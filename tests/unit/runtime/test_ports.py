@@ -111,16 +111,18 @@ async def test_a_connection_does_not_last_and_its_handler_ends_with_it(
     assert counter.asked == 1
 
 
-async def test_a_new_connection_takes_the_place_of_the_oldest_of_the_greediest_address(counter: Counter) -> None:
-    counter.gate.clear()
+async def test_a_new_connection_takes_the_place_of_the_oldest_of_the_greediest_address(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_SECONDS_TO_ASK", "_SECONDS_TO_LAST"):
+        monkeypatch.setattr(ports, limit, 10 * SECONDS)
     async with served(counter, connections=3) as port, asyncio.timeout(SECONDS):
+        worker = await asyncio.open_connection(LOOPBACK, port)
         stranger = [await asyncio.open_connection(LOOPBACK, port, local_addr=("127.0.0.66", 0)) for _ in range(5)]
-        for reader, _ in stranger[:2]:
+        for reader, _ in stranger[:3]:
             assert await reader.read() == b""
-        reader, writer = await asyncio.open_connection(LOOPBACK, port)
-        assert await stranger[2][0].read() == b""
-        counter.gate.set()
-        writer.write(WHOLE)
-        assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
-        for _, opened in (*stranger, (reader, writer)):
+        for reader, writer in (worker, *stranger[3:]):
+            writer.write(WHOLE)
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+        for _, opened in (worker, *stranger):
             opened.transport.abort()

@@ -110,13 +110,6 @@ async def test_a_worker_that_does_not_trust_the_server_affects_nobody_else(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("beginning", [b"", request("Content-Length: 10")[:-2]], ids=["nothing", "half a head"])
-async def test_a_silent_connection_is_closed(desk: Desk, monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
-    monkeypatch.setattr(ports, "_SECONDS_TO_ASK", 0.05)
-    async with served(desk) as wire:
-        assert await wire.say(beginning) == b""
-
-
 async def test_a_connection_without_a_handshake_is_closed(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,50 +154,20 @@ async def test_a_compressed_body_is_not_decompressed(desk: Desk) -> None:
     assert answer.startswith(b"HTTP/1.1 400 ")
 
 
-async def test_a_connection_is_closed_after_the_answer(desk: Desk) -> None:
-    async with served(desk) as wire:
-        answer = await wire.say(request("Content-Length: 0"))
-    assert b"\r\nConnection: close\r\n" in answer
-
-
-async def test_a_connection_beyond_the_limit_replaces_the_oldest(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_CONNECTIONS", 2)
-    async with served(desk) as wire, asyncio.timeout(SECONDS):
-        oldest, *kept = [await wire.open() for _ in range(3)]
-        assert await oldest[0].read() == b""
-        for _, writer in kept:
-            writer.write(request("Content-Length: 0"))
-        for reader, writer in kept:
-            assert b" 400 " in await reader.readline()
-            writer.transport.abort()
-
-
 async def test_connections_without_a_handshake_keep_no_report_out(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CONNECTIONS", 4)
+    for limit in ("_SECONDS_TO_SHAKE_HANDS", "_SECONDS_TO_ASK", "_SECONDS_TO_LAST"):
+        monkeypatch.setattr(ports, limit, 10 * SECONDS)
     async with served(desk) as wire, asyncio.timeout(SECONDS):
+        reader, writer = await wire.open()
         silent = [await asyncio.open_connection(LOOPBACK, wire.port) for _ in range(20)]
         assert await wire.post() == 200
-        for reader, writer in silent[:16]:
-            assert await reader.read() == b""
-            writer.close()
-        for _, writer in silent[16:]:
-            writer.close()
-
-
-async def test_when_all_places_are_taken_the_address_with_the_most_connections_gives_one_up(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "MOST_CONNECTIONS", 4)
-    async with served(desk) as wire, asyncio.timeout(SECONDS):
-        idle = [await wire.open(frm="127.0.0.66") for _ in range(3)]
-        other = await wire.open(frm="127.0.0.67")
-        assert await wire.post() == 200
-        assert await idle[0][0].read() == b"", "the oldest one was closed"
-        for _, writer in (*idle[1:], other):
-            writer.write(request("Content-Length: 0"))
-        for reader, writer in (*idle[1:], other):
-            assert b" 400 " in await reader.readline()
-            writer.transport.abort()
+        for closed, _ in silent[:16]:
+            assert await closed.read() == b""
+        writer.write(request("Content-Length: 0"))
+        assert b" 400 " in await reader.readline()
+        for _, opened in (*silent, (reader, writer)):
+            opened.transport.abort()
 
 
 @pytest.mark.parametrize("addresses", [1, 5])

@@ -10,9 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import job_body
-from tests.unit.pods import pod
 from tests.unit.progress_desk import BEARER, GOOD, KEY, LATER, NOW, PROGRESS, SECONDS, TRAINER_STATUS, Desk
-from tests.unit.reviewing_cluster import token_of
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.kube.errors import NotFound, Unavailable
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -64,19 +62,6 @@ async def test_a_worker_is_asked_for_its_stacks_until_they_are_there(desk: Desk,
     desk.inboxes.ask_for_stacks(KEY)
     assert await post(worker) == (200, {"stacks": True})
     assert await post(worker, json=GOOD | {"stacks": "Thread 1: ..."}) == (200, {"stacks": False})
-
-
-async def test_a_report_from_an_old_attempt_is_accepted_and_changes_nothing(
-    desk: Desk, worker: TestClient[Any, Any]
-) -> None:
-    new = pod(attempt=2)
-    desk.cluster.put(new)
-    desk.cluster.reviews["new"] = token_of(new)
-    await post(worker, headers={"Authorization": "Bearer new"}, json=GOOD | {"step": 20})
-    assert (await post(worker))[0] == 200
-    report = desk.inbox.report
-    assert report is not None
-    assert (report.attempt, report.step) == (2, 20)
 
 
 async def test_the_longest_allowed_report_is_accepted(worker: TestClient[Any, Any]) -> None:
