@@ -127,6 +127,7 @@ def test_what_a_task_writes_does_not_fill_the_memory(tmp_path: Path, monkeypatch
         (lambda: SummaryWriter().add_image("a", torch.zeros(2, 2, 2)), "image has 1, 3 or 4 channels"),
         (lambda: SummaryWriter().add_image("a", torch.zeros(3, 2)), "must be CHW, HWC or HW"),
         (lambda: SummaryWriter().add_scalar("a", "much"), "number is needed, got a str"),
+        (lambda: SummaryWriter().add_scalar("a", torch.zeros(2)), "number is needed, got shape [2]"),
         (
             lambda: SummaryWriter().add_figure("a", None),
             "no add_figure; it has add_h",

@@ -19,6 +19,7 @@ from tpu_trainer.checkpoint.commit import Commit, Folder
 from tpu_trainer.checkpoint.origin import CheckpointSource
 from tpu_trainer.checkpoint.parts import file_of
 from tpu_trainer.checkpoint.search import SearchCriteria, search
+from tpu_trainer.checkpoint.snapshot import describe_tensor
 from tpu_trainer.contract.errors import UserCodeError, several, user_code
 from tpu_trainer.contract.spec import InitSpec
 from tpu_trainer.storage import open_store
@@ -89,7 +90,7 @@ def load_weights(tensors: Mapping[str, Tensor], model: nn.Module, *, strict: boo
         state = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     pairs = {name: (tensor, state[name]) for name, tensor in tensors.items() if name in state}
     different = [
-        f"{name} ({_describe(tensor)} there, {_describe(target)} in the model)"
+        f"{name} ({describe_tensor(tensor)} there, {describe_tensor(target)} in the model)"
         for name, (tensor, target) in pairs.items()
         if not _fits(tensor, target)
     ]
@@ -164,7 +165,3 @@ def _parse(data: bytes, where: str) -> dict[str, Tensor]:
 def _fits(there: Tensor, target: Any) -> bool:
     kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (there, target)]
     return there.shape == target.shape and (there.dtype == target.dtype or kinds == [(True, False)] * 2)
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

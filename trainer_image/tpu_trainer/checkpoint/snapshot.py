@@ -220,7 +220,7 @@ def is_from_lightning(snapshot: Snapshot) -> bool:
 def fingerprint(model: nn.Module, entrypoint: str, seed: int) -> str:
     """Returns a hash that is equal for runs that can continue each other: same names, types and shapes of the model's
     tensors, same task, same seed. Depends on neither the recipe nor the slice. `model`: not yet on a device."""
-    layout = {name: _describe(tensor) for name, tensor in _unique_tensors(model).items()}
+    layout = {name: describe_tensor(tensor) for name, tensor in _unique_tensors(model).items()}
     text = json.dumps({"entrypoint": entrypoint, "seed": seed, "tensors": layout}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -233,7 +233,7 @@ def restore_model(snapshot: Snapshot, model: nn.Module) -> None:
     """
     stored, here = snapshot.tensors["model"], _unique_tensors(model)
     for name in sorted({*stored, *here}):
-        there, now = (_describe(tensors[name]) if name in tensors else "nothing" for tensors in (stored, here))
+        there, now = (describe_tensor(tensors[name]) if name in tensors else "nothing" for tensors in (stored, here))
         if there != now:
             raise UserCodeError(
                 f"the checkpoint of step {snapshot.step} does not fit the task's model: {name} is {there} in the "
@@ -425,10 +425,10 @@ def is_storable(tensor: Tensor) -> bool:
 
 def _check_storable(name: str, tensor: Tensor) -> None:
     if not is_storable(tensor):
-        raise UserCodeError(f"a checkpoint cannot keep {name}: a dense tensor is needed, got {_describe(tensor)}")
+        raise UserCodeError(f"a checkpoint cannot keep {name}: a dense tensor is needed, got {describe_tensor(tensor)}")
 
 
-def _describe(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     layout = "" if tensor.layout is torch.strided else f", {str(tensor.layout).removeprefix('torch.')}"
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{layout}"
 

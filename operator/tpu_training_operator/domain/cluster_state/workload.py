@@ -15,7 +15,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, Reason
-from tpu_training_operator.api.text import plain
+from tpu_training_operator.api.text import one_line, plain
 from tpu_training_operator.domain.cluster_state.multikueue import is_managed_elsewhere, manager_of
 from tpu_training_operator.domain.cluster_state.ownership import controller
 
@@ -328,7 +328,7 @@ def _pods_ready(before: Object, are_ready: bool) -> tuple[str, str]:
 
 
 def _sentence(subject: str, reason: Any, condition: Object) -> str:
-    message = " ".join(plain(str(condition.get("message") or "")).split())[:_LONGEST_WORDS]
+    message = one_line(plain(str(condition.get("message") or "")), _LONGEST_WORDS)
     return ": ".join(part for part in (subject, plain(str(reason or "")), message) if part)
 
 
