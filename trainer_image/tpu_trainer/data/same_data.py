@@ -24,20 +24,17 @@ from torch.utils.data import DataLoader, IterableDataset
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding, ranges
 from tpu_trainer.data.loading import (
-    GENERATORS,
     NO_WORKERS,
     Workers,
-    epoch_order,
     evaluation_workers,
     has_length,
     held_out,
     is_sharded,
-    keep_generators,
     length_of,
     name_held_out,
-    seed_generators,
     training_workers,
 )
+from tpu_trainer.data.order import GENERATORS, epoch_order, keep_generators, seed_generators
 from tpu_trainer.data.shards import forget_worker, open_shard
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.gather import EXACT, checksum

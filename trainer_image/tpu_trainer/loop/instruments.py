@@ -17,7 +17,7 @@ from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.clock import Clock, Phase, process_seconds
 from tpu_trainer.contract.errors import NotFiniteError
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.data.loading import Position
+from tpu_trainer.data.order import Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.gang.backends.base import Backend

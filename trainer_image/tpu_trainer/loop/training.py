@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -15,8 +16,9 @@ from tpu_trainer.contract.clock import Phase
 from tpu_trainer.contract.errors import PeerLostError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome, finite
-from tpu_trainer.data.batch_source import BatchSource, check_data, open_batches
-from tpu_trainer.data.loading import Order, evaluation_size
+from tpu_trainer.data.batch_source import check_data, open_batches, open_data
+from tpu_trainer.data.loading import evaluation_size
+from tpu_trainer.data.order import Order
 from tpu_trainer.gang.backends.base import move_model
 from tpu_trainer.lightning.lightning_run import only_under_lightning
 from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left
@@ -152,10 +154,15 @@ class _Training:
             # A LightningModule can recognise a rehearsal by its Trainer, and log nothing in it.
             if tried:
                 work.policy.check(tried)
-        reading = self._reading()
+        hp = work.hp
+        order = Order(hp.global_batch_size, hp.seed, self.context.share, hp.accumulation_steps, work.start.position)
+        data = open_data(work.task, order, self.context.spec.dataset_size)
+        passes = range(work.start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
+        host, tell = self.context.environment.host_index, self.context.outputs.add_finding
+        reading = open_batches(work.task, data, passes, backend, host, tell)
         if self.context.spec.checkpoint is not None:
-            instruments.merge_positions = reading.merge
-        with backend.feed(reading.batches) as batches, instruments.logbook.open():
+            instruments.merge_positions = partial(data.merge, backend=backend)
+        with backend.feed(reading) as batches, instruments.logbook.open():
             loop = TrainingLoop(work, backend, instruments, self.context.stop, self._evaluate_now)
             trained = loop.run(batches)
         if trained.stopped:
@@ -163,14 +170,6 @@ class _Training:
         else:
             instruments.finish_log(trained.step)
         return trained
-
-    def _reading(self) -> BatchSource:
-        context, hp, start = self.context, self.work.hp, self.work.start
-        order = Order(hp.global_batch_size, hp.seed, context.share, hp.accumulation_steps, start.position)
-        passes = range(start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
-        host, epoch_size = context.environment.host_index, context.spec.dataset_size
-        tell = context.outputs.add_finding
-        return open_batches(self.work.task, order, passes, epoch_size, context.backend, host, tell)
 
     def _evaluate_now(self, step: int) -> bool:
         """Evaluates in the middle of the training. Returns whether the evaluation is the best so far."""
