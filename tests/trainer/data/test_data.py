@@ -135,7 +135,7 @@ def test_an_order_draws_from_the_seeded_generators_and_leaves_no_trace_in_them()
         ([0, -1, 2, 3], "epoch 0 has the index -1; the"),
         ([0.0, 1.0, 2.0, 3.0], "numbers, got float64 of shape"),
         ([[0, 1], [2, 3]], "got int64 of shape [2, 2]"),
-        ([0, 1], "epoch 0 has 2 examples, fewer"),
+        ([0, 1], "epoch 0 of the task's order has 2 examples, fewer"),
     ],
 )
 def test_an_order_that_cannot_be_used_is_refused(indices: Any, complaint: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     DistributedSampler,
@@ -97,6 +98,15 @@ def refuse_own_iterator(loader: DataLoader[Any], name: str) -> None:
                 "divides the examples, and takes only the dataset, the sampler, collate_fn, and the workers from a "
                 "DataLoader. Change the batches in collate_fn, on_after_batch_transfer or the step instead"
             )
+
+
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """Returns what decides a loader's batches: a batch sampler that is not torch's own, or the sampler."""
+    batched = loader.batch_sampler
+    if batched is None:
+        return loader.sampler
+    # The loader's own sampler is only a default if a BatchSampler was given.
+    return batched.sampler if type(batched) is BatchSampler else batched
 
 
 def takes_each_once(sampler: Any) -> bool:

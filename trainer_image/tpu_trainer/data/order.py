@@ -133,19 +133,19 @@ class MapStyleData(TrainingData):
 
     order: Order
     units: Callable[[int], Any]
-    name: str = "the task's train dataset"
+    name: str = "train dataset"
     kind: str = "examples"
 
     @classmethod
     def of(cls, size: int, order: Order, custom: Orders | None = None) -> MapStyleData:
         """Returns `size` examples in the `custom` order, or each once in every epoch."""
-        name = cls.name if custom is None else "the task's order of epoch {epoch}"
+        name = "train dataset" if custom is None else "order"
         return cls(order, lambda epoch: epoch_order(size, order.seed, epoch, custom), name)
 
     def epoch(self, start: Position, number: int) -> Iterator[tuple[Any, Position]]:
         units, batch = self.units(start.epoch), self.order.global_batch
         if len(units) < batch:
-            raise _too_short(self.name.format(epoch=start.epoch), len(units), self.order, self.kind)
+            raise _too_short(self.order, start.epoch, len(units), self.name, self.kind)
         for end in range(start.offset + batch, len(units) + 1, batch):
             for rows in self.order.divide(units[end - batch : end]):
                 yield rows, Position(start.epoch, end)
@@ -177,8 +177,7 @@ class StreamData(TrainingData):
                 for rows in self.order.divide(batch):
                     yield rows, position
             elif position.offset == 0:
-                name = f"epoch {start.epoch} of the task's train dataset"
-                raise _too_short(name, len(batch), self.order)
+                raise _too_short(self.order, start.epoch, len(batch))
 
     def global_batches(self, epoch: int, number: int) -> Iterator[list[Any]]:
         """Yields an epoch's global batches, and last what is left, which may be empty."""
@@ -253,6 +252,14 @@ def keep_generators() -> Iterator[None]:
         torch.default_generator.set_state(states[2])
 
 
+@contextmanager
+def seeded_for_epoch(seed: int, epoch: int) -> Iterator[None]:
+    """Seeds the generators for drawing the order of an epoch, the same in every process, and restores them after it."""
+    with GENERATORS, keep_generators():
+        seed_generators(random_seed(seed, epoch, 0))
+        yield
+
+
 def random_seed(seed: int, count: int, rank: int) -> int:
     """Derives a seed of 63 bits from the run's seed, the step or batch, and the process."""
     mixed = np.random.SeedSequence((seed, count, rank)).generate_state(1, np.uint64)
@@ -281,8 +288,7 @@ def epoch_order(size: int, seed: int, epoch: int, custom: Orders | None) -> Indi
     """
     if custom is None:
         return permutation(size, seed, epoch)
-    with GENERATORS, keep_generators(), user_code("the task's order"):
-        seed_generators(random_seed(seed, epoch, 0))
+    with seeded_for_epoch(seed, epoch), user_code("the task's order"):
         order = np.asarray(custom(epoch, seed, size))
     if order.ndim != 1 or not np.issubdtype(order.dtype, np.integer):
         raise UserCodeError(
@@ -312,8 +318,10 @@ def _state_of(dataset: Any) -> Mapping[str, Any] | None:
     return copied
 
 
-def _too_short(name: str, size: int, order: Order, kind: str = "examples") -> UserCodeError:
+def _too_short(
+    order: Order, epoch: int, size: int, name: str = "train dataset", kind: str = "examples"
+) -> UserCodeError:
     return UserCodeError(
-        f"{name} has {size} {kind}, fewer than one global batch of {order.global_batch}; "
+        f"epoch {epoch} of the task's {name} has {size} {kind}, fewer than one global batch of {order.global_batch}; "
         "more data, a smaller slice or a smaller recipe.globalBatchSize is needed"
     )

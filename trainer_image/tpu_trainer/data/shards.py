@@ -19,8 +19,9 @@ import io
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import chain, count, islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,7 +42,7 @@ from tpu_trainer.data.order import (
     seed_generators,
 )
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.gang.gather import EXACT
+from tpu_trainer.gang.gather import gather_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +117,7 @@ class ShardData(TrainingData):
         lanes, and `merge` adds the others'.
         """
         places = {str(lane): list(place) for lane, place in self.places.items()}
-        for done, (examples, moved) in enumerate(_read_ahead(self) if self.workers.count else _read(self)):
+        for done, (examples, moved) in enumerate(_read(self)):
             taken = self.taken + (done // self.order.passes + 1) * self.order.global_batch
             places |= {str(lane): list(place) for lane, place in moved.items()}
             epoch = 0 if self.epoch_size is None else (taken - 1) // self.epoch_size
@@ -127,19 +128,12 @@ class ShardData(TrainingData):
         if position.dataset is None or self.step == 1:
             return position
         places = position.dataset["places"]
-        row = [
-            number
-            for lane in self.own_lanes
-            for part in places.get(str(lane), LanePosition())
-            for number in divmod(part, EXACT)
-        ]
-        rows = backend.gather([float(number) for number in row])
-        merged: dict[str, list[int]] = {}
-        for rank in range(self.step):
-            numbers = [int(number) for number in rows[rank]]
-            parts = [high * EXACT + low for high, low in zip(numbers[::2], numbers[1::2], strict=True)]
-            for nth, lane in enumerate(range(rank, self.lanes, self.step)):
-                merged[str(lane)] = parts[2 * nth : 2 * nth + 2]
+        rows = gather_whole(chain(*(places.get(str(lane), LanePosition()) for lane in self.own_lanes)), backend)
+        merged = {
+            str(lane): rows[rank][2 * nth : 2 * nth + 2]
+            for rank in range(self.step)
+            for nth, lane in enumerate(range(rank, self.lanes, self.step))
+        }
         return Position(position.epoch, position.offset, {**position.dataset, "places": merged})
 
     def describe_sharing(self) -> str | None:
@@ -160,16 +154,14 @@ def shard_data(workers: Workers, order: Order, epoch_size: int | None = None) ->
         UserCodeError: the stream has no number of shards, or another one than when the checkpoint was written.
     """
     shards, start = shards_of(workers.dataset), order.start.dataset or {}
-    if order.start == Position():
-        return ShardData(order, shards, workers, epoch_size)
-    if start.get("shards") != shards:
+    if order.start != Position() and start.get("shards") != shards:
         raise UserCodeError(
             f"the task's train dataset has {shards} shards; when the checkpoint was written it had "
             f"{start.get('shards', 'none')}, so the run's place in the data is lost. Give it the same shards, or start "
             "again under another checkpoint.uri"
         )
-    places = {int(lane): LanePosition(*place) for lane, place in start["places"].items()}
-    return ShardData(order, shards, workers, epoch_size, int(start["taken"]), places)
+    places = {int(lane): LanePosition(*place) for lane, place in start.get("places", {}).items()}
+    return ShardData(order, shards, workers, epoch_size, int(start.get("taken", 0)), places)
 
 
 def shards_of(stream: Any) -> int:
@@ -268,16 +260,6 @@ class Lane:
         seed_generators(random_seed(self._data.order.seed, self._entry, number))
 
 
-def _read(data: ShardData) -> Iterator[Pass]:
-    """Yields pass by pass, read in this process."""
-    lanes = {lane: Lane(data, lane) for lane in data.own_lanes}
-    numbers = data.numbers()
-    while True:
-        with GENERATORS, user_code("the next examples of the task's dataset"):
-            examples = _read_pass(lanes, data, numbers)
-        yield examples
-
-
 def _read_pass(lanes: Mapping[int, Lane], data: ShardData, numbers: Iterator[int]) -> Pass:
     """Reads the next pass from `lanes`: all lanes of the process, or those of one of its workers."""
     examples, moved = [], {}
@@ -291,34 +273,35 @@ def _read_pass(lanes: Mapping[int, Lane], data: ShardData, numbers: Iterator[int
     return examples, moved
 
 
-def _read_ahead(data: ShardData) -> Iterator[Pass]:
-    """Yields the same passes as `_read`, read by worker processes that share the lanes."""
+def _read(data: ShardData) -> Iterator[Pass]:
+    """Yields pass by pass, read in this process or by its workers, which share the lanes."""
     workers = min(data.workers.count, len(data.own_lanes))
+    reader, readers = _Reader(data), max(workers, 1)
     with user_code("the task's dataset"):
         # A separate generator, because the loader draws a number when it begins.
-        loader: DataLoader[Tensor] = DataLoader(
-            _Reader(data, workers),
+        loader: DataLoader[Any] = DataLoader(
+            reader,
             batch_size=None,
             num_workers=workers,
             worker_init_fn=data.workers.begin,
             generator=torch.Generator(),
         )
         # The loader takes from its workers in turn.
-        passes = iter(loader)
-    reader = {lane: nth % workers for nth, lane in enumerate(data.own_lanes)}
+        read = iter(loader if workers else reader)
     numbers = data.numbers()
     while True:
         parts: list[Iterator[Any]] = []
         moved: dict[int, LanePosition] = {}
-        for _ in range(workers):
-            with user_code("the next examples of the task's dataset"):
-                part: Pass | str = _unpack(next(passes))
+        for _ in range(readers):
+            with nullcontext() if workers else GENERATORS, user_code("the next examples of the task's dataset"):
+                part = _unpack(next(read)) if workers else next(read)
             if isinstance(part, str):
                 raise UserCodeError(part)
             parts.append(iter(part[0]))
             moved |= part[1]
         used = filter(data.trains_on, islice(numbers, data.reads_per_pass))
-        yield [next(parts[reader[number % data.lanes]]) for number in used], moved
+        # The worker of a lane is the one with its place among this process's lanes.
+        yield [next(parts[number % data.lanes // data.step % readers]) for number in used], moved
 
 
 def forget_worker() -> None:
@@ -327,24 +310,25 @@ def forget_worker() -> None:
     torch_worker._worker_info = None
 
 
-class _Reader(IterableDataset[Tensor]):
-    """Yields a worker's part of every pass, packed, or the text of an error in the user's code."""
+class _Reader(IterableDataset[Any]):
+    """Yields a worker's part of every pass, packed, or the text of an error in the user's code; or all of it, as it is,
+    in a process without workers."""
 
-    def __init__(self, data: ShardData, workers: int) -> None:
-        self._data, self._workers = data, workers
+    def __init__(self, data: ShardData) -> None:
+        self._data = data
 
-    def __iter__(self) -> Iterator[Tensor]:
-        info = get_worker_info()
-        assert info is not None
+    def __iter__(self) -> Iterator[Any]:
+        data, info = self._data, get_worker_info()
         forget_worker()
-        lanes = {lane: Lane(self._data, lane) for lane in self._data.own_lanes[info.id :: self._workers]}
-        numbers = self._data.numbers()
+        own = data.own_lanes if info is None else data.own_lanes[info.id :: info.num_workers]
+        lanes = {lane: Lane(data, lane) for lane in own}
+        numbers = data.numbers()
         while True:
             try:
-                part: Pass | str = _read_pass(lanes, self._data, numbers)
+                part: Pass | str = _read_pass(lanes, data, numbers)
             except UserCodeError as error:
                 part = str(error)
-            yield _pack(part)
+            yield part if info is None else _pack(part)
 
 
 class _Pickler(pickle.Pickler):

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
 )
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.data.loading import has_length, refuse_own_iterator, takes_each_once
+from tpu_trainer.data.loading import has_length, refuse_own_iterator, sampler_of, takes_each_once
 from tpu_trainer.data.order import Share
 from tpu_trainer.lightning.hooks import LightningHooks
 from tpu_trainer.lightning.lightning_run import only_under_lightning
@@ -213,13 +212,11 @@ def _unusual_batches(loader: DataLoader[Any]) -> str | None:
         return "batch_size=None"
     if isinstance(loader.dataset, IterableDataset):
         return None
-    if type(loader.batch_sampler) is not BatchSampler:
-        return f"a {type(loader.batch_sampler).__name__} as batch_sampler"
-    # The loader's own attribute is only a default if a BatchSampler was given.
-    sampler: Any = loader.batch_sampler.sampler
+    sampler = sampler_of(loader)
     if takes_each_once(sampler):
         return None
-    return f"a {type(sampler).__name__}{' that draws a number of examples' * (type(sampler) is RandomSampler)}"
+    how = " as batch_sampler" if sampler is loader.batch_sampler else ""
+    return f"a {type(sampler).__name__}{how or ' that draws a number of examples' * isinstance(sampler, RandomSampler)}"
 
 
 def _note_batch_size(loader: DataLoader[Any], hp: Hyperparameters, share: Share) -> None:

@@ -12,35 +12,23 @@ In validation every example counts once, and all processes have equally many bat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from tpu_trainer.contract.clock import Clock, Phase
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.data.epochs import enter_epoch, with_epochs
-from tpu_trainer.data.loading import describe_resize, refuse_own_iterator, takes_each_once
-from tpu_trainer.data.order import (
-    GENERATORS,
-    MapStyleData,
-    Order,
-    Position,
-    StreamData,
-    keep_generators,
-    permutation,
-    random_seed,
-    seed_generators,
-)
+from tpu_trainer.data.loading import describe_resize, refuse_own_iterator, sampler_of, takes_each_once
+from tpu_trainer.data.order import MapStyleData, Order, Position, StreamData, permutation, seeded_for_epoch
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.gather import is_shared
 
 Notify = Callable[[str], None]
-Unit = Any
-"""What one process gets undivided: an example's index, or a batch sampler's list of indices."""
 
 
 def shares(size: int, world: int, rank: int, rows: int) -> list[range]:
@@ -59,6 +47,7 @@ def shares(size: int, world: int, rank: int, rows: int) -> list[range]:
     return [own[len(own) * at // count : len(own) * (at + 1) // count] for at in range(count)]
 
 
+@dataclass
 class Division:
     """Makes this process's loader from one of the user's. `order.start`: where the run resumes; `before`: the size of
     the first training dataset at that time; `examples`: its size now.
@@ -66,20 +55,14 @@ class Division:
     `warn` takes warnings about a loader whose order is not the trainer's own, `note` takes notes.
     """
 
-    def __init__(
-        self,
-        order: Order,
-        backend: Backend,
-        clock: Clock,
-        warn: Notify,
-        note: Notify,
-        before: int | None = None,
-    ) -> None:
-        self.examples: int | None = None
-        self._before = before
-        self._order = order
-        self._backend, self._clock, self._warn, self._note = backend, clock, warn, note
-        self._first: int | None = None
+    order: Order
+    backend: Backend
+    clock: Clock
+    warn: Notify
+    note: Notify
+    before: int | None = None
+    examples: int | None = field(default=None, init=False)
+    _first: int | None = field(default=None, init=False)
 
     def divide(self, loader: object, *, training: bool) -> object:
         """Returns a loader for this process.
@@ -97,9 +80,9 @@ class Division:
             return self._training(loader, name) if training else self._held_out(loader)
 
     def _undivided(self, loader: object, name: str) -> object:
-        if self._order.share.world > 1:
+        if self.order.share.world > 1:
             raise UserCodeError(
-                f"{name}: a {type(loader).__name__} cannot be divided among {self._order.share.world} processes; "
+                f"{name}: a {type(loader).__name__} cannot be divided among {self.order.share.world} processes; "
                 f"{name} must return a torch.utils.data.DataLoader"
             )
         return loader
@@ -108,90 +91,87 @@ class Division:
         size = len(loader.dataset)  # type: ignore[arg-type]
         if self.examples is None:
             self.examples = size
-            if (text := describe_resize(loader.dataset, self._before, self._order.start)) is not None:
-                self._warn(text)
-        batched = loader.batch_sampler
-        sampler = loader.sampler if batched is None else getattr(batched, "sampler", None)
-        if batched is None or type(batched) is not BatchSampler:
-            # A loader with batch_size None: its dataset's items are batches.
-            units = loader.sampler if batched is None else batched
-            self._warn(
-                f"{name}: {type(units).__name__} decides which examples make a batch, so a step has {self._passes} of "
-                f"its batches, one for every process and pass, not the recipe's {self._order.global_batch} examples"
+            if (text := describe_resize(loader.dataset, self.before, self.order.start)) is not None:
+                self.warn(text)
+        sampler = sampler_of(loader)
+        batched: Any = loader.batch_sampler
+        if batched is None or sampler is batched:
+            self.warn(
+                f"{name}: {type(sampler).__name__} decides which examples make a batch, so a step has {self._passes} "
+                f"of its batches, one for every process and pass, not the recipe's {self.order.global_batch} examples"
             )
-            batches = self._batches(self._draw_units(units), 1, ready=True)
-            return self._build(loader, batches, ready=batched is None)
+            return self._build(loader, self._batches(self._draw_units(sampler), 1, ready=True))
         rows = self._size(batched.batch_size, name)
         if takes_each_once(sampler):
-            seed = self._order.seed
+            seed = self.order.seed
             return self._build(loader, self._batches(lambda epoch: permutation(size, seed, epoch).tolist(), rows))
-        self._warn(f"{name}: its {type(sampler).__name__} decides the order of the examples")
+        self.warn(f"{name}: its {type(sampler).__name__} decides the order of the examples")
         return self._build(loader, self._batches(self._draw_units(sampler), rows))
 
     def _batches(self, units: Callable[[int], Any], rows: int, *, ready: bool = False) -> ProcessBatches:
         """Returns the batches of a loader that gets `rows` units in each pass. `ready`: a unit is a batch."""
-        start, batch = self._order.start, rows * self._passes
-        taken = start.offset // self._order.global_batch * batch
-        order = replace(self._order, global_batch=batch, start=Position(start.epoch, taken))
+        start, batch = self.order.start, rows * self._passes
+        taken = start.offset // self.order.global_batch * batch
+        order = replace(self.order, global_batch=batch, start=Position(start.epoch, taken))
         # Drawn once an epoch, although length and batches both need it.
         drawn = lru_cache(1)(units)
-        return ProcessBatches(
-            MapStyleData(order, drawn, "the train dataset", "batches" if ready else "examples"), ready
-        )
+        return ProcessBatches(MapStyleData(order, drawn, kind="batches" if ready else "examples"), ready)
 
     @property
     def _passes(self) -> int:
         """The passes of a step in all processes together."""
-        return self._order.share.world * self._order.passes
+        return self.order.share.world * self.order.passes
 
     def _size(self, batch_size: int, name: str) -> int:
         """Returns the examples of a pass: the recipe's for the first loader, in proportion for the others."""
         if self._first is None:
             self._first = batch_size
         if batch_size == self._first:
-            if batch_size != self._order.rows:
-                self._note(
+            if batch_size != self.order.rows:
+                self.note(
                     f"note: {name}: batch_size {batch_size} is not used; the recipe gives a step "
-                    f"{self._order.global_batch} examples, {self._order.rows} per process and pass"
+                    f"{self.order.global_batch} examples, {self.order.rows} per process and pass"
                 )
-            return self._order.rows
-        rows = max(1, round(batch_size * self._order.rows / self._first))
-        self._warn(
+            return self.order.rows
+        rows = max(1, round(batch_size * self.order.rows / self._first))
+        self.warn(
             f"{name}: a loader with batch_size {batch_size} beside the first one's {self._first} gets {rows} examples "
             "per process and pass"
         )
         return rows
 
     def _held_out(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        share, batched = self._order.share, loader.batch_sampler
-        if batched is None or type(batched) is not BatchSampler:
-            units = list(loader.sampler if batched is None else batched)
-            batches = [units[at] for (at,) in shares(len(units), share.world, share.rank, 1)]
-            return self._build(loader, batches, ready=batched is None)
+        share, sampler = self.order.share, sampler_of(loader)
+        if loader.batch_sampler is None or sampler is loader.batch_sampler:
+            units = list(sampler)
+            return self._build(loader, [units[at] for (at,) in shares(len(units), share.world, share.rank, 1)])
         indices = list(range(len(loader.dataset)))  # type: ignore[arg-type]
-        if not takes_each_once(batched.sampler):
-            indices = list(self._draw_units(batched.sampler)(0))
-        parts = shares(len(indices), share.world, share.rank, self._order.rows)
+        if not takes_each_once(sampler):
+            indices = list(self._draw_units(sampler)(0))
+        parts = shares(len(indices), share.world, share.rank, self.order.rows)
         return self._build(loader, [[indices[at] for at in part] for part in parts])
 
     def _stream(self, loader: DataLoader[Any], name: str, training: bool) -> DataLoader[Any]:
-        rows = 1 if loader.batch_size is None else self._order.rows
-        order = replace(self._order, global_batch=rows * self._order.share.world, passes=1)
+        rows = 1 if loader.batch_size is None else self.order.rows
+        order = replace(self.order, global_batch=rows * self.order.share.world, passes=1)
         dataset = ProcessStream(StreamData(order, loader.dataset), training)
-        if training and self._order.start.offset:
-            self._warn(f"{name}: its dataset is iterable, so epoch {self._order.start.epoch} begins again")
+        if training and self.order.start.offset:
+            self.warn(f"{name}: its dataset is iterable, so epoch {self.order.start.epoch} begins again")
         if loader.num_workers:
-            self._warn(f"{name}: its {loader.num_workers} workers are not used: each would read the whole stream")
+            self.warn(f"{name}: its {loader.num_workers} workers are not used: each would read the whole stream")
         return TimedLoader(
-            self._clock,
+            self.clock,
             dataset=dataset,
             batch_size=None if loader.batch_size is None else rows,
             collate_fn=loader.collate_fn,
         )
 
-    def _build(self, loader: DataLoader[Any], batches: Any, ready: bool = False) -> DataLoader[Any]:
-        """Returns a loader like `loader` that yields `batches`. `ready`: the dataset's items are batches already."""
-        options: dict[str, Any] = {"sampler": batches, "batch_size": None} if ready else {"batch_sampler": batches}
+    def _build(self, loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
+        """Returns a loader like `loader` that yields `batches`."""
+        options: dict[str, Any] = {"batch_sampler": batches}
+        if loader.batch_sampler is None:
+            # The dataset's items are batches already.
+            options = {"sampler": batches, "batch_size": None}
         if loader.num_workers:
             options |= {
                 "prefetch_factor": loader.prefetch_factor,
@@ -200,27 +180,27 @@ class Division:
                 "multiprocessing_context": loader.multiprocessing_context,
             }
         return TimedLoader(
-            self._clock,
+            self.clock,
             dataset=loader.dataset,
             collate_fn=loader.collate_fn,
             num_workers=loader.num_workers,
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
-            generator=torch.Generator().manual_seed(self._order.seed + self._order.share.rank),
+            generator=torch.Generator().manual_seed(self.order.seed + self.order.share.rank),
             **options,
         )
 
-    def _draw_units(self, sampler: Any) -> Callable[[int], Sequence[Unit]]:
-        """Returns a function that draws an epoch's units from the sampler, the same in every process."""
+    def _draw_units(self, sampler: Any) -> Callable[[int], Sequence[Any]]:
+        """Returns a function that draws an epoch's units from the sampler, the same in every process: the indices of
+        examples, or a batch sampler's lists of them."""
 
-        def draw(epoch: int) -> Sequence[Unit]:
-            with GENERATORS, keep_generators():
-                seed_generators(random_seed(self._order.seed, epoch, 0))
+        def draw(epoch: int) -> Sequence[Any]:
+            with seeded_for_epoch(self.order.seed, epoch):
                 if hasattr(sampler, "set_epoch"):
                     sampler.set_epoch(epoch)
                 with user_code(f"the sampler {type(sampler).__name__}"):
                     units = list(sampler)
-            if not is_shared(repr(units), self._backend):
+            if not is_shared(repr(units), self.backend):
                 raise UserCodeError(
                     f"the sampler {type(sampler).__name__} does not give the same examples in all processes; the "
                     "trainer divides them, so it must not depend on the rank or on a generator that it seeds itself"

@@ -150,14 +150,12 @@ class _Training:
         # A resumed run has made the rehearsal before.
         if work.start.step == 0:
             with work.hooks.rehearsal():
-                tried = try_evaluation(work.task, self._evaluation_rows, self.context.share, backend)
+                tried = try_evaluation(work.task, self._order.rows, self.context.share, backend)
             # A LightningModule can recognise a rehearsal by its Trainer, and log nothing in it.
             if tried:
                 work.policy.check(tried)
-        hp = work.hp
-        order = Order(hp.global_batch_size, hp.seed, self.context.share, hp.accumulation_steps, work.start.position)
-        data = open_data(work.task, order, self.context.spec.dataset_size)
-        passes = range(work.start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
+        data = open_data(work.task, self._order, self.context.spec.dataset_size)
+        passes = range(*(step * data.order.passes for step in (work.start.step, work.hp.last_step)))
         host, tell = self.context.environment.host_index, self.context.outputs.add_finding
         reading = open_batches(work.task, data, passes, backend, host, tell)
         if self.context.spec.checkpoint is not None:
@@ -201,10 +199,11 @@ class _Training:
         self.context.backend.sync()
 
     @property
-    def _evaluation_rows(self) -> int:
-        """Returns the rows of a training pass: as many fit into memory here, too."""
-        hp = self.work.hp
-        return hp.global_batch_size // self.context.backend.world // hp.accumulation_steps
+    def _order(self) -> Order:
+        """Returns the order of the examples. A pass of an evaluation has as many rows as one of the training: as many
+        fit into memory here, too."""
+        hp, share = self.work.hp, self.context.share
+        return Order(hp.global_batch_size, hp.seed, share, hp.accumulation_steps, self.work.start.position)
 
     def _evaluate(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
         """Returns the metrics, and rank 0's values of those that the run follows."""
@@ -216,7 +215,7 @@ class _Training:
             self.instruments.buffers.lent(),
             nullcontext() if work.average is None else work.average.in_model(),
         ):
-            metrics = evaluate(work.task, self._evaluation_rows, self.context.share, backend)
+            metrics = evaluate(work.task, self._order.rows, self.context.share, backend)
         self.context.outputs.add_evaluation(step, metrics)
         for text in work.hooks.remarks:
             self.context.outputs.add_finding(Finding("Evaluation", step, text))
