@@ -270,7 +270,7 @@ def _exact_parts(value: Any, reals: list[npt.NDArray[np.float64]], depth: int) -
             yield np.ascontiguousarray(value).tobytes()
     elif isinstance(value, str):
         # A path may be another one on each host; the file's name counts.
-        name = value.rpartition("/")[2] if value.startswith("/") else value
+        name = value if " " in value else value.rpartition("/")[2]
         yield name.encode(errors="replace")
     elif isinstance(value, bytes | bytearray):
         yield bytes(value)

@@ -191,6 +191,8 @@ class Instruments:
             NotFiniteError, DivergedError: as `Doctor.judge_parameters`, before a checkpoint is made of bad weights.
         """
         self.doctor.judge_parameters(step)
+        self._report()
+        self.outputs.reporter.write_soon()
         with self.clock.during(Phase.CHECKPOINT), self.doctor.set_aside():
             self.position = self.merge_positions(position)
             self.buffers.share()
