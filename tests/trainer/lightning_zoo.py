@@ -200,6 +200,14 @@ class LogDirectory(Plain):
         return super().training_step(batch, batch_idx)
 
 
+class HalvesRate(Plain):
+    """By a hook, after the evaluation of step 4."""
+
+    def on_validation_epoch_end(self) -> None:
+        if self.global_step == 4:
+            self.optimizers().param_groups[0]["lr"] *= 0.5
+
+
 class Plateau(Plain):
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=self.lr)

@@ -177,6 +177,20 @@ def test_a_run_continues_as_if_it_had_not_stopped_inside_an_epoch_and_at_its_end
     assert again.outcome.metrics == whole.outcome.metrics
 
 
+@pytest.mark.parametrize("loop", ["BuiltIn", "Lightning"])
+def test_a_rate_that_a_hook_sets_after_an_evaluation_is_in_the_checkpoint_of_its_step(
+    loop: str, tmp_path: Path
+) -> None:
+    kept, only = tmp_path / "kept", tmp_path / "only"
+    changes = {"loop": loop, "evaluateEverySteps": 2}
+    whole = run("HalvesRate", tmp_path, checkpoint={"uri": str(kept), "everySteps": 4, "keep": 9}, **changes)
+    (folder,) = kept.glob("step-00000004-*")
+    shutil.copytree(folder, only / folder.name)
+    job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
+    again = run("HalvesRate", tmp_path, job=job, checkpoint={"uri": str(only), "keep": 1}, **changes)
+    assert again.losses == whole.losses[4:]
+
+
 @pytest.mark.parametrize("stop", [3, 4, 8])
 def test_a_run_that_is_stopped_continues_with_what_its_epoch_still_lacks(
     stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

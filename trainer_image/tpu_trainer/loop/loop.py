@@ -109,7 +109,7 @@ class TrainingLoop:
             backend.sync()
 
         self.signals.add(sums)
-        return self._save_and_evaluate(step, position)
+        return self._evaluate_and_save(step, position)
 
     def _accumulate(self, step: int) -> tuple[Loss, Batch, Position]:
         """Makes the passes of a step, which add up the parameters' gradients. Returns the step's loss, its last batch,
@@ -161,8 +161,8 @@ class TrainingLoop:
             work.hooks.after_backward()
         return loss.detached()
 
-    def _save_and_evaluate(self, step: int, position: Position) -> bool:
-        """Reads the step's results, then saves, evaluates and reports where that is due. Returns whether the training
+    def _evaluate_and_save(self, step: int, position: Position) -> bool:
+        """Reads the step's results, then evaluates, saves and reports where that is due. Returns whether the training
         ends early with this step."""
         work, instruments, every = self.work, self.instruments, self.work.hp.evaluate_every_steps
         last = step == work.hp.last_step
@@ -173,16 +173,14 @@ class TrainingLoop:
         if results := instruments.read(self.signals, step, work.rates.current, read_all=evaluates or saves or last):
             self.result = TrainingResult(step, results.losses[-1], position, results.stopping and not last)
             saves = saves or results.saving
-        stopped = self.result.stopped
-        if saves or last or stopped:
-            instruments.save(step, position, now=stopped, closes=last)
-        # After the reading: a run that is to stop has no time for an evaluation.
+        stopped, early = self.result.stopped, None
+        # Before the checkpoint, which keeps what the hooks of the evaluation decide; a run that is to stop has no time.
         if evaluates and not stopped:
-            is_best = self.evaluate_now(step)
+            saves = self.evaluate_now(step) or saves
             early = None if last else work.policy.early_end(step)
             self.result = replace(self.result, early=early)
-            if not (saves or last) and (is_best or early):
-                instruments.save(step, position, now=False, closes=early is not None)
+        if saves or last or stopped or early:
+            instruments.save(step, position, now=stopped, closes=last or early is not None)
         ends = stopped or self.result.early is not None
         instruments.after_step(self.signals, step, ends=last or ends)
         return ends
