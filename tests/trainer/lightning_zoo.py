@@ -296,11 +296,12 @@ class Told(Plain):
 
 
 class Averages(Plain):
-    """The callback averages running statistics, too, which each replica makes of its own examples."""
+    """The callback averages running statistics, too, which each replica makes of its own examples, and frozen
+    weights."""
 
     def __init__(self, lr: float) -> None:
         super().__init__(lr / 10)
-        self.layer = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 1))
+        self.layer = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 1))
         self.error = MeanSquaredError()
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:

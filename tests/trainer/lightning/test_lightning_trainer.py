@@ -297,11 +297,12 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
     assert all(host.message()["metrics"] == pytest.approx(alone.outcome.metrics, rel=1e-4) for host in gang.hosts)
 
 
-def test_what_a_callback_averages_is_validated_as_it_is_saved(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_what_a_callback_averages_is_validated_as_it_is_saved(hosts: int, launcher: Launcher, tmp_path: Path) -> None:
     checkpoint = {"uri": str(tmp_path / "kept"), "keep": 1}
-    document = spec("Averages", hosts=2, replicas=2, backend="xla", checkpoint=checkpoint)
+    document = spec("Averages", hosts=hosts, replicas=hosts, backend="xla", checkpoint=checkpoint)
     gang = launcher.start(document, packages=fork_server.LIGHTNING)
-    assert gang.wait() == [ExitCode.Succeeded] * 2, gang.output()
+    assert gang.wait() == [ExitCode.Succeeded] * hosts, gang.output()
     module = lightning_zoo.Averages(0.1)
     (file,) = (tmp_path / "kept").glob("step-00000010-*/model.safetensors")
     safetensors.torch.load_model(module, str(file))
