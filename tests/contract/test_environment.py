@@ -10,10 +10,9 @@ import pytest
 
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
-from tpu_trainer.contract import protocol
+from tpu_contract import protocol
 from tpu_trainer.contract.environment import check_agreement, read_environment
 from tpu_trainer.contract.spec import parse_run_spec
-from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
@@ -115,15 +114,6 @@ def test_every_variable_that_the_trainer_knows_is_set() -> None:
     # Only local mode can read files from the worker's disk. Images set the hang limit. No worker compiles beforehand.
     rest = {protocol.ENV_REPORT_DIRECTORY, protocol.ENV_HANG_SECONDS, protocol.ENV_COMPILE_SECONDS}
     assert known - first.keys() == rest
-
-
-def test_the_entry_check_is_told_how_long_it_may_compile() -> None:
-    assert protocol.ENV_COMPILE_SECONDS == constants.ENV_COMPILE_SECONDS
-
-
-def test_operator_and_trainer_mean_the_same_limits_of_code() -> None:
-    for name in ("MOST_CODE_FILES", "LARGEST_CODE_ARCHIVE", "LARGEST_CODE"):
-        assert getattr(protocol, name) == getattr(constants, name)
 
 
 def set_by_torch_xla() -> set[str]:

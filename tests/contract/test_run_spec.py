@@ -23,7 +23,7 @@ from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
 from tpu_training_operator.domain.job.rungs import lower_rungs_of
 from tpu_training_operator.domain.objects.shared import config_map
 
-SCHEMA = json.loads(files("tpu_trainer.contract").joinpath("runspec-v1.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads(files("tpu_contract").joinpath("runspec-v1.schema.json").read_text(encoding="utf-8"))
 ATTEMPT = 7
 
 kinds_of_jobs = pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())

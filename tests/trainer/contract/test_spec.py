@@ -17,7 +17,7 @@ from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.spec import TorchSpec, parse_run_spec, read_run_spec
 
 VALIDATOR = jsonschema.Draft202012Validator(
-    json.loads(files("tpu_trainer.contract").joinpath("runspec-v1.schema.json").read_text())
+    json.loads(files("tpu_contract").joinpath("runspec-v1.schema.json").read_text())
 )
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore
 
 from tests.trainer.gang_processes import run_spec
-from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
+from tpu_contract.protocol import Phase
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StepPace
 from tpu_trainer.contract.errors import DivergedError
 from tpu_trainer.contract.findings import Finding, NumericalHealth
 from tpu_trainer.contract.spec import parse_run_spec

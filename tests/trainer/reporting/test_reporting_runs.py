@@ -14,7 +14,7 @@ from tests.trainer import quick_heartbeat
 from tests.trainer.gang_processes import DEADLINE, TWO_PER_HOST, Gang, Launcher, run_spec
 from tests.trainer.gated import Gates
 from tests.trainer.progress_service import KUBEFLOW_PATH, PATH, Answer, ProgressService, Request, progress_service
-from tpu_trainer.contract.protocol import ExitCode
+from tpu_contract.protocol import ExitCode
 
 STEPS = 24
 MIDDLE = 14

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_trainer.contract import protocol
+from tpu_contract import protocol
 from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.spec import RunSpec
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType, TracebackType
 from typing import ClassVar
 
-from tpu_trainer.contract.protocol import ExitCode
+from tpu_contract.protocol import ExitCode
 
 
 class TrainerError(Exception):

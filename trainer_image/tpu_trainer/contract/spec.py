@@ -17,8 +17,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
+from tpu_contract.protocol import RUN_SPEC_SCHEMA
 from tpu_trainer.contract.errors import BadSpecError, cut
-from tpu_trainer.contract.protocol import RUN_SPEC_SCHEMA
 
 BACKENDS = ("xla", "xla-spmd", "torch")
 PRECISIONS = ("Float32", "BFloat16Mixed", "BFloat16")

@@ -28,7 +28,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from tpu_trainer.contract.clock import Clock, Phase
+from tpu_contract.protocol import Phase
+from tpu_trainer.contract.clock import Clock
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.data.epochs import enter_epoch, with_epochs
 from tpu_trainer.data.loading import (

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from tpu_trainer.contract.clock import Clock, Phase, StepPace, process_seconds
+from tpu_contract.protocol import Phase
+from tpu_trainer.contract.clock import Clock, StepPace, process_seconds
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PeerLostError
 from tpu_trainer.contract.outcome import Outcome, outcome_of

@@ -13,7 +13,7 @@ from tpu_training_operator.cli.code.packing import PackedCode, size_text
 from tpu_training_operator.cli.common.job_file import JobFile, check
 
 _MOST_SHOWN = 10
-_OF_THE_TRAINER = ("numpy", "safetensors", "torch", "torch_xla", "tpu_trainer")
+_OF_THE_TRAINER = ("numpy", "safetensors", "torch", "torch_xla", "tpu_contract", "tpu_trainer")
 
 
 def code_option(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from tpu_contract.protocol import MOST_METRICS, ReportPhase
 from tpu_training_operator.api.model import LARGEST_COUNT
-from tpu_training_operator.api.status import MOST_METRICS, BestCheckpoint, ReportPhase
+from tpu_training_operator.api.status import BestCheckpoint
 from tpu_training_operator.api.text import plain_json
 from tpu_training_operator.api.words import number_text
 

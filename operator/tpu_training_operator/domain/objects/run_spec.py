@@ -1,4 +1,4 @@
-"""Builds the run spec, `runspec/v1`, which the trainer reads. A JSON schema in `tpu_trainer` describes it.
+"""Builds the run spec, `runspec/v1`, which the trainer reads. A JSON schema in `tpu_contract` describes it.
 
 A loop of the user's own gets the same file, without an entrypoint.
 """
@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from tpu_contract.protocol import RUN_SPEC_SCHEMA
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName, Sharding
 from tpu_training_operator.api.trainer import Backend, Execution, Loop, TorchRuntime
@@ -15,8 +16,6 @@ from tpu_training_operator.domain.job.recipe.comparison import ComparisonRow, co
 from tpu_training_operator.domain.job.recipe.resolve import LowerRung, Resolution
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 
-SCHEMA = "runspec/v1"
-
 _BACKENDS = {Backend.XLA: "xla", Backend.XLA_SPMD: "xla-spmd", Backend.TORCH: "torch"}
 
 
@@ -24,7 +23,7 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
     """Returns the run spec of one attempt, which all its workers share."""
     layout, recipe, spec = resolution.layout, resolution.recipe, job.spec
     document: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": RUN_SPEC_SCHEMA,
         "job": {"namespace": job.namespace, "name": job.name, "uid": job.uid, "attempt": attempt},
         "backend": _BACKENDS[spec.trainer.backend],
         "hardware": spec.slice.hardware.value,

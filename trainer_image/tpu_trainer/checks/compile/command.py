@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from tpu_contract.protocol import ENV_COMPILE_SECONDS, ENV_RUN_SPEC, ExitCode
 from tpu_trainer.checks.compile.check import SCHEMA, CannotCheckError, check
 from tpu_trainer.contract.environment import read_environment
 from tpu_trainer.contract.errors import TrainerError
 from tpu_trainer.contract.outcome import Outcome, write_last_words
-from tpu_trainer.contract.protocol import ENV_COMPILE_SECONDS, ENV_RUN_SPEC, ExitCode
 from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.worker.code import install
 

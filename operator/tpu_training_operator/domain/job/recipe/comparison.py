@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tpu_contract.protocol import DEFAULT_FACTOR
 from tpu_training_operator.api.recipe import OnNotFinite, Precision, Recipe, Schedule, ScheduleName, Sharding
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.ledger import Note
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 
 _NONE = "-"
-# The trainer's default; a contract test compares them.
-PLATEAU_FACTOR = "0.1"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _evaluation_rows(recipe: Recipe) -> Iterator[ComparisonRow]:
     """Yields the rows about decisions from evaluations. Patience is not scaled, because the interval is."""
     schedule, stop = recipe.schedule, recipe.stop_early
     if schedule.name is ScheduleName.PLATEAU:
-        factor = f"x {PLATEAU_FACTOR if schedule.factor is None else schedule.factor}"
+        factor = f"x {DEFAULT_FACTOR if schedule.factor is None else schedule.factor}"
         rule = f"after {count(schedule.patience or 0, 'evaluation')} without a better {schedule.metric}"
         yield _row("rate on a plateau", factor, factor, rule)
     if stop is not None:
