@@ -11,8 +11,8 @@ import pytest
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
 from tpu_contract import protocol
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract.environment import check_agreement, read_environment
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
@@ -198,10 +198,10 @@ def test_a_users_own_loop_gets_the_values_of_the_run_spec(changes: Mapping[str, 
         "ACCUMULATION_STEPS": str(spec["batch"]["accumulation"]),
         "TRAIN_STEPS": str(spec["trainSteps"]),
         "WARMUP_STEPS": str(spec["warmupSteps"]),
-        "LEARNING_RATE": spec["optimizer"]["learningRate"],
         "NUM_HOSTS": str(spec["slice"]["hosts"]),
         "ATTEMPT": str(spec["job"]["attempt"]),
     }.items() <= told.items()
+    assert float(told["LEARNING_RATE"]) == float(spec["optimizer"]["learningRate"])
     assert told.get("DATA_URI") == spec.get("dataUri")
     assert told.get("CHECKPOINT_URI") == spec.get("checkpoint", {}).get("uri")
     assert told.get("CHECKPOINT_RESUME_FROM") == spec.get("checkpoint", {}).get("resumeFrom")

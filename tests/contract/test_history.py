@@ -10,9 +10,9 @@ from jsonschema import Draft202012Validator
 
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tpu_contract.protocol import ExitCode, Phase
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.reporting import history as trainer
 from tpu_trainer.task.logbook import LoggedCurve
 from tpu_training_operator.domain.job.recipe.resolve import resolve

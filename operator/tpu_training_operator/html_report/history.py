@@ -48,7 +48,7 @@ class Span:
     broken: Count
 
 
-class LoggedCurve(_Row):
+class RecordedCurve(_Row):
     """The values that the task logs under one name."""
 
     name: str
@@ -137,7 +137,7 @@ class History(_Row):
     # The records of all attempts, in the order of steps. The last attempt wrote the file.
     attempts: Sequence[Attempt] = Field(validation_alias=AliasPath("recorded", "attempts"), min_length=1)
     losses: Sequence[Span] = _at("recorded.losses", ())
-    logged: Sequence[LoggedCurve] = _at("recorded.logged", ())
+    logged: Sequence[RecordedCurve] = _at("recorded.logged", ())
     stretches: Sequence[Stretch] = _at("recorded.stretches", ())
     evaluations: Sequence[Evaluation] = _at("recorded.evaluations", ())
     rates: Sequence[Rate] = _at("recorded.rates.points", ())

@@ -15,11 +15,11 @@ import pytest
 from tests.trainer.checkpoint.stores import MemoryStore
 from tests.trainer.gang_processes import DEADLINE, run_spec
 from tpu_contract.protocol import HISTORY_FILE, ExitCode, Phase
+from tpu_contract.run_spec import RunSpec, parse_run_spec
 from tpu_trainer.contract.clock import Clock
 from tpu_trainer.contract.errors import BadSpecError, StorageError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import RunSpec, parse_run_spec
 from tpu_trainer.reporting import reporter as module
 from tpu_trainer.reporting.history import FirstLossTime, Sample
 from tpu_trainer.reporting.reporter import EVERY_SECONDS, Reporter, open_reporter

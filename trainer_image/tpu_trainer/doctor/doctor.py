@@ -17,10 +17,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from tpu_contract.protocol import PROGRAM_CHECKS, XLA_CHECKS, Check, Phase
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StepPace
 from tpu_trainer.contract.errors import DivergedError
 from tpu_trainer.contract.findings import Finding, FindingReporter, NumericalHealth
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.doctor.agreement import (
     Programs,
     are_finite,

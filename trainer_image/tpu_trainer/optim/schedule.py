@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from tpu_contract.protocol import DEFAULT_FACTOR
+from tpu_contract.run_spec import ScheduleSpec
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.contract.spec import ScheduleSpec
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

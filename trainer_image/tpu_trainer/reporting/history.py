@@ -14,9 +14,9 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from tpu_contract.protocol import HISTORY_SCHEMA, Phase
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.task.logbook import LoggedCurve
 
 LIMIT = 2000

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from tpu_contract.protocol import HISTORY_FILE
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.clock import Clock
 from tpu_trainer.contract.errors import TrainerError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.reporting.history import (
     AttemptRecord,
     FirstLossTime,

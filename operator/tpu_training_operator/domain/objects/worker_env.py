@@ -11,7 +11,7 @@ from typing import Any
 from tpu_contract import protocol
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.trainer import Backend, Code, TorchRuntime
+from tpu_training_operator.api.trainer import BackendName, Code, TorchRuntime
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.naming import WorkerId
@@ -59,7 +59,7 @@ def worker_env(
         **_torchrun_hosts_env(job, resolution, worker),
         **_code_env(job.spec.trainer.code),
     }
-    if job.spec.trainer.backend is not Backend.TORCH:
+    if job.spec.trainer.backend is not BackendName.TORCH:
         # TPU or CPU: the PJRT client that torch_xla starts.
         values["PJRT_DEVICE"] = job.spec.slice.hardware.value
     if layout.slices > 1:
@@ -121,7 +121,7 @@ def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
 
     With torch_xla, libtpu joins the hosts, and torch_xla would take RANK as a sign of torchrun.
     """
-    return job.spec.trainer.command is not None and job.spec.trainer.backend is Backend.TORCH
+    return job.spec.trainer.command is not None and job.spec.trainer.backend is BackendName.TORCH
 
 
 def _torchrun_hosts_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from tpu_contract.protocol import OPTIMIZERS, PROGRAM_CHECKS, XLA_CHECKS
+from tpu_contract.run_spec import Execution, ScheduleName
 from tpu_training_operator.api.job import Spec
-from tpu_training_operator.api.recipe import Optimizer, Recipe, ScheduleName
+from tpu_training_operator.api.recipe import Optimizer, Recipe
 from tpu_training_operator.api.slice import Hardware, ProvisioningType
-from tpu_training_operator.api.trainer import Backend, Execution
+from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 from tpu_training_operator.domain.job.recipe.torchrun import torchrun_warnings
@@ -40,7 +41,7 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
 
 def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
     """Yields a warning for each gate that cannot pass: the job would climb the ladder up to it and no further."""
-    if spec.ladder is None or spec.trainer.backend is not Backend.TORCH:
+    if spec.ladder is None or spec.trainer.backend is not BackendName.TORCH:
         return
     compiles = spec.trainer.torch is not None and spec.trainer.torch.execution is Execution.COMPILE
     cannot_see = XLA_CHECKS if compiles else (*XLA_CHECKS, *PROGRAM_CHECKS)
@@ -90,7 +91,7 @@ def _is_inside(path: str, mount: str) -> bool:
 def _separate_models(spec: Spec, hosts: int) -> Iterator[str]:
     """Yields a warning if the hosts of a user's own loop do not train one model."""
     trainer = spec.trainer
-    joins_hosts = spec.slice.hardware is Hardware.TPU or trainer.backend is Backend.TORCH
+    joins_hosts = spec.slice.hardware is Hardware.TPU or trainer.backend is BackendName.TORCH
     if trainer.command is not None and hosts > 1 and not joins_hosts:
         yield (
             f"each of the {hosts} hosts trains its own model: on hardware CPU torch_xla cannot connect hosts, and the"
