@@ -5,24 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from tpu_contract.run_spec import (
-    NO_ENTRYPOINT,
-    BatchSpec,
-    BestSpec,
-    CheckpointSpec,
-    CodeSpec,
-    InitSpec,
-    JobRef,
-    OptimizerSpec,
-    ReportSpec,
-    RunSpec,
-    ScheduleName,
-    ScheduleSpec,
-    SliceSpec,
-    StopSpec,
-    TorchSpec,
-    run_spec_document,
-)
+from tpu_contract import run_spec as contract
 from tpu_training_operator.api.job import InitFrom, TPUTrainingJob
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.trainer import BackendName
@@ -39,26 +22,30 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
     run = _own_run(job, resolution, attempt)
     if resolution.lower_rung is not None:
         run = _lower_rung(run, resolution.lower_rung, attempt)
-    return run_spec_document(run)
+    return contract.run_spec_document(run)
 
 
-def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> RunSpec:
+def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contract.RunSpec:
     layout, scaled, spec = resolution.layout, resolution.recipe, job.spec
     recipe, trainer, report = spec.recipe, spec.trainer, spec.report
     torch, code, stop = trainer.torch, trainer.code, recipe.stop_early
-    run = RunSpec(
-        job=JobRef(job.namespace, job.name, job.uid, attempt),
-        entrypoint=trainer.entrypoint or NO_ENTRYPOINT,
+    return contract.RunSpec(
+        job=contract.JobRef(job.namespace, job.name, job.uid, attempt),
+        entrypoint=trainer.entrypoint or contract.NO_ENTRYPOINT,
         loop=trainer.loop,
         backend=_BACKENDS[trainer.backend],
         hardware=spec.slice.hardware,
-        slice=SliceSpec(layout.shape.generation, layout.shape.topology, layout.slices, layout.hosts, layout.replicas),
-        batch=BatchSpec(scaled.batch.total, scaled.batch.per_replica, scaled.batch.accumulation),
+        slice=contract.SliceSpec(
+            layout.shape.generation, layout.shape.topology, layout.slices, layout.hosts, layout.replicas
+        ),
+        batch=contract.BatchSpec(scaled.batch.total, scaled.batch.per_replica, scaled.batch.accumulation),
         train_steps=scaled.train_steps,
         warmup_steps=scaled.warmup_steps,
         schedule=_schedule(recipe, scaled),
         evaluate_every_steps=scaled.evaluate_every_steps,
-        stop_early=None if stop is None else StopSpec(stop.metric, stop.mode, stop.patience, _number(stop.min_delta)),
+        stop_early=None
+        if stop is None
+        else contract.StopSpec(stop.metric, stop.mode, stop.patience, _number(stop.min_delta)),
         ema_decay=_number(scaled.ema_decay),
         on_not_finite=recipe.on_not_finite,
         gradient_clip_norm=_number(recipe.gradient_clip_norm),
@@ -69,48 +56,48 @@ def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> RunSp
         optimizer=_optimizer(recipe, scaled),
         parameters=dict(sorted((recipe.parameters or {}).items())),
         data_uri=None if spec.data is None else spec.data.uri,
-        code=None if code is None else CodeSpec(code.uri, code.sha256),
+        code=None if code is None else contract.CodeSpec(code.uri, code.sha256),
+        # TorchTPU reads the compile cache from a variable (worker_env).
+        torch=contract.RunSpec.torch
+        if torch is None
+        else contract.TorchSpec(torch.device, torch.collectives, torch.processes_per_host, torch.execution),
         checkpoint=_checkpoint(job),
+        report=contract.RunSpec.report
+        if report is None
+        else contract.ReportSpec(report.uri, report.tensor_board, report.gradient_noise_scale),
         scaling=comparison(recipe, resolution),
         recipe=dict(_list_fields(recipe)),
     )
-    if torch is not None:
-        # TorchTPU reads the compile cache from a variable (worker_env).
-        settings = TorchSpec(torch.device, torch.collectives, torch.processes_per_host, torch.execution)
-        run = replace(run, torch=settings)
-    if report is not None:
-        run = replace(run, report=ReportSpec(report.uri, report.tensor_board, report.gradient_noise_scale))
-    return run
 
 
-def _lower_rung(run: RunSpec, rung: LowerRung, attempt: int) -> RunSpec:
+def _lower_rung(run: contract.RunSpec, rung: LowerRung, attempt: int) -> contract.RunSpec:
     """Returns the run with the fields that a lower rung of the ladder replaces."""
     run = replace(run, end_after_steps=rung.steps)
     if (uri := rung.folder(attempt)) is None:
         return run
     # Without an interval there is one checkpoint, at the end.
-    return replace(run, checkpoint=CheckpointSpec(uri, None, None, 1, init_from=_init(rung.init_from)))
+    return replace(run, checkpoint=contract.CheckpointSpec(uri, None, None, 1, init_from=_init(rung.init_from)))
 
 
-def _checkpoint(job: TPUTrainingJob) -> CheckpointSpec | None:
+def _checkpoint(job: TPUTrainingJob) -> contract.CheckpointSpec | None:
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
         return None
     every, best = interval(checkpoint), checkpoint.keep_best
-    return CheckpointSpec(
+    return contract.CheckpointSpec(
         uri=folder(job, checkpoint),
         every_steps=every.get("everySteps"),
         every_seconds=every.get("everySeconds"),
         keep=checkpoint.keep,
-        keep_best=None if best is None else BestSpec(best.metric, best.mode),
+        keep_best=None if best is None else contract.BestSpec(best.metric, best.mode),
         resume_from=checkpoint.resume_from,
         init_from=_init(checkpoint.init_from),
         rungs=left_by_rungs(job),
     )
 
 
-def _init(weights: InitFrom | None) -> InitSpec | None:
-    return None if weights is None else InitSpec(weights.uri, weights.strict)
+def _init(weights: InitFrom | None) -> contract.InitSpec | None:
+    return None if weights is None else contract.InitSpec(weights.uri, weights.strict)
 
 
 # Fields that do not affect the weights, or that the run spec already has elsewhere: the parameters may take half a
@@ -122,7 +109,7 @@ def _list_fields(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Lists the user's recipe by field path. It leaves out defaults, so that a field that a later version adds does not
     make the same recipe look different."""
     # A schedule or an early stop that follows the evaluations depends on how often they happen.
-    followed = recipe.stop_early is not None or recipe.schedule.name is ScheduleName.PLATEAU
+    followed = recipe.stop_early is not None or recipe.schedule.name is contract.ScheduleName.PLATEAU
     left_out = _NOT_COMPARED - {"evaluate_every_steps"} if followed else _NOT_COMPARED
     fields = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=left_out, mode="json")
     return _leaves("recipe", fields)
@@ -136,9 +123,9 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, value if isinstance(value, str) else json.dumps(value)
 
 
-def _optimizer(recipe: Recipe, scaled: ScaledRecipe) -> OptimizerSpec:
+def _optimizer(recipe: Recipe, scaled: ScaledRecipe) -> contract.OptimizerSpec:
     optimizer = recipe.optimizer
-    return OptimizerSpec(
+    return contract.OptimizerSpec(
         name=optimizer.name,
         learning_rate=float(scaled.learning_rate),
         momentum=_number(optimizer.momentum),
@@ -149,11 +136,13 @@ def _optimizer(recipe: Recipe, scaled: ScaledRecipe) -> OptimizerSpec:
     )
 
 
-def _schedule(recipe: Recipe, scaled: ScaledRecipe) -> ScheduleSpec:
+def _schedule(recipe: Recipe, scaled: ScaledRecipe) -> contract.ScheduleSpec:
     """Returns the schedule with milestones in steps, the only unit that the trainer knows."""
     schedule = recipe.schedule
     factor = _number(schedule.factor)
-    return ScheduleSpec(schedule.name, scaled.milestones, factor, schedule.metric, schedule.mode, schedule.patience)
+    return contract.ScheduleSpec(
+        schedule.name, scaled.milestones, factor, schedule.metric, schedule.mode, schedule.patience
+    )
 
 
 def _number(text: str | None) -> float | None:
