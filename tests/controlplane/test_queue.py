@@ -173,7 +173,7 @@ def a_queued_job_is_admitted_evicted_admitted_again_and_finishes(space: Namespac
         space.finish(f"digits-2-0-{host}")
     space.wait_for_state("Succeeded")
     space.wait(lambda: scheduler.says("Finished") == ("True", "Succeeded"), "Kueue knows that the job has finished")
-    assert condition(space.status(), "Admitted")["reason"] == "QuotaReleased"
+    space.wait(lambda: condition(space.status(), "Admitted")["reason"] == "QuotaReleased", "the quota is free")
     assert "restarts" not in space.status() or "byClass" not in space.status()["restarts"]
 
 

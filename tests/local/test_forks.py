@@ -193,6 +193,16 @@ async def test_who_waits_for_the_imports_need_not_wait_for_their_end(hosts: Host
     assert await code(process) == 0
 
 
+async def test_a_server_that_is_given_up_while_it_starts_is_not_waited_for(hosts: Hosts, tmp_path: Path) -> None:
+    stand_in(tmp_path, "", "import signal; signal.pause()")
+    waiting = asyncio.create_task(hosts.fork(1))
+    await asyncio.sleep(0)
+    assert hosts.forks._turn.locked()
+    hosts.forks.give_up()
+    async with asyncio.timeout(deadline(DEADLINE)):
+        assert await waiting is None
+
+
 def forked(runs: Runs, directory: Path, main: str, imports: str = IMPORTS) -> Run:
     """A `tpujob run` whose four hosts run the stand-in."""
     stand_in(directory, main, imports)

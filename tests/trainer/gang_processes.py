@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cluster.ports import free_port
 from tests.layers import STARTED_WITH
 from tests.trainer import fork_server
@@ -91,7 +93,10 @@ class Host:
             return "".join(self._lines)
 
     def wait(self) -> int:
-        code = self.process.wait(timeout=DEADLINE)
+        try:
+            code = self.process.wait(timeout=DEADLINE)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            pytest.fail(f"the host has not ended after {DEADLINE:.0f} s:\n{self.output}")
         self._reader.join(timeout=DEADLINE)
         return code
 

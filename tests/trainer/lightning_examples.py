@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 from tpu_trainer import LightningRun
-from tpu_trainer.data.loading import permutation
+from tpu_trainer.data.order import permutation
 
 BATCH, SEED, EPOCHS = 16, 3, 2
 SIZE, HELD_OUT, WIDTH, CLASSES = 64, 11, 8, 3

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.data.loading import permutation
+from tpu_trainer.data.order import permutation
 
 if TYPE_CHECKING:
     from torch.utils.data import TensorDataset

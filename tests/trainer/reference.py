@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer import tasks
-from tpu_trainer.data.loading import permutation
+from tpu_trainer.data.order import permutation
 
 
 class Reference(NamedTuple):

@@ -37,6 +37,7 @@ class Forks:
     def __init__(self) -> None:
         self._server: _ForkServer | None = None
         self._given_up: list[_ForkServer] = []
+        self._times_given_up = 0
         self._environment: dict[str, str] | None = None
         self._turn = asyncio.Lock()
 
@@ -51,15 +52,23 @@ class Forks:
         # One at a time: the server answers in milliseconds, and its socket holds only so many environments.
         async with self._turn:
             with contextlib.suppress(OSError):
-                if self._server is None:
-                    self._server = await _ForkServer.start(_imports(env), env)
+                server = self._server or await self._start(env)
                 with log.open("wb") as output:
-                    process = await self._server.fork(command[-1], env, output.fileno())
+                    process = await server.fork(command[-1], env, output.fileno())
                 return WorkerProcess(process) if process is not None else None
         return None
 
+    async def _start(self, env: Mapping[str, str]) -> "_ForkServer":
+        times = self._times_given_up
+        self._server = server = await _ForkServer.start(_imports(env), env)
+        if times != self._times_given_up:
+            # Given up while it started.
+            self.give_up()
+        return server
+
     def give_up(self) -> None:
         """Ends the server if it still imports, so that workers waiting for it stop. A later attempt starts another."""
+        self._times_given_up += 1
         if self._server is not None and not self._server.has_forked:
             self._server.kill()
             self._given_up.append(self._server)

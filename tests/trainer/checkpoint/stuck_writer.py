@@ -9,7 +9,7 @@ from tests.trainer.checkpoint.stores import Intercepted, MemoryStore
 from tpu_trainer.checkpoint.catalogue import CheckpointTarget
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, CheckpointSchedule
 from tpu_trainer.contract.findings import NumericalHealth
-from tpu_trainer.data.loading import Position
+from tpu_trainer.data.order import Position
 
 if __name__ == "__main__":
     asked = threading.Event()

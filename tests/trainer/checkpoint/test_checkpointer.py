@@ -18,7 +18,7 @@ from tpu_trainer.checkpoint.checkpointer import CheckpointCost, Checkpointer, Ch
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.findings import NumericalHealth
-from tpu_trainer.data.loading import Position
+from tpu_trainer.data.order import Position
 from tpu_trainer.storage.store import ObjectStore
 
 HERE = Position()

@@ -19,7 +19,8 @@ from tests.trainer.whole_runs import Ran, Stopping, run
 from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.checkpoint.commit import COMMIT
-from tpu_trainer.data.loading import Position, describe_resize
+from tpu_trainer.data.loading import describe_resize
+from tpu_trainer.data.order import Position
 from tpu_trainer.loop import checkpoints as trainer_storage
 from tpu_trainer.storage import open_store
 from tpu_trainer.storage.store import DirectoryStore

@@ -9,7 +9,7 @@ import torch
 
 from tests.trainer import tasks
 from tests.trainer.gang_processes import Launcher, run_spec
-from tpu_trainer.data.loading import Order, Position, Share, global_batches
+from tpu_trainer.data.order import MapStyleData, Order, Position, Share
 
 FIRST, STEPS, BATCH, RATE = 10, 24, 16, 0.3
 
@@ -23,9 +23,9 @@ def by_hand(batch: int, rate: float, steps: int, ramp: list[float]) -> list[floa
     losses: list[float] = []
 
     def train(size: int, rates: list[float], position: Position) -> Position:
-        steps = global_batches(tasks.EXAMPLES, Order(size, 3, Share(0, 1), start=position))
+        steps = MapStyleData.of(tasks.EXAMPLES, Order(size, 3, Share(0, 1), start=position)).passes(0)
         for now in rates:
-            rows, position = next(steps)
+            _, rows, position = next(steps)
             rule.param_groups[0]["lr"] = now
             rule.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(features[rows.tolist()]), labels[rows.tolist()])

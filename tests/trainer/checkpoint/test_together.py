@@ -31,7 +31,7 @@ from tpu_trainer.checkpoint.snapshot import Snapshot, replicated_tensors
 from tpu_trainer.checkpoint.together import Channel, Writers, find_writers, write_part
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.findings import NumericalHealth
-from tpu_trainer.data.loading import Position
+from tpu_trainer.data.order import Position
 from tpu_trainer.optim import sharding
 from tpu_trainer.storage.store import ObjectStore
 from tpu_trainer.task.task import Hyperparameters, Task

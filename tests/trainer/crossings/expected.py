@@ -19,7 +19,7 @@ from tests.trainer.crossings import task
 from tests.trainer.crossings.features import Case
 from tests.trainer.crossings.legs import Leg
 from tests.trainer.crossings.task import Changing, Model
-from tpu_trainer.data.loading import permutation
+from tpu_trainer.data.order import permutation
 
 
 @dataclass

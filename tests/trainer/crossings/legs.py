@@ -12,7 +12,7 @@ from typing import Any
 from tests.trainer.crossings import task
 from tests.trainer.crossings.features import Case
 from tests.trainer.gang_processes import run_spec
-from tpu_trainer.data.loading import permutation
+from tpu_trainer.data.order import permutation
 
 SEED = 3
 BATCH, STEPS, WARMUP, MILESTONE, EVERY, SAVED = 96, 10, 3, 6, 3, 5

@@ -18,25 +18,22 @@ from tests.trainer.whole_runs import run
 from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.data.loading import (
-    Order,
-    PassSampler,
-    Position,
-    Share,
-    epoch_order,
-    global_batches,
-    permutation,
-    train_batches,
-)
+from tpu_trainer.data.batch_source import open_data, read_batches
+from tpu_trainer.data.order import MapStyleData, Order, Position, Share, epoch_order, permutation
 from tpu_trainer.loop.evaluate import evaluation_plan
 
 worlds = st.integers(1, 9)
 ALONE = Share(0, 1)
 
 
+def read(size: int, order: Order, passes: int, custom: Any = None) -> list[tuple[list[int], Position]]:
+    """The indices of every pass, with the position after its step."""
+    taken = islice(MapStyleData.of(size, order, custom).passes(0), passes)
+    return [(rows.tolist(), position) for _, rows, position in taken]
+
+
 def own_rows(size: int, order: Order, steps: int) -> list[list[int]]:
-    """The indices of every pass of the first `steps` steps."""
-    return list(islice(PassSampler(size, order), steps * order.passes))
+    return [rows for rows, _ in read(size, order, steps * order.passes)]
 
 
 @given(size=st.integers(1, 300), rows=st.integers(1, 8), world=worlds, seed=st.integers(0, 2**63), data=st.data())
@@ -69,12 +66,9 @@ def test_the_passes_of_a_step_make_up_the_step(rows: int, passes: int, world: in
 @given(size=st.integers(1, 100), batch=st.integers(1, 12), taken=st.integers(0, 40), seed=st.integers(0, 99))
 def test_a_resumed_run_sees_what_the_whole_run_would_have_seen(size: int, batch: int, taken: int, seed: int) -> None:
     size = max(size, batch)
-    whole = list(islice(global_batches(size, Order(batch, seed, ALONE)), taken + 20))
+    whole = read(size, Order(batch, seed, ALONE), taken + 20)
     start = whole[taken - 1][1] if taken else Position()
-    rest = list(islice(global_batches(size, Order(batch, seed, ALONE, start=start)), 20))
-    assert [(rows.tolist(), position) for rows, position in rest] == [
-        (rows.tolist(), position) for rows, position in whole[taken:]
-    ]
+    assert read(size, Order(batch, seed, ALONE, start=start), 20) == whole[taken:]
 
 
 @given(size=st.integers(1, 100), before=st.integers(1, 12), after=st.integers(1, 12), taken=st.integers(0, 30))
@@ -82,11 +76,11 @@ def test_a_change_of_the_global_batch_trains_nothing_of_an_epoch_twice(
     size: int, before: int, after: int, taken: int
 ) -> None:
     size = max(size, before, after)
-    first = list(islice(global_batches(size, Order(before, 5, ALONE)), taken))
+    first = read(size, Order(before, 5, ALONE), taken)
     start = first[-1][1] if first else Position()
-    epoch_before = [row for rows, position in first if position.epoch == start.epoch for row in rows.tolist()]
-    rest = islice(global_batches(size, Order(after, 5, ALONE, start=start)), size // after + 1)
-    epoch_after = [row for rows, position in rest if position.epoch == start.epoch for row in rows.tolist()]
+    epoch_before = [row for rows, position in first if position.epoch == start.epoch for row in rows]
+    rest = read(size, Order(after, 5, ALONE, start=start), size // after + 1)
+    epoch_after = [row for rows, position in rest if position.epoch == start.epoch for row in rows]
     assert epoch_before + epoch_after == permutation(size, 5, start.epoch)[: len(epoch_before + epoch_after)].tolist()
 
 
@@ -116,11 +110,11 @@ def twice(epoch: int, seed: int, size: int) -> list[int]:
 
 @given(taken=st.integers(0, 12), before=st.integers(1, 8), after=st.integers(1, 8))
 def test_a_run_continues_inside_an_epoch_of_the_tasks_own_order(taken: int, before: int, after: int) -> None:
-    whole = list(islice(global_batches(10, Order(before, 3, ALONE), twice), taken))
+    whole = read(10, Order(before, 3, ALONE), taken, twice)
     start = whole[-1][1] if whole else Position()
-    seen = [row for rows, position in whole if position.epoch == start.epoch for row in rows.tolist()]
-    rest = islice(global_batches(10, Order(after, 3, ALONE, start=start), twice), 25)
-    seen += [row for rows, position in rest if position.epoch == start.epoch for row in rows.tolist()]
+    seen = [row for rows, position in whole if position.epoch == start.epoch for row in rows]
+    rest = read(10, Order(after, 3, ALONE, start=start), 25, twice)
+    seen += [row for rows, position in rest if position.epoch == start.epoch for row in rows]
     assert seen == epoch_order(10, 3, start.epoch, twice)[: len(seen)].tolist()
     assert len(seen) > 20 - before - after
 
@@ -141,13 +135,13 @@ def test_an_order_draws_from_the_seeded_generators_and_leaves_no_trace_in_them()
         ([0, -1, 2, 3], "epoch 0 has the index -1; the"),
         ([0.0, 1.0, 2.0, 3.0], "numbers, got float64 of shape"),
         ([[0, 1], [2, 3]], "got int64 of shape [2, 2]"),
-        ([0, 1], "epoch 0 has 2 examples, fewer"),
+        ([0, 1], "epoch 0 of the task's order has 2 examples, fewer"),
     ],
 )
 def test_an_order_that_cannot_be_used_is_refused(indices: Any, complaint: str) -> None:
     task = constant(Raising(10, 10), order=lambda epoch, seed, size: indices)
     with pytest.raises(UserCodeError) as caught:
-        next(train_batches(task, Order(4, 0, ALONE), 0))
+        next(read_batches(task, open_data(task, Order(4, 0, ALONE)), 0))
     assert complaint in str(caught.value)
 
 
@@ -158,7 +152,8 @@ def test_the_order_of_an_epoch_is_made_once() -> None:
         asked.append(epoch)
         return range(size)
 
-    batches = train_batches(constant(Raising(8, 8), order=order), Order(4, 0, ALONE, passes=2), 0)
+    task = constant(Raising(8, 8), order=order)
+    batches = read_batches(task, open_data(task, Order(4, 0, ALONE, passes=2)), 0)
     positions = [position for _, position in islice(batches, 8)]
     assert asked == [0, 1]
     assert positions == [Position(0, 4)] * 2 + [Position(0, 8)] * 2 + [Position(1, 4)] * 2 + [Position(1, 8)] * 2

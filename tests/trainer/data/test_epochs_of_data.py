@@ -15,7 +15,8 @@ from tests.trainer import in_process
 from tests.trainer.lightning.test_lightning_trainer import spec as lightning_spec
 from tests.trainer.whole_runs import run
 from tpu_trainer import Hooks, Task
-from tpu_trainer.data.loading import Order, Position, Share, train_batches
+from tpu_trainer.data.batch_source import open_data, read_batches
+from tpu_trainer.data.order import Order, Position, Share
 from tpu_trainer.task.task import Hyperparameters
 
 SIZE, BATCH = 12, 4
@@ -55,7 +56,7 @@ def read(dataset: Any, workers: int, steps: int, start: Position | None = None) 
     task = Task(model(), dataset, loss, workers=workers)
     order = Order(BATCH, 3, Share(0, 1), start=start or Position())
     epochs = []
-    for (_, seen), _ in islice(train_batches(task, order, 0), steps):
+    for (_, seen), _ in islice(read_batches(task, open_data(task, order), 0), steps):
         assert len(set(seen.tolist())) == 1
         epochs.append(int(seen[0]))
     return epochs

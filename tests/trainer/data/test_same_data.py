@@ -65,6 +65,7 @@ SAME: dict[str, Callable[[int], Sequence[Any]]] = {
     "fewer examples than are compared": lambda rank: [(image(0), 1)],
     "no examples": lambda rank: [],
     "files that each host has elsewhere": lambda rank: [(f"/tmp/{rank}/{i}.jpg", i) for i in range(COMPARED)],
+    "files in a folder of each process's own": lambda rank: [(f"cache-{rank}/{i}.jpg", i) for i in range(COMPARED)],
     "what cannot be looked into": lambda rank: [object() for _ in range(COMPARED)],
 }
 

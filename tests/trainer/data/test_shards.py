@@ -24,8 +24,10 @@ from tests.trainer.whole_runs import run
 from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.data.loading import Order, Position, Share, is_sharded
-from tpu_trainer.data.shards import merge_positions, plan_lanes, shard_batches
+from tpu_trainer.data.batch_source import open_data, read_batches
+from tpu_trainer.data.loading import Workers, is_sharded
+from tpu_trainer.data.order import Order, Position, Share
+from tpu_trainer.data.shards import ShardData, shard_data
 
 # torch warns where a machine has fewer cores than that.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -52,7 +54,11 @@ def batches(
 ) -> list[tuple[list[Any], Position]]:
     """Those of a process: for every pass its examples and its position."""
     task = Task(model=tasks.Network(), train=stream, loss=tasks.loss, collate=list, **options)
-    return list(islice(shard_batches(task, plan_lanes(stream, order), first_batch), steps * order.passes))
+    return list(islice(read_batches(task, open_data(task, order), first_batch), steps * order.passes))
+
+
+def plan(stream: Any, order: Order) -> ShardData:
+    return shard_data(Workers(dataset=stream), order)
 
 
 def globally(stream: Any, batch: int, world: int, steps: int, passes: int = 1, seed: int = 3) -> list[list[Any]]:
@@ -95,7 +101,7 @@ def test_every_example_is_seen_about_equally_often_whatever_its_shards_length() 
 
 @given(shards=st.integers(1, 600))
 def test_there_are_as_many_lanes_as_a_power_of_two_of_shards_and_never_more_than_256(shards: int) -> None:
-    lanes = plan_lanes(Files(*[1] * shards), Order(4, 0, ALONE)).lanes
+    lanes = plan(Files(*[1] * shards), Order(4, 0, ALONE)).lanes
     assert lanes == 256 if shards >= 256 else lanes <= shards < 2 * lanes
     assert lanes & (lanes - 1) == 0
 
@@ -133,7 +139,7 @@ def continued(stream: Any, steps: int, world: int) -> Position:
     def position(backend: Any) -> Position:
         order = Order(8, 3, Share(backend.rank, world))
         reached = batches(stream, order, steps)
-        return merge_positions(reached[-1][1], backend, plan_lanes(stream, order)) if reached else Position()
+        return plan(stream, order).merge(reached[-1][1], backend) if reached else Position()
 
     (kept,) = {repr(one): one for one in in_threads(world, position)}.values()
     return kept
@@ -241,17 +247,17 @@ def test_a_stream_must_say_how_many_shards_it_has(shards: Any, snapshot: Snapsho
     stream = Files(1)
     stream.num_shards = shards
     with pytest.raises(UserCodeError) as caught:
-        plan_lanes(stream, Order(4, 0, ALONE))
+        plan(stream, Order(4, 0, ALONE))
     assert str(caught.value) == snapshot
 
 
 def test_other_shards_than_the_checkpoints_are_refused(snapshot: SnapshotAssertion) -> None:
     start = continued(Files(4, 4), 2, world=1)
     with pytest.raises(UserCodeError) as caught:
-        plan_lanes(Files(4, 4, 4), Order(4, 0, ALONE, start=start))
+        plan(Files(4, 4, 4), Order(4, 0, ALONE, start=start))
     assert str(caught.value) == snapshot
     with pytest.raises(UserCodeError) as caught:
-        plan_lanes(Files(4, 4), Order(4, 0, ALONE, start=Position(1, 8)))
+        plan(Files(4, 4), Order(4, 0, ALONE, start=Position(1, 8)))
     assert str(caught.value) == snapshot
 
 
@@ -297,7 +303,7 @@ def test_fewer_shards_than_processes_are_a_warning_with_their_number() -> None:
 
 def test_epochs_are_counted_in_examples() -> None:
     task = made(Files(*[4] * 4), collate=list)
-    seen = list(islice(shard_batches(task, plan_lanes(task.train, Order(8, 0, ALONE)), 0, epoch_size=20), 6))
+    seen = list(islice(read_batches(task, open_data(task, Order(8, 0, ALONE), epoch_size=20), 0), 6))
     assert [(position.epoch, position.offset) for _, position in seen] == [
         (0, 8),
         (0, 16),

@@ -17,7 +17,9 @@ from torch.utils.data import IterableDataset
 from tests.trainer import tasks
 from tpu_trainer import Task
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.data.loading import Order, Position, Share, describe_repeat, has_length, stream_batches
+from tpu_trainer.data.batch_source import open_data, read_batches
+from tpu_trainer.data.loading import has_length
+from tpu_trainer.data.order import Order, Position, Share, StreamData
 
 
 class Numbers(IterableDataset[int]):
@@ -58,7 +60,7 @@ Seen = list[tuple[list[int], Position]]
 
 def seen(dataset: Numbers, order: Order, steps: int) -> Seen:
     task = Task(model=tasks.Network(), train=dataset, loss=tasks.loss)
-    batches = stream_batches(task, order, 0)
+    batches = read_batches(task, StreamData(order, dataset), 0)
     return [(batch.tolist(), position) for batch, position in islice(batches, steps * order.passes)]
 
 
@@ -87,7 +89,7 @@ class Shuffled(Numbers):
 def test_a_dataset_that_shuffles_gives_all_processes_the_same_stream(first_batch: int) -> None:
     def own(rank: int) -> list[list[int]]:
         task = Task(model=tasks.Network(), train=Shuffled(12), loss=tasks.loss)
-        batches = stream_batches(task, Order(4, 3, Share(rank, 2)), first_batch)
+        batches = read_batches(task, open_data(task, Order(4, 3, Share(rank, 2))), first_batch)
         return [batch.tolist() for batch, _ in islice(batches, 3)]
 
     first = own(0)
@@ -130,12 +132,16 @@ def test_a_dataset_without_a_state_begins_its_epoch_again_and_says_so(
     start = Position(epoch=2, offset=8, dataset=state)
     continued = seen(dataset, Order(4, 0, Share(0, 1), start=start), 2)
     assert [rows for rows, _ in continued] == [[2000, 2001, 2002, 2003], [2004, 2005, 2006, 2007]]
-    assert describe_repeat(dataset, start) == snapshot
+    assert StreamData(Order(4, 0, Share(0, 1), start=start), dataset).describe_repeat() == snapshot
 
 
 def test_a_stream_that_continues_exactly_is_no_finding() -> None:
-    assert describe_repeat(StatefulNumbers(20), Position(2, 8, {"taken": 8})) is None
-    assert describe_repeat(Numbers(20), Position(2, 0)) is None
+    exact: list[tuple[Numbers, Position]] = [
+        (StatefulNumbers(20), Position(2, 8, {"taken": 8})),
+        (Numbers(20), Position(2, 0)),
+    ]
+    for dataset, start in exact:
+        assert StreamData(Order(4, 0, Share(0, 1), start=start), dataset).describe_repeat() is None
 
 
 def test_a_stream_shorter_than_one_global_batch_is_an_error(snapshot: SnapshotAssertion) -> None:

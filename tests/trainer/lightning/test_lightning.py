@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.trainer import fork_server, lightning_tasks
 from tests.trainer.gang_processes import Launcher, run_spec
-from tpu_trainer.data.loading import permutation
+from tpu_trainer.data.order import permutation
 
 STEPS, BATCH, SEED, RATE = 6, 16, 3, 0.02
 CLOSE = 1e-5

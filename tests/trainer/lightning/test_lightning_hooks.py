@@ -17,7 +17,7 @@ from torchmetrics import MeanMetric
 from tests.trainer.task.test_task import hyperparameters
 from tests.trainer.whole_runs import run
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.data.loading import Share
+from tpu_trainer.data.order import Share
 from tpu_trainer.lightning import adopt
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.optim.optimizers import find_unused_settings

@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 from tests.trainer.task.test_task import hyperparameters
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.data.loading import Share
+from tpu_trainer.data.order import Share
 from tpu_trainer.lightning import adopt, is_lightning
 from tpu_trainer.lightning.optimizers import read_configuration
 from tpu_trainer.task.board import ReportLogger

@@ -16,7 +16,7 @@ from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy, Multicl
 from tests.trainer.in_threads import in_threads
 from tests.trainer.task.test_task import hyperparameters
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.data.loading import Share
+from tpu_trainer.data.order import Share
 from tpu_trainer.lightning import adopt
 from tpu_trainer.loop.evaluate import evaluate, plan_without_padding
 

@@ -26,7 +26,7 @@ from tpu_contract.protocol import ExitCode
 from tpu_contract.run_spec import Mode
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.data.loading import Share
+from tpu_trainer.data.order import Share
 from tpu_trainer.lightning import adopt
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.loop.evaluation_policy import MetricRule, MetricState

@@ -22,7 +22,7 @@ from tests.trainer.in_process import Run, run
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.data.loading import Share
+from tpu_trainer.data.order import Share
 from tpu_trainer.loop.evaluate import try_evaluation
 
 CALLS: list[str] = []

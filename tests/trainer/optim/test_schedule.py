@@ -149,12 +149,14 @@ def test_an_added_group_begins_with_the_rate_it_was_given() -> None:
     assert groups.said == []
 
 
+@pytest.mark.parametrize("is_new", [False, True], ids=["used in a step", "just set"])
 @pytest.mark.parametrize(("built", "continued"), [(0.4, 0.003), (0.8, 0.006)], ids=["same slice", "another slice"])
-def test_the_tasks_own_rate_goes_through_a_checkpoint(built: float, continued: float) -> None:
+def test_the_tasks_own_rate_goes_through_a_checkpoint(built: float, continued: float, is_new: bool) -> None:
     before = Groups(0.4)
     before.after(0)
     before.put(0.003)
-    before.after(1)
+    if not is_new:
+        before.after(1)
     kept = json.loads(json.dumps(before.rates.state()))
 
     after = Groups(built, ramp=Ramp(2, 5, 0.5))

@@ -17,7 +17,8 @@ from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.outcome import outcome_of
-from tpu_trainer.data.loading import Order, Share, train_batches
+from tpu_trainer.data.batch_source import open_data, read_batches
+from tpu_trainer.data.order import Order, Share
 from tpu_trainer.loop.entrypoint import Loaded, load_entrypoint
 from tpu_trainer.optim.device_optimizers import Adafactor, Lion
 from tpu_trainer.optim.optimizers import build_optimizer, find_unused_by, find_unused_settings
@@ -108,8 +109,9 @@ def test_a_plain_task_has_hooks_that_do_nothing() -> None:
 
 
 def test_a_dataset_shorter_than_a_global_batch_is_refused(snapshot: SnapshotAssertion) -> None:
+    task = tasks.small(hyperparameters())
     with pytest.raises(UserCodeError) as caught:
-        next(train_batches(tasks.small(hyperparameters()), Order(128, 0, Share(0, 1)), 0))
+        next(read_batches(task, open_data(task, Order(128, 0, Share(0, 1))), 0))
     assert "72 examples" in str(caught.value)
     assert "128" in str(caught.value)
     assert str(caught.value) == snapshot

@@ -19,7 +19,7 @@ from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.contract.outcome import Best
-from tpu_trainer.data.loading import Position
+from tpu_trainer.data.order import Position
 
 WORTH_SAYING = 1.0
 """Seconds of waiting for the previous checkpoint that are worth a line."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tpu_trainer.contract.findings import NumericalHealth
-from tpu_trainer.data.loading import Position
+from tpu_trainer.data.order import Position
 from tpu_trainer.optim.schedule import Ramp, RecipeRate
 from tpu_trainer.task.task import Hyperparameters
 

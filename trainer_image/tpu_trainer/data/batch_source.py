@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
+from dataclasses import replace
+from itertools import chain, islice, tee
 from typing import Any
 
-from tpu_trainer.contract.errors import UserCodeError
+from torch.utils.data import default_collate
+
+from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.data.loading import (
-    Order,
-    Position,
-    describe_repeat,
-    has_length,
-    is_sharded,
-    stream_batches,
-    train_batches,
-)
+from tpu_trainer.data import epochs
+from tpu_trainer.data.loading import has_length, is_sharded, length_of, load, training_workers
+from tpu_trainer.data.order import MapStyleData, Order, Position, StreamData, TrainingData, random_seed
 from tpu_trainer.data.same_data import COMPARED, STREAM, check_examples, check_lengths, check_order, compare
-from tpu_trainer.data.shards import MOST_LANES, LanePlan, merge_positions, plan_lanes, shard_batches
+from tpu_trainer.data.shards import shard_data
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.task.task import Batch, Task
 
@@ -49,50 +45,59 @@ def check_data(task: Task, seed: int, backend: Backend, host: int, tell: Tell) -
     check_examples(task, seed, backend, host, tell)
 
 
-@dataclass(frozen=True)
-class BatchSource:
-    """batches: the process's part of every step, pass by pass, on the CPU, each with the position after its step.
-    merge: turns this process's position into the job's, in a collective."""
+def open_data(task: Task, order: Order, epoch_size: int | None = None) -> TrainingData:
+    """Returns the task's training data. `epoch_size`: as in the recipe."""
+    if has_length(task.train):
+        return MapStyleData.of(length_of(task.train, "train"), order, task.order)
+    if is_sharded(task.train):
+        return shard_data(training_workers(task), order, epoch_size)
+    return StreamData(order, task.train, task.workers)
 
-    batches: Iterator[tuple[Batch, Position]]
-    merge: Callable[[Position], Position] = lambda position: position
+
+def read_batches(task: Task, data: TrainingData, first: int) -> Iterator[tuple[Batch, Position]]:
+    """Yields the process's part of every step, pass by pass, on the CPU, each with the position after its step.
+
+    Endless. first: passes done before `data.order.start`.
+
+    Raises:
+        UserCodeError: an epoch does not fill a global batch, or the dataset raised.
+    """
+    passes = data.passes(first)
+    if not isinstance(data, MapStyleData):
+        collate = task.collate or default_collate
+        for number, rows, position in passes:
+            with data.order.seeded(number), user_code("collating a batch"):
+                batch = collate(list(rows))
+            yield batch, position
+        return
+    ahead, passes = tee(passes)
+    indices = (epochs.Indices(rows.tolist(), position.epoch) for _, rows, position in ahead)
+    dataset: Any = epochs.EpochDataset(task.train) if any(epochs.with_epochs(task.train)) else task.train
+    drawn = random_seed(data.order.seed, first, data.order.share.rank)
+    batches = load(dataset, indices, task.collate, training_workers(task), drawn)
+    for number, _, position in passes:
+        with data.order.seeded(number):
+            batch = next(batches)
+        yield batch, position
 
 
 def open_batches(
-    task: Task,
-    order: Order,
-    passes: range,
-    epoch_size: int | None,
-    backend: Backend,
-    host: int,
-    tell: Tell,
-) -> BatchSource:
-    """Reads the passes `passes`, counted over the run, from `order.start` on. A collective: the processes compare the
-    first batch of a stream.
-
-    epoch_size: as in the recipe.
+    task: Task, data: TrainingData, passes: range, backend: Backend, host: int, tell: Tell
+) -> Iterator[tuple[Batch, Position]]:
+    """Returns what `read_batches` yields for the passes `passes`, counted over the run. A collective: the processes
+    compare the first batch of a stream.
 
     Raises:
         UserCodeError: the data cannot be read, or the processes read different streams.
     """
-    first, world = passes.start, order.share.world
-    if has_length(task.train):
-        return BatchSource(islice(train_batches(task, order, first), len(passes)))
-    if is_sharded(task.train):
-        plan = plan_lanes(task.train, order)
-        if (text := _describe_shared_lanes(plan, world)) is not None:
-            tell(Finding("Data", 0, text))
-        batches = islice(shard_batches(task, plan, first, epoch_size), len(passes))
-        return BatchSource(batches, partial(merge_positions, backend=backend, plan=plan))
-    if (text := _describe_shared_stream(task, world)) is not None:
-        tell(Finding("Data", 0, text))
-    if (text := describe_repeat(task.train, order.start)) is not None:
-        tell(Finding("Data", first // order.passes, text))
-    examples: list[Sequence[Any]] = []
-    seen = stream_batches(task, order, first, lambda batch: examples.append(batch[:COMPARED]))
-    batches = islice(seen, len(passes))
-    if not passes or world == 1:
-        return BatchSource(batches)
+    for step, text in ((0, data.describe_sharing()), (passes.start // data.order.passes, data.describe_repeat())):
+        if text is not None:
+            tell(Finding("Data", step, text))
+    first: deque[Sequence[Any]] = deque(maxlen=1)
+    if not isinstance(data, StreamData) or not passes or data.order.share.world == 1:
+        return islice(read_batches(task, data, passes.start), len(passes))
+    data = replace(data, seen=lambda batch: first.append(batch[:COMPARED]))
+    batches = islice(read_batches(task, data, passes.start), len(passes))
     # Read here, in the training's thread, because comparing is a collective.
     read: list[tuple[Batch, Position]] = []
     short: UserCodeError | None = None
@@ -100,37 +105,13 @@ def open_batches(
         read.append(next(batches))
     except UserCodeError as error:
         # A part of the stream may be too short for a batch although the stream is not.
-        if not examples:
+        if not first:
             raise
         short = error
-    compare("examples in the training stream", lambda: examples[0], STREAM, backend, host, tell)
+    compare("examples in the training stream", lambda: first[0], STREAM, backend, host, tell)
     if short is not None:
         raise short
-    return BatchSource(chain(read, batches))
-
-
-def _describe_shared_lanes(plan: LanePlan, world: int) -> str | None:
-    if plan.readers == 1:
-        return None
-    return (
-        f"the train dataset has {plan.shards} shards, which are read in {plan.lanes} lanes; {world} processes cannot "
-        f"share those equally, so each example is read by {plan.readers} processes and used by one. There are as many "
-        f"lanes as the largest power of two up to the number of shards, and up to {MOST_LANES}"
-    )
-
-
-def _describe_shared_stream(task: Task, world: int) -> str | None:
-    remarks = []
-    if world > 1:
-        remarks.append(f"each of the {world} processes reads all of it and uses 1/{world}: it is read {world} times")
-    if task.workers:
-        remarks.append(f"the task's {task.workers} workers are not used for it: the process itself reads")
-    if not remarks:
-        return None
-    return (
-        f"the train dataset is one stream; {', and '.join(remarks)}. With num_shards and shard(index, count) each "
-        "process reads its own shards, with workers (docs/data.md)"
-    )
+    return chain(read, batches)
 
 
 def _is_webdataset(dataset: Any) -> bool:

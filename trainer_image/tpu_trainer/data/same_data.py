@@ -24,23 +24,20 @@ from torch.utils.data import DataLoader, IterableDataset
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding, ranges
 from tpu_trainer.data.loading import (
-    GENERATORS,
     NO_WORKERS,
     Workers,
-    epoch_order,
     evaluation_workers,
     has_length,
     held_out,
     is_sharded,
-    keep_generators,
     length_of,
     name_held_out,
-    seed_generators,
     training_workers,
 )
+from tpu_trainer.data.order import GENERATORS, epoch_order, keep_generators, seed_generators
 from tpu_trainer.data.shards import forget_worker, open_shard
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.gang.gather import EXACT, checksum
+from tpu_trainer.gang.gather import checksum, gather_whole
 from tpu_trainer.task.task import Task
 
 COMPARED = 4
@@ -83,10 +80,8 @@ def check_lengths(task: Task, backend: Backend, host: int) -> None:
     # The length of an iterable dataset is unknown.
     sizes = {"training": length_of(task.train, "train") if has_length(task.train) else 0}
     sizes |= {name_held_out(name): length_of(dataset, name_held_out(name)) for name, dataset in held_out(task).items()}
-    rows = backend.gather([host, *(part for size in sizes.values() for part in divmod(size, EXACT))])
-    hosts = [int(row[0]) for row in rows]
-    for place, kind in enumerate(sizes):
-        lengths = [int(row[1 + 2 * place]) * EXACT + int(row[2 + 2 * place]) for row in rows]
+    hosts, *columns = zip(*gather_whole([host, *sizes.values()], backend), strict=True)
+    for kind, lengths in zip(sizes, columns, strict=True):
         if parties := _name_parties(hosts, [length != lengths[0] for length in lengths]):
             others = {length for length in lengths if length != lengths[0]}
             span = "-".join(map(str, sorted({min(others), max(others)})))
@@ -275,7 +270,7 @@ def _exact_parts(value: Any, reals: list[npt.NDArray[np.float64]], depth: int) -
             yield np.ascontiguousarray(value).tobytes()
     elif isinstance(value, str):
         # A path may be another one on each host; the file's name counts.
-        name = value.rpartition("/")[2] if value.startswith("/") else value
+        name = value if " " in value else value.rpartition("/")[2]
         yield name.encode(errors="replace")
     elif isinstance(value, bytes | bytearray):
         yield bytes(value)

@@ -19,30 +19,30 @@ import io
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import chain, count, islice
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.data.loading import (
+from tpu_trainer.data.loading import Workers
+from tpu_trainer.data.order import (
     GENERATORS,
     Order,
     Position,
-    Workers,
+    TrainingData,
     permutation,
     random_seed,
     seed_generators,
-    training_workers,
 )
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.gang.gather import EXACT
-from tpu_trainer.task.task import Batch, Task
+from tpu_trainer.gang.gather import gather_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,15 +61,18 @@ class LanePosition(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LanePlan:
-    """The part of a stream of `shards` shards that this process reads, after the job has taken `start` examples.
+class ShardData(TrainingData):
+    """A stream in shards, `workers.dataset`, after the job has taken `taken` examples.
 
-    places: the lanes' positions, by lane; a missing lane is at its beginning.
+    places: the lanes' positions, by lane; a missing lane is at its beginning. epoch_size: examples of an epoch, if
+    known; otherwise the run is one epoch.
     """
 
-    shards: int
     order: Order
-    start: int = 0
+    shards: int
+    workers: Workers
+    epoch_size: int | None = None
+    taken: int = 0
     places: Mapping[int, LanePosition] = field(default_factory=dict)
 
     @property
@@ -96,7 +99,7 @@ class LanePlan:
     def numbers(self) -> Iterator[int]:
         """Yields the numbers of the examples that this process reads; endless. Example k is the next of lane k mod
         lanes."""
-        return count(self.start + (self.order.share.rank - self.start) % self.step, self.step)
+        return count(self.taken + (self.order.share.rank - self.taken) % self.step, self.step)
 
     def trains_on(self, number: int) -> bool:
         """Returns whether this process trains on an example that it reads, instead of skipping it."""
@@ -105,27 +108,60 @@ class LanePlan:
     @property
     def reads_per_pass(self) -> int:
         """The number of examples that the process reads for the rows of one pass."""
-        order = self.order
-        return order.global_batch // order.share.world // order.passes * self.readers
+        return self.order.rows * self.readers
+
+    def epoch(self, start: Position, number: int) -> Iterator[tuple[Any, Position]]:
+        """Yields all passes of the run: an epoch does not end in the data.
+
+        Only the position of a step's last pass is the position after the step; it has the positions of this process's
+        lanes, and `merge` adds the others'.
+        """
+        places = {str(lane): list(place) for lane, place in self.places.items()}
+        for done, (examples, moved) in enumerate(_read(self)):
+            taken = self.taken + (done // self.order.passes + 1) * self.order.global_batch
+            places |= {str(lane): list(place) for lane, place in moved.items()}
+            epoch = 0 if self.epoch_size is None else (taken - 1) // self.epoch_size
+            state = {"shards": self.shards, "taken": taken, "places": dict(places)}
+            yield examples, Position(epoch, taken - epoch * (self.epoch_size or 0), state)
+
+    def merge(self, position: Position, backend: Backend) -> Position:
+        if position.dataset is None or self.step == 1:
+            return position
+        places = position.dataset["places"]
+        rows = gather_whole(chain(*(places.get(str(lane), LanePosition()) for lane in self.own_lanes)), backend)
+        merged = {
+            str(lane): rows[rank][2 * nth : 2 * nth + 2]
+            for rank in range(self.step)
+            for nth, lane in enumerate(range(rank, self.lanes, self.step))
+        }
+        return Position(position.epoch, position.offset, {**position.dataset, "places": merged})
+
+    def describe_sharing(self) -> str | None:
+        if self.readers == 1:
+            return None
+        return (
+            f"the train dataset has {self.shards} shards, which are read in {self.lanes} lanes; "
+            f"{self.order.share.world} processes cannot share those equally, so each example is read by {self.readers} "
+            "processes and used by one. There are as many lanes as the largest power of two up to the number of "
+            f"shards, and up to {MOST_LANES}"
+        )
 
 
-def plan_lanes(stream: Any, order: Order) -> LanePlan:
-    """Plans the reading from `order.start` on.
+def shard_data(workers: Workers, order: Order, epoch_size: int | None = None) -> ShardData:
+    """Returns the stream `workers.dataset`, read from `order.start` on.
 
     Raises:
         UserCodeError: the stream has no number of shards, or another one than when the checkpoint was written.
     """
-    shards, start = shards_of(stream), order.start.dataset or {}
-    if order.start == Position():
-        return LanePlan(shards, order)
-    if start.get("shards") != shards:
+    shards, start = shards_of(workers.dataset), order.start.dataset or {}
+    if order.start != Position() and start.get("shards") != shards:
         raise UserCodeError(
             f"the task's train dataset has {shards} shards; when the checkpoint was written it had "
             f"{start.get('shards', 'none')}, so the run's place in the data is lost. Give it the same shards, or start "
             "again under another checkpoint.uri"
         )
-    places = {int(lane): LanePosition(*place) for lane, place in start["places"].items()}
-    return LanePlan(shards, order, int(start["taken"]), places)
+    places = {int(lane): LanePosition(*place) for lane, place in start.get("places", {}).items()}
+    return ShardData(order, shards, workers, epoch_size, int(start.get("taken", 0)), places)
 
 
 def shards_of(stream: Any) -> int:
@@ -163,9 +199,9 @@ class Lane:
     """Reads one lane. The shards' random numbers depend only on the seed, the shard's index in the list and the
     example's index in the shard, so they are the same for any number of processes, and after a resume."""
 
-    def __init__(self, stream: Any, plan: LanePlan, lane: int) -> None:
-        self._stream, self._plan, self._lane = stream, plan, lane
-        self.place = plan.places.get(lane, LanePosition())
+    def __init__(self, data: ShardData, lane: int) -> None:
+        self._data, self._lane = data, lane
+        self.place = data.places.get(lane, LanePosition())
         self._open: Iterator[Any] | None = None
 
     def next(self) -> Any:
@@ -185,7 +221,7 @@ class Lane:
             except StopIteration:
                 if taken == 0:
                     raise UserCodeError(
-                        f"shard {self._shard[1]} of {self._plan.shards} of the task's train dataset is empty: every "
+                        f"shard {self._shard[1]} of {self._data.shards} of the task's train dataset is empty: every "
                         "shard must have examples. If num_shards is larger than the number of files, lower it"
                     ) from None
                 self._open, self.place = None, LanePosition(visit + 1)
@@ -196,14 +232,14 @@ class Lane:
     @property
     def _entry(self) -> int:
         """The lane's current entry in the endless list of shards."""
-        return self._lane + self.place.visit * self._plan.lanes
+        return self._lane + self.place.visit * self._data.lanes
 
     @property
     def _shard(self) -> tuple[int, int]:
         """The current pass over the data, and the shard."""
-        shards = self._plan.shards
+        shards = self._data.shards
         epoch, index = divmod(self._entry, shards)
-        return epoch, int(permutation(shards, self._plan.order.seed, epoch)[index])
+        return epoch, int(permutation(shards, self._data.order.seed, epoch)[index])
 
     def _open_shard(self) -> Iterator[Any]:
         """Returns the shard's examples from the lane's position on. Does not use the shard's own state: Hugging Face's
@@ -211,7 +247,7 @@ class Lane:
         epoch, index = self._shard
         taken = self.place.taken
         self._seed(0)
-        shard: Any = open_shard(self._stream, index, epoch)
+        shard: Any = open_shard(self._data.workers.dataset, index, epoch)
         if taken and callable(getattr(shard, "skip", None)):
             shard, taken = shard.skip(taken), 0
         examples: Iterator[Any] = iter(shard)
@@ -221,106 +257,51 @@ class Lane:
         return examples
 
     def _seed(self, number: int) -> None:
-        seed_generators(random_seed(self._plan.order.seed, self._entry, number))
+        seed_generators(random_seed(self._data.order.seed, self._entry, number))
 
 
-def shard_batches(
-    task: Task, plan: LanePlan, first_batch: int, epoch_size: int | None = None
-) -> Iterator[tuple[Batch, Position]]:
-    """Does what `train_batches` does for a stream in shards. `epoch_size`: examples of an epoch, if known; otherwise
-    the run is one epoch.
-
-    Only the position of a step's last pass is the position after the step; it has the positions of this process's
-    lanes, and `merge_positions` adds the others'.
-
-    Raises:
-        UserCodeError: a shard is empty, or the dataset raised.
-    """
-    order, collate = plan.order, task.collate or default_collate
-    places = {str(lane): list(place) for lane, place in plan.places.items()}
-    passes = _read_ahead(training_workers(task), plan) if task.workers else _read(task.train, plan)
-    for number, (examples, moved) in enumerate(passes):
-        taken = plan.start + (number // order.passes + 1) * order.global_batch
-        with order.seeded(first_batch + number), user_code("collating a batch"):
-            batch = collate(examples)
-        places |= {str(lane): list(place) for lane, place in moved.items()}
-        epoch = 0 if epoch_size is None else (taken - 1) // epoch_size
-        state = {"shards": plan.shards, "taken": taken, "places": dict(places)}
-        yield batch, Position(epoch, taken - epoch * (epoch_size or 0), state)
-
-
-def merge_positions(position: Position, backend: Backend, plan: LanePlan) -> Position:
-    """Returns the position with all lanes' positions, of which each process knows its own. A collective."""
-    if position.dataset is None or plan.step == 1:
-        return position
-    places = position.dataset["places"]
-    row = [
-        number
-        for lane in plan.own_lanes
-        for part in places.get(str(lane), LanePosition())
-        for number in divmod(part, EXACT)
-    ]
-    rows = backend.gather([float(number) for number in row])
-    merged: dict[str, list[int]] = {}
-    for rank in range(plan.step):
-        numbers = [int(number) for number in rows[rank]]
-        parts = [high * EXACT + low for high, low in zip(numbers[::2], numbers[1::2], strict=True)]
-        for nth, lane in enumerate(range(rank, plan.lanes, plan.step)):
-            merged[str(lane)] = parts[2 * nth : 2 * nth + 2]
-    return Position(position.epoch, position.offset, {**position.dataset, "places": merged})
-
-
-def _read(stream: Any, plan: LanePlan) -> Iterator[Pass]:
-    """Yields pass by pass, read in this process."""
-    lanes = {lane: Lane(stream, plan, lane) for lane in plan.own_lanes}
-    numbers = plan.numbers()
-    while True:
-        with GENERATORS, user_code("the next examples of the task's dataset"):
-            examples = _read_pass(lanes, plan, numbers)
-        yield examples
-
-
-def _read_pass(lanes: Mapping[int, Lane], plan: LanePlan, numbers: Iterator[int]) -> Pass:
+def _read_pass(lanes: Mapping[int, Lane], data: ShardData, numbers: Iterator[int]) -> Pass:
     """Reads the next pass from `lanes`: all lanes of the process, or those of one of its workers."""
     examples, moved = [], {}
-    for number in islice(numbers, plan.reads_per_pass):
-        if (lane := lanes.get(number % plan.lanes)) is None:
+    for number in islice(numbers, data.reads_per_pass):
+        if (lane := lanes.get(number % data.lanes)) is None:
             continue
         example = lane.next()
-        moved[number % plan.lanes] = lane.place
-        if plan.trains_on(number):
+        moved[number % data.lanes] = lane.place
+        if data.trains_on(number):
             examples.append(example)
     return examples, moved
 
 
-def _read_ahead(ahead: Workers, plan: LanePlan) -> Iterator[Pass]:
-    """Yields the same passes as `_read`, read by worker processes that share the lanes."""
-    workers = min(ahead.count, len(plan.own_lanes))
+def _read(data: ShardData) -> Iterator[Pass]:
+    """Yields pass by pass, read in this process or by its workers, which share the lanes."""
+    workers = min(data.workers.count, len(data.own_lanes))
+    reader, readers = _Reader(data), max(workers, 1)
     with user_code("the task's dataset"):
         # A separate generator, because the loader draws a number when it begins.
-        loader: DataLoader[Tensor] = DataLoader(
-            _Reader(ahead.dataset, plan, workers),
+        loader: DataLoader[Any] = DataLoader(
+            reader,
             batch_size=None,
             num_workers=workers,
-            worker_init_fn=ahead.begin,
+            worker_init_fn=data.workers.begin,
             generator=torch.Generator(),
         )
         # The loader takes from its workers in turn.
-        passes = iter(loader)
-    reader = {lane: nth % workers for nth, lane in enumerate(plan.own_lanes)}
-    numbers = plan.numbers()
+        read = iter(loader if workers else reader)
+    numbers = data.numbers()
     while True:
         parts: list[Iterator[Any]] = []
         moved: dict[int, LanePosition] = {}
-        for _ in range(workers):
-            with user_code("the next examples of the task's dataset"):
-                part: Pass | str = _unpack(next(passes))
+        for _ in range(readers):
+            with nullcontext() if workers else GENERATORS, user_code("the next examples of the task's dataset"):
+                part = _unpack(next(read)) if workers else next(read)
             if isinstance(part, str):
                 raise UserCodeError(part)
             parts.append(iter(part[0]))
             moved |= part[1]
-        used = filter(plan.trains_on, islice(numbers, plan.reads_per_pass))
-        yield [next(parts[reader[number % plan.lanes]]) for number in used], moved
+        used = filter(data.trains_on, islice(numbers, data.reads_per_pass))
+        # The worker of a lane is the one with its place among this process's lanes.
+        yield [next(parts[number % data.lanes // data.step % readers]) for number in used], moved
 
 
 def forget_worker() -> None:
@@ -329,25 +310,25 @@ def forget_worker() -> None:
     torch_worker._worker_info = None
 
 
-class _Reader(IterableDataset[Tensor]):
-    """Yields a worker's part of every pass, packed, or the text of an error in the user's code."""
+class _Reader(IterableDataset[Any]):
+    """Yields a worker's part of every pass, packed, or the text of an error in the user's code; or all of it, as it is,
+    in a process without workers."""
 
-    def __init__(self, stream: Any, plan: LanePlan, workers: int) -> None:
-        self._stream, self._plan, self._workers = stream, plan, workers
+    def __init__(self, data: ShardData) -> None:
+        self._data = data
 
-    def __iter__(self) -> Iterator[Tensor]:
-        info = get_worker_info()
-        assert info is not None
+    def __iter__(self) -> Iterator[Any]:
+        data, info = self._data, get_worker_info()
         forget_worker()
-        plan = self._plan
-        lanes = {lane: Lane(self._stream, plan, lane) for lane in plan.own_lanes[info.id :: self._workers]}
-        numbers = plan.numbers()
+        own = data.own_lanes if info is None else data.own_lanes[info.id :: info.num_workers]
+        lanes = {lane: Lane(data, lane) for lane in own}
+        numbers = data.numbers()
         while True:
             try:
-                part: Pass | str = _read_pass(lanes, plan, numbers)
+                part: Pass | str = _read_pass(lanes, data, numbers)
             except UserCodeError as error:
                 part = str(error)
-            yield _pack(part)
+            yield part if info is None else _pack(part)
 
 
 class _Pickler(pickle.Pickler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +18,12 @@ EXACT = 2**24
 def checksum(data: bytes) -> float:
     """Returns a checksum of the data, which a gather carries exactly."""
     return float(zlib.crc32(data) % EXACT)
+
+
+def gather_whole(numbers: Iterable[int], backend: Backend) -> list[list[int]]:
+    """Returns every process's whole numbers, exactly, in rank order; a collective."""
+    rows = backend.gather([float(part) for number in numbers for part in divmod(number, EXACT)])
+    return [[int(high) * EXACT + int(low) for high, low in zip(row[::2], row[1::2], strict=True)] for row in rows]
 
 
 def is_shared(text: str, backend: Backend) -> bool:

@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
-    DistributedSampler,
     IterableDataset,
     RandomSampler,
-    SequentialSampler,
 )
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.data.loading import Share, has_length, refuse_own_iterator
+from tpu_trainer.data.loading import has_length, refuse_own_iterator, sampler_of, takes_each_once
+from tpu_trainer.data.order import Share
 from tpu_trainer.lightning.hooks import LightningHooks
 from tpu_trainer.lightning.lightning_run import only_under_lightning
 from tpu_trainer.lightning.session import ModuleLog, ModuleSession, TrainerView, overrides, takes_index
@@ -35,8 +33,6 @@ from tpu_trainer.task.task import Hyperparameters, Task
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-_REPLACED = (SequentialSampler, RandomSampler, DistributedSampler)
 
 _NOT_CALLED = (
     *("backward", "optimizer_step", "optimizer_zero_grad", "on_validation_model_zero_grad"),
@@ -216,15 +212,11 @@ def _unusual_batches(loader: DataLoader[Any]) -> str | None:
         return "batch_size=None"
     if isinstance(loader.dataset, IterableDataset):
         return None
-    if type(loader.batch_sampler) is not BatchSampler:
-        return f"a {type(loader.batch_sampler).__name__} as batch_sampler"
-    # The loader's own attribute is only a default if a BatchSampler was given.
-    sampler: Any = loader.batch_sampler.sampler
-    if type(sampler) not in _REPLACED:
-        return f"a {type(sampler).__name__}"
-    if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(sampler.data_source)):
-        return "a RandomSampler that draws a number of examples"
-    return None
+    sampler = sampler_of(loader)
+    if takes_each_once(sampler):
+        return None
+    how = " as batch_sampler" if sampler is loader.batch_sampler else ""
+    return f"a {type(sampler).__name__}{how or ' that draws a number of examples' * isinstance(sampler, RandomSampler)}"
 
 
 def _note_batch_size(loader: DataLoader[Any], hp: Hyperparameters, share: Share) -> None:

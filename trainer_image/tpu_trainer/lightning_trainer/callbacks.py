@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,14 +16,13 @@ import torch
 from tpu_contract.protocol import Phase
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.data.loading import Position, random_seed
+from tpu_trainer.data.order import Position, random_seed
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import Signals
 from tpu_trainer.gang.gather import is_shared
 from tpu_trainer.lightning.session import LIGHTNING, is_metric
 from tpu_trainer.lightning.validation import describe_local_numbers, differ
 from tpu_trainer.lightning_trainer.gradients import Gradients
-from tpu_trainer.lightning_trainer.loaders import Place
 from tpu_trainer.lightning_trainer.state import HERE, check_state
 from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.task.task import Hyperparameters
@@ -132,7 +130,7 @@ class GangCallback:
         instruments: Instruments,
         gradients: Gradients,
         rate: Callable[[], float],
-        place: Place,
+        position: Position,
         document: Mapping[str, Any],
         *,
         keeps: bool,
@@ -143,7 +141,7 @@ class GangCallback:
         self.entries: dict[str, Any] = {}
         self._modes: dict[str, list[str]] = {}
         self.step = instruments.first
-        self.place = place
+        self.position = position
         self.loss: float | None = None
         self.ends_epoch = False
         self.metrics: dict[str, float] = {}
@@ -197,7 +195,8 @@ class GangCallback:
             return
         self._seen = trainer.global_step
         epoch = trainer.current_epoch
-        self.place = Place(epoch + 1) if trainer.is_last_batch else Place(epoch, batch_idx + 1)
+        offset = (batch_idx + 1) // self._hp.accumulation_steps * self._hp.global_batch_size
+        self.position = Position(epoch + 1) if trainer.is_last_batch else Position(epoch, offset)
         self.step += 1
         self._end_step(trainer, batch, list(module.parameters()))
 
@@ -217,11 +216,6 @@ class GangCallback:
         if self._keeps:
             self._note_modes(trainer.lightning_module)
             self._take_state(trainer)
-
-    @property
-    def position(self) -> Position:
-        batches = self.place.batches // self._hp.accumulation_steps
-        return Position(self.place.epoch, batches * self._hp.global_batch_size)
 
     def _note_modes(self, module: Any) -> None:
         """Notes which parameters and modules are trained; not called at the end of a validation, where none is."""
@@ -301,7 +295,6 @@ class GangCallback:
 
     def _take_state(self, trainer: Any, *, epoch_begins: bool = False) -> None:
         self.entries = {
-            "place": asdict(self.place),
             "epochBegins": epoch_begins,
             "loss": self.loss,
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from tpu_trainer.checkpoint.snapshot import Snapshot, is_from_lightning
 from tpu_trainer.contract.errors import TrainerError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding, NumericalHealth
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.data.loading import Order, Position
+from tpu_trainer.data.order import Order, Position
 from tpu_trainer.doctor.last_weights import checksum_of
 from tpu_trainer.lightning.lightning_run import LightningRun
 from tpu_trainer.lightning.session import overrides
@@ -36,7 +36,7 @@ from tpu_trainer.lightning_trainer.callbacks import (
     log_everywhere,
 )
 from tpu_trainer.lightning_trainer.gradients import Gradients
-from tpu_trainer.lightning_trainer.loaders import Division, Place
+from tpu_trainer.lightning_trainer.loaders import Division
 from tpu_trainer.lightning_trainer.package import derive, package_of, refuse_mixed
 from tpu_trainer.lightning_trainer.rates import OptimizerRates
 from tpu_trainer.lightning_trainer.state import HERE, snapshot_of_state, state_of_snapshot
@@ -159,23 +159,25 @@ class LightningTraining:
         gradients = Gradients(
             backend, instruments, self.context.stop, manual=not module.automatic_optimization, last=resumed.get("loss")
         )
-        place, exact = _place(resumed, hp)
+        # The passes are the same only with batches of the same size.
+        exact = not resumed or (resumed["globalBatch"], resumed["passes"]) == (
+            hp.global_batch_size,
+            hp.accumulation_steps,
+        )
+        position = start.position if exact else Position(start.position.epoch)
         callback = derive(lightning.Callback, GangCallback)(
             backend,
             hp,
             instruments,
             gradients,
             lambda: rates.current,
-            place,
+            position,
             resumed,
             keeps=self.context.spec.checkpoint is not None,
         )
-        order = Order(hp.global_batch_size, hp.seed, self.context.share, hp.accumulation_steps)
-        rows = hp.global_batch_size // backend.world // hp.accumulation_steps
+        order = Order(hp.global_batch_size, hp.seed, self.context.share, hp.accumulation_steps, position)
         division = Division(
             order,
-            rows,
-            place,
             backend,
             self.context.clock,
             warn=lambda text: outputs.add_finding(Finding("Lightning", 0, text)),
@@ -197,7 +199,7 @@ class LightningTraining:
             strategy.kept_rates = resumed["lightningRates"]
             if resumed["epochBegins"] or not exact:
                 begin_epoch(strategy.state, None if exact else start.step)
-            elif not place.batches:
+            elif not position.offset:
                 end_epoch(strategy.state)
                 callback.ends_epoch = True
         log_everywhere(module, callback.logged, callback.local)
@@ -453,15 +455,6 @@ def _check_kind(checkpoint: LoadedCheckpoint) -> None:
             f"checkpoint {checkpoint.folder} was written by the trainer's own loop, and Lightning's Trainer cannot "
             "continue it; choose another checkpoint.uri, or load its model.safetensors in the entrypoint"
         )
-
-
-def _place(kept: Mapping[str, Any], hp: Hyperparameters) -> tuple[Place, bool]:
-    """Returns the place in the data, and whether it is exact: only with batches of the same size. `kept`: the
-    checkpoint's document, empty without one."""
-    if not kept:
-        return Place(), True
-    same = kept["globalBatch"] == hp.global_batch_size and kept["passes"] == hp.accumulation_steps
-    return Place(int(kept["place"]["epoch"]), int(kept["place"]["batches"]) if same else 0), same
 
 
 def _absolute(directory: Path | None) -> str | None:

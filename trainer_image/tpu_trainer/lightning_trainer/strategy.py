@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.data.loading import Share
+from tpu_trainer.data.order import Share
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import check_weight
 from tpu_trainer.gang.gather import DifferentiableTable, table, total

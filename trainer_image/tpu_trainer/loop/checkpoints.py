@@ -27,7 +27,8 @@ from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding, NumericalHealth, ranges
 from tpu_trainer.contract.outcome import Best
-from tpu_trainer.data.loading import Position, has_length, length_of
+from tpu_trainer.data.loading import has_length, length_of
+from tpu_trainer.data.order import Position
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.loop.evaluation_policy import reduction_of
 from tpu_trainer.loop.trainable import PreparedTask

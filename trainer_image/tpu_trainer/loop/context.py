@@ -13,7 +13,7 @@ from tpu_trainer.contract.clock import Clock, StepPace
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PreemptedError
 from tpu_trainer.contract.stop import StopFlag
-from tpu_trainer.data.loading import GENERATORS, Share, seed_generators
+from tpu_trainer.data.order import GENERATORS, Share, seed_generators
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.reporting.run_outputs import RunOutputs
 

@@ -13,7 +13,7 @@ from tpu_trainer.checkpoint.snapshot import weight_files
 from tpu_trainer.contract.errors import StorageError, UserCodeError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.data.loading import Position
+from tpu_trainer.data.order import Position
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.reporting.run_outputs import RunOutputs

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from tpu_contract.run_spec import Loop
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.data.loading import Share
+from tpu_trainer.data.order import Share
 from tpu_trainer.lightning import LightningRun, adopt, is_lightning
 from tpu_trainer.optim.schedulers import SchedulingHooks
 from tpu_trainer.task.hooks import Hooks

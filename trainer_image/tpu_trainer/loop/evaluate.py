@@ -11,17 +11,8 @@ import torch
 from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.data.loading import (
-    GENERATORS,
-    Share,
-    evaluation_size,
-    evaluation_workers,
-    held_out,
-    keep_generators,
-    length_of,
-    load,
-    name_held_out,
-)
+from tpu_trainer.data.loading import evaluation_size, evaluation_workers, held_out, length_of, load, name_held_out
+from tpu_trainer.data.order import GENERATORS, Share, keep_generators
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.loop.modes import evaluation_mode
 from tpu_trainer.task.task import Batch, Evaluator, Metrics, Task

@@ -18,7 +18,7 @@ from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.clock import Clock, process_seconds
 from tpu_trainer.contract.errors import NotFiniteError
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.data.loading import Position
+from tpu_trainer.data.order import Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.gang.backends.base import Backend
@@ -192,6 +192,8 @@ class Instruments:
             NotFiniteError, DivergedError: as `Doctor.judge_parameters`, before a checkpoint is made of bad weights.
         """
         self.doctor.judge_parameters(step)
+        self._report()
+        self.outputs.reporter.write_soon()
         with self.clock.during(Phase.CHECKPOINT), self.doctor.set_aside():
             self.position = self.merge_positions(position)
             self.buffers.share()

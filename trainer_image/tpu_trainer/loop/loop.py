@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from tpu_trainer.contract.errors import user_code
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.data.epochs import watch_attributes
-from tpu_trainer.data.loading import Position, random_seed
+from tpu_trainer.data.order import Position, random_seed
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import Flags, Loss, Signals, exchange
 from tpu_trainer.loop.instruments import Instruments

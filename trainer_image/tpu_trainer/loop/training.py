@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -15,8 +16,9 @@ from tpu_trainer.checkpoint.snapshot import check_state, is_from_lightning
 from tpu_trainer.contract.errors import PeerLostError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome, finite
-from tpu_trainer.data.batch_source import BatchSource, check_data, open_batches
-from tpu_trainer.data.loading import Order, evaluation_size
+from tpu_trainer.data.batch_source import check_data, open_batches, open_data
+from tpu_trainer.data.loading import evaluation_size
+from tpu_trainer.data.order import Order
 from tpu_trainer.gang.backends.base import move_model
 from tpu_trainer.lightning.lightning_run import only_under_lightning
 from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left
@@ -148,14 +150,17 @@ class _Training:
         # A resumed run has made the rehearsal before.
         if work.start.step == 0:
             with work.hooks.rehearsal():
-                tried = try_evaluation(work.task, self._evaluation_rows, self.context.share, backend)
+                tried = try_evaluation(work.task, self._order.rows, self.context.share, backend)
             # A LightningModule can recognise a rehearsal by its Trainer, and log nothing in it.
             if tried:
                 work.policy.check(tried)
-        reading = self._reading()
+        data = open_data(work.task, self._order, self.context.spec.dataset_size)
+        passes = range(*(step * data.order.passes for step in (work.start.step, work.hp.last_step)))
+        host, tell = self.context.environment.host_index, self.context.outputs.add_finding
+        reading = open_batches(work.task, data, passes, backend, host, tell)
         if self.context.spec.checkpoint is not None:
-            instruments.merge_positions = reading.merge
-        with backend.feed(reading.batches) as batches, instruments.logbook.open():
+            instruments.merge_positions = partial(data.merge, backend=backend)
+        with backend.feed(reading) as batches, instruments.logbook.open():
             loop = TrainingLoop(work, backend, instruments, self.context.stop, self._evaluate_now)
             trained = loop.run(batches)
         if trained.stopped:
@@ -163,14 +168,6 @@ class _Training:
         else:
             instruments.finish_log(trained.step)
         return trained
-
-    def _reading(self) -> BatchSource:
-        context, hp, start = self.context, self.work.hp, self.work.start
-        order = Order(hp.global_batch_size, hp.seed, context.share, hp.accumulation_steps, start.position)
-        passes = range(start.step * hp.accumulation_steps, hp.last_step * hp.accumulation_steps)
-        host, epoch_size = context.environment.host_index, context.spec.dataset_size
-        tell = context.outputs.add_finding
-        return open_batches(self.work.task, order, passes, epoch_size, context.backend, host, tell)
 
     def _evaluate_now(self, step: int) -> bool:
         """Evaluates in the middle of the training. Returns whether the evaluation is the best so far."""
@@ -202,10 +199,11 @@ class _Training:
         self.context.backend.sync()
 
     @property
-    def _evaluation_rows(self) -> int:
-        """Returns the rows of a training pass: as many fit into memory here, too."""
-        hp = self.work.hp
-        return hp.global_batch_size // self.context.backend.world // hp.accumulation_steps
+    def _order(self) -> Order:
+        """Returns the order of the examples. A pass of an evaluation has as many rows as one of the training: as many
+        fit into memory here, too."""
+        hp, share = self.work.hp, self.context.share
+        return Order(hp.global_batch_size, hp.seed, share, hp.accumulation_steps, self.work.start.position)
 
     def _evaluate(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
         """Returns the metrics, and rank 0's values of those that the run follows."""
@@ -217,7 +215,7 @@ class _Training:
             self.instruments.buffers.lent(),
             nullcontext() if work.average is None else work.average.in_model(),
         ):
-            metrics = evaluate(work.task, self._evaluation_rows, self.context.share, backend)
+            metrics = evaluate(work.task, self._order.rows, self.context.share, backend)
         self.context.outputs.add_evaluation(step, metrics)
         for text in work.hooks.remarks:
             self.context.outputs.add_finding(Finding("Evaluation", step, text))

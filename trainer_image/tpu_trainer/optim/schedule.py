@@ -149,12 +149,8 @@ class LearningRateSetter:
         """Sets the rates for step `step`, counted from 0."""
         self._take_in_new_groups()
         groups = self._optimizer.param_groups
-        if self._owner is RateOwner.RECIPE:
-            for group, last in zip(groups, self._last, strict=True):
-                if _number(rate := group.get("lr")) != _number(last):
-                    change = f"the learning rate to {_short(rate)}, it was {_short(last)}"
-                    self._hand_over(step, f"step {step + 1}: the task's own code set {change}")
-                    break
+        if (change := self._find_change()) is not None:
+            self._hand_over(step, f"step {step + 1}: the task's own code set {change}")
         if self._owner is RateOwner.HOOKS:
             # A finding has reported this.
             return
@@ -181,7 +177,9 @@ class LearningRateSetter:
         """Returns what a checkpoint keeps, as JSON: the owner of the rates, the groups' original rates and current
         rates."""
         present = [group.get("lr") for group in self._optimizer.param_groups]
-        return {"whose": self._owner, "built": _numbers(self._built), "present": _numbers(present)}
+        # A hook may have set a rate since the last step.
+        owner = self._owner if self._find_change() is None else RateOwner.HOOKS
+        return {"whose": owner, "built": _numbers(self._built), "present": _numbers(present)}
 
     def load(self, state: Mapping[str, Any] | None) -> None:
         """Restores rates that the task had set, in proportion if its optimizer is now built with others; the recipe's
@@ -218,6 +216,14 @@ class LearningRateSetter:
         for group in self._optimizer.param_groups[len(self._built) :]:
             self._built.append(_copy(group.get("lr")))
             self._last.append(_copy(group.get("lr")))
+
+    def _find_change(self) -> str | None:
+        """Returns in words which of the recipe's rates the task has changed; None if it has changed none."""
+        if self._owner is RateOwner.RECIPE:
+            for group, last in zip(self._optimizer.param_groups, self._last, strict=False):
+                if _number(rate := group.get("lr")) != _number(last):
+                    return f"the learning rate to {_short(rate)}, it was {_short(last)}"
+        return None
 
     def _hand_over(self, step: int, observation: str) -> None:
         self._owner = RateOwner.HOOKS

@@ -1,4 +1,4 @@
-"""Writes the history and the event files of a run, every few minutes and at its end.
+"""Writes the history and the event files of a run: every few minutes, at each checkpoint and evaluation, at its end.
 
 A separate thread of one replica writes the files: no step waits for a slow bucket, and no failure of a bucket ends a
 run.
@@ -77,7 +77,7 @@ class Reporter:
     ) -> None:
         self._spec, self._store, self._clock, self._environment, self._now = spec, store, clock, environment, now
         self._every = every
-        self._silenced = False
+        self._silenced = self._is_due = False
         self._written = now()
         self._writing: threading.Thread | None = None
         self._history = self._read_before() if store else RunHistory()
@@ -100,7 +100,14 @@ class Reporter:
         self._history.add_sample(sample)
         if self._events:
             self._events.add_sample(sample)
-        if self._now() - self._written >= self._every:
+        if self._is_due or self._now() - self._written >= self._every:
+            self._begin_writing(None)
+
+    def write_soon(self) -> None:
+        """Writes what there is now, or with the next sample if a version is being written. For a checkpoint and an
+        evaluation: a run that continues from there makes none of these steps again."""
+        if self._store:
+            self._is_due = True
             self._begin_writing(None)
 
     def add_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -110,6 +117,7 @@ class Reporter:
         self._history.add_evaluation(step, metrics)
         if self._events:
             self._events.add_evaluation(step, metrics)
+        self.write_soon()
 
     def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         if not self._store:
@@ -148,7 +156,7 @@ class Reporter:
         """Starts writing what there is now, unless an earlier version is still being written."""
         if self._writing and self._writing.is_alive():
             return
-        self._written = self._now()
+        self._written, self._is_due = self._now(), False
         name = outcome.code.name if outcome else None
         split = self._clock.seconds()
         attempt = AttemptRecord(self._spec.job.attempt, self._first, self._step, split, name, self._first_loss)

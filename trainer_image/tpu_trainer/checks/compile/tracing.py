@@ -50,6 +50,7 @@ from tpu_trainer.contract.environment import WorkerEnvironment, check_run_spec
 from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.outcome import outcome_of
 from tpu_trainer.data.loading import has_length, is_sharded
+from tpu_trainer.data.shards import open_shard
 from tpu_trainer.doctor.padding import FEATURES, LEAST_WASTE, products_of
 from tpu_trainer.gang.backends.base import map_tensors
 from tpu_trainer.gang.backends.feed import AHEAD, feed_in_turn
@@ -310,7 +311,7 @@ class _FirstExamples(Dataset[Any]):
         if has_length(dataset):
             self._examples = [dataset[index] for index in range(min(count, len(dataset)))]
         else:
-            stream = dataset.shard(0, dataset.num_shards) if is_sharded(dataset) else dataset
+            stream = open_shard(dataset, 0, 0) if is_sharded(dataset) else dataset
             self._examples = list(islice(stream, count))
         self._length = length
 
