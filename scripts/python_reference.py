@@ -40,7 +40,7 @@ _SECTIONS = {
     "Types in their signatures": (
         ("task/task.py", "ShardedStream"),
         ("task/task.py", "Evaluator"),
-        ("contract/spec.py", "ScheduleSpec"),
+        ("../../contract/tpu_contract/run_spec.py", "ScheduleSpec"),
         ("task/task.py", "Batch"),
         ("task/task.py", "Metrics"),
         ("task/task.py", "Collate"),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import REPORTING, worker_environments
-from tpu_trainer.contract.protocol import ENV_REPORT_DIRECTORY
+from tpu_contract.protocol import ENV_REPORT_DIRECTORY
 
 PAGE = Path(__file__).parents[2].joinpath("docs", "command.md").read_text(encoding="utf-8")
 [SECTION] = re.findall(r"^## What each host receives\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)

@@ -11,7 +11,7 @@ from transformers.integrations.integration_utils import KubeflowCallback
 from tests.cluster.ports import free_port
 from tests.unit.progress_desk import TRAINER_STATUS, Desk
 from tests.unit.reviewing_cluster import RESOLVED, begun_job
-from tpu_training_operator.api.status import ReportPhase
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.runtime.progress.pki import ServiceName, new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import serve
 

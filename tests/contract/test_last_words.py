@@ -9,18 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract.pods import ended_pod
-from tpu_trainer.contract.findings import Check, Finding
+from tpu_contract.protocol import Check, ExitCode
+from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Best, Outcome, termination_message, write_last_words
-from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.doctor.doctor import PROGRAM_CHECKS, XLA_CHECKS
 from tpu_trainer.reporting.history import Sample
 from tpu_trainer.reporting.rung import RungNumbers
-from tpu_training_operator.api.ladder import Finding as FindingKind
 from tpu_training_operator.api.status import BestCheckpoint, Progress
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.job import trainer_report
-from tpu_training_operator.domain.job.recipe import warnings
 from tpu_training_operator.domain.plan.common.completion import read_final_progress
 
 TOTAL = 300
@@ -99,12 +96,6 @@ def test_the_gates_read_what_a_rung_measured() -> None:
     words = pod.trainer_message
     assert words is not None
     assert (words.step, words.rate, words.metrics) == (4, 12.5, {"loss": 1.0, "f1": 0.5})
-    assert words.rung == trainer_report.RungNumbers(
+    assert words.rung == trainer_report.ReportedRung(
         first_loss=4.0, last_loss=1.0, averaged=1, recompilations=1, not_finite=2, findings={"HostSync": 1}
     )
-
-
-def test_the_gates_know_all_findings_of_the_doctor() -> None:
-    assert {str(kind) for kind in FindingKind} == {str(check) for check in Check}
-    assert set(map(str, warnings.XLA_CHECKS)) == set(map(str, XLA_CHECKS))
-    assert set(map(str, warnings.PROGRAM_CHECKS)) == set(map(str, PROGRAM_CHECKS))

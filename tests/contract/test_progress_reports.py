@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
-from tpu_trainer.contract import protocol
+from tpu_contract import protocol
+from tpu_contract.protocol import ReportPhase
 from tpu_trainer.contract.environment import ProgressEndpoint, read_environment
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.reporting import report
 from tpu_training_operator.api import constants, status
-from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.job.naming import WorkerId
@@ -97,13 +97,6 @@ def test_the_step_and_the_end_arrive_in_kubeflow_trainers_form_too(sent: report.
     read = payload.read_trainer_status(report.kubeflow_body(sent, NOW), SENDER, NOW)
     assert (read.step, read.total_steps) == (sent.step, 300)
     assert (read.phase is ReportPhase.DONE) == (sent.phase is protocol.ReportPhase.DONE)
-
-
-def test_both_sides_know_the_same_phases_and_limits() -> None:
-    assert [str(phase) for phase in protocol.ReportPhase] == [str(phase) for phase in ReportPhase]
-    assert protocol.REPORT_LIMIT == server.MOST_BYTES
-    assert (protocol.MOST_METRICS, protocol.MOST_WARNINGS) == (status.MOST_METRICS, status.MOST_WARNINGS)
-    assert (protocol.WARNING_LENGTH, protocol.STACKS_LIMIT) == (payload.LONGEST_WARNING, payload.LONGEST_STACKS)
 
 
 def test_reports_go_to_the_paths_that_the_operator_serves() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.jobs import job_body
 from tests.local.runs import Run, Runs
-from tpu_trainer.contract.spec import read_run_spec
+from tpu_trainer.contract.environment import read_run_spec
 
 Environ = dict[str, str]
 

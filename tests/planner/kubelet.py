@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import KEY
-from tpu_training_operator.api.status import ReportPhase
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.kube.cluster import Object

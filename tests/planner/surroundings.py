@@ -16,8 +16,9 @@ from tests.planner.mishaps import ENDINGS, LOSSES, STARTS, Mishap, fired
 from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import Operator
 from tests.planner.scheduler import place_all
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.conditions import ConditionType, is_true
-from tpu_training_operator.api.status import ReportPhase, State, Status
+from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.job.naming import WorkerId, is_placeholder
 from tpu_training_operator.kube.cluster import Object
 

@@ -16,8 +16,9 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import actions, one_pass
 from tests.planner.story import all_are_ready, all_finish
 from tests.unit.jobs import job_body
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.crd import structural_schema
-from tpu_training_operator.api.status import ReportPhase, State, Status
+from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.cli.plan.summary import print_summary

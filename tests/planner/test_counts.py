@@ -7,7 +7,8 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
 from tests.planner.story import all_are_ready, all_finish, fails, given_a_job, passes
 from tests.unit.scrape import counted, value
-from tpu_training_operator.api.status import ReportPhase, State
+from tpu_contract.protocol import ReportPhase
+from tpu_training_operator.api.status import State
 from tpu_training_operator.runtime.metrics import Metrics
 
 

@@ -9,7 +9,8 @@ from tests.planner.laws import life
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
 from tests.planner.story import all_are_ready, all_finish, fails, given_a_job, given_a_running_gang, passes
-from tpu_training_operator.api.status import Activity, Goodput, ReportPhase
+from tpu_contract.protocol import ReportPhase
+from tpu_training_operator.api.status import Activity, Goodput
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 
 # Every part of a story takes a different number of seconds, so that no sum can be mistaken for another.

@@ -13,7 +13,7 @@ from tests.planner.careless import CarelessGang
 from tests.planner.checked import WAYS, CheckedGang
 from tests.planner.gang import SOAK
 from tests.planner.mishaps import ENDINGS, ENDS, FIRED, LOSSES, STARTS, TROUBLES
-from tpu_training_operator.api.status import ReportPhase
+from tpu_contract.protocol import ReportPhase
 
 
 class AnyGang(CheckedGang, CarelessGang):

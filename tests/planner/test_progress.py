@@ -13,8 +13,9 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import Operator, look, one_pass
 from tests.planner.story import fails, given_a_running_gang, passes
 from tests.unit.pods import at, time_at
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Activity, BestCheckpoint, Progress, ReportPhase, State, Status
+from tpu_training_operator.api.status import Activity, BestCheckpoint, Progress, State, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.plan.common.progress import apply_report, carry_over

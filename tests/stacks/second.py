@@ -17,7 +17,7 @@ def environment(**env: str) -> dict[str, str]:
     """What the test run was started with, without what is the first stack's. Torch would import TorchTPU in every
     process on its own; most tests need torch alone, and save the ten seconds."""
     kept = {name: value for name, value in STARTED_WITH.items() if not name.startswith(("TPUJOB_", "PJRT_"))}
-    paths = (ROOT / "trainer_image", ROOT / "operator", ROOT)
+    paths = (ROOT / "contract", ROOT / "trainer_image", ROOT / "operator", ROOT)
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join(map(str, paths)),

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from tpu_contract.protocol import ExitCode
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.gang.backends import open_backend
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.worker import replica

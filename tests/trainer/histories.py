@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from tpu_trainer.contract.clock import Phase
+from tpu_contract.protocol import Phase
 from tpu_trainer.reporting.history import RunHistory, Sample
 
 

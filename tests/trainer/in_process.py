@@ -13,9 +13,9 @@ from unittest import mock
 import torch
 
 from tests.trainer.recorded import Recorded, recorded
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.contract.stop import SharedStop
 from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.worker import replica

@@ -12,9 +12,9 @@ import torch
 
 from tests.trainer.gang_processes import run_spec
 from tests.trainer.lightning_examples import BATCH, EXAMPLES, SEED, SIZE
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract.environment import read_environment
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.contract.stop import SharedStop
 from tpu_trainer.worker.replica import run_replica
 

@@ -24,10 +24,10 @@ from torch.distributed import HashStore
 from torch.overrides import TorchFunctionMode
 
 from tests.trainer.in_threads import Meeting
+from tpu_contract.run_spec import RunSpec, parse_run_spec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PeerLostError
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import RunSpec, parse_run_spec
 from tpu_trainer.contract.stop import SharedStop, StopFlag
 from tpu_trainer.gang.backends.group import ProcessGroup
 from tpu_trainer.gang.backends.torch_dist import TorchDistributed, find_device

@@ -18,9 +18,9 @@ from torch import nn
 
 from tests.trainer.gang_processes import run_spec
 from tests.trainer.in_threads import ThreadBackend, in_threads
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.loop import preparation
 from tpu_trainer.loop.entrypoint import Loaded, with_hooks
 from tpu_trainer.reporting.progress import ProgressLog

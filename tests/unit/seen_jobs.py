@@ -15,8 +15,8 @@ from tests.planner.operators import one_pass
 from tests.planner.story import all_are_ready, all_finish, fails, given_a_created_gang, given_a_job, passes
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, pod, ready, time_at, with_status
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.job import Spec
-from tpu_training_operator.api.status import ReportPhase
 from tpu_training_operator.cli.watch.job_view import JobView, job_view
 from tpu_training_operator.domain.cluster_state.hosts import host_of
 from tpu_training_operator.domain.job.recipe.resolve import resolve

@@ -92,10 +92,6 @@ MAX_JOB_NAME_LENGTH = 48
 # The most nodes that Kubernetes is tested with; a gang cannot be larger than its cluster.
 MAX_HOSTS = 5000
 
-# The limits of trainer.code: files, bytes of the archive, bytes of the files in it.
-MOST_CODE_FILES = 10_000
-LARGEST_CODE_ARCHIVE = 64 * 1024**2
-LARGEST_CODE = 256 * 1024**2
 # The most bytes that the API server accepts as the values of one ConfigMap or Secret, counted before base64.
 LARGEST_CONFIG_MAP = LARGEST_SECRET = 2**20
 
@@ -105,7 +101,6 @@ MAX_HOST_NAMES_LENGTH = 128 * 1024 - len("TPU_WORKER_HOSTNAMES=") - 1
 # The operator sets these in every worker, or torch_xla and libtpu set them for themselves. A user's value would be
 # overridden, or would break the gang in ways that only show as a hang.
 ENV_PREFIX = "TPUJOB_"
-ENV_COMPILE_SECONDS = "TPUJOB_COMPILE_SECONDS"
 RESERVED_ENV = (
     "MASTER_ADDR",
     "MASTER_PORT",

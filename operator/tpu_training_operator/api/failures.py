@@ -1,25 +1,9 @@
-"""The exit codes and failure reasons that decisions depend on, each written once.
+"""The failure reasons that decisions depend on, each written once.
 
 Most reasons only inform people; they are in `domain.failures.table` or come from Kubernetes.
 """
 
-from enum import IntEnum, StrEnum
-
-
-class ExitCode(IntEnum):
-    """How the trainer exits without success. A contract test compares it with `tpu_trainer.contract.protocol`."""
-
-    USER_ERROR = 1
-    NOT_FINITE = 65
-    CHECKPOINT_UNUSABLE = 66
-    PEER_LOST = 69
-    INTERNAL_ERROR = 70
-    HUNG = 71
-    STORAGE_FAILED = 74
-    PREEMPTED = 75
-    DIVERGED = 76
-    STORAGE_DENIED = 77
-    BAD_SPEC = 78
+from enum import StrEnum
 
 
 class FailureReason(StrEnum):

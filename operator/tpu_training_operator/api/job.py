@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from pydantic.alias_generators import to_camel
 
+from tpu_contract.run_spec import Loop, Mode, Sharding
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
 from tpu_training_operator.api.entry_check import CompileCheck, EntryCheck
@@ -22,7 +23,7 @@ from tpu_training_operator.api.model import (
     StorageUri,
 )
 from tpu_training_operator.api.placement import PlacementPolicy, ReturnToPreferred
-from tpu_training_operator.api.recipe import MetricMode, Recipe, Sharding
+from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.slice import (
     WITHOUT_TORCH_TPU,
@@ -36,7 +37,7 @@ from tpu_training_operator.api.slice import (
     requested_chips,
     requested_hosts_per_slice,
 )
-from tpu_training_operator.api.trainer import Backend, Loop, Trainer
+from tpu_training_operator.api.trainer import BackendName, Trainer
 
 
 class Data(ApiModel):
@@ -47,7 +48,7 @@ class Data(ApiModel):
 
 class KeepBest(ApiModel):
     metric: MetricName = Field(description="Metric of the task's evaluation that decides, for example accuracy.")
-    mode: MetricMode = Field(description="Which values of metric are better: Max or Min.")
+    mode: Mode = Field(description="Which values of metric are better: Max or Min.")
 
 
 class InitFrom(ApiModel):
@@ -228,7 +229,7 @@ class Spec(ApiModel):
             message="backend Torch needs torch.device tpu on hardware TPU, and another device on CPU; the usual"
             " backend on TPU is XLA",
             holds=lambda spec: (
-                spec.trainer.backend is not Backend.TORCH
+                spec.trainer.backend is not BackendName.TORCH
                 or (spec.slice.hardware is Hardware.TPU)
                 == (spec.trainer.torch is not None and spec.trainer.torch.device == "tpu")
             ),
@@ -244,7 +245,7 @@ class Spec(ApiModel):
                 spec.trainer.entrypoint is None
                 or spec.slice.hardware is not Hardware.TPU
                 or spec.slice.count == 1
-                or spec.trainer.backend is Backend.XLA_SPMD
+                or spec.trainer.backend is BackendName.XLA_SPMD
             ),
             field="trainer.backend",
             at_creation=True,
@@ -258,7 +259,7 @@ class Spec(ApiModel):
                 spec.trainer.entrypoint is not None
                 or spec.slice.hardware is not Hardware.TPU
                 or spec.slice.count == 1
-                or spec.trainer.backend is not Backend.TORCH
+                or spec.trainer.backend is not BackendName.TORCH
             ),
             field="trainer.backend",
             at_creation=True,
@@ -268,7 +269,7 @@ class Spec(ApiModel):
             f" || !{cel_generation_is(WITHOUT_TORCH_TPU, 'self.slice')}",
             message="TorchTPU runs on v4 and newer; for v2 and v3, leave backend at XLA",
             holds=lambda spec: (
-                spec.trainer.backend is not Backend.TORCH
+                spec.trainer.backend is not BackendName.TORCH
                 or spec.slice.hardware is not Hardware.TPU
                 or not is_generation(spec.slice, WITHOUT_TORCH_TPU)
             ),
@@ -280,7 +281,7 @@ class Spec(ApiModel):
             message="sharding Optimizer needs a process per replica, and backend XLASPMD runs one per host; use backend"
             " XLA or Torch",
             holds=lambda spec: (
-                spec.recipe.sharding is Sharding.REPLICATED or spec.trainer.backend is not Backend.XLA_SPMD
+                spec.recipe.sharding is Sharding.REPLICATED or spec.trainer.backend is not BackendName.XLA_SPMD
             ),
             field="recipe.sharding",
             at_creation=True,
@@ -311,7 +312,7 @@ class Spec(ApiModel):
             message="entryCheck.compile Require needs backend XLA and loop BuiltIn; other steps are not compiled",
             holds=lambda spec: (
                 spec.entry_check.compile is not CompileCheck.REQUIRE
-                or (spec.trainer.backend is Backend.XLA and spec.trainer.loop is Loop.BUILT_IN)
+                or (spec.trainer.backend is BackendName.XLA and spec.trainer.loop is Loop.BUILT_IN)
             ),
             field="entryCheck.compile",
             at_creation=True,

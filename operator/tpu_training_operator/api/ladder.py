@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from tpu_contract.protocol import Check
 from tpu_training_operator.api.decimals import Decimal, PositiveDecimal
 from tpu_training_operator.api.model import ApiModel, Boolean, MetricName, Rule
 from tpu_training_operator.api.slice import Slice, cel_chips, requested_chips
@@ -16,22 +17,6 @@ MOST_RUNGS = 4
 FEWEST_STEPS = 10
 """The first three steps of a process compile, and a rate needs several more."""
 _MOST_STEPS = 10_000
-
-
-class Finding(StrEnum):
-    """Something that the trainer's doctor looks for."""
-
-    # The same as `tpu_trainer.contract.findings.Check`; a contract test compares the two.
-
-    RECOMPILATION = "RecompilationAfterWarmUp"
-    CPU_FALLBACK = "CpuFallback"
-    HOST_SYNC = "HostSync"
-    MID_STEP_EXECUTION = "MidStepExecution"
-    PADDING = "Padding"
-    INPUT_BOUND = "InputBound"
-    STRAGGLER_HOST = "StragglerHost"
-    NOT_FINITE = "NotFinite"
-    UNEQUAL_COMPILATIONS = "UnequalCompilations"
 
 
 class EvaluationBound(ApiModel):
@@ -71,7 +56,7 @@ class Gates(ApiModel):
         description="Least efficiency: examples per second per chip, divided by those of the rung before, for example"
         " 0.8. If left out, the efficiency is only shown. The first rung cannot have this gate.",
     )
-    no_findings: Annotated[list[Finding], Field(min_length=1, max_length=9)] | None = Field(
+    no_findings: Annotated[list[Check], Field(min_length=1, max_length=9)] | None = Field(
         None, description="Findings of the trainer's doctor that fail the rung; docs/doctor.md explains each."
     )
     evaluation: EvaluationBound | None = Field(

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from tpu_contract.run_spec import Mode, NotFinitePolicy, Precision, ScheduleName, Sharding
 from tpu_training_operator.api.decimals import FractionDecimal, NonNegativeDecimal, PositiveDecimal
 from tpu_training_operator.api.model import (
     ApiModel,
@@ -27,43 +28,11 @@ class BatchScaling(StrEnum):
     GLOBAL_CONSTANT = "GlobalConstant"
 
 
-class ScheduleName(StrEnum):
-    CONSTANT = "Constant"
-    LINEAR = "Linear"
-    COSINE = "Cosine"
-    STEP = "Step"
-    PLATEAU = "Plateau"
-
-
-class MetricMode(StrEnum):
-    """Which values of a metric are better."""
-
-    MAX = "Max"
-    MIN = "Min"
-
-
 class LearningRateScaling(StrEnum):
     AUTO = "Auto"
     LINEAR = "Linear"
     SQUARE_ROOT = "SquareRoot"
     UNSCALED = "Unscaled"
-
-
-class OnNotFinite(StrEnum):
-    STOP = "Stop"
-    SKIP = "Skip"
-    WARN = "Warn"
-
-
-class Precision(StrEnum):
-    FLOAT32 = "Float32"
-    BFLOAT16_MIXED = "BFloat16Mixed"
-    BFLOAT16 = "BFloat16"
-
-
-class Sharding(StrEnum):
-    REPLICATED = "Replicated"
-    OPTIMIZER = "Optimizer"
 
 
 class Optimizer(ApiModel):
@@ -151,7 +120,7 @@ class Schedule(ApiModel):
     metric: MetricName | None = Field(
         None, description="Metric of the task's evaluation that schedule Plateau follows, for example perplexity."
     )
-    mode: MetricMode | None = Field(None, description="Which values of metric are better: Max or Min.")
+    mode: Mode | None = Field(None, description="Which values of metric are better: Max or Min.")
     patience: Count | None = Field(
         None,
         description="Evaluations in a row without a better value after which schedule Plateau lowers the rate. Not"
@@ -161,7 +130,7 @@ class Schedule(ApiModel):
 
 class StopEarly(ApiModel):
     metric: MetricName = Field(description="Metric of the task's evaluation that is watched, for example perplexity.")
-    mode: MetricMode = Field(description="Which values of metric are better: Max or Min.")
+    mode: Mode = Field(description="Which values of metric are better: Max or Min.")
     patience: Count = Field(
         description="Evaluations in a row without improvement after which the training ends. Not scaled, because"
         " evaluateEverySteps is."
@@ -269,8 +238,8 @@ class Recipe(ApiModel):
         description="Decay per step of an exponential moving average of the weights. If set, the trainer keeps this"
         " average, evaluates it and saves it in checkpoints.",
     )
-    on_not_finite: OnNotFinite = Field(
-        OnNotFinite.STOP,
+    on_not_finite: NotFinitePolicy = Field(
+        NotFinitePolicy.STOP,
         description="What to do when the loss or gradients of a step are NaN or infinite. Stop: the job fails and keeps"
         " its earlier checkpoints. Skip: the step changes nothing; 100 in a row fail the job. Warn: the step is applied"
         " and a warning reported.",

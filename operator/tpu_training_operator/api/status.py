@@ -10,14 +10,13 @@ from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 from pydantic_core import CoreSchema, core_schema
 
+from tpu_contract.protocol import MOST_METRICS, MOST_WARNINGS, ReportPhase
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.decimals import ResolvedDecimal
 from tpu_training_operator.api.model import map_by
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 from tpu_training_operator.api.words import duration
 
-MOST_METRICS = 64
-MOST_WARNINGS = 20
 MOST_NODES = 16
 MOST_GATES = 8
 _MOST_RUNGS = 8
@@ -29,16 +28,6 @@ _MOST_CLASSES = 16
 
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-
-
-class ReportPhase(StrEnum):
-    """What the training is doing. The first steps count as starting, because they compile."""
-
-    STARTING = "Starting"
-    TRAINING = "Training"
-    EVALUATING = "Evaluating"
-    CHECKPOINTING = "Checkpointing"
-    DONE = "Done"
 
 
 class State(StrEnum):

@@ -9,6 +9,8 @@ cluster, because another program may have written the status.
 import re
 from typing import Any
 
+from tpu_contract.words import cut
+
 # CSI; OSC, DCS and the like, which carry text up to BEL or ST; all other escapes. None of them looks past the next
 # control character, which bounds the time for any text.
 _SEQUENCE = re.compile(
@@ -38,11 +40,6 @@ def plain(text: str) -> str:
         return text
     text = _CONTROL.sub("", _SEQUENCE.sub("", _LINE_END.sub("\n", text)))
     return _JOINER.sub("", _SURROGATE.sub("?", text))
-
-
-def cut(text: str, most: int) -> str:
-    """Returns the text, if need be without its end, in `most` characters."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def one_line(text: str, most: int) -> str:

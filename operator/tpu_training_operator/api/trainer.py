@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from tpu_contract.run_spec import Execution, Loop
 from tpu_training_operator.api.constants import CODE_ARCHIVE_KEY, ENV_PREFIX, OWN_PREFIX, RESERVED_ENV
 from tpu_training_operator.api.model import (
     CODE_SCHEME,
@@ -33,21 +34,10 @@ from tpu_training_operator.api.model import (
 _DeviceName = Annotated[str, Field(max_length=32, pattern=r"^[a-z][a-z0-9_]*$")]
 
 
-class Backend(StrEnum):
+class BackendName(StrEnum):
     XLA = "XLA"
     XLA_SPMD = "XLASPMD"
     TORCH = "Torch"
-
-
-class Loop(StrEnum):
-    BUILT_IN = "BuiltIn"
-    LIGHTNING = "Lightning"
-
-
-class Execution(StrEnum):
-    COMPILE = "Compile"
-    FUSE = "Fuse"
-    EAGER = "Eager"
 
 
 class TorchRuntime(ApiModel):
@@ -313,14 +303,14 @@ class Trainer(ApiModel):
             message="loop: Lightning trains an entrypoint's LightningModule, with backend XLA or Torch",
             holds=lambda trainer: (
                 trainer.loop is Loop.BUILT_IN
-                or (trainer.entrypoint is not None and trainer.backend is not Backend.XLA_SPMD)
+                or (trainer.entrypoint is not None and trainer.backend is not BackendName.XLA_SPMD)
             ),
             field="loop",
         ),
         Rule(
             cel="!has(self.torch) || self.backend == 'Torch'",
             message="torch is only for backend: Torch",
-            holds=lambda trainer: trainer.torch is None or trainer.backend is Backend.TORCH,
+            holds=lambda trainer: trainer.torch is None or trainer.backend is BackendName.TORCH,
             field="torch",
         ),
         Rule(
@@ -378,8 +368,8 @@ class Trainer(ApiModel):
         description="Your code, which takes the place of the image's working directory: each worker fetches and checks"
         " it, unpacks it, and starts the entrypoint or the command in it. The image must have the trainer.",
     )
-    backend: Backend = Field(
-        Backend.XLA,
+    backend: BackendName = Field(
+        BackendName.XLA,
         description="What runs the training. XLA: torch_xla, one process per chip. XLASPMD: torch_xla, one process per"
         " host; the compiler divides the batch. Torch: torch.distributed.",
     )
@@ -454,4 +444,4 @@ class Trainer(ApiModel):
     @property
     def is_traceable(self) -> bool:
         """Whether the compile check can trace the job's step."""
-        return self.entrypoint is not None and self.backend is Backend.XLA and self.loop is Loop.BUILT_IN
+        return self.entrypoint is not None and self.backend is BackendName.XLA and self.loop is Loop.BUILT_IN

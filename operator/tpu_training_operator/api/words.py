@@ -1,7 +1,6 @@
 """Counts and measured numbers as text."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -10,12 +9,6 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 def count(number: int, noun: str) -> str:
     """Returns a number with its noun: 1 worker, 4 workers."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def several(names: Sequence[str], most: int) -> str:
-    """Returns the first `most` names, and how many more there are."""
-    left = len(names) - most
-    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
 
 
 def every(number: int, noun: str) -> str:

@@ -1,6 +1,6 @@
 """Reads `history.json`, the file in which a trainer records a run: schema `history/v1`.
 
-Its schema is `history-v1.schema.json` in `tpu_trainer`. Only the fields that the page shows are read; unknown fields
+Its schema is `history-v1.schema.json` in `tpu_contract`. Only the fields that the page shows are read; unknown fields
 are ignored, so that a newer trainer's file can be shown.
 """
 
@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
-HISTORY = "history.json"
-SCHEMA = "history/v1"
+from tpu_contract.protocol import HISTORY_SCHEMA
 
 # Larger counts could not be converted to a float.
 Count = Annotated[int, Field(ge=0, le=10**15)]
@@ -49,7 +48,7 @@ class Span:
     broken: Count
 
 
-class LoggedCurve(_Row):
+class RecordedCurve(_Row):
     """The values that the task logs under one name."""
 
     name: str
@@ -138,7 +137,7 @@ class History(_Row):
     # The records of all attempts, in the order of steps. The last attempt wrote the file.
     attempts: Sequence[Attempt] = Field(validation_alias=AliasPath("recorded", "attempts"), min_length=1)
     losses: Sequence[Span] = _at("recorded.losses", ())
-    logged: Sequence[LoggedCurve] = _at("recorded.logged", ())
+    logged: Sequence[RecordedCurve] = _at("recorded.logged", ())
     stretches: Sequence[Stretch] = _at("recorded.stretches", ())
     evaluations: Sequence[Evaluation] = _at("recorded.evaluations", ())
     rates: Sequence[Rate] = _at("recorded.rates.points", ())
@@ -216,8 +215,8 @@ def parse_history(document: bytes) -> History:
     except (ValueError, RecursionError) as error:
         raise UnreadableHistory(f"not JSON: {error}") from error
     schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
-        raise UnreadableHistory(f'schema: this version reads "{SCHEMA}", got {schema!r}')
+    if schema != HISTORY_SCHEMA:
+        raise UnreadableHistory(f'schema: this version reads "{HISTORY_SCHEMA}", got {schema!r}')
     try:
         return History.model_validate(content)
     except ValidationError as error:

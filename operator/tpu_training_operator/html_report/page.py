@@ -12,7 +12,7 @@ from tpu_training_operator.api.status import RungStatus
 from tpu_training_operator.html_report import charts
 from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, badge, closing_words, failure, has_failed
 from tpu_training_operator.html_report.formatting import count, duration, number, plural, share
-from tpu_training_operator.html_report.history import History, LoggedCurve, Watched
+from tpu_training_operator.html_report.history import History, RecordedCurve, Watched
 from tpu_training_operator.html_report.plot import HEIGHT, WIDTH, drawable
 from tpu_training_operator.html_report.recipe import recipe_rows
 
@@ -134,7 +134,7 @@ def _rung_row(place: int, rung: RungStatus) -> list[str]:
     ]
 
 
-def _logged_row(logged: LoggedCurve) -> list[str]:
+def _logged_row(logged: RecordedCurve) -> list[str]:
     """Returns name, last, least and greatest value, and how many were not finite."""
     last = logged.points[-1] if logged.points else None
     newest = "–" if last is None else "not finite" if last.mean is None else number(last.mean)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tpu_contract import protocol
 from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain.objects.worker_env import CONTAINER_USER
 
@@ -47,7 +48,7 @@ def container_env(
         if value is not None and not _is_default_user(name, value):
             variables[name] = _here(expand(value, variables), _domains(pod), directories)
     # By default every process starts as many threads as there are cores, and the processes compete.
-    hosts, cores = int(variables["TPUJOB_NUM_HOSTS"]), os.cpu_count() or 1
+    hosts, cores = int(variables[protocol.ENV_NUM_HOSTS]), os.cpu_count() or 1
     threads = {"OMP_NUM_THREADS": str(max(1, cores // hosts))}
     return threads | dict(os.environ) | variables
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tpu_contract import protocol
 from tpu_training_operator.api.constants import TRAINER_COMMAND
 from tpu_training_operator.local.fork_server import LONGEST_ANSWER, request
 from tpu_training_operator.local.worker_process import WorkerProcess, die_with_parent
@@ -82,12 +83,12 @@ class Forks:
 
 def gains(command: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether it saves time to fork what `command` would start."""
-    is_large = int(env["TPUJOB_NUM_HOSTS"]) >= _SMALLEST_GANG and env["TPUJOB_HOST_INDEX"] != "0"
+    is_large = int(env[protocol.ENV_NUM_HOSTS]) >= _SMALLEST_GANG and env[protocol.ENV_HOST_INDEX] != "0"
     return is_large and list(command) == TRAINER_COMMAND and sys.platform == "linux"
 
 
 def _imports(env: Mapping[str, str]) -> Sequence[str]:
-    run_spec = json.loads(Path(env["TPUJOB_RUN_SPEC"]).read_text(encoding="utf-8"))
+    run_spec = json.loads(Path(env[protocol.ENV_RUN_SPEC]).read_text(encoding="utf-8"))
     return _TORCH if run_spec["backend"] == "torch" else _XLA
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tpu_contract import protocol
 from tpu_training_operator.api.constants import (
     CODE_COMMAND,
     CONTAINER_NAME,
@@ -188,8 +189,8 @@ class Kubelet:
         config_maps = {config_map["metadata"]["name"]: config_map["data"] for config_map in stored}
         directories = self._mount(pod, config_maps, files.path) | {TERMINATION_LOG: str(files.termination)}
         env = container_env(pod, config_maps, directories, self._rendezvous_port(pod))
-        if env["TPUJOB_HOST_INDEX"] == "0":
-            env["TPUJOB_REPORT_DIRECTORY"] = str(self._report_directory)
+        if env[protocol.ENV_HOST_INDEX] == "0":
+            env[protocol.ENV_REPORT_DIRECTORY] = str(self._report_directory)
             # The shell's proxy cannot reach the progress service on this machine.
             direct = env.get("no_proxy") or env.get("NO_PROXY")
             env["no_proxy"] = ",".join(filter(None, [direct, "localhost"]))

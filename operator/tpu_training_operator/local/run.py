@@ -16,12 +16,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from tpu_contract.protocol import HISTORY_FILE
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job.naming import WorkerId, entry_check_pod_name
 from tpu_training_operator.domain.job.trainer_report import read_last_words
-from tpu_training_operator.html_report.history import HISTORY
 from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object, resource_of
 from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.kubelet import Kubelet
@@ -38,7 +38,7 @@ from tpu_training_operator.runtime.resync import jobs_to_reconcile
 WEIGHTS = ("model.safetensors", "ema.safetensors")
 """The files in which a worker leaves its weights if the run has no checkpoints."""
 
-_LEFT_BY_AN_EARLIER_RUN = ("report.html", HISTORY, *WEIGHTS)
+_LEFT_BY_AN_EARLIER_RUN = ("report.html", HISTORY_FILE, *WEIGHTS)
 _ENDS = (ConditionType.SUCCEEDED, ConditionType.FAILED, ConditionType.STALLED)
 _HOST, _ADDRESS = "localhost", "127.0.0.1"
 _TICK_SECONDS = 1.0

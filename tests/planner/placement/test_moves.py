@@ -21,9 +21,10 @@ from tests.planner.story import (
     ready_message,
     reason,
 )
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.constants import LABEL_ALTERNATIVE
-from tpu_training_operator.api.status import ReportPhase, State
+from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.plan.blocked import show_obstacle

@@ -17,7 +17,8 @@ from tests.planner.story import (
     given_a_running_gang,
     passes,
 )
-from tpu_training_operator.api.status import ReportPhase, State
+from tpu_contract.protocol import ReportPhase
+from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT
 from tpu_training_operator.domain.plan.plan import Plan

@@ -26,13 +26,13 @@ from syrupy.assertion import SnapshotAssertion
 from tests.trainer.gang_processes import ROOT, run_spec
 from tests.trainer.progress_service import progress_service
 from tests.trainer.recorded import recorded
+from tpu_contract.protocol import ExitCode
 from tpu_trainer.callbacks import Session, session
 from tpu_trainer.callbacks.ending import outcome_of_loop
 from tpu_trainer.callbacks.run import REPORT_EVERY, Losses, place_on_host
 from tpu_trainer.callbacks.stop import MOST_AHEAD, Agreement, steps_ahead
 from tpu_trainer.contract.errors import BadSpecError, NotFiniteError
 from tpu_trainer.contract.outcome import Outcome, write_last_words
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.reporting import heartbeat
 
 

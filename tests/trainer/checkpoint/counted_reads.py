@@ -1,5 +1,5 @@
 """`python -m tpu_trainer` that notes how many bytes of checkpoints this host has read, but for the COMMITs, which
-retention reads."""
+retention reads, and the history, which each write of it reads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tpu_trainer.checkpoint.commit import COMMIT
+from tpu_trainer.reporting.reporter import HISTORY
 from tpu_trainer.storage.store import DirectoryStore
 from tpu_trainer.worker.entry import main
 
@@ -19,7 +20,7 @@ if __name__ == "__main__":
 
     def counting(store: DirectoryStore, name: str) -> bytes:
         data = read(store, name)
-        counted[0] += 0 if name.endswith(COMMIT) else len(data)
+        counted[0] += 0 if name.endswith((COMMIT, HISTORY)) else len(data)
         return data
 
     DirectoryStore.read = counting

@@ -17,13 +17,13 @@ import torch
 
 from tests.trainer.checkpoint.faults import Fault, Faulty
 from tests.trainer.checkpoint.runs import assert_same, author, snapshot
+from tpu_contract.run_spec import BestSpec
 from tpu_trainer.checkpoint.best import best_in
 from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, PeerParts, make_room, write
 from tpu_trainer.checkpoint.commit import Author, Mark
 from tpu_trainer.checkpoint.parts import CheckpointPart
 from tpu_trainer.checkpoint.snapshot import Snapshot, tensor_files
 from tpu_trainer.contract.errors import StorageError
-from tpu_trainer.contract.spec import BestSpec
 from tpu_trainer.loop.checkpoints import CheckpointStorage
 from tpu_trainer.storage.store import ObjectStore
 

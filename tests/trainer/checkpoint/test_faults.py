@@ -19,10 +19,10 @@ from tests.trainer.checkpoint.faults import Fault, Faulty, Full, Kill, Lag, Mean
 from tests.trainer.checkpoint.lives import COMMIT, DAMAGE, HARMLESS, Job, Kept, committed, content, intact
 from tests.trainer.checkpoint.runs import BATCH, author
 from tests.trainer.checkpoint.stores import Killed, MemoryStore
+from tpu_contract.run_spec import BestSpec, InitSpec, Mode
 from tpu_trainer.checkpoint.initial import load_initial_weights
 from tpu_trainer.checkpoint.origin import CheckpointSource
 from tpu_trainer.contract.errors import StorageError, TrainerError
-from tpu_trainer.contract.spec import BestSpec, InitSpec, Mode
 from tpu_trainer.storage.store import DirectoryStore, ObjectStore
 
 NEWEST = "step-00000020-5f0c1234-1"

@@ -16,9 +16,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 from tests.trainer.checkpoint.faults import Faulty, Lag
 from tests.trainer.checkpoint.lives import DAMAGE, committed
 from tests.trainer.whole_runs import Ran, Stopping, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.checkpoint.commit import COMMIT
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.data.loading import describe_resize
 from tpu_trainer.data.order import Position
 from tpu_trainer.loop import checkpoints as trainer_storage

@@ -16,6 +16,7 @@ from tests.trainer.checkpoint.runs import author, flat
 from tests.trainer.gang_processes import Launcher, run_spec
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tests.trainer.reference import reference_losses
+from tpu_contract.protocol import ExitCode
 from tpu_trainer.checkpoint.catalogue import LoadedCheckpoint
 from tpu_trainer.checkpoint.commit import COMMIT, Commit, Folder, Mark
 from tpu_trainer.checkpoint.handover import (
@@ -28,7 +29,6 @@ from tpu_trainer.checkpoint.handover import (
 )
 from tpu_trainer.checkpoint.snapshot import Snapshot, take_snapshot
 from tpu_trainer.contract.errors import PeerLostError, StorageDeniedError, TrainerError, UserCodeError
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.optim.update import Average
 
 WORLD, READER = 3, 1

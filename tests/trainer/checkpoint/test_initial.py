@@ -14,11 +14,11 @@ from torch.utils.data import TensorDataset
 
 from tests.trainer.checkpoint.runs import author
 from tests.trainer.whole_runs import Ran, run
+from tpu_contract.protocol import ExitCode
+from tpu_contract.run_spec import InitSpec
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.checkpoint.commit import Commit, Folder, Mark
 from tpu_trainer.checkpoint.initial import load_initial_weights, load_weights
-from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.contract.spec import InitSpec
 from tpu_trainer.storage.store import DirectoryStore
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.gang_processes import run_spec
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.checkpoint.resume import Leg, Start, continued_start, document, fresh_start
 from tpu_trainer.contract.findings import NumericalHealth
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.data.order import Position
 from tpu_trainer.optim.schedule import Ramp
 from tpu_trainer.task.task import Hyperparameters

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.trainer.checkpoint.runs import author, commit, snapshot
 from tests.trainer.checkpoint.stores import MemoryStore, counting
+from tpu_contract.run_spec import BestSpec, Mode
 from tpu_trainer.checkpoint.best import best_in, best_of
 from tpu_trainer.checkpoint.catalogue import CheckpointTarget, Entry, prepare, surplus, write
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder
 from tpu_trainer.contract.outcome import Best
-from tpu_trainer.contract.spec import BestSpec, Mode
 from tpu_trainer.storage.store import ObjectStore
 
 

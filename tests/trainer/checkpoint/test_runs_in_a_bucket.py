@@ -10,7 +10,7 @@ from tests.trainer import interrupted
 from tests.trainer.checkpoint.conftest import BUCKET
 from tests.trainer.checkpoint.refusing_server import answering
 from tests.trainer.gang_processes import Launcher, run_spec
-from tpu_trainer.contract.protocol import ExitCode
+from tpu_contract.protocol import ExitCode
 
 
 @pytest.mark.usefixtures("object_storage")

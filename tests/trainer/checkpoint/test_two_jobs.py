@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.gang_processes import Gang, Launcher, run_spec
-from tpu_trainer.contract.protocol import ExitCode
+from tpu_contract.protocol import ExitCode
 
 
 def start(launcher: Launcher, name: str, directory: Path, uid: str = "", hosts: int = 1, **changes: Any) -> Gang:

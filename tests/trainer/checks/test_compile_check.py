@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.gang_processes import run_spec
+from tpu_contract.protocol import TERMINATION_MESSAGE_LIMIT, ExitCode
 from tpu_trainer.checks.compile import check, command
 from tpu_trainer.checks.compile.hlo import Array, Collective, read
 from tpu_trainer.checks.compile.search import MANY, MOST, PRECISION, ROWS, Largest, Need, largest
 from tpu_trainer.contract.outcome import Outcome, termination_message
-from tpu_trainer.contract.protocol import TERMINATION_MESSAGE_LIMIT, ExitCode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,10 +16,10 @@ from tests.trainer import tasks
 from tests.trainer.gang_processes import DEADLINE, ON_XLAS_CPU, ROOT, run_spec
 from tests.trainer.worker.test_archive import file, packed
 from tests.trainer.worker.test_code import code_of
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.checks.entry.check import run_check
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.contract.stop import StopSignal
 
 SEEN: list[Any] = []

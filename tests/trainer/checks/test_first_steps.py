@@ -11,8 +11,8 @@ import pytest
 from tests.trainer.gang_processes import run_spec
 from tests.trainer.in_process import run
 from tests.trainer.tasks import Network, examples, loss
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract.protocol import ExitCode
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.trainer.gang_processes import Launcher, run_spec
-from tpu_trainer.contract.protocol import ExitCode
+from tpu_contract.protocol import ExitCode
 
 LONG = 10_000_000
 """More steps than any test waits for."""

@@ -11,9 +11,9 @@ import torch.utils.checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpu_contract.protocol import TERMINATION_MESSAGE_LIMIT, ExitCode
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.outcome import Outcome, host_outcome, outcome_of, termination_message
-from tpu_trainer.contract.protocol import TERMINATION_MESSAGE_LIMIT, ExitCode
 
 # Surrogates and control characters included: a traceback may quote any string.
 texts = st.text(st.characters(), max_size=50).flatmap(lambda text: st.integers(1, 400).map(lambda times: text * times))

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 from tests.trainer.crossings import task
 from tests.trainer.whole_runs import Never
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.gang.backends.rendezvous import ServedStore, serve
 from tpu_trainer.worker.replica import run_replica
 

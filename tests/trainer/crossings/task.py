@@ -188,7 +188,7 @@ def task(hp: Hyperparameters) -> Task:
     def build(parameters: Iterable[nn.Parameter], hp: Hyperparameters) -> torch.optim.Optimizer:
         made, options = OWN.get(hp.optimizer), {"lr": hp.learning_rate, "weight_decay": DECAY}
         if made is None:
-            made = BUILDERS[hp.optimizer][0]
+            made = BUILDERS[hp.optimizer]
         if hp.optimizer == "sgd":
             options["momentum"] = MOMENTUM
         hooks.optimizer = made(groups(case, model, hp.learning_rate), **options)

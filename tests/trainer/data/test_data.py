@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tests.trainer.whole_runs import run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.data.batch_source import open_data, read_batches
 from tpu_trainer.data.order import MapStyleData, Order, Position, Share, epoch_order, permutation
 from tpu_trainer.loop.evaluate import evaluation_plan

@@ -15,8 +15,8 @@ from tests.trainer import lightning_zoo, whole_runs
 from tests.trainer.gang_processes import Launcher, run_spec
 from tests.trainer.in_process import run
 from tests.trainer.lightning.test_lightning_trainer import spec
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import LightningRun, Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task.task import Hyperparameters
 
 pytestmark = pytest.mark.filterwarnings("ignore")

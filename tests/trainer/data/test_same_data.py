@@ -16,9 +16,9 @@ from torch.utils.data import Dataset, IterableDataset
 from tests.trainer import tasks
 from tests.trainer.in_threads import in_threads
 from tests.trainer.whole_runs import run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.data.same_data import COMPARED, check_order, compare, equal_prints, fingerprint
 
 WORLD = 4

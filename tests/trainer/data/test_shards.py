@@ -21,9 +21,9 @@ from tests.trainer import tasks
 from tests.trainer.gang_processes import Launcher, start_replicas
 from tests.trainer.in_threads import in_threads
 from tests.trainer.whole_runs import run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.data.batch_source import open_data, read_batches
 from tpu_trainer.data.loading import Workers, is_sharded
 from tpu_trainer.data.order import Order, Position, Share

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer import doctor_tasks
 from tests.trainer.gang_processes import TWO_PER_HOST, Gang, Launcher, run_spec
-from tpu_trainer.contract.protocol import ENV_HANG_SECONDS, ExitCode
+from tpu_contract.protocol import ENV_HANG_SECONDS, ExitCode
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore
 
 from tests.trainer.gang_processes import run_spec
-from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
+from tpu_contract.protocol import Phase
+from tpu_contract.run_spec import parse_run_spec
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StepPace
 from tpu_trainer.contract.errors import DivergedError
 from tpu_trainer.contract.findings import Finding, NumericalHealth
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.gang.backends.base import Counters
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from tests.trainer.gang_processes import ROOT
-from tpu_trainer.contract.clock import Phase, StepPace
-from tpu_trainer.contract.findings import Check, Finding, FindingReporter
+from tpu_contract.protocol import Check, Phase
+from tpu_trainer.contract.clock import StepPace
+from tpu_trainer.contract.findings import Finding, FindingReporter
 from tpu_trainer.doctor import hang
 from tpu_trainer.doctor.agreement import find_odd_ranks, replicas
 from tpu_trainer.doctor.counts import difference, shapes_of

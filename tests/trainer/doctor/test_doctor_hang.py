@@ -12,9 +12,9 @@ from typing import TextIO
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
+from tpu_contract.protocol import ExitCode, Phase
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StepPace
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.doctor import hang
 
 

@@ -10,7 +10,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from torch.distributed import Store, TCPStore
 
-from tpu_trainer.contract.clock import Clock, Phase
+from tpu_contract.protocol import Phase
+from tpu_trainer.contract.clock import Clock
 from tpu_trainer.contract.errors import DivergedError, PeerLostError
 from tpu_trainer.doctor.agreement import Programs
 

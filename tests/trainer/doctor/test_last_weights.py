@@ -19,8 +19,8 @@ from tests.trainer.gang_processes import Launcher, start_replicas
 from tests.trainer.lightning.test_lightning_trainer import spec as lightning_spec
 from tests.trainer.tasks import weighed
 from tests.trainer.whole_runs import Ran, Stopping, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hooks, Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.loop.checkpoints import CheckpointStorage
 from tpu_trainer.task.task import Hyperparameters
 

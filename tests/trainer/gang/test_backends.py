@@ -15,10 +15,10 @@ import torch
 
 from tests.trainer.gang_processes import DEADLINE, TWO_PER_HOST, Gang, Launcher, chips, run_spec
 from tests.trainer.reference import reference_losses
+from tpu_contract.protocol import ExitCode
+from tpu_contract.run_spec import TorchSpec, parse_run_spec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import BadSpecError
-from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.contract.spec import TorchSpec, parse_run_spec
 from tpu_trainer.gang.backends.base import map_tensors
 from tpu_trainer.gang.backends.rendezvous import Seat
 from tpu_trainer.gang.backends.torch_dist import find_device

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer import tasks
 from tests.trainer.gang_processes import Launcher, chips, run_spec, start_replicas
-from tpu_trainer.contract.protocol import ExitCode
+from tpu_contract.protocol import ExitCode
 from tpu_trainer.gang import exchange
 
 

@@ -18,12 +18,12 @@ from torch.utils.data import TensorDataset
 
 from tests.trainer import fork_server, in_process, lightning_zoo
 from tests.trainer.gang_processes import Launcher, run_spec
+from tpu_contract.protocol import ExitCode
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.checkpoint.snapshot import put_together, take_apart
 from tpu_trainer.checks.entry.first_steps import run_first_steps
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.contract.stop import SharedStop
 from tpu_trainer.lightning_trainer.loaders import shares
 from tpu_trainer.lightning_trainer.package import package_of, refuse_mixed

@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 from tests.trainer.gang_processes import Launcher, run_spec, start_replicas
 from tests.trainer.in_threads import ThreadBackend
 from tests.trainer.whole_runs import Ran, Stopping, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hooks, Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task.task import Hyperparameters
 
 STEPS, STOP, LATE = 12, 5, 8

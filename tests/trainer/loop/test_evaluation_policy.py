@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.trainer.task.test_task import hyperparameters
 from tests.trainer.whole_runs import Ran, Stopping, run
+from tpu_contract.protocol import ExitCode
+from tpu_contract.run_spec import Mode
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.contract.spec import Mode
 from tpu_trainer.data.order import Share
 from tpu_trainer.lightning import adopt
 from tpu_trainer.loop.entrypoint import Loaded

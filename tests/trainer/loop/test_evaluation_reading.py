@@ -14,8 +14,8 @@ from tests.trainer import tasks
 from tests.trainer.gang_processes import start_replicas
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tests.trainer.whole_runs import run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.data.order import Share
 from tpu_trainer.gang.backends.feed import feed_ahead
 from tpu_trainer.loop.evaluate import evaluate

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tests.trainer import plain
 from tests.trainer.loop.test_what_is_trained import Net, examples, loss
 from tests.trainer.whole_runs import Ran, Stopping, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task.task import Hyperparameters
 
 STEPS = 12

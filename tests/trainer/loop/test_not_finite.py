@@ -17,9 +17,9 @@ from torch.utils.data import TensorDataset
 
 from tests.trainer import plain
 from tests.trainer.whole_runs import run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task
 from tpu_trainer.checkpoint.checkpointer import Checkpointer
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.loop.entrypoint import Loaded
 
 ADAMW = {"name": "adamw", "learningRate": "0.05", "weightDecay": "0.1"}

@@ -20,8 +20,8 @@ from tests.trainer import tasks
 from tests.trainer.gang_processes import DEADLINE, run_spec
 from tests.trainer.in_process import Run, run
 from tests.trainer.in_threads import ThreadBackend, in_threads
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.data.order import Share
 from tpu_trainer.loop.evaluate import try_evaluation
 

@@ -15,9 +15,9 @@ from torch.utils.data import TensorDataset
 
 from tests.trainer import plain
 from tests.trainer.whole_runs import Ran, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task
 from tpu_trainer.checkpoint.checkpointer import CheckpointSchedule
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.task.hooks import Hooks
 

@@ -14,8 +14,8 @@ from tests.trainer import plain, tasks
 from tests.trainer.loop.test_trajectories import CLOSE
 from tests.trainer.reference import Reference, reference_run
 from tests.trainer.whole_runs import Ran, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hooks, Hyperparameters, Task
-from tpu_trainer.contract.protocol import ExitCode
 
 LIMIT = 0.25
 """Some of the gradients are longer, and some are not."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tests.trainer import tasks
 from tests.trainer.whole_runs import Stopping, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.optim.device_optimizers import Adafactor, Lion
 
 SHAPES = [(), (7,), (3, 5), (4, 3, 2, 2), (1, 6)]

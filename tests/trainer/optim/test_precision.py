@@ -17,8 +17,8 @@ from tests.trainer import tasks
 from tests.trainer.gang_processes import Launcher, start_replicas
 from tests.trainer.reference import reference_losses
 from tests.trainer.whole_runs import Ran, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.optim.precision import apply_precision
 
 BAND = 0.03

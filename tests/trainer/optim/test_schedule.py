@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.gang_processes import run_spec
-from tpu_trainer.contract.spec import SCHEDULES, ScheduleSpec, parse_run_spec
+from tpu_contract.run_spec import ScheduleName, ScheduleSpec, parse_run_spec
 from tpu_trainer.optim.schedule import LearningRateSetter, Ramp, RecipeRate, rate_factor
 from tpu_trainer.task.task import Hyperparameters
 
@@ -36,7 +36,7 @@ def test_the_rate_of_the_first_four_steps(warmup: int, schedule: ScheduleSpec, e
     assert [rate_factor(step, 4, warmup, schedule) for step in range(4)] == pytest.approx(expected, abs=1e-6)
 
 
-@given(data=st.data(), steps=st.integers(1, 500), name=st.sampled_from(SCHEDULES))
+@given(data=st.data(), steps=st.integers(1, 500), name=st.sampled_from(ScheduleName))
 def test_the_rate_is_never_0_and_never_above_the_recipes(data: st.DataObject, steps: int, name: str) -> None:
     warmup, step = data.draw(st.integers(0, steps)), data.draw(st.integers(0, steps - 1))
     factor = rate_factor(step, steps, warmup, ScheduleSpec(name, (3,), None))

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from tests.trainer import tasks
 from tests.trainer.gang_processes import Launcher, start_replicas
 from tests.trainer.whole_runs import Ran, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.optim.sharding import SMALLEST, divides
 from tpu_trainer.optim.update import tensors_in
 

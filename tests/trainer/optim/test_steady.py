@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 
 from tests.trainer import tasks
 from tests.trainer.gang_processes import Launcher, start_replicas
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.optim.scalars_as_data import ScalarsAsData
 
 

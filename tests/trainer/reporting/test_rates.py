@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from tests.trainer import tasks
 from tests.trainer.gang_processes import run_spec
 from tests.trainer.in_process import Run, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
-from tpu_trainer.contract.protocol import ExitCode
 
 RATE = 0.3
 USED: list[list[float]] = []

@@ -14,15 +14,15 @@ import pytest
 
 from tests.trainer.checkpoint.stores import MemoryStore
 from tests.trainer.gang_processes import DEADLINE, run_spec
-from tpu_trainer.contract.clock import Clock, Phase
+from tpu_contract.protocol import HISTORY_FILE, ExitCode, Phase
+from tpu_contract.run_spec import RunSpec, parse_run_spec
+from tpu_trainer.contract.clock import Clock
 from tpu_trainer.contract.errors import BadSpecError, StorageError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.contract.spec import RunSpec, parse_run_spec
 from tpu_trainer.reporting import reporter as module
 from tpu_trainer.reporting.history import FirstLossTime, Sample
-from tpu_trainer.reporting.reporter import EVERY_SECONDS, HISTORY, Reporter, open_reporter
+from tpu_trainer.reporting.reporter import EVERY_SECONDS, Reporter, open_reporter
 from tpu_trainer.task.logbook import LoggedCurve
 
 DONE = Outcome(ExitCode.Succeeded, "trained 20 steps", 20)
@@ -40,7 +40,7 @@ def sample(step: int, count: int = 10) -> Sample:
 
 
 def recorded_in(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / HISTORY).read_bytes())["recorded"]
+    return json.loads((directory / HISTORY_FILE).read_bytes())["recorded"]
 
 
 def test_a_run_leaves_its_history(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_run_leaves_its_history(tmp_path: Path) -> None:
     reporter.add_finding(Finding("InputBound", 20, "read ahead more"))
     reporter.end(DONE)
 
-    document = json.loads((tmp_path / HISTORY).read_bytes())
+    document = json.loads((tmp_path / HISTORY_FILE).read_bytes())
     assert document["outcome"] == {"code": "Succeeded", "message": "trained 20 steps"}
     assert document["runSpec"] == run_spec(job=document["runSpec"]["job"], report={"uri": str(tmp_path)})
     assert document["environment"]["Device"] == "cpu"
@@ -98,7 +98,7 @@ def test_a_run_that_fails_before_its_first_step_keeps_what_earlier_attempts_left
         (0, 10, "PeerLost"),
         (10, 10, "StorageFailed"),
     ]
-    assert json.loads((tmp_path / HISTORY).read_bytes())["outcome"]["message"] == "no such bucket"
+    assert json.loads((tmp_path / HISTORY_FILE).read_bytes())["outcome"]["message"] == "no such bucket"
 
 
 def test_a_gang_that_was_cut_off_leaves_the_history_of_its_successor_alone(
@@ -193,7 +193,7 @@ def test_during_a_run_the_history_is_written_every_few_minutes() -> None:
     time[0] += EVERY_SECONDS
     reporter.add_sample(sample(20))
     assert store.written.wait(DEADLINE)
-    assert json.loads(store.objects[HISTORY])["outcome"] is None
+    assert json.loads(store.objects[HISTORY_FILE])["outcome"] is None
 
 
 def test_a_slow_store_delays_no_step_and_still_gets_the_end() -> None:
@@ -207,7 +207,7 @@ def test_a_slow_store_delays_no_step_and_still_gets_the_end() -> None:
     assert store.objects == {}
     store.open.set()
     reporter.end(DONE)
-    assert json.loads(store.objects[HISTORY])["outcome"]["code"] == "Succeeded"
+    assert json.loads(store.objects[HISTORY_FILE])["outcome"]["code"] == "Succeeded"
     assert store.versions == 2
 
 
@@ -286,4 +286,4 @@ def test_event_files_are_written_only_on_request(tmp_path: Path) -> None:
     reporter = open_reporter(spec_of(), tmp_path, Clock(), "cpu", reports=True)
     reporter.add_sample(sample(10))
     reporter.end(DONE)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [HISTORY]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [HISTORY_FILE]

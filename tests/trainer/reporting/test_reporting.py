@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from tests.trainer.gang_processes import DEADLINE, run_spec
 from tests.trainer.progress_service import Answer, ProgressService, Request, progress_service
+from tpu_contract.protocol import MOST_WARNINGS, REPORT_LIMIT, STACKS_LIMIT, ExitCode, Phase, ReportPhase
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract import environment
-from tpu_trainer.contract.clock import Clock, Phase, StepPace
+from tpu_trainer.contract.clock import Clock, StepPace
 from tpu_trainer.contract.environment import read_environment
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import MOST_WARNINGS, REPORT_LIMIT, STACKS_LIMIT, ExitCode, ReportPhase
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.reporting import heartbeat as module
 from tpu_trainer.reporting.heartbeat import EVERY_SECONDS, LONGEST_SECONDS, Endpoint, Pauses, RefusedError, stacks
 from tpu_trainer.reporting.history import Sample

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.trainer.gang_processes import run_spec
 from tests.trainer.histories import history_of
-from tpu_trainer.contract.clock import Phase
+from tpu_contract.protocol import Phase
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.reporting import history as module
 from tpu_trainer.reporting.history import (
     KINDS_OF_FINDINGS,

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tests.trainer import tasks
 from tests.trainer.whole_runs import run
-from tpu_trainer.contract.errors import BadSpecError, StorageError
+from tpu_contract.run_spec import RunSpecError
+from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import termination_message
 from tpu_trainer.reporting.history import Sample
@@ -142,7 +143,7 @@ def test_rungs_that_cannot_be_removed_are_a_warning(ladder: Path, monkeypatch: p
 @pytest.mark.parametrize("rungs", ["/", "{root}/small.rungs/", "{root}/other.rungs/5f0c-", "{root}/small/step-"])
 def test_a_run_spec_that_would_remove_anything_else_is_refused(tmp_path: Path, rungs: str) -> None:
     spec = laddered(tmp_path, 3, rungs=rungs.format(root=tmp_path))
-    with pytest.raises(BadSpecError, match=r"checkpoint\.rungs"):
+    with pytest.raises(RunSpecError, match=r"checkpoint\.rungs"):
         run(small, **spec)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.gang_processes import Launcher, run_spec
-from tpu_trainer.contract.spec import parse_run_spec
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.reporting.throughput import NOISE_STEPS, TERAFLOPS, FlopCounter, NoiseScale, Utilisation, mfu
 
 

@@ -40,9 +40,8 @@ def main():
                     run.step(step, loss, learning_rate=scheduler.get_last_lr()[0])
         run.evaluated(step, {"accuracy": right / seen})
     accelerator.print("processes", accelerator.num_processes, flush=True)
-    # Torch 2.9 ends gloo's threads with the GIL held, and hangs if one waits for it to free what it has gathered.
+    # Not end_training: torch 2.9 ends gloo's threads with the GIL held, and hangs if one of them needs it.
     accelerator.wait_for_everyone()
-    accelerator.end_training()
 
 
 if __name__ == "__main__":

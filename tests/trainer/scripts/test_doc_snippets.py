@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from tests.trainer import whole_runs
 from tests.trainer.scripts.test_scripts import ON_CPU
+from tpu_contract.protocol import ExitCode
 from tpu_trainer.checkpoint.snapshot import weight_files
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task.task import Hyperparameters, Task
 
 DOCS = Path(__file__).parents[3] / "docs"

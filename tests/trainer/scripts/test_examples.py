@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from tests.trainer import in_process
 from tests.trainer.gang_processes import Launcher, run_spec
-from tpu_trainer.contract.protocol import ExitCode
+from tpu_contract.protocol import ExitCode
 
 if TYPE_CHECKING:
     from torch import Tensor

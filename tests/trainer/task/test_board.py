@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from tests.trainer.reporting.test_reporter import summaries
 from tests.trainer.tasks import Network, examples, loss
 from tests.trainer.whole_runs import Ran, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import SummaryWriter, Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.reporting import tensorboard
 from tpu_trainer.task.board import ReportLogger
 

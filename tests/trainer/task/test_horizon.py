@@ -27,8 +27,8 @@ from torch.optim.lr_scheduler import (
 
 from tests.trainer import in_process, whole_runs
 from tests.trainer.lightning.test_lightning_trainer import spec
+from tpu_contract.protocol import ExitCode
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task.horizon import SteppedScheduler, find_differences
 from tpu_trainer.task.task import Hyperparameters, Task
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from tests.trainer.in_threads import ThreadBackend, in_threads
 from tests.trainer.tasks import Network, examples, loss
 from tests.trainer.whole_runs import Ran, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task, log
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task import logbook
 from tpu_trainer.task.logbook import MOST_NAMES, Logbook, LoggedCurve, Style, note
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tests.trainer.gang_processes import Launcher, run_spec
 from tests.trainer.loop.test_what_is_trained import Net, examples
 from tests.trainer.whole_runs import run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task.task import Hyperparameters
 
 Loss = Callable[[nn.Module, Any], Tensor]

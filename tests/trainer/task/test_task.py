@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 
 from tests.trainer import tasks
 from tests.trainer.gang_processes import run_spec
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.outcome import outcome_of
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.data.batch_source import open_data, read_batches
 from tpu_trainer.data.order import Order, Share
 from tpu_trainer.loop.entrypoint import Loaded, load_entrypoint

@@ -11,9 +11,9 @@ from typing import Any, Literal, Optional
 import pytest
 
 from tests.trainer.gang_processes import run_spec
+from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer import Hyperparameters
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.loop.entrypoint import arguments
 
 

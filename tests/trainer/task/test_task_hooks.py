@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from tests.trainer.tasks import Network, examples, loss, weighed
 from tests.trainer.whole_runs import Never, Ran, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hooks, Task, log
-from tpu_trainer.contract.protocol import ExitCode
 from tpu_trainer.task.hooks import OFFERED
 
 EPOCH = 4

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 from tests.trainer import plain
 from tests.trainer.whole_runs import Ran, run
+from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task
-from tpu_trainer.contract.protocol import ExitCode
 
 CLOSE = 1e-5
 CLASSES = torch.tensor([0.2, 3.0, 1.0])

@@ -18,10 +18,10 @@ from tests.trainer.checkpoint.conftest import BUCKET, object_storage
 from tests.trainer.checkpoint.refusing_server import answering
 from tests.trainer.gang_processes import ROOT, Launcher, run_spec
 from tests.trainer.worker.test_archive import file, packed, special
+from tpu_contract.protocol import ExitCode
+from tpu_contract.run_spec import CodeSpec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, TrainerError, UserCodeError
-from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.contract.spec import CodeSpec
 from tpu_trainer.storage import open_store
 from tpu_trainer.worker import code as trainer_code
 from tpu_trainer.worker.code import install

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from tests.trainer import interrupted
 from tests.trainer.gang_processes import Gang, Launcher, chips, run_spec
-from tpu_trainer.contract.protocol import ExitCode
+from tpu_contract.protocol import ExitCode
 from tpu_trainer.gang.exchange import MOST_STEPS
 
 STEPS = 36

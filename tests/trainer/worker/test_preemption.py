@@ -13,7 +13,7 @@ from tests.trainer import interrupted
 from tests.trainer.gang_processes import Gang, Launcher, run_spec
 from tests.trainer.gated import Gates
 from tests.trainer.worker.test_interrupted import committed
-from tpu_trainer.contract.protocol import ExitCode
+from tpu_contract.protocol import ExitCode
 
 LONG = 10_000_000
 

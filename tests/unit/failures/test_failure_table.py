@@ -15,6 +15,7 @@ from tests.unit.ended_pods import BUSY, ENDED
 from tests.unit.kubelet_statuses import FailedPod, Object, container, exited, held_up, of_entrypoint, refused, running
 from tests.unit.pods import at, deleted, disrupted, pod, ready, seen, time_at, with_status
 from tests.unit.stuck_pods import NO_CHIP, STUCK
+from tpu_contract.protocol import ExitCode
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.cluster_state import observed
@@ -51,6 +52,10 @@ def told(body: Object, after: float = A_DAY) -> tuple[str, str, str]:
 @pytest.mark.parametrize("case", FAILED_PODS, ids=lambda case: case.name)
 def test_the_table_of_failure_classes(case: FailedPod) -> None:
     assert told(case.body, case.at) == (case.failure_class, case.reason, case.message)
+
+
+def test_every_exit_code_of_the_trainer_but_success_has_a_class() -> None:
+    assert {*ExitCode} - table.EXIT_CODE_CLASSES.keys() == {ExitCode.Succeeded}
 
 
 def test_every_row_of_the_table_has_an_example_pod() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 LONGEST_FILE = 600
-PRODUCT = {"operator": "tpu_training_operator", "trainer_image": "tpu_trainer"}
+PRODUCT = {"contract": "tpu_contract", "operator": "tpu_training_operator", "trainer_image": "tpu_trainer"}
 
 
 def test_the_layers_hold(tmp_path: Path) -> None:
@@ -79,6 +79,13 @@ def test_every_module_says_why_it_exists() -> None:
     ] == []
 
 
+def test_the_contract_needs_the_standard_library_alone() -> None:
+    """It is in both images, and neither has all that the other installs."""
+    imports = re.compile(r"^ *(?:from|import) (\w+)", re.MULTILINE)
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "contract").rglob("*.py")]
+    assert {name for text in texts for name in imports.findall(text)} <= {*sys.stdlib_module_names, "tpu_contract"}
+
+
 def test_no_field_is_updated_by_a_name_in_a_string() -> None:
     """`model_copy(update={"atempt": 3})` takes misspelt names and wrong types; `dataclasses.replace` does neither."""
     files = (ROOT / "operator").rglob("*.py")
@@ -90,7 +97,8 @@ def test_contributing_answers_its_questions_with_names_that_exist() -> None:
     of_operator, _, of_trainer = (
         guide.partition("### Questions")[2].partition("\n## ")[0].partition("In the trainer, paths are below")
     )
-    for (root, package), rows in zip(PRODUCT.items(), (of_operator, of_trainer), strict=True):
+    for root, rows in (("operator", of_operator), ("trainer_image", of_trainer)):
+        package = PRODUCT[root]
         answers = re.findall(r"`([a-z_/]+\.py)`(?:: `(\w+)`)?", rows)
         assert len(answers) >= 13
         for path, name in answers:

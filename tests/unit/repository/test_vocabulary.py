@@ -64,7 +64,16 @@ def texts(*folders: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def files() -> dict[str, str]:
     return texts(
-        "operator", "trainer_image", "docs", "examples", "charts", "crds", "release", "README.md", "CONTRIBUTING.md"
+        "contract",
+        "operator",
+        "trainer_image",
+        "docs",
+        "examples",
+        "charts",
+        "crds",
+        "release",
+        "README.md",
+        "CONTRIBUTING.md",
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.unit.pods import NOON
-from tpu_training_operator.api.status import ReportPhase
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, WorkerReport
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime import inbox as module

@@ -14,10 +14,11 @@ import pytest
 
 from tests.unit.progress_desk import GOOD, KEY, PROGRESS, SECONDS, Desk, until
 from tests.unit.tls_probe import LOOPBACK, trusting
+from tpu_contract.protocol import REPORT_LIMIT
 from tpu_training_operator.runtime import ports
 from tpu_training_operator.runtime.progress import server as module
 from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
-from tpu_training_operator.runtime.progress.server import MOST_BYTES, serve
+from tpu_training_operator.runtime.progress.server import serve
 
 SERVICE_HOST = "operator.tpu-system.svc"
 
@@ -146,7 +147,7 @@ async def test_a_truncated_body_affects_nobody_else(desk: Desk, caplog: pytest.L
 
 async def test_a_compressed_body_is_not_decompressed(desk: Desk) -> None:
     bomb = gzip.compress(b" " * 50_000_000 + json.dumps(GOOD).encode())
-    assert len(bomb) < MOST_BYTES
+    assert len(bomb) < REPORT_LIMIT
     async with served(desk) as wire:
         answer = await wire.say(
             request(f"Content-Length: {len(bomb)}", "Content-Encoding: gzip", "Connection: close", body=bomb)

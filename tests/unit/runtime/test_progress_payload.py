@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.api.status import BestCheckpoint, Progress, ReportPhase
+from tpu_contract.protocol import ReportPhase
+from tpu_training_operator.api.status import BestCheckpoint, Progress
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.runtime.progress import payload
 from tpu_training_operator.runtime.progress.payload import read_progress, read_trainer_status

@@ -11,11 +11,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.unit.jobs import job_body
 from tests.unit.progress_desk import BEARER, GOOD, KEY, LATER, NOW, PROGRESS, SECONDS, TRAINER_STATUS, Desk
+from tpu_contract.protocol import REPORT_LIMIT
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.kube.errors import NotFound, Unavailable
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.progress import server as module
-from tpu_training_operator.runtime.progress.server import MOST_BYTES
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ async def test_a_worker_is_asked_for_its_stacks_until_they_are_there(desk: Desk,
 
 async def test_the_longest_allowed_report_is_accepted(worker: TestClient[Any, Any]) -> None:
     body = json.dumps(GOOD).encode()
-    assert (await post(worker, data=body + b" " * (MOST_BYTES - len(body))))[0] == 200
+    assert (await post(worker, data=body + b" " * (REPORT_LIMIT - len(body))))[0] == 200
 
 
 # ReportRefused
@@ -124,11 +124,11 @@ async def test_a_malformed_report_is_400_with_the_reason(
 
 async def test_a_longer_report_is_413_with_or_without_a_content_length(worker: TestClient[Any, Any]) -> None:
     async def in_pieces() -> AsyncIterator[bytes]:
-        for _ in range(MOST_BYTES // 1024 + 1):
+        for _ in range(REPORT_LIMIT // 1024 + 1):
             yield b" " * 1024
 
-    too_long = (413, {"message": f"the body is longer than {MOST_BYTES} bytes"})
-    assert await post(worker, data=b" " * (MOST_BYTES + 1)) == too_long
+    too_long = (413, {"message": f"the body is longer than {REPORT_LIMIT} bytes"})
+    assert await post(worker, data=b" " * (REPORT_LIMIT + 1)) == too_long
     assert await post(worker, data=in_pieces()) == too_long
 
 
@@ -238,7 +238,7 @@ async def test_a_flood_of_invalid_tokens_costs_twenty_reviews_and_affects_no_job
     assert desk.inbox.last_loss is None
 
 
-@pytest.mark.parametrize("body", [b"no report", b" " * (MOST_BYTES + 1)], ids=["no report", "too long"])
+@pytest.mark.parametrize("body", [b"no report", b" " * (REPORT_LIMIT + 1)], ids=["no report", "too long"])
 async def test_a_bad_report_does_not_excuse_the_silence_of_its_job(
     desk: Desk, worker: TestClient[Any, Any], body: bytes
 ) -> None:

@@ -11,8 +11,9 @@ from tests.fakes.cluster import FakeCluster
 from tests.unit.jobs import job_body
 from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.conditions import ConditionType, find
-from tpu_training_operator.api.status import ReportPhase, State, Status
+from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.objects.actions import Create
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy

@@ -11,9 +11,9 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from tpu_contract.protocol import ExitCode
 from tpu_trainer.contract.errors import TrainerError
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import ExitCode
 
 _LOST_CONNECTION = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 _LOST_PEERS = ("DistBackendError", "DistNetworkError", "DistStoreError")

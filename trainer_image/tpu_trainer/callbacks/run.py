@@ -13,16 +13,16 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from tpu_contract.protocol import ENV_KUBEFLOW_URL, Check, ExitCode, Phase
+from tpu_contract.run_spec import NO_ENTRYPOINT, NotFinitePolicy
 from tpu_trainer.callbacks.ending import ExitHook, outcome_of_loop
 from tpu_trainer.callbacks.joined import warn_of_separate_models
 from tpu_trainer.callbacks.stop import Agree, Agreement, StopRequest, torch_store
-from tpu_trainer.contract.clock import Clock, Phase, StepPace, process_seconds
-from tpu_trainer.contract.environment import check_agreement, read_environment
+from tpu_trainer.contract.clock import Clock, StepPace, process_seconds
+from tpu_trainer.contract.environment import check_agreement, read_environment, read_run_spec
 from tpu_trainer.contract.errors import BadSpecError, NotFiniteError, PreemptedError, UserCodeError
-from tpu_trainer.contract.findings import Check, Finding
+from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome, write_last_words
-from tpu_trainer.contract.protocol import ENV_KUBEFLOW_URL, ExitCode
-from tpu_trainer.contract.spec import NO_ENTRYPOINT, NotFinitePolicy, read_run_spec
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.history import Sample
 from tpu_trainer.reporting.progress import ProgressLog

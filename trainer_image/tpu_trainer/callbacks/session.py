@@ -22,7 +22,7 @@ from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tpu_trainer.contract.protocol import ENV_RUN_SPEC
+from tpu_contract.protocol import ENV_RUN_SPEC
 
 if TYPE_CHECKING:
     from tpu_trainer.callbacks.run import Run

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from tpu_contract.run_spec import BestSpec, Mode
 from tpu_trainer.checkpoint.catalogue import Candidate, CheckpointTarget, is_complete, survey
 from tpu_trainer.checkpoint.commit import COMMIT, Commit, Evaluation, Folder
 from tpu_trainer.contract.outcome import Best
-from tpu_trainer.contract.spec import BestSpec, Mode
 
 
 def best_of(candidates: Iterable[Candidate], by: BestSpec) -> Best | None:

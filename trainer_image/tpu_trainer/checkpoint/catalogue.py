@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tpu_contract.run_spec import BestSpec
 from tpu_trainer.checkpoint.commit import COMMIT, Author, Commit, Evaluation, Folder, Mark, OtherFormatError
 from tpu_trainer.checkpoint.snapshot import Snapshot, snapshot_files
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.outcome import Best
-from tpu_trainer.contract.spec import BestSpec
 from tpu_trainer.storage import open_store
 from tpu_trainer.storage.store import MissingError, ObjectStore
 

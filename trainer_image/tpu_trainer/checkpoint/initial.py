@@ -14,14 +14,15 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from tpu_contract.run_spec import InitSpec
+from tpu_contract.words import several
 from tpu_trainer.checkpoint.catalogue import read_checked
 from tpu_trainer.checkpoint.commit import Commit, Folder
 from tpu_trainer.checkpoint.origin import CheckpointSource
 from tpu_trainer.checkpoint.parts import file_of
 from tpu_trainer.checkpoint.search import SearchCriteria, search
 from tpu_trainer.checkpoint.snapshot import describe_tensor
-from tpu_trainer.contract.errors import UserCodeError, several, user_code
-from tpu_trainer.contract.spec import InitSpec
+from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.storage import open_store
 from tpu_trainer.storage.store import MissingError, ObjectStore
 

@@ -17,8 +17,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from tpu_contract.words import cut
 from tpu_trainer.checkpoint.parts import WHOLE, CheckpointPart, Item, file_of
-from tpu_trainer.contract.errors import UserCodeError, cut, user_code
+from tpu_trainer.contract.errors import UserCodeError, user_code
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -10,25 +10,15 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from statistics import median
+
+from tpu_contract.protocol import Phase
 
 WARM_UP_STEPS = 3
 """Steps of this process that may compile: the first; the second, when the optimizer has state; and a spare one."""
 
 _KEPT_STEPS = 64
-
-
-class Phase(StrEnum):
-    """What the replica is doing. `DEVICE` is waiting for results: the device's own work, or a peer that is late."""
-
-    START = "start"
-    INPUT = "input"
-    HOST = "host"
-    DEVICE = "device"
-    CHECKPOINT = "checkpoint"
-    EVALUATE = "evaluate"
 
 
 class Clock:

@@ -1,14 +1,15 @@
-"""The environment variables of a worker process, read once by `entry`."""
+"""The environment variables of a worker process and its run spec, read once by `entry`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu_trainer.contract import protocol
+from tpu_contract import protocol
+from tpu_contract.run_spec import RunSpec, RunSpecError, parse_run_spec
 from tpu_trainer.contract.errors import BadSpecError
-from tpu_trainer.contract.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -106,3 +107,27 @@ def _integer(environ: Mapping[str, str], name: str, default: int | None, minimum
     if text is None or not text.isdecimal() or int(text) < minimum:
         raise BadSpecError(f"{name}: expected an integer of at least {minimum}, got {text!r}")
     return int(text)
+
+
+def read_run_spec(path: Path, *, own_loop: bool = False) -> RunSpec:
+    """Reads and checks the run spec file. `own_loop`: the job has `trainer.command`, so it names no entrypoint.
+
+    Raises:
+        BadSpecError: the file is missing or not JSON, or a field is wrong; the text begins with the file's path.
+    """
+    try:
+        return check_run_spec(json.loads(path.read_bytes()), own_loop=own_loop)
+    except OSError as error:
+        raise BadSpecError(f"run spec {path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadSpecError(f"run spec {path}: not JSON: {error}") from error
+    except BadSpecError as error:
+        raise BadSpecError(f"run spec {path}: {error}") from error
+
+
+def check_run_spec(document: object, *, own_loop: bool = False) -> RunSpec:
+    """Reads a parsed run spec. Raises BadSpecError, whose text begins with the wrong field's path."""
+    try:
+        return parse_run_spec(document, own_loop=own_loop)
+    except RunSpecError as error:
+        raise BadSpecError(str(error)) from error

@@ -5,11 +5,10 @@ Only `replica` and `entry` turn a failure into an exit of the process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import ModuleType, TracebackType
 from typing import ClassVar
 
-from tpu_trainer.contract.protocol import ExitCode
+from tpu_contract.protocol import ExitCode
 
 
 class TrainerError(Exception):
@@ -108,14 +107,3 @@ class user_code:  # noqa: N801 - reads as a statement: `with user_code("the loss
 
 def _is_torch(value: object) -> bool:
     return isinstance(value, ModuleType) and value.__name__ == "torch"
-
-
-def cut(text: str, most: int) -> str:
-    """Returns the text, if need be without its end, in `most` characters."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def several(names: Sequence[str], most: int) -> str:
-    """Returns the first `most` names, and how many more there are."""
-    left = len(names) - most
-    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import groupby
+
+from tpu_contract.protocol import Check
 
 WORSE = 10.0
 """A cause is reported again when it has become this many times worse."""
-
-
-class Check(StrEnum):
-    """Everything the doctor looks for; docs/doctor.md says what each means and what to do."""
-
-    RECOMPILATION = "RecompilationAfterWarmUp"
-    CPU_FALLBACK = "CpuFallback"
-    HOST_SYNC = "HostSync"
-    MID_STEP_EXECUTION = "MidStepExecution"
-    PADDING = "Padding"
-    INPUT_BOUND = "InputBound"
-    STRAGGLER_HOST = "StragglerHost"
-    NOT_FINITE = "NotFinite"
-    UNEQUAL_COMPILATIONS = "UnequalCompilations"
 
 
 @dataclass(frozen=True)

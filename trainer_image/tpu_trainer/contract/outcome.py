@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpu_trainer.contract.errors import TrainerError, cut, several
-from tpu_trainer.contract.protocol import ENV_TERMINATION_LOG, TERMINATION_MESSAGE_LIMIT, ExitCode
+from tpu_contract.protocol import ENV_TERMINATION_LOG, TERMINATION_MESSAGE_LIMIT, ExitCode
+from tpu_contract.words import cut, several
+from tpu_trainer.contract.errors import TrainerError
 
 _CUT = "... "
 _SHOWN, _LONGEST_NAME = 3, 60

@@ -17,7 +17,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from tpu_trainer.contract.clock import Clock, Phase
+from tpu_contract.protocol import Phase
+from tpu_trainer.contract.clock import Clock
 from tpu_trainer.contract.errors import DivergedError, PeerLostError
 from tpu_trainer.contract.findings import ranges
 from tpu_trainer.gang.backends.base import Backend

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from tpu_contract.protocol import Check
 from tpu_trainer.contract.clock import WARM_UP_STEPS
-from tpu_trainer.contract.findings import Check, FindingReporter
+from tpu_trainer.contract.findings import FindingReporter
 from tpu_trainer.gang.backends.base import Backend, Counters
 
 WINDOW_STEPS = 20

@@ -16,10 +16,11 @@ from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
+from tpu_contract.protocol import PROGRAM_CHECKS, XLA_CHECKS, Check, Phase
+from tpu_contract.run_spec import RunSpec
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StepPace
 from tpu_trainer.contract.errors import DivergedError
-from tpu_trainer.contract.findings import Check, Finding, FindingReporter, NumericalHealth
-from tpu_trainer.contract.spec import RunSpec
+from tpu_trainer.contract.findings import Finding, FindingReporter, NumericalHealth
 from tpu_trainer.doctor.agreement import (
     Programs,
     are_finite,
@@ -41,10 +42,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _NO_DIGEST = (0, 0)
-XLA_CHECKS = (Check.CPU_FALLBACK, Check.HOST_SYNC, Check.MID_STEP_EXECUTION, Check.PADDING)
-"""The checks that need torch_xla's counters."""
-PROGRAM_CHECKS = (Check.RECOMPILATION, Check.UNEQUAL_COMPILATIONS)
-"""The checks that need torch_xla or torch.compile to count programs."""
 
 
 class Doctor:

@@ -10,9 +10,10 @@ import math
 from dataclasses import dataclass, replace
 from itertools import count
 
+from tpu_contract.protocol import Check
+from tpu_contract.run_spec import NotFinitePolicy
 from tpu_trainer.contract.errors import NotFiniteError
-from tpu_trainer.contract.findings import Check, FindingReporter, NumericalHealth
-from tpu_trainer.contract.spec import NotFinitePolicy
+from tpu_trainer.contract.findings import FindingReporter, NumericalHealth
 from tpu_trainer.gang.exchange import StepResults
 
 MOST_SKIPPED = 100

@@ -18,9 +18,9 @@ from time import monotonic
 from types import FrameType
 from typing import TextIO
 
-from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
+from tpu_contract.protocol import ENV_HANG_SECONDS, ExitCode, Phase
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StepPace
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import ENV_HANG_SECONDS, ExitCode
 
 LEAST_SECONDS = 300.0
 MEDIAN_STEPS = 10

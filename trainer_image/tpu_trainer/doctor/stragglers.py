@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from statistics import median_low
 
-from tpu_trainer.contract.findings import Check, FindingReporter
+from tpu_contract.protocol import Check
+from tpu_trainer.contract.findings import FindingReporter
 
 SHORTEST_SECONDS = 2.0
 """A shorter interval says more about the operating system's scheduling than about the host."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tpu_trainer.contract.clock import Phase
+from tpu_contract.protocol import Phase
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.data.order import Position, random_seed

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from tpu_trainer.contract.clock import Clock, Phase
+from tpu_contract.protocol import Phase
+from tpu_trainer.contract.clock import Clock
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.data.epochs import enter_epoch, with_epochs
 from tpu_trainer.data.loading import describe_resize, refuse_own_iterator, sampler_of, takes_each_once

@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tpu_contract.protocol import Phase
+from tpu_contract.run_spec import NotFinitePolicy, RunSpec
 from tpu_trainer.checkpoint.catalogue import LoadedCheckpoint
 from tpu_trainer.checkpoint.handover import fetch_all
 from tpu_trainer.checkpoint.resume import Start, document
 from tpu_trainer.checkpoint.snapshot import Snapshot, is_from_lightning
-from tpu_trainer.contract.clock import Phase
 from tpu_trainer.contract.errors import TrainerError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding, NumericalHealth
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import NotFinitePolicy, RunSpec
 from tpu_trainer.data.order import Order, Position
 from tpu_trainer.doctor.last_weights import checksum_of
 from tpu_trainer.lightning.lightning_run import LightningRun

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tpu_contract.run_spec import CheckpointSpec, RunSpec
 from tpu_trainer.checkpoint.best import best_in
 from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, PeerParts, mark_reading, prepare
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, NoCheckpoints, PartWriter
@@ -26,7 +27,6 @@ from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding, NumericalHealth, ranges
 from tpu_trainer.contract.outcome import Best
-from tpu_trainer.contract.spec import CheckpointSpec, RunSpec
 from tpu_trainer.data.loading import has_length, length_of
 from tpu_trainer.data.order import Position
 from tpu_trainer.gang.backends.base import Backend

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.clock import Clock, StepPace
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PreemptedError
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.data.order import GENERATORS, Share, seed_generators
 from tpu_trainer.gang.backends.base import Backend

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tpu_contract.protocol import MOST_METRICS, ExitCode
 from tpu_trainer.checkpoint.checkpointer import Checkpointer
 from tpu_trainer.checkpoint.snapshot import weight_files
 from tpu_trainer.contract.errors import StorageError, UserCodeError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import MOST_METRICS, ExitCode
 from tpu_trainer.data.order import Position
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.instruments import Instruments

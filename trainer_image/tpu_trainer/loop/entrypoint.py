@@ -17,8 +17,8 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from tpu_contract.run_spec import Loop
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.contract.spec import LIGHTNING_LOOP
 from tpu_trainer.data.order import Share
 from tpu_trainer.lightning import LightningRun, adopt, is_lightning
 from tpu_trainer.optim.schedulers import SchedulingHooks
@@ -62,12 +62,12 @@ def load_entrypoint(
     if isinstance(made, LightningRun):
         return made
     if isinstance(made, Task):
-        if loop == LIGHTNING_LOOP:
+        if loop == Loop.LIGHTNING:
             raise UserCodeError(f"entrypoint {entrypoint}: returned a Task; trainer.loop: Lightning is for modules")
         return with_hooks(made)
     module, data = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
     if is_lightning(module):
-        if loop == LIGHTNING_LOOP:
+        if loop == Loop.LIGHTNING:
             return LightningRun(module, data)
         return Loaded(*adopt(module, data, hyperparameters, share))
     kind = f"a {type(made).__name__}"

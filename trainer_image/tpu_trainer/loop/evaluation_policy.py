@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tpu_contract.run_spec import Mode, RunSpec
 from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.contract.spec import Mode, RunSpec
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.optim.schedule import LearningRateSetter
 

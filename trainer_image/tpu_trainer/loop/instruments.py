@@ -12,9 +12,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from tpu_contract.protocol import Phase
 from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.checkpoint.resume import Start
-from tpu_trainer.contract.clock import Clock, Phase, process_seconds
+from tpu_trainer.contract.clock import Clock, process_seconds
 from tpu_trainer.contract.errors import NotFiniteError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.data.order import Position

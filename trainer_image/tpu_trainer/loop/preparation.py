@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tpu_contract.run_spec import NotFinitePolicy
 from tpu_trainer.checkpoint.catalogue import LoadedCheckpoint
 from tpu_trainer.checkpoint.commit import Author
 from tpu_trainer.checkpoint.handover import fetch_hooks_state, give_average, give_model, give_optimizer
 from tpu_trainer.checkpoint.initial import load_initial_weights
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.contract.spec import NotFinitePolicy
 from tpu_trainer.data.epochs import shares_epochs
 from tpu_trainer.data.loading import describe_resize, epochs_of, evaluation_size, held_out, size_difference
 from tpu_trainer.doctor.last_weights import Closing

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from tpu_contract.words import several
 from tpu_trainer.checkpoint.resume import Start
-from tpu_trainer.contract.errors import UserCodeError, several, user_code
+from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.doctor.last_weights import Closing, checksum_of
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.loop.evaluation_policy import EvaluationPolicy

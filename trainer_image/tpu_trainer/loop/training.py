@@ -10,9 +10,9 @@ from functools import partial
 
 import torch
 
+from tpu_contract.protocol import Phase
 from tpu_trainer.checkpoint.checkpointer import Checkpoints, CheckpointSchedule, NoCheckpoints
 from tpu_trainer.checkpoint.snapshot import check_state, is_from_lightning
-from tpu_trainer.contract.clock import Phase
 from tpu_trainer.contract.errors import PeerLostError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome, finite

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tpu_contract.protocol import OPTIMIZERS
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.optim.device_optimizers import Adafactor, Lion
 from tpu_trainer.task.hooks import Hooks
@@ -17,15 +18,14 @@ from tpu_trainer.task.task import Hyperparameters, Task
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-BUILDERS: Mapping[str, tuple[Callable[..., Optimizer], tuple[str, ...]]] = {
-    "adafactor": (Adafactor, ()),
-    "adam": (torch.optim.Adam, ("betas", "eps")),
-    "adamw": (torch.optim.AdamW, ("betas", "eps")),
-    "lion": (Lion, ("betas",)),
-    "rmsprop": (torch.optim.RMSprop, ("momentum", "eps")),
-    "sgd": (torch.optim.SGD, ("momentum",)),
+BUILDERS: Mapping[str, Callable[..., Optimizer]] = {
+    "adafactor": Adafactor,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "lion": Lion,
+    "rmsprop": torch.optim.RMSprop,
+    "sgd": torch.optim.SGD,
 }
-"""Optimizers by the recipe's names, and what each takes besides the rate and the weight decay."""
 
 
 def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
@@ -47,11 +47,13 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
             f'the recipe names the optimizer "{hp.optimizer}", the trainer knows {", ".join(sorted(BUILDERS))}; for '
             "any other give the Task an `optimizer`"
         )
-    build, options = BUILDERS[hp.optimizer.lower()]
-    values = {"momentum": hp.momentum, "betas": (hp.beta1, hp.beta2), "eps": hp.epsilon}
+    takes = OPTIMIZERS[hp.optimizer.lower()]
+    settings: dict[str, Any] = {"momentum": hp.momentum} if "momentum" in takes else {}
+    settings |= {"betas": (hp.beta1, hp.beta2)} if "beta1" in takes else {}
+    settings |= {"eps": hp.epsilon} if "epsilon" in takes else {}
     with user_code(f"optimizer {hp.optimizer}"):
-        chosen = {name: values[name] for name in options}
-        return build(parameters, lr=hp.learning_rate, weight_decay=hp.weight_decay, **chosen)
+        build = BUILDERS[hp.optimizer.lower()]
+        return build(parameters, lr=hp.learning_rate, weight_decay=hp.weight_decay, **settings)
 
 
 def refuse_closure(optimizer: Optimizer) -> None:

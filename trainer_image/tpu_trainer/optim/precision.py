@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def apply_precision(task: Task, precision: str, device: torch.device) -> Task:
-    """Returns the task, changed to compute in `precision`, one of `spec.PRECISIONS`; its model is changed in place.
+    """Returns the task, changed to compute in `precision`, a Precision; its model is changed in place.
 
     BFloat16Mixed: the loss, metrics and evaluations run under autocast; the backward pass follows the forward pass.
     BFloat16: float32 parameters and buffers become bfloat16, so the optimizer makes its state in bfloat16, too, and

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from tpu_contract.protocol import DEFAULT_FACTOR
+from tpu_contract.run_spec import ScheduleSpec
 from tpu_trainer.contract.findings import Finding
-from tpu_trainer.contract.spec import ScheduleSpec
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from tpu_trainer.task.task import Hyperparameters
 
-DROP = 0.1
-"""The default factor of schedules Step and Plateau."""
 SMALLEST_REDUCTION = 1e-8
 """The smallest factor of the rate by schedule Plateau: a smaller one would change nothing, and for XLA a rate of 0 is
 another program."""
@@ -76,7 +75,7 @@ class RecipeRate:
 
     def lowered(self) -> RecipeRate:
         """Returns the rate after a plateau."""
-        factor = DROP if self.hp.schedule.factor is None else self.hp.schedule.factor
+        factor = DEFAULT_FACTOR if self.hp.schedule.factor is None else self.hp.schedule.factor
         return replace(self, reduction=max(self.reduction * factor, SMALLEST_REDUCTION))
 
     def ramp_from(self, old_rate: float, step: int) -> Ramp | None:
@@ -275,7 +274,7 @@ def rate_factor(step: int, steps: int, warmup: int, schedule: ScheduleSpec) -> f
         case "Cosine":
             return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
         case "Step":
-            factor = DROP if schedule.factor is None else schedule.factor
+            factor = DEFAULT_FACTOR if schedule.factor is None else schedule.factor
             return math.prod([factor for milestone in schedule.milestones if step >= milestone])
         case _:
             return 1.0

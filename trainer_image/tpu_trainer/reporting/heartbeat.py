@@ -21,9 +21,9 @@ from datetime import UTC, datetime
 from http.client import HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
 
+from tpu_contract.protocol import STACKS_LIMIT, ExitCode, ReportPhase
 from tpu_trainer.contract.environment import ProgressEndpoint
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import STACKS_LIMIT, ExitCode, ReportPhase
 from tpu_trainer.reporting.report import ProgressReport, kubeflow_body, operator_body
 
 EVERY_SECONDS = 5.0

@@ -13,13 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from tpu_trainer.contract.clock import Phase
+from tpu_contract.protocol import HISTORY_SCHEMA, Phase
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.task.logbook import LoggedCurve
-
-SCHEMA = "history/v1"
 
 LIMIT = 2000
 """The most points of a curve; even, so that all of them pair up. A page cannot show more of them side by side."""
@@ -329,7 +327,7 @@ def dump_history(
     Metrics that are not finite are written as Python's NaN and Infinity.
     """
     document = {
-        "schema": SCHEMA,
+        "schema": HISTORY_SCHEMA,
         "uid": spec.job.uid,
         "runSpec": spec.document,
         "written": written.isoformat(),
@@ -358,7 +356,7 @@ def newest_attempt(document: bytes, uid: str) -> int:
 
 def _recorded(document: bytes, uid: str) -> dict[str, Any]:
     history = json.loads(document)
-    if (history["schema"], history["uid"]) != (SCHEMA, uid):
+    if (history["schema"], history["uid"]) != (HISTORY_SCHEMA, uid):
         raise ValueError("the history of another job or format")
     recorded: dict[str, Any] = history["recorded"]
     return recorded

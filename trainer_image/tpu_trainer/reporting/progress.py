@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from tpu_contract.protocol import MOST_WARNINGS
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Best
-from tpu_trainer.contract.protocol import MOST_WARNINGS
 from tpu_trainer.reporting.history import Sample
 from tpu_trainer.task.logbook import LoggedCurve
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, Phase, StepPace
+from tpu_contract.protocol import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, Phase, ReportPhase
+from tpu_contract.run_spec import RunSpec
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StepPace
 from tpu_trainer.contract.outcome import Best
-from tpu_trainer.contract.protocol import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, ReportPhase
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.reporting.progress import ProgressLog
 
 

@@ -17,11 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from tpu_contract.protocol import HISTORY_FILE
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.clock import Clock
 from tpu_trainer.contract.errors import TrainerError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.reporting.history import (
     AttemptRecord,
     FirstLossTime,
@@ -35,8 +36,6 @@ from tpu_trainer.reporting.tensorboard import EventFile
 from tpu_trainer.storage import open_store
 from tpu_trainer.storage.store import MissingError, ObjectStore
 from tpu_trainer.task.logbook import LoggedCurve
-
-HISTORY = "history.json"
 
 EVERY_SECONDS = 180.0
 """The time between two versions of the files during the run."""
@@ -177,7 +176,7 @@ class Reporter:
             if self._has_successor():
                 self._say("not written: a later attempt of this job writes it now")
                 return
-            self._store.put(HISTORY, document)
+            self._store.put(HISTORY_FILE, document)
             for name, content in events.items():
                 self._store.put(name, content)
         except Exception as error:
@@ -188,7 +187,7 @@ class Reporter:
         it."""
         assert self._store
         try:
-            return newest_attempt(self._store.read(HISTORY), self._spec.job.uid) > self._spec.job.attempt
+            return newest_attempt(self._store.read(HISTORY_FILE), self._spec.job.uid) > self._spec.job.attempt
         except Exception:
             # The file is missing, or the write will fail and report why.
             return False
@@ -196,7 +195,7 @@ class Reporter:
     def _read_before(self) -> RunHistory:
         assert self._store
         try:
-            return load_history(self._store.read(HISTORY), self._spec.job.uid) or RunHistory()
+            return load_history(self._store.read(HISTORY_FILE), self._spec.job.uid) or RunHistory()
         except MissingError:
             return RunHistory()
         except Exception as error:

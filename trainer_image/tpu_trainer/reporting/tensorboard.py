@@ -11,7 +11,7 @@ from typing import Any
 
 import google_crc32c
 
-from tpu_trainer.contract.clock import Phase
+from tpu_contract.protocol import Phase
 from tpu_trainer.reporting.history import Sample
 from tpu_trainer.task.logbook import LoggedCurve
 

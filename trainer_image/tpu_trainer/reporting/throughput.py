@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from tpu_trainer.contract.spec import RunSpec
+from tpu_contract.run_spec import RunSpec
 
 WARM_STEPS = 3
 """XLA compiles in a process's first step, and again in its second, when the optimizer has state; 3 leaves a spare."""

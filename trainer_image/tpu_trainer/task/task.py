@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tpu_trainer.contract.spec import RunSpec, ScheduleSpec
+from tpu_contract.run_spec import RunSpec, ScheduleSpec
 from tpu_trainer.task.hooks import OFFERED, Hooks
 
 if TYPE_CHECKING:

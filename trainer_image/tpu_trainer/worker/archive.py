@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from tpu_trainer.contract.errors import cut
-from tpu_trainer.contract.protocol import LARGEST_CODE, MOST_CODE_FILES
+from tpu_contract.protocol import LARGEST_CODE, MOST_CODE_FILES
+from tpu_contract.words import cut
 
 _PIECE = 1 << 20
 # Each file adds its header, and the padding of its last block.

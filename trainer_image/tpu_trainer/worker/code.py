@@ -19,17 +19,17 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tpu_trainer.contract.environment import WorkerEnvironment, read_environment
+from tpu_contract.protocol import LARGEST_CODE_ARCHIVE
+from tpu_contract.run_spec import CodeSpec
+from tpu_trainer.contract.environment import WorkerEnvironment, read_environment, read_run_spec
 from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, StorageError, UserCodeError
 from tpu_trainer.contract.outcome import outcome_of, write_last_words
-from tpu_trainer.contract.protocol import LARGEST_CODE_ARCHIVE
-from tpu_trainer.contract.spec import CodeSpec, read_run_spec
 from tpu_trainer.storage import open_store
 from tpu_trainer.worker.archive import BadArchiveError, unpack
 
 _MOUNTED = "secret://"
 _SUBMIT_AGAIN = "delete the job and submit it again (tpujob submit --code)"
-_PACKAGES = frozenset(("numpy", "safetensors", "torch", "torch_tpu", "torch_xla", "tpu_trainer"))
+_PACKAGES = frozenset(("numpy", "safetensors", "torch", "torch_tpu", "torch_xla", "tpu_contract", "tpu_trainer"))
 
 
 def install(

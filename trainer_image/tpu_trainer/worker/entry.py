@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from tpu_trainer.contract.environment import check_agreement, read_environment
+from tpu_contract.run_spec import RunSpec
+from tpu_trainer.contract.environment import check_agreement, read_environment, read_run_spec
 from tpu_trainer.contract.outcome import Outcome, outcome_of, write_last_words
-from tpu_trainer.contract.spec import RunSpec, read_run_spec
 from tpu_trainer.contract.stop import StopSignal
 from tpu_trainer.worker.code import install
 

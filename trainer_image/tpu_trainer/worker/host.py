@@ -26,11 +26,11 @@ from typing import NoReturn
 
 import torch
 
+from tpu_contract.protocol import ExitCode
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.outcome import Outcome, host_outcome
-from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import SharedStop, StopSignal
 from tpu_trainer.gang.backends.rendezvous import serve
 from tpu_trainer.worker.replica import run_replica

@@ -7,11 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
-from tpu_trainer.contract.clock import Clock, Phase, StepPace, process_seconds
+from tpu_contract.protocol import Phase
+from tpu_contract.run_spec import RunSpec
+from tpu_trainer.contract.clock import Clock, StepPace, process_seconds
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PeerLostError
 from tpu_trainer.contract.outcome import Outcome, outcome_of
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import SharedStop, StopFlag, StopSignal
 from tpu_trainer.doctor.hang import watchdog
 from tpu_trainer.gang.backends import Backend, open_backend

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from tpu_training_operator.api.trainer import Backend, Trainer
+from tpu_training_operator.api.trainer import BackendName, Trainer
 from tpu_training_operator.api.validation import Problem
 
 _FIELD = "spec.trainer.entrypoint"
@@ -40,13 +40,13 @@ def _command_problem(command: str, places: Sequence[Path]) -> Problem | None:
     return Problem("spec.trainer.command[0]", f"there is no program {command!r} on this machine")
 
 
-def _missing_package(backend: Backend) -> Problem | None:
+def _missing_package(backend: BackendName) -> Problem | None:
     """Returns a problem if torch or torch_xla is missing; `tpujob` does not install them, because most commands need
     neither."""
     remedy = f"{sys.executable} does not have; install tpu-training-operator[trainer] there"
     if find_spec("torch") is None:
         return Problem("spec.trainer", f"the workers need torch, which {remedy}")
-    if backend is not Backend.TORCH and find_spec("torch_xla") is None:
+    if backend is not BackendName.TORCH and find_spec("torch_xla") is None:
         other = "or, on a system without its wheels, add --set trainer.backend=Torch"
         return Problem("spec.trainer.backend", f"backend {backend} needs torch_xla, which {remedy}, {other}")
     return None

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
+from tpu_contract.words import several
 from tpu_training_operator.api.validation import Problem
-from tpu_training_operator.api.words import count, several
+from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.code.entrypoint import find_problem
 from tpu_training_operator.cli.code.packing import PackedCode, size_text
 from tpu_training_operator.cli.common.job_file import JobFile, check
 
 _MOST_SHOWN = 10
-_OF_THE_TRAINER = ("numpy", "safetensors", "torch", "torch_xla", "tpu_trainer")
+_OF_THE_TRAINER = ("numpy", "safetensors", "torch", "torch_xla", "tpu_contract", "tpu_trainer")
 
 
 def code_option(command: Callable[..., None]) -> Callable[..., None]:

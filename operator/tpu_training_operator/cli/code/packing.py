@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tpu_training_operator.api.constants import LARGEST_CODE, LARGEST_CODE_ARCHIVE, MOST_CODE_FILES
+from tpu_contract.protocol import LARGEST_CODE, LARGEST_CODE_ARCHIVE, MOST_CODE_FILES
 from tpu_training_operator.cli.code.ignore_files import (
     GIT_IGNORE,
     OUR_IGNORE,

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
+from tpu_contract.words import several
 from tpu_training_operator.api.constants import GROUP, PLURAL
 from tpu_training_operator.api.text import plain_json
-from tpu_training_operator.api.words import several
 from tpu_training_operator.cli.common.errors import CommandError
 from tpu_training_operator.kube.client import Client, ClientOptions, Selection, connect
 from tpu_training_operator.kube.cluster import JOBS, Object

@@ -15,9 +15,10 @@ from typing import Any
 
 import click
 
+from tpu_contract.run_spec import Loop
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
-from tpu_training_operator.api.trainer import Backend, Loop
+from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.code.option import code_option, code_problem, module_paths
 from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
@@ -101,7 +102,7 @@ def _unsupported_problem(file: JobFile) -> Problem | None:
         return Problem("spec.trainer.command", "the check traces the trainer's own loop; it cannot trace a command")
     if trainer.loop is Loop.LIGHTNING:
         return Problem("spec.trainer.loop", "the check traces the trainer's own loop, not Lightning's")
-    if trainer.backend is not Backend.XLA:
+    if trainer.backend is not BackendName.XLA:
         instead = "add --set trainer.backend=XLA to check a replica's step"
         message = f"the check compiles the step of backend XLA, not {trainer.backend}; {instead}"
         return Problem("spec.trainer.backend", message)

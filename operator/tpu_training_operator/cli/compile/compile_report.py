@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpu_training_operator.api.words import count, several
+from tpu_contract.words import several
+from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.cli.common.terminal import console
 from tpu_training_operator.domain.job.recipe.bound import Bound

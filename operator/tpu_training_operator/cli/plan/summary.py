@@ -6,6 +6,7 @@ from dataclasses import replace
 from rich.markup import escape
 from rich.table import Table
 
+from tpu_contract.run_spec import ScalingRow
 from tpu_training_operator.api.run_policy import OnExceeded
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.words import count, span
@@ -13,7 +14,7 @@ from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.cli.common.terminal import console
 from tpu_training_operator.cli.plan.compile_results_file import CompiledSteps
 from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval_text
-from tpu_training_operator.domain.job.recipe.comparison import ComparisonRow, comparison
+from tpu_training_operator.domain.job.recipe.comparison import comparison
 from tpu_training_operator.domain.job.recipe.cost import Cost
 
 _PIPE_WIDTH = 140
@@ -63,7 +64,7 @@ def print_summary(
         out.print(f"[yellow]warning:[/yellow] {escape(warning)}", soft_wrap=True)
 
 
-def _table(rows: Iterable[ComparisonRow], tuned_on: str) -> Table:
+def _table(rows: Iterable[ScalingRow], tuned_on: str) -> Table:
     table = Table()
     table.add_column("")
     table.add_column(tuned_on, justify="right")
@@ -99,15 +100,15 @@ def _skipped_counts(file: JobFile) -> Iterator[int]:
         yield from (n for n in range(placement.count.min, file.resolution.layout.slices) if n not in used)
 
 
-def _compiled_rows(file: JobFile, compiled: CompiledSteps | None) -> Iterator[ComparisonRow]:
+def _compiled_rows(file: JobFile, compiled: CompiledSteps | None) -> Iterator[ScalingRow]:
     result = compiled.of(file.resolution) if compiled else None
     if result is not None:
-        yield ComparisonRow("HBM", "", result.memory, f"{result.short_verdict}; compiled, not run")
+        yield ScalingRow("HBM", "", result.memory, f"{result.short_verdict}; compiled, not run")
         if all(result.at_best):
-            yield ComparisonRow("step at best", "", *result.at_best)
+            yield ScalingRow("step at best", "", *result.at_best)
 
 
-def _list(rows: Iterable[ComparisonRow]) -> Table:
+def _list(rows: Iterable[ScalingRow]) -> Table:
     """Makes a list for a narrow terminal, with every rule below its numbers."""
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
@@ -122,7 +123,7 @@ def _list(rows: Iterable[ComparisonRow]) -> Table:
     return table
 
 
-def _rows(file: JobFile, cost: Cost | None) -> Iterator[ComparisonRow]:
+def _rows(file: JobFile, cost: Cost | None) -> Iterator[ScalingRow]:
     spec = file.job.spec
     is_own_loop = spec.trainer.command is not None
     for row in comparison(spec.recipe, file.resolution):
@@ -131,18 +132,16 @@ def _rows(file: JobFile, cost: Cost | None) -> Iterator[ComparisonRow]:
     if (checkpoint := spec.checkpoint) is not None:
         best = f" and the best by {checkpoint.keep_best.metric}" if checkpoint.keep_best else ""
         retention = _LEFT_TO_COMMAND if is_own_loop else f"keeps the newest {checkpoint.keep}{best}"
-        yield ComparisonRow(
-            "checkpoint", "", interval_text(checkpoint), f"in {folder(file.job, checkpoint)}; {retention}"
-        )
+        yield ScalingRow("checkpoint", "", interval_text(checkpoint), f"in {folder(file.job, checkpoint)}; {retention}")
         if checkpoint.resume_from is not None:
-            yield ComparisonRow("starts from", "", "", checkpoint.resume_from)
+            yield ScalingRow("starts from", "", "", checkpoint.resume_from)
         if checkpoint.init_from is not None:
             weights = f"the weights of {checkpoint.init_from.uri}"
-            yield ComparisonRow("starts with", "", "", f"{weights}; {_LEFT_TO_COMMAND}" if is_own_loop else weights)
+            yield ScalingRow("starts with", "", "", f"{weights}; {_LEFT_TO_COMMAND}" if is_own_loop else weights)
     if (budget := spec.run_policy.budget) is not None:
         chips = file.resolution.layout.chips
         then = "it fails" if budget.on_exceeded is OnExceeded.FAIL else "it is suspended"
         rule = f"{budget.chip_hours / chips:.3g} hours on {count(chips, 'chip')}; then {then}"
-        yield ComparisonRow("budget", "", count(budget.chip_hours, "chip-hour"), rule)
+        yield ScalingRow("budget", "", count(budget.chip_hours, "chip-hour"), rule)
     for name, value in (cost.lines() if cost else {}).items():
-        yield ComparisonRow(name, "", value, "one training without interruption")
+        yield ScalingRow(name, "", value, "one training without interruption")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from tpu_contract.protocol import HISTORY_FILE, HISTORY_SCHEMA
 from tpu_training_operator.api.status import RungStatus
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.common.cluster import Connection, Target, cluster_options, find_job
@@ -16,7 +17,7 @@ from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.run.job_end import job_end, rungs_of
 from tpu_training_operator.domain.objects.run_spec import run_spec
 from tpu_training_operator.html_report.ending import JobEnd
-from tpu_training_operator.html_report.history import HISTORY, SCHEMA, UnreadableHistory, parse_history
+from tpu_training_operator.html_report.history import UnreadableHistory, parse_history
 from tpu_training_operator.html_report.page import render
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def write_page(
     try:
         page = render(parse_history(document), end, rungs)
     except UnreadableHistory as error:
-        raise BadInput(f"{place.rstrip('/')}/{HISTORY}", [Problem("", str(error))]) from error
+        raise BadInput(f"{place.rstrip('/')}/{HISTORY_FILE}", [Problem("", str(error))]) from error
     # A file name in a history may hold bytes that are not UTF-8.
     output.write_text(page, encoding="utf-8", errors="replace")
 
@@ -130,7 +131,7 @@ def lost_history(file: "JobFile", outcome: "RunOutcome") -> bytes:
         for step, loss in losses.items()
     ]
     document = {
-        "schema": SCHEMA,
+        "schema": HISTORY_SCHEMA,
         "runSpec": run_spec(file.job, file.resolution, number),
         "written": datetime.now(UTC).isoformat(),
         "recorded": {"attempts": [attempt], "losses": points},
@@ -149,7 +150,7 @@ def _is_written_since(document: bytes, begun: datetime) -> bool:
 
 def _read_from_directory(directory: Path) -> bytes:
     try:
-        with (directory / HISTORY).open("rb") as file:
+        with (directory / HISTORY_FILE).open("rb") as file:
             return _read_bounded(file, str(directory))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _missing_history(str(directory)) from error
@@ -161,7 +162,7 @@ def _read_from_bucket(uri: str) -> bytes:
     try:
         import fsspec  # type: ignore[import-untyped]
 
-        with fsspec.open(f"{uri.rstrip('/')}/{HISTORY}") as file:
+        with fsspec.open(f"{uri.rstrip('/')}/{HISTORY_FILE}") as file:
             return _read_bounded(file, uri)
     except BadInput:
         raise
@@ -180,10 +181,10 @@ def _read_from_bucket(uri: str) -> bytes:
 def _read_bounded(file: BinaryIO, place: str) -> bytes:
     document = file.read(_LARGEST_HISTORY + 1)
     if len(document) > _LARGEST_HISTORY:
-        problem = f"{HISTORY} has more than {_LARGEST_HISTORY // 1024**2} MiB, which no trainer writes"
+        problem = f"{HISTORY_FILE} has more than {_LARGEST_HISTORY // 1024**2} MiB, which no trainer writes"
         raise BadInput(place, [Problem("", problem)])
     return document
 
 
 def _missing_history(place: str) -> BadInput:
-    return BadInput(place, [Problem("", f"no {HISTORY} here; the trainer writes it to spec.report.uri")])
+    return BadInput(place, [Problem("", f"no {HISTORY_FILE} here; the trainer writes it to spec.report.uri")])

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from tpu_contract.protocol import ReportPhase
+from tpu_contract.words import several
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.constants import MULTIKUEUE
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Activity, Failure, Move, Placement, Progress, ReportPhase, State
-from tpu_training_operator.api.words import count, duration, several
+from tpu_training_operator.api.status import Activity, Failure, Move, Placement, Progress, State
+from tpu_training_operator.api.words import count, duration
 from tpu_training_operator.cli.common.terminal import ago
 from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.watch.job_view import JobView

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpu_training_operator.api.status import BestCheckpoint, ReportPhase
+from tpu_contract.protocol import ReportPhase
+from tpu_training_operator.api.status import BestCheckpoint
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, auto
 
+from tpu_contract.protocol import ExitCode
 from tpu_training_operator.api.entry_check import EntryCheck
-from tpu_training_operator.api.failures import ExitCode
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Failure
 from tpu_training_operator.domain.cluster_state.hosts import why_not_ready
@@ -19,7 +19,6 @@ from tpu_training_operator.domain.cluster_state.observed import EARLIEST, EntryC
 from tpu_training_operator.domain.failures.first import first_failure, next_look
 from tpu_training_operator.domain.failures.messages import describe
 from tpu_training_operator.domain.failures.pod_signs import ended_at
-from tpu_training_operator.domain.failures.table import EXIT_CODE_CLASSES
 from tpu_training_operator.domain.job.trainer_report import LastWords
 
 # A node pool without TPUs may have to grow first.
@@ -30,7 +29,7 @@ _ENDING = timedelta(seconds=10)
 
 _USERS = (FailureClass.USER_ERROR, FailureClass.NOT_FINITE)
 # The trainer's own outcomes that blame the user's code.
-_OUTCOMES = {EXIT_CODE_CLASSES[code][1] for code in (ExitCode.USER_ERROR, ExitCode.BAD_SPEC, ExitCode.NOT_FINITE)}
+_OUTCOMES = {code.name for code in (ExitCode.UserError, ExitCode.BadSpec, ExitCode.NotFinite)}
 # Reasons of the kubelet that blame the job and would be the same on any node.
 _REASONS = frozenset(
     ("InvalidImageName", "ImageNotFound", "CannotStart", "RootImage", "CreateContainerConfigError", "ExitedEarly")

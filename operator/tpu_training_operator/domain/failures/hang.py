@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.run_policy import RunPolicy
-from tpu_training_operator.api.status import ReportPhase, Status
+from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox

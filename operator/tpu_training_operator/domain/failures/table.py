@@ -10,7 +10,8 @@ from datetime import timedelta
 from enum import Enum, auto
 from functools import lru_cache
 
-from tpu_training_operator.api.failures import ExitCode, FailureReason
+from tpu_contract.protocol import ExitCode
+from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.trainer import SHARED_MEMORY
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
@@ -33,24 +34,24 @@ from tpu_training_operator.domain.failures.pod_signs import (
 
 Sign = Callable[[WorkerPod], bool]
 
-EXIT_CODE_CLASSES: Mapping[ExitCode, tuple[FailureClass, str]] = {
-    ExitCode.USER_ERROR: (FailureClass.USER_ERROR, "UserError"),
-    ExitCode.NOT_FINITE: (FailureClass.NOT_FINITE, "NotFinite"),
+EXIT_CODE_CLASSES: Mapping[ExitCode, FailureClass] = {
+    ExitCode.UserError: FailureClass.USER_ERROR,
+    ExitCode.NotFinite: FailureClass.NOT_FINITE,
     # A restart would find the same files; only a person can say that their training may be lost.
-    ExitCode.CHECKPOINT_UNUSABLE: (FailureClass.USER_ERROR, "CheckpointUnusable"),
-    ExitCode.PEER_LOST: (FailureClass.INFRASTRUCTURE, "PeerLost"),
-    ExitCode.INTERNAL_ERROR: (FailureClass.UNKNOWN, "InternalError"),
-    ExitCode.HUNG: (FailureClass.HANG, "Hung"),
-    ExitCode.STORAGE_FAILED: (FailureClass.INFRASTRUCTURE, "StorageFailed"),
-    ExitCode.PREEMPTED: (FailureClass.PREEMPTION, "Preempted"),
+    ExitCode.CheckpointUnusable: FailureClass.USER_ERROR,
+    ExitCode.PeerLost: FailureClass.INFRASTRUCTURE,
+    ExitCode.InternalError: FailureClass.UNKNOWN,
+    ExitCode.Hung: FailureClass.HANG,
+    ExitCode.StorageFailed: FailureClass.INFRASTRUCTURE,
+    ExitCode.Preempted: FailureClass.PREEMPTION,
     # A chip that computes wrongly would fail this way; on other nodes the same program may succeed.
-    ExitCode.DIVERGED: (FailureClass.UNKNOWN, FailureReason.DIVERGED),
-    ExitCode.STORAGE_DENIED: (FailureClass.USER_ERROR, FailureReason.STORAGE_DENIED),
-    ExitCode.BAD_SPEC: (FailureClass.USER_ERROR, "BadSpec"),
+    ExitCode.Diverged: FailureClass.UNKNOWN,
+    ExitCode.StorageDenied: FailureClass.USER_ERROR,
+    ExitCode.BadSpec: FailureClass.USER_ERROR,
 }
 
 # Exit codes by the outcome that the trainer, or a loop of the user's own, names in the termination message.
-_CODES = {str(reason): code for code, (_, reason) in EXIT_CODE_CLASSES.items()}
+_CODES = {code.name: code for code in EXIT_CODE_CLASSES}
 
 # Reasons that point at a node's chips rather than at the node or the network.
 DEVICE_FAULTS = frozenset({FailureReason.DEVICE_BUSY, FailureReason.DEVICE_FAILED, FailureReason.DEVICES_UNHEALTHY})
@@ -194,7 +195,7 @@ def with_started_peers(row: FailureRow) -> FailureRow:
 
 def own_exit_code(pod: WorkerPod) -> int | None:
     """Returns the exit code of the program that trains. A launcher may have replaced it by 1, the task by 0."""
-    is_replaced = failed_with_code_0(pod) if pod.runs_trainer else pod.exit_code == ExitCode.USER_ERROR
+    is_replaced = failed_with_code_0(pod) if pod.runs_trainer else pod.exit_code == ExitCode.UserError
     if not is_replaced:
         return pod.exit_code
     if pod.trainer_message is not None and pod.trainer_message.outcome in _CODES:
@@ -218,7 +219,7 @@ def _lost_its_peer(pod: WorkerPod) -> bool:
     """Tells whether a loop of the user's own lost its peer; the trainer has an exit code for that."""
     return (
         not pod.runs_trainer
-        and own_exit_code(pod) == ExitCode.USER_ERROR
+        and own_exit_code(pod) == ExitCode.UserError
         and _is_in(_both_ends(own_words(pod)), _CONNECTION_LOST)
     )
 
@@ -417,13 +418,13 @@ _EXIT_CODES = (
     FailureRow("PeerLost", _INFRASTRUCTURE, _lost_its_peer, _words_or_code, doubt=Doubt.LOST_PEER),
     *(
         FailureRow(
-            reason,
+            code.name,
             failure_class,
             _exited_with(code),
             _words_or_code,
-            doubt=Doubt.LOST_PEER if code is ExitCode.PEER_LOST else Doubt.IN_OWN_LOOP,
+            doubt=Doubt.LOST_PEER if code is ExitCode.PeerLost else Doubt.IN_OWN_LOOP,
         )
-        for code, (failure_class, reason) in EXIT_CODE_CLASSES.items()
+        for code, failure_class in EXIT_CODE_CLASSES.items()
     ),
     # 2: wrong arguments, in Python and most programs. 126 and 127: the shell could not execute or find the program.
     FailureRow("UserError", _USER, _exited_with(2), _words_or_code, doubt=Doubt.IN_OWN_LOOP),

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from tpu_contract.protocol import MOST_METRICS, ReportPhase
 from tpu_training_operator.api.model import LARGEST_COUNT
-from tpu_training_operator.api.status import MOST_METRICS, BestCheckpoint, ReportPhase
+from tpu_training_operator.api.status import BestCheckpoint
 from tpu_training_operator.api.text import plain_json
 from tpu_training_operator.api.words import number_text
 
@@ -34,7 +35,7 @@ class Part(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, strict=True, extra="ignore", frozen=True)
 
 
-class Best(Part):
+class ReportedBest(Part):
     name: Annotated[str, Field(max_length=LONGEST_NAME)]
     step: Count
     metric: Annotated[str, Field(max_length=LONGEST_NAME)]
@@ -50,7 +51,7 @@ class TrainerReport(Part):
     loss: float | None = None
     examples_per_second: float | None = None
     checkpoint_step: Count | None = None
-    best_checkpoint: Best | None = None
+    best_checkpoint: ReportedBest | None = None
     metrics: dict[str, float | None] | None = None
 
     @property
@@ -72,7 +73,7 @@ class TrainerReport(Part):
         return rate if rate is not None and math.isfinite(rate) else None
 
 
-class RungNumbers(Part):
+class ReportedRung(Part):
     """What a rung of a ladder has measured; None for what is missing.
 
     `first_loss`, `last_loss`: means of the first and the last `averaged` steps, None if no loss there was finite.
@@ -119,7 +120,7 @@ class LargestBatch(Part):
     refused: Amount | None = None
 
 
-class TracingFinding(Part):
+class CompileFinding(Part):
     """An operation that keeps the step from being one fixed program. `where`: FILE:LINE of the user's code."""
 
     kind: Line = ""
@@ -141,7 +142,7 @@ class CompiledStep(Part):
     memory: CompiledMemory = CompiledMemory()
     step: StepCost | None = None
     largest_batch: LargestBatch | None = None
-    found: list[TracingFinding] = []
+    found: list[CompileFinding] = []
 
 
 class Bucket(Part):
@@ -168,7 +169,7 @@ class LastWords(TrainerReport):
 
     outcome: str | None = None
     message: str = ""
-    rung: RungNumbers = RungNumbers()
+    rung: ReportedRung = ReportedRung()
     compiled: CompiledStep | None = None
     places: Places | None = None
 

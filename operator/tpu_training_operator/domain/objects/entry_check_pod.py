@@ -7,6 +7,7 @@ no TPU node, no peers and no reports. It has its own ConfigMap, with the run spe
 from collections.abc import Mapping
 from typing import Any
 
+from tpu_contract import protocol
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.entry_check import CompileCheck
 from tpu_training_operator.api.job import TPUTrainingJob
@@ -76,7 +77,7 @@ def entry_check_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
 def _container(job: TPUTrainingJob, container: Object) -> Object:
     fields = {key: value for key, value in container.items() if key != "ports"}
     seconds = compile_seconds(job)
-    compiles = [] if seconds is None else [{"name": constants.ENV_COMPILE_SECONDS, "value": str(seconds)}]
+    compiles = [] if seconds is None else [{"name": protocol.ENV_COMPILE_SECONDS, "value": str(seconds)}]
     env = [*compiles, *_env(container["env"])]
     return {**fields, "command": constants.CHECK_COMMAND, "env": env, "resources": _resources(job)}
 

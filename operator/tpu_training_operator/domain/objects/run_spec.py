@@ -1,121 +1,103 @@
-"""Builds the run spec, `runspec/v1`, which the trainer reads. A JSON schema in `tpu_trainer` describes it.
-
-A loop of the user's own gets the same file, without an entrypoint.
-"""
+"""Builds the run spec, which the trainer reads. A loop of the user's own gets the same file, without an entrypoint."""
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
-from tpu_training_operator.api.recipe import OnNotFinite, Optimizer, Precision, Recipe, Schedule, ScheduleName, Sharding
-from tpu_training_operator.api.trainer import Backend, Execution, Loop, TorchRuntime
+from tpu_contract import run_spec as contract
+from tpu_training_operator.api.job import InitFrom, TPUTrainingJob
+from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval, left_by_rungs
-from tpu_training_operator.domain.job.recipe.comparison import ComparisonRow, comparison
+from tpu_training_operator.domain.job.recipe.comparison import comparison
 from tpu_training_operator.domain.job.recipe.resolve import LowerRung, Resolution
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 
-SCHEMA = "runspec/v1"
-
-_BACKENDS = {Backend.XLA: "xla", Backend.XLA_SPMD: "xla-spmd", Backend.TORCH: "torch"}
+_BACKENDS = {BackendName.XLA: "xla", BackendName.XLA_SPMD: "xla-spmd", BackendName.TORCH: "torch"}
 
 
 def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[str, Any]:
     """Returns the run spec of one attempt, which all its workers share."""
-    layout, recipe, spec = resolution.layout, resolution.recipe, job.spec
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "job": {"namespace": job.namespace, "name": job.name, "uid": job.uid, "attempt": attempt},
-        "backend": _BACKENDS[spec.trainer.backend],
-        "hardware": spec.slice.hardware.value,
-        "slice": {
-            "generation": layout.shape.generation,
-            "topology": layout.shape.topology,
-            "slices": layout.slices,
-            "hosts": layout.hosts,
-            "replicas": layout.replicas,
-        },
-        "batch": {
-            "global": recipe.batch.total,
-            "perReplica": recipe.batch.per_replica,
-            "accumulation": recipe.batch.accumulation,
-        },
-        "trainSteps": recipe.train_steps,
-        "warmupSteps": recipe.warmup_steps,
-        "schedule": _schedule(spec.recipe.schedule, recipe),
-        "seed": spec.recipe.seed,
-        "optimizer": _optimizer(spec.recipe.optimizer, recipe),
-        "parameters": dict(sorted((spec.recipe.parameters or {}).items())),
-        "recipe": dict(_list_fields(spec.recipe)),
-        "scaling": [_scaling(row) for row in comparison(spec.recipe, resolution)],
-    }
-    if spec.trainer.entrypoint is not None:
-        document["entrypoint"] = spec.trainer.entrypoint
-    # Left out if it is the default, because an older image refuses unknown fields.
-    if spec.trainer.loop is not Loop.BUILT_IN:
-        document["loop"] = spec.trainer.loop.value
-    if recipe.evaluate_every_steps is not None:
-        document["evaluateEverySteps"] = recipe.evaluate_every_steps
-    if recipe.ema_decay is not None:
-        document["emaDecay"] = recipe.ema_decay
-    if spec.recipe.stop_early is not None:
-        document["stopEarly"] = spec.recipe.stop_early.model_dump(by_alias=True, exclude_none=True, mode="json")
-    if spec.recipe.on_not_finite is not OnNotFinite.STOP:
-        document["onNotFinite"] = spec.recipe.on_not_finite.value
-    if spec.recipe.gradient_clip_norm is not None:
-        document["gradientClipNorm"] = spec.recipe.gradient_clip_norm
-    if spec.recipe.precision is not Precision.FLOAT32:
-        document["precision"] = spec.recipe.precision.value
-    if spec.recipe.sharding is not Sharding.REPLICATED:
-        document["sharding"] = spec.recipe.sharding.value
-    if spec.recipe.dataset_size is not None:
-        document["datasetSize"] = spec.recipe.dataset_size
-    if spec.data is not None:
-        document["dataUri"] = spec.data.uri
-    if spec.trainer.torch is not None:
-        document["torch"] = _torch(spec.trainer.torch)
-    if spec.trainer.code is not None:
-        document["code"] = spec.trainer.code.model_dump()
-    if spec.checkpoint is not None:
-        document["checkpoint"] = _checkpoint(job, spec.checkpoint)
-        if (lower_rungs := left_by_rungs(job)) is not None:
-            document["checkpoint"]["rungs"] = lower_rungs
+    run = _own_run(job, resolution, attempt)
     if resolution.lower_rung is not None:
-        document |= _lower_rung(resolution.lower_rung, attempt)
-    if spec.report is not None:
-        document["report"] = spec.report.model_dump(by_alias=True, exclude_none=True)
-    return document
+        run = _lower_rung(run, resolution.lower_rung, attempt)
+    return contract.run_spec_document(run)
 
 
-def _torch(torch: TorchRuntime) -> dict[str, Any]:
-    # TorchTPU reads the compile cache from a variable (worker_env).
-    document = torch.model_dump(by_alias=True, mode="json", exclude={"compile_cache"})
-    # An older image refuses unknown fields.
-    if torch.execution is Execution.EAGER:
-        del document["execution"]
-    return document
+def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contract.RunSpec:
+    layout, scaled, spec = resolution.layout, resolution.recipe, job.spec
+    recipe, trainer, report = spec.recipe, spec.trainer, spec.report
+    torch, code, stop = trainer.torch, trainer.code, recipe.stop_early
+    return contract.RunSpec(
+        job=contract.JobRef(job.namespace, job.name, job.uid, attempt),
+        entrypoint=trainer.entrypoint or contract.NO_ENTRYPOINT,
+        loop=trainer.loop,
+        backend=_BACKENDS[trainer.backend],
+        hardware=spec.slice.hardware,
+        slice=contract.SliceSpec(
+            layout.shape.generation, layout.shape.topology, layout.slices, layout.hosts, layout.replicas
+        ),
+        batch=contract.BatchSpec(scaled.batch.total, scaled.batch.per_replica, scaled.batch.accumulation),
+        train_steps=scaled.train_steps,
+        warmup_steps=scaled.warmup_steps,
+        schedule=_schedule(recipe, scaled),
+        evaluate_every_steps=scaled.evaluate_every_steps,
+        stop_early=None
+        if stop is None
+        else contract.StopSpec(stop.metric, stop.mode, stop.patience, _number(stop.min_delta)),
+        ema_decay=_number(scaled.ema_decay),
+        on_not_finite=recipe.on_not_finite,
+        gradient_clip_norm=_number(recipe.gradient_clip_norm),
+        precision=recipe.precision,
+        sharding=recipe.sharding,
+        dataset_size=recipe.dataset_size,
+        seed=recipe.seed,
+        optimizer=_optimizer(recipe, scaled),
+        parameters=dict(sorted((recipe.parameters or {}).items())),
+        data_uri=None if spec.data is None else spec.data.uri,
+        code=None if code is None else contract.CodeSpec(code.uri, code.sha256),
+        # TorchTPU reads the compile cache from a variable (worker_env).
+        torch=contract.RunSpec.torch
+        if torch is None
+        else contract.TorchSpec(torch.device, torch.collectives, torch.processes_per_host, torch.execution),
+        checkpoint=_checkpoint(job),
+        report=contract.RunSpec.report
+        if report is None
+        else contract.ReportSpec(report.uri, report.tensor_board, report.gradient_noise_scale),
+        scaling=comparison(recipe, resolution),
+        recipe=dict(_list_fields(recipe)),
+    )
 
 
-def _lower_rung(lower_rung: LowerRung, attempt: int) -> dict[str, Any]:
-    """Returns the fields that a lower rung of the ladder replaces."""
-    document: dict[str, Any] = {"endAfterSteps": lower_rung.steps}
-    if (uri := lower_rung.folder(attempt)) is not None:
-        # Without an interval there is one checkpoint, at the end.
-        document["checkpoint"] = {"uri": uri, "keep": 1}
-        if lower_rung.init_from is not None:
-            document["checkpoint"]["initFrom"] = lower_rung.init_from.model_dump()
-    return document
+def _lower_rung(run: contract.RunSpec, rung: LowerRung, attempt: int) -> contract.RunSpec:
+    """Returns the run with the fields that a lower rung of the ladder replaces."""
+    run = replace(run, end_after_steps=rung.steps)
+    if (uri := rung.folder(attempt)) is None:
+        return run
+    # Without an interval there is one checkpoint, at the end.
+    return replace(run, checkpoint=contract.CheckpointSpec(uri, None, None, 1, init_from=_init(rung.init_from)))
 
 
-def _checkpoint(job: TPUTrainingJob, checkpoint: Checkpoint) -> dict[str, Any]:
-    document = {"uri": folder(job, checkpoint), "keep": checkpoint.keep, **interval(checkpoint)}
-    if checkpoint.keep_best is not None:
-        document["keepBest"] = checkpoint.keep_best.model_dump(mode="json")
-    if checkpoint.resume_from is not None:
-        document["resumeFrom"] = checkpoint.resume_from
-    if checkpoint.init_from is not None:
-        document["initFrom"] = checkpoint.init_from.model_dump()
-    return document
+def _checkpoint(job: TPUTrainingJob) -> contract.CheckpointSpec | None:
+    checkpoint = job.spec.checkpoint
+    if checkpoint is None:
+        return None
+    every, best = interval(checkpoint), checkpoint.keep_best
+    return contract.CheckpointSpec(
+        uri=folder(job, checkpoint),
+        every_steps=every.get("everySteps"),
+        every_seconds=every.get("everySeconds"),
+        keep=checkpoint.keep,
+        keep_best=None if best is None else contract.BestSpec(best.metric, best.mode),
+        resume_from=checkpoint.resume_from,
+        init_from=_init(checkpoint.init_from),
+        rungs=left_by_rungs(job),
+    )
+
+
+def _init(weights: InitFrom | None) -> contract.InitSpec | None:
+    return None if weights is None else contract.InitSpec(weights.uri, weights.strict)
 
 
 # Fields that do not affect the weights, or that the run spec already has elsewhere: the parameters may take half a
@@ -127,7 +109,7 @@ def _list_fields(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Lists the user's recipe by field path. It leaves out defaults, so that a field that a later version adds does not
     make the same recipe look different."""
     # A schedule or an early stop that follows the evaluations depends on how often they happen.
-    followed = recipe.stop_early is not None or recipe.schedule.name is ScheduleName.PLATEAU
+    followed = recipe.stop_early is not None or recipe.schedule.name is contract.ScheduleName.PLATEAU
     left_out = _NOT_COMPARED - {"evaluate_every_steps"} if followed else _NOT_COMPARED
     fields = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=left_out, mode="json")
     return _leaves("recipe", fields)
@@ -141,17 +123,27 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, value if isinstance(value, str) else json.dumps(value)
 
 
-def _optimizer(optimizer: Optimizer, recipe: ScaledRecipe) -> dict[str, str]:
-    scaled = {"learningRate": recipe.learning_rate, "weightDecay": recipe.weight_decay, **recipe.betas}
-    fields = optimizer.model_dump(by_alias=True, exclude_none=True)
-    return fields | {name: value for name, value in scaled.items() if value is not None}
+def _optimizer(recipe: Recipe, scaled: ScaledRecipe) -> contract.OptimizerSpec:
+    optimizer = recipe.optimizer
+    return contract.OptimizerSpec(
+        name=optimizer.name,
+        learning_rate=float(scaled.learning_rate),
+        momentum=_number(optimizer.momentum),
+        weight_decay=_number(scaled.weight_decay),
+        beta1=_number(scaled.betas.get("beta1", optimizer.beta1)),
+        beta2=_number(scaled.betas.get("beta2", optimizer.beta2)),
+        epsilon=_number(optimizer.epsilon),
+    )
 
 
-def _scaling(row: ComparisonRow) -> dict[str, str]:
-    return {"name": row.name, "tunedOn": row.tuned_on, "runsOn": row.runs_on, "rule": row.rule}
-
-
-def _schedule(schedule: Schedule, recipe: ScaledRecipe) -> dict[str, Any]:
+def _schedule(recipe: Recipe, scaled: ScaledRecipe) -> contract.ScheduleSpec:
     """Returns the schedule with milestones in steps, the only unit that the trainer knows."""
-    fields = schedule.model_dump(by_alias=True, exclude_none=True, exclude={"milestone_epochs"}, mode="json")
-    return fields | {"milestones": list(recipe.milestones)}
+    schedule = recipe.schedule
+    factor = _number(schedule.factor)
+    return contract.ScheduleSpec(
+        schedule.name, scaled.milestones, factor, schedule.metric, schedule.mode, schedule.patience
+    )
+
+
+def _number(text: str | None) -> float | None:
+    return None if text is None else float(text)

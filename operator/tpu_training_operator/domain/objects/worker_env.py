@@ -8,9 +8,10 @@ whole host would give it wrong bounds. GKE's device plugin provides TPU_SKIP_MDS
 from collections.abc import Mapping
 from typing import Any
 
+from tpu_contract import protocol
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.trainer import Backend, Code, TorchRuntime
+from tpu_training_operator.api.trainer import BackendName, Code, TorchRuntime
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.naming import WorkerId
@@ -43,22 +44,22 @@ def worker_env(
     leader = naming.leader_dns_name(job.name, job.namespace, layout, worker.attempt)
     values = {
         # A single host needs no DNS.
-        "MASTER_ADDR": leader if layout.hosts > 1 else _LOCALHOST,
-        "MASTER_PORT": str(constants.RENDEZVOUS_PORT),
+        protocol.ENV_MASTER_ADDR: leader if layout.hosts > 1 else _LOCALHOST,
+        protocol.ENV_MASTER_PORT: str(constants.RENDEZVOUS_PORT),
         "TPU_WORKER_ID": str(worker.host),
         # The name that an Indexed Job uses.
         "JOB_COMPLETION_INDEX": str(worker.host),
         **_recipe_env(job, resolution),
-        "TPUJOB_NUM_HOSTS": str(layout.hosts),
-        "TPUJOB_HOST_INDEX": str(naming.host_index(layout, worker)),
+        protocol.ENV_NUM_HOSTS: str(layout.hosts),
+        protocol.ENV_HOST_INDEX: str(naming.host_index(layout, worker)),
         "TPUJOB_SLICE_INDEX": str(worker.slice),
         "TPUJOB_ATTEMPT": str(worker.attempt),
-        "TPUJOB_TERMINATION_LOG": constants.TERMINATION_LOG,
-        "TPUJOB_RUN_SPEC": f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}",
+        protocol.ENV_TERMINATION_LOG: constants.TERMINATION_LOG,
+        protocol.ENV_RUN_SPEC: f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}",
         **_torchrun_hosts_env(job, resolution, worker),
         **_code_env(job.spec.trainer.code),
     }
-    if job.spec.trainer.backend is not Backend.TORCH:
+    if job.spec.trainer.backend is not BackendName.TORCH:
         # TPU or CPU: the PJRT client that torch_xla starts.
         values["PJRT_DEVICE"] = job.spec.slice.hardware.value
     if layout.slices > 1:
@@ -110,8 +111,8 @@ def _code_env(code: Code | None) -> dict[str, str]:
         return {}
     archive = f"{constants.CODE_ARCHIVE_DIRECTORY}/{constants.CODE_ARCHIVE_KEY}"
     return {
-        "TPUJOB_CODE_DIRECTORY": constants.CODE_DIRECTORY,
-        **({"TPUJOB_CODE_ARCHIVE": archive} if code.secret is not None else {}),
+        protocol.ENV_CODE_DIRECTORY: constants.CODE_DIRECTORY,
+        **({protocol.ENV_CODE_ARCHIVE: archive} if code.secret is not None else {}),
     }
 
 
@@ -120,7 +121,7 @@ def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
 
     With torch_xla, libtpu joins the hosts, and torch_xla would take RANK as a sign of torchrun.
     """
-    return job.spec.trainer.command is not None and job.spec.trainer.backend is Backend.TORCH
+    return job.spec.trainer.command is not None and job.spec.trainer.backend is BackendName.TORCH
 
 
 def _torchrun_hosts_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
@@ -188,16 +189,16 @@ def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
     """Returns the trainer's variables, and those of Kubeflow Trainer (KEP-2779) that Hugging Face's callbacks use."""
     place = f"namespaces/{job.namespace}"
     return {
-        "TPUJOB_PROGRESS_URL": (
+        protocol.ENV_PROGRESS_URL: (
             f"{reporting.url}/apis/{constants.API_VERSION}/{place}/{constants.PLURAL}/{job.name}/progress"
         ),
-        "TPUJOB_PROGRESS_TOKEN_FILE": constants.PROGRESS_TOKEN_FILE,
-        "TPUJOB_PROGRESS_CA_FILE": constants.PROGRESS_CA_FILE,
-        "KUBEFLOW_TRAINER_SERVER_URL": (
+        protocol.ENV_PROGRESS_TOKEN_FILE: constants.PROGRESS_TOKEN_FILE,
+        protocol.ENV_PROGRESS_CA_FILE: constants.PROGRESS_CA_FILE,
+        protocol.ENV_KUBEFLOW_URL: (
             f"{reporting.url}/apis/trainer.kubeflow.org/v1alpha1/{place}/trainjobs/{job.name}/status"
         ),
-        "KUBEFLOW_TRAINER_SERVER_TOKEN": constants.PROGRESS_TOKEN_FILE,
-        "KUBEFLOW_TRAINER_SERVER_CA_CERT": constants.PROGRESS_CA_FILE,
+        protocol.ENV_KUBEFLOW_TOKEN: constants.PROGRESS_TOKEN_FILE,
+        protocol.ENV_KUBEFLOW_CA: constants.PROGRESS_CA_FILE,
     }
 
 

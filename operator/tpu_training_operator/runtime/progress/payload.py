@@ -10,16 +10,12 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError
 
+from tpu_contract.protocol import MOST_WARNINGS, STACKS_LIMIT, WARNING_LENGTH, ReportPhase
 from tpu_training_operator.api.model import LARGEST_COUNT
-from tpu_training_operator.api.status import MOST_WARNINGS, ReportPhase
 from tpu_training_operator.api.words import number_text, read_number
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.job.trainer_report import Count, Part, TrainerReport, metric_texts
 from tpu_training_operator.runtime.progress.tokens import ReportRefused, Sender
-
-LONGEST_WARNING = 1024
-# In characters. The last ones are kept, which show where a thread is.
-LONGEST_STACKS = 16 * 1024
 
 _MOST_PROBLEMS = 5
 _LONGEST_PROBLEM = 200
@@ -68,8 +64,9 @@ def read_progress(body: bytes, sender: Sender, received: datetime) -> WorkerRepo
         checkpoint_step=payload.checkpoint_step,
         best_checkpoint=payload.best,
         estimated_remaining_seconds=payload.estimated_remaining_seconds,
-        warnings=tuple(text[:LONGEST_WARNING] for text in (payload.warnings or ())[-MOST_WARNINGS:]),
-        stacks=payload.stacks[-LONGEST_STACKS:] if payload.stacks else None,
+        warnings=tuple(text[:WARNING_LENGTH] for text in (payload.warnings or ())[-MOST_WARNINGS:]),
+        # The end shows where a thread is.
+        stacks=payload.stacks[-STACKS_LIMIT:] if payload.stacks else None,
     )
 
 

@@ -24,6 +24,7 @@ from typing import Generic, TypeVar
 
 from aiohttp import web
 
+from tpu_contract.protocol import REPORT_LIMIT
 from tpu_training_operator.api.constants import API_VERSION, PLURAL
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.kube.cluster import JobKey
@@ -38,7 +39,6 @@ PROGRESS_PATH = f"/apis/{API_VERSION}/namespaces/{{namespace}}/{PLURAL}/{{name}}
 # Kubeflow Trainer's path, literally (KEP-2779): its clients are given the whole URL, but may look at it.
 TRAINER_STATUS_PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs/{name}/status"
 
-MOST_BYTES = 64 * 1024
 # A connection lasts for one report, some 50 ms, and takes up to 350 KiB of memory, most of it asyncio's TLS buffers.
 MOST_CONNECTIONS = 200
 REPORTS_PER_SECOND, REPORTS_AT_ONCE = 1.0, 5
@@ -102,7 +102,7 @@ class ProgressServer:
     metrics: Metrics | None = None
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[self._answered], client_max_size=MOST_BYTES)
+        app = web.Application(middlewares=[self._answered], client_max_size=REPORT_LIMIT)
         reports = Limits[JobKey](REPORTS_PER_SECOND, REPORTS_AT_ONCE, self.seconds)
         refusals = Limits[str](REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, self.seconds)
 
@@ -163,7 +163,7 @@ class ProgressServer:
         except ReportRefused as refused:
             response = _error(refused.status, str(refused), refused.retry_after)
         except web.HTTPRequestEntityTooLarge:
-            response = _error(413, f"the body is longer than {MOST_BYTES} bytes")
+            response = _error(413, f"the body is longer than {REPORT_LIMIT} bytes")
         except web.HTTPException as error:
             # No such path or method.
             response = _error(error.status, f"{error.reason}; reports are POSTed to {PROGRESS_PATH}")
@@ -178,7 +178,7 @@ class ProgressServer:
 @asynccontextmanager
 async def serve(service: ProgressServer, port: int, tls: ssl.SSLContext, host: str | None = None) -> AsyncIterator[int]:
     """Listens until the block ends. Yields the port; 0 asks for any free one."""
-    bounds = Bounds(MOST_CONNECTIONS, MOST_BYTES)
+    bounds = Bounds(MOST_CONNECTIONS, REPORT_LIMIT)
     async with serve_bounded(service.application(), port, bounds, tls=tls, host=host) as chosen:
         yield chosen
 

@@ -20,12 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from tpu_contract.protocol import ENV_COMPILE_SECONDS, ENV_RUN_SPEC, ExitCode
 from tpu_trainer.checks.compile.check import SCHEMA, CannotCheckError, check
-from tpu_trainer.contract.environment import read_environment
+from tpu_trainer.contract.environment import check_run_spec, read_environment
 from tpu_trainer.contract.errors import TrainerError
 from tpu_trainer.contract.outcome import Outcome, write_last_words
-from tpu_trainer.contract.protocol import ENV_COMPILE_SECONDS, ENV_RUN_SPEC, ExitCode
-from tpu_trainer.contract.spec import parse_run_spec
 from tpu_trainer.worker.code import install
 
 FITS, DOES_NOT, CANNOT_SAY = range(3)
@@ -128,7 +127,7 @@ def _check(
         if not isinstance(document, dict):
             raise CannotCheckError(f"run spec {path}: not a JSON object", "BadSpec")
         if installs_code and "code" in document:
-            spec = parse_run_spec(document)
+            spec = check_run_spec(document)
             assert spec.code is not None
             install(spec.code, read_environment({**os.environ, ENV_RUN_SPEC: str(path)}), os.environ)
         # The search may be ended before it is done.

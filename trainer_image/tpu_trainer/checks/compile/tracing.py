@@ -36,6 +36,7 @@ from torch.utils.weak import TensorWeakRef
 from torch_xla._internal import pjrt
 from torch_xla.core.xla_builder import create_placeholder_tensor
 
+from tpu_contract.run_spec import NotFinitePolicy, ReportSpec, RunSpec
 from tpu_trainer.checks.compile.operation_recorder import (
     FALLBACK,
     HOST_READ,
@@ -45,10 +46,9 @@ from tpu_trainer.checks.compile.operation_recorder import (
     first_difference,
 )
 from tpu_trainer.contract.clock import Clock, StepPace
-from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.environment import WorkerEnvironment, check_run_spec
 from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.outcome import outcome_of
-from tpu_trainer.contract.spec import NotFinitePolicy, ReportSpec, RunSpec, parse_run_spec
 from tpu_trainer.data.loading import has_length, is_sharded
 from tpu_trainer.data.shards import open_shard
 from tpu_trainer.doctor.padding import FEATURES, LEAST_WASTE, products_of
@@ -415,7 +415,7 @@ def _fewer(task: Task, examples: int, global_batch: int) -> Task:
 def traced_step(request: Mapping[str, Any]) -> dict[str, Any]:
     """Traces the step of the run spec that `request` has, and returns it as JSON, or says what is wrong with it."""
     try:
-        spec = parse_run_spec(request["spec"])
+        spec = check_run_spec(request["spec"])
         os.environ["CPU_NUM_DEVICES"] = str(spec.slice.replicas)
         pjrt.initialize_multiprocess(0, 1)
         xr._init_world_size_ordinal()

@@ -12,11 +12,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tpu_contract.protocol import ENV_COMPILE_SECONDS, ExitCode
+from tpu_contract.run_spec import ReportSpec, RunSpec, TorchSpec
 from tpu_trainer.checks.entry.places import find_places
-from tpu_trainer.contract.environment import read_environment
+from tpu_trainer.contract.environment import read_environment, read_run_spec
 from tpu_trainer.contract.outcome import Outcome, outcome_of
-from tpu_trainer.contract.protocol import ENV_COMPILE_SECONDS, ExitCode
-from tpu_trainer.contract.spec import ReportSpec, RunSpec, TorchSpec, read_run_spec
 from tpu_trainer.contract.stop import StopSignal
 from tpu_trainer.worker.code import install
 from tpu_trainer.worker.entry import die, end, import_no_device_libraries, modules_to_import

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from tpu_contract.protocol import ExitCode
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PreemptedError
 from tpu_trainer.contract.outcome import Outcome
-from tpu_trainer.contract.protocol import ExitCode
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import StopSignal
 from tpu_trainer.gang.backends.solo import open_solo
 from tpu_trainer.lightning import LightningRun

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tpu_trainer.contract.spec import RunSpec
+from tpu_contract.run_spec import RunSpec
 
 _STORAGE = "https://storage.googleapis.com"
 _FIELDS = "fields=location,locationType,customPlacementConfig"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.environment import WorkerEnvironment
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.gang.backends.base import Backend
 

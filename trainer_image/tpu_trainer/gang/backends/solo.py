@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.environment import WorkerEnvironment
-from tpu_trainer.contract.spec import RunSpec
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.backends.group import ProcessGroup

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tpu_contract.run_spec import TorchSpec
 from tpu_trainer.contract.errors import BadSpecError
-from tpu_trainer.contract.spec import TorchSpec
 from tpu_trainer.gang.backends.base import Counters, map_tensors, move_model, to_rows
 from tpu_trainer.gang.backends.feed import feed_in_turn
 from tpu_trainer.gang.backends.group import ProcessGroup

@@ -1,34 +1,23 @@
 """The slice and the recipe side by side, as tuned and as they run, with the rule between them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from tpu_training_operator.api.recipe import OnNotFinite, Precision, Recipe, Schedule, ScheduleName, Sharding
+from tpu_contract.protocol import DEFAULT_FACTOR
+from tpu_contract.run_spec import NotFinitePolicy, Precision, ScalingRow, ScheduleName, Sharding
+from tpu_training_operator.api.recipe import Recipe, Schedule
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.ledger import Note
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 
 _NONE = "-"
-# The trainer's default; a contract test compares them.
-PLATEAU_FACTOR = "0.1"
 
 
-@dataclass(frozen=True)
-class ComparisonRow:
-    """`tuned_on` is the recipe's value and `runs_on` this job's, "-" for none; `rule` may be empty."""
-
-    name: str
-    tuned_on: str
-    runs_on: str
-    rule: str = ""
-
-
-def comparison(recipe: Recipe, resolution: Resolution) -> tuple[ComparisonRow, ...]:
+def comparison(recipe: Recipe, resolution: Resolution) -> tuple[ScalingRow, ...]:
     """Returns the rows about the slice, then one for every number of the recipe that a rule may change."""
     return (*_slice_rows(recipe, resolution), *_number_rows(recipe, resolution))
 
 
-def _slice_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRow]:
+def _slice_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ScalingRow]:
     # Without `tunedOn`, no other slice is known.
     layout, tuned = resolution.layout, resolution.tuned_on if recipe.tuned_on is not None else None
     yield _row("slice", tuned, layout)
@@ -38,7 +27,7 @@ def _slice_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRo
     yield _row("replicas", tuned and tuned.replicas, layout.replicas, "one per XLA device")
 
 
-def _number_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonRow]:
+def _number_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ScalingRow]:
     scaled = resolution.recipe
     rules = _rules(scaled.notes)
     yield _row("batch per replica", recipe.global_batch_size // resolution.tuned_on.replicas, scaled.batch.per_replica)
@@ -48,7 +37,7 @@ def _number_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ComparisonR
     yield _row("train steps", recipe.train_steps, scaled.train_steps, rules.get("trainSteps", ""))
     yield _row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
     yield _row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
-    unusual = recipe.on_not_finite is not OnNotFinite.STOP
+    unusual = recipe.on_not_finite is not NotFinitePolicy.STOP
     divided = recipe.sharding is not Sharding.REPLICATED
     reduced = recipe.precision is not Precision.FLOAT32
     optional = (
@@ -74,11 +63,11 @@ def _tuned_milestones(schedule: Schedule) -> object:
     return schedule.milestones if epochs is None else f"{'epoch' if len(epochs) == 1 else 'epochs'} {_text(epochs)}"
 
 
-def _evaluation_rows(recipe: Recipe) -> Iterator[ComparisonRow]:
+def _evaluation_rows(recipe: Recipe) -> Iterator[ScalingRow]:
     """Yields the rows about decisions from evaluations. Patience is not scaled, because the interval is."""
     schedule, stop = recipe.schedule, recipe.stop_early
     if schedule.name is ScheduleName.PLATEAU:
-        factor = f"x {PLATEAU_FACTOR if schedule.factor is None else schedule.factor}"
+        factor = f"x {DEFAULT_FACTOR if schedule.factor is None else schedule.factor}"
         rule = f"after {count(schedule.patience or 0, 'evaluation')} without a better {schedule.metric}"
         yield _row("rate on a plateau", factor, factor, rule)
     if stop is not None:
@@ -87,8 +76,8 @@ def _evaluation_rows(recipe: Recipe) -> Iterator[ComparisonRow]:
         yield _row("stop early", after, after, f"without a better {stop.metric}{by}")
 
 
-def _row(name: str, before: object, now: object, rule: str = "") -> ComparisonRow:
-    return ComparisonRow(name, _text(before), _text(now), rule)
+def _row(name: str, before: object, now: object, rule: str = "") -> ScalingRow:
+    return ScalingRow(name, _text(before), _text(now), rule)
 
 
 def _text(value: object) -> str:

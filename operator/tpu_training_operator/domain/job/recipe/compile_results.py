@@ -9,7 +9,7 @@ from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.bound import Bound, bound_of
 from tpu_training_operator.domain.job.topology import SliceLayout
-from tpu_training_operator.domain.job.trainer_report import CompiledStep, TracingFinding
+from tpu_training_operator.domain.job.trainer_report import CompiledStep, CompileFinding
 
 _MOST_FINDINGS = 2
 
@@ -120,7 +120,7 @@ class CompileResult:
             yield "compiled, not run"
 
 
-def _describe(finding: TracingFinding) -> str:
+def _describe(finding: CompileFinding) -> str:
     where = f"{finding.where}: " if finding.where else ""
     shapes = f" ({finding.shapes})" if finding.shapes else ""
     return f"{where}{finding.operation} {_FINDINGS.get(finding.kind, finding.kind)}{shapes}"

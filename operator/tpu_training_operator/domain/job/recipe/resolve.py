@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tpu_contract.words import cut
 from tpu_training_operator.api.job import InitFrom, Spec
 from tpu_training_operator.api.ladder import Gates
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
-from tpu_training_operator.api.text import cut
-from tpu_training_operator.api.trainer import Backend
+from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.choice import SliceChoice, on_slice, own_choice
@@ -117,7 +117,7 @@ def check_hosts(resolution: Resolution, most: int, field: str = "spec.slice") ->
 def _backend_problems(spec: Spec, layout: SliceLayout) -> Iterator[Problem]:
     """Yields why the backend cannot run on this layout. The API has no rule, as only the catalogue knows the layout."""
     backend, torch = spec.trainer.backend, spec.trainer.torch
-    if backend is Backend.XLA_SPMD and spec.slice.hardware is Hardware.CPU and layout.hosts > 1:
+    if backend is BackendName.XLA_SPMD and spec.slice.hardware is Hardware.CPU and layout.hosts > 1:
         message = (
             f"XLASPMD on hardware CPU runs on one host, not on {layout.hosts}, because XLA's CPU client cannot connect"
             " processes; rehearse with XLA or Torch, or on a slice of one host"

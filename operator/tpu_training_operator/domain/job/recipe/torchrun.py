@@ -7,7 +7,7 @@ command lines are often copied from a single machine with GPUs.
 from collections.abc import Iterator, Sequence
 
 from tpu_training_operator.api.job import Spec
-from tpu_training_operator.api.trainer import Backend, TorchRuntime
+from tpu_training_operator.api.trainer import BackendName, TorchRuntime
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _FLAGS = ("standalone", "no_python", "run_path", "use_env")
@@ -18,7 +18,7 @@ _PROCESSES = "PET_NPROC_PER_NODE"
 def torchrun_warnings(spec: Spec, hosts: int) -> Iterator[str]:
     trainer = spec.trainer
     options = _options([*(trainer.command or ()), *(trainer.args or ())])
-    if options is None or trainer.backend is not Backend.TORCH:
+    if options is None or trainer.backend is not BackendName.TORCH:
         return
     if hosts > 1:
         yield from _host_warnings(options, hosts)

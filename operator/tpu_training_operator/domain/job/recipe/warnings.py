@@ -4,34 +4,20 @@ Only the trainer knows whether a task builds its own optimizer, and compares it 
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from decimal import Decimal
 
+from tpu_contract.protocol import OPTIMIZERS, PROGRAM_CHECKS, XLA_CHECKS
+from tpu_contract.run_spec import Execution, ScheduleName
 from tpu_training_operator.api.job import Spec
-from tpu_training_operator.api.ladder import Finding
-from tpu_training_operator.api.recipe import Optimizer, Recipe, ScheduleName
+from tpu_training_operator.api.recipe import Optimizer, Recipe
 from tpu_training_operator.api.slice import Hardware, ProvisioningType
-from tpu_training_operator.api.trainer import Backend, Execution
+from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 from tpu_training_operator.domain.job.recipe.torchrun import torchrun_warnings
 from tpu_training_operator.domain.job.topology import SliceLayout
 
-_ADAM_SETTINGS = frozenset({"weight_decay", "beta1", "beta2", "epsilon"})
-# The optimizers that the trainer builds, and what each takes; a contract test compares them with
-# `tpu_trainer.optim.optimizers`.
-BUILT: Mapping[str, frozenset[str]] = {
-    "adafactor": frozenset({"weight_decay"}),
-    "adam": _ADAM_SETTINGS,
-    "adamw": _ADAM_SETTINGS,
-    "lion": frozenset({"weight_decay", "beta1", "beta2"}),
-    "rmsprop": frozenset({"momentum", "weight_decay", "epsilon"}),
-    "sgd": frozenset({"momentum", "weight_decay"}),
-}
-XLA_CHECKS = frozenset({Finding.CPU_FALLBACK, Finding.HOST_SYNC, Finding.MID_STEP_EXECUTION, Finding.PADDING})
-"""What the trainer's doctor reads from torch_xla; a contract test compares it with `tpu_trainer.doctor.doctor`."""
-PROGRAM_CHECKS = frozenset({Finding.RECOMPILATION, Finding.UNEQUAL_COMPILATIONS})
-"""What the doctor counts if torch_xla or torch.compile compiles the step."""
 _SETTINGS = ("momentum", "weight_decay", "beta1", "beta2", "epsilon")
 _CLOSE = 0.7
 # Volumes of other kinds end with the pod, or cannot be written to.
@@ -55,10 +41,10 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
 
 def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
     """Yields a warning for each gate that cannot pass: the job would climb the ladder up to it and no further."""
-    if spec.ladder is None or spec.trainer.backend is not Backend.TORCH:
+    if spec.ladder is None or spec.trainer.backend is not BackendName.TORCH:
         return
     compiles = spec.trainer.torch is not None and spec.trainer.torch.execution is Execution.COMPILE
-    cannot_see = XLA_CHECKS if compiles else XLA_CHECKS | PROGRAM_CHECKS
+    cannot_see = XLA_CHECKS if compiles else (*XLA_CHECKS, *PROGRAM_CHECKS)
     for index, rung in enumerate(spec.ladder.rungs):
         wanted = (rung.gates and rung.gates.no_findings) or ()
         if unseen := [check for check in wanted if check in cannot_see]:
@@ -105,7 +91,7 @@ def _is_inside(path: str, mount: str) -> bool:
 def _separate_models(spec: Spec, hosts: int) -> Iterator[str]:
     """Yields a warning if the hosts of a user's own loop do not train one model."""
     trainer = spec.trainer
-    joins_hosts = spec.slice.hardware is Hardware.TPU or trainer.backend is Backend.TORCH
+    joins_hosts = spec.slice.hardware is Hardware.TPU or trainer.backend is BackendName.TORCH
     if trainer.command is not None and hosts > 1 and not joins_hosts:
         yield (
             f"each of the {hosts} hosts trains its own model: on hardware CPU torch_xla cannot connect hosts, and the"
@@ -115,13 +101,13 @@ def _separate_models(spec: Spec, hosts: int) -> Iterator[str]:
 
 def _unused_optimizer_settings(optimizer: Optimizer) -> Iterator[str]:
     name = optimizer.name.lower()
-    takes = BUILT.get(name)
+    takes = OPTIMIZERS.get(name)
     if takes is None:
-        nearest = difflib.get_close_matches(name, BUILT, n=1, cutoff=_CLOSE)
+        nearest = difflib.get_close_matches(name, OPTIMIZERS, n=1, cutoff=_CLOSE)
         hint = f" (did you mean {nearest[0]}?)" if nearest else ""
         yield (
-            f"the trainer builds {', '.join(sorted(BUILT))}, but not {optimizer.name}{hint}; unless the task brings its"
-            " own optimizer, the run fails when it starts"
+            f"the trainer builds {', '.join(sorted(OPTIMIZERS))}, but not {optimizer.name}{hint}; unless the task"
+            " brings its own optimizer, the run fails when it starts"
         )
         return
     for field in _SETTINGS:
@@ -130,7 +116,7 @@ def _unused_optimizer_settings(optimizer: Optimizer) -> Iterator[str]:
 
 
 def _unused_scaling(recipe: Recipe) -> Iterator[str]:
-    scaling, takes = recipe.scaling, BUILT.get(recipe.optimizer.name.lower())
+    scaling, takes = recipe.scaling, OPTIMIZERS.get(recipe.optimizer.name.lower())
     if scaling.betas and takes is not None and "beta1" not in takes:
         yield f"recipe.scaling.betas has no effect: {recipe.optimizer.name} does not take betas"
     if scaling.weight_decay and recipe.optimizer.weight_decay is None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
-from tpu_training_operator.api.status import Goodput, Progress, ReportPhase, State, Status
+from tpu_training_operator.api.status import Goodput, Progress, State, Status
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
+from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.placement import ReturnToPreferred
-from tpu_training_operator.api.status import PlacementReason, ReportPhase
+from tpu_training_operator.api.status import PlacementReason
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.job.naming import leads_a_slice, placeholder_slice

@@ -5,8 +5,9 @@ One status write raises the attempt and records everything decided about it, bef
 
 from dataclasses import replace
 
+from tpu_contract.protocol import ExitCode
 from tpu_training_operator.api.conditions import EventReason, Reason
-from tpu_training_operator.api.failures import ExitCode, FailureReason
+from tpu_training_operator.api.failures import FailureReason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import MOST_NODES, Activity, DeviceFault, Failure, Goodput, State, Status
 from tpu_training_operator.api.words import count, span
@@ -140,7 +141,7 @@ def _give_up(ctx: Context, status: Status, failure: Failure) -> Plan:
 def _account_for_failure(ctx: Context, failure: Failure) -> Goodput:
     """Returns the goodput with the attempt's training ended at its failure. A preempted trainer has saved all of it."""
     goodput = ctx.goodput_at_end(parse_time(failure.time))
-    keeps = failure.exit_code == ExitCode.PREEMPTED and ctx.job.spec.checkpoint is not None
+    keeps = failure.exit_code == ExitCode.Preempted and ctx.job.spec.checkpoint is not None
     goodput = mark_saved(goodput) if keeps else mark_lost(goodput)
     return replace(goodput, activity=Activity.RECOVERY)
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from tpu_contract.words import cut
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
 from tpu_training_operator.api.status import State, Status
-from tpu_training_operator.api.text import cut
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.hosts import HostGroup, group_words, host_of, summarize_hosts
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod

@@ -1,13 +1,15 @@
-"""The contract between the trainer and what starts it, besides the run spec: exit codes, variables, limits.
-
-A contract test compares this side with the operator's. The run spec itself is `runspec-v1.schema.json`.
+"""What operator and trainer agree on besides the run spec and the history: exit codes, phases, findings, limits, and
+the variables of a worker.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 
 RUN_SPEC_SCHEMA = "runspec/v1"
+HISTORY_SCHEMA = "history/v1"
+HISTORY_FILE = "history.json"
 
 TERMINATION_MESSAGE_LIMIT = 4096
 """Bytes of a termination message that Kubernetes keeps."""
@@ -44,6 +46,54 @@ class ReportPhase(StrEnum):
     DONE = "Done"
 
 
+class Phase(StrEnum):
+    """What the replica spends its time on. `DEVICE` is waiting for results: the device's own work, or a peer that is
+    late."""
+
+    START = "start"
+    INPUT = "input"
+    HOST = "host"
+    DEVICE = "device"
+    CHECKPOINT = "checkpoint"
+    EVALUATE = "evaluate"
+
+
+class Check(StrEnum):
+    """Something that the trainer's doctor looks for."""
+
+    # docs/doctor.md says what each means and what to do about it.
+
+    RECOMPILATION = "RecompilationAfterWarmUp"
+    CPU_FALLBACK = "CpuFallback"
+    HOST_SYNC = "HostSync"
+    MID_STEP_EXECUTION = "MidStepExecution"
+    PADDING = "Padding"
+    INPUT_BOUND = "InputBound"
+    STRAGGLER_HOST = "StragglerHost"
+    NOT_FINITE = "NotFinite"
+    UNEQUAL_COMPILATIONS = "UnequalCompilations"
+
+
+XLA_CHECKS = (Check.CPU_FALLBACK, Check.HOST_SYNC, Check.MID_STEP_EXECUTION, Check.PADDING)
+"""What the doctor reads from torch_xla."""
+
+PROGRAM_CHECKS = (Check.RECOMPILATION, Check.UNEQUAL_COMPILATIONS)
+"""What the doctor counts wherever steps are compiled."""
+
+_ADAM_SETTINGS = frozenset({"weight_decay", "beta1", "beta2", "epsilon"})
+OPTIMIZERS: Mapping[str, frozenset[str]] = {
+    "adafactor": frozenset({"weight_decay"}),
+    "adam": _ADAM_SETTINGS,
+    "adamw": _ADAM_SETTINGS,
+    "lion": frozenset({"weight_decay", "beta1", "beta2"}),
+    "rmsprop": frozenset({"momentum", "weight_decay", "epsilon"}),
+    "sgd": frozenset({"momentum", "weight_decay"}),
+}
+"""The optimizers that the trainer builds by name, and what each takes besides the learning rate."""
+
+DEFAULT_FACTOR = 0.1
+"""The factor of schedules Step and Plateau, if the recipe gives none."""
+
 REPORT_LIMIT = 64 * 1024
 """The largest report that the operator accepts, in bytes."""
 
@@ -51,7 +101,7 @@ MOST_METRICS = 64
 MOST_WARNINGS = 20
 WARNING_LENGTH = 1024
 STACKS_LIMIT = 16 * 1024
-"""The most that a report may hold: numbers of metrics and warnings, characters of a warning, bytes of a stack dump."""
+"""The most that a report may hold: numbers of metrics and warnings, characters of a warning and of a stack dump."""
 
 MOST_CODE_FILES = 10_000
 LARGEST_CODE_ARCHIVE = 64 * 1024**2

@@ -1,4 +1,4 @@
-"""The run spec: one training run, fully resolved. `entry` reads it once; it never changes.
+"""The run spec: one training run, fully resolved. The operator writes it, the trainer reads it, it never changes.
 
 `runspec-v1.schema.json` is its written form, and a test keeps the two in agreement. Each field of the classes below
 carries the reader of its JSON value. A field's JSON name is its name in camel case, unless its metadata gives another.
@@ -7,26 +7,18 @@ What a schema cannot express (replicas x perReplica x accumulation = global) is 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from tpu_trainer.contract.errors import BadSpecError, cut
-from tpu_trainer.contract.protocol import RUN_SPEC_SCHEMA
+from tpu_contract.protocol import RUN_SPEC_SCHEMA
+from tpu_contract.words import cut
 
 BACKENDS = ("xla", "xla-spmd", "torch")
-PRECISIONS = ("Float32", "BFloat16Mixed", "BFloat16")
-SHARDINGS = ("Replicated", "Optimizer")
-EXECUTIONS = ("Compile", "Fuse", "Eager")
-LOOPS = ("BuiltIn", "Lightning")
-LIGHTNING_LOOP = LOOPS[1]
-SCHEDULES = ("Constant", "Linear", "Cosine", "Step", "Plateau")
 
 LARGEST_SEED = 2**32 - 1
 """The largest seed that every random generator accepts; numpy's global one sets the limit."""
@@ -34,19 +26,73 @@ LARGEST_SEED = 2**32 - 1
 NO_ENTRYPOINT = "trainer:command"
 """Stands for the entrypoint in a job with `trainer.command`."""
 
+# With their defaults, too: loops of the users' own read them from the document.
+_ALWAYS_WRITTEN = frozenset({"accumulation", "milestones", "parameters", "recipe", "scaling", "schedule"})
+
 _MOST_ROWS = 64
 _LONGEST_WORDS = 4096
 
 # The same pattern as in runspec-v1.schema.json. ASCII digits only: \d would also match other scripts' digits.
 _DECIMAL = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
+
+class Loop(StrEnum):
+    BUILT_IN = "BuiltIn"
+    LIGHTNING = "Lightning"
+
+
+class Execution(StrEnum):
+    COMPILE = "Compile"
+    FUSE = "Fuse"
+    EAGER = "Eager"
+
+
+class ScheduleName(StrEnum):
+    CONSTANT = "Constant"
+    LINEAR = "Linear"
+    COSINE = "Cosine"
+    STEP = "Step"
+    PLATEAU = "Plateau"
+
+
+class Precision(StrEnum):
+    FLOAT32 = "Float32"
+    BFLOAT16_MIXED = "BFloat16Mixed"
+    BFLOAT16 = "BFloat16"
+
+
+class Sharding(StrEnum):
+    REPLICATED = "Replicated"
+    OPTIMIZER = "Optimizer"
+
+
+class Mode(StrEnum):
+    """Which values of a metric are better."""
+
+    MAX = "Max"
+    MIN = "Min"
+
+
+class NotFinitePolicy(StrEnum):
+    """What to do about a step whose loss or gradients are not finite. Stop: fail the run. Skip: leave the step out.
+    Warn: make the step."""
+
+    STOP = "Stop"
+    SKIP = "Skip"
+    WARN = "Warn"
+
+
+class RunSpecError(ValueError):
+    """A run spec that has another schema, or contradicts itself."""
+
+
 T = TypeVar("T")
 Reader = Callable[[object, str], Any]
-"""(JSON value, field path) -> value; raises BadSpecError: "<path>: expected <what would be right>, got <the value>"."""
+"""(JSON value, field path) -> value; raises RunSpecError: "<path>: expected <what would be right>, got <the value>"."""
 
 
-def _wrong(path: str, expected: str, value: object) -> BadSpecError:
-    return BadSpecError(f"{path}: expected {expected}, got {cut(repr(value), 60)}")
+def _wrong(path: str, expected: str, value: object) -> RunSpecError:
+    return RunSpecError(f"{path}: expected {expected}, got {cut(repr(value), 60)}")
 
 
 def _text(value: object, path: str) -> str:
@@ -176,13 +222,6 @@ class BatchSpec:
     accumulation: Count = 1
 
 
-class Mode(StrEnum):
-    """Which values of a metric are better."""
-
-    MAX = "Max"
-    MIN = "Min"
-
-
 ModeField = Annotated[Mode, _choice(Mode, tuple(Mode))]
 
 
@@ -198,7 +237,7 @@ class ScheduleSpec:
     patience: for "Plateau", in evaluations; None with the others.
     """
 
-    name: Annotated[str, _choice(str, SCHEDULES)]
+    name: Annotated[str, _choice(str, tuple(ScheduleName))]
     milestones: Annotated[tuple[int, ...], _steps] = ()
     factor: Decimal | None = None
     metric: Text | None = None
@@ -234,13 +273,13 @@ class OptimizerSpec:
 class TorchSpec:
     """What the torch backend runs on: a torch device type, the process group's backend, and processes per host.
 
-    ("cuda", "nccl") is GPUs, ("tpu", "tpu_dist") is TorchTPU. execution: how the device gets a step, one of EXECUTIONS.
+    ("cuda", "nccl") is GPUs, ("tpu", "tpu_dist") is TorchTPU. execution: how the device gets a step, an Execution.
     """
 
     device: Text
     collectives: Text
     processes_per_host: Count
-    execution: Annotated[str, _choice(str, EXECUTIONS)] = "Eager"
+    execution: Annotated[str, _choice(str, tuple(Execution))] = Execution.EAGER
 
 
 @dataclass(frozen=True)
@@ -289,15 +328,6 @@ class CodeSpec:
     sha256: Annotated[str, _sha256]
 
 
-class NotFinitePolicy(StrEnum):
-    """What to do about a step whose loss or gradients are not finite. Stop: fail the run. Skip: leave the step out.
-    Warn: make the step."""
-
-    STOP = "Stop"
-    SKIP = "Skip"
-    WARN = "Warn"
-
-
 @dataclass(frozen=True)
 class ReportSpec:
     """The report that is written besides the model; without `uri` it goes to the directory that the environment names,
@@ -310,7 +340,7 @@ class ReportSpec:
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """One line of how the recipe was scaled from the slice it was tuned on to this one; text for the report only."""
+    """One number as tuned and as it runs here, as text for people: "-" for none; `rule` may be empty."""
 
     name: Words
     tuned_on: Words
@@ -330,7 +360,7 @@ class RunSpec:
 
     job: JobRef
     entrypoint: Annotated[str, _entrypoint]
-    loop: Annotated[str, _choice(str, LOOPS)] = LOOPS[0]
+    loop: Annotated[str, _choice(str, tuple(Loop))] = Loop.BUILT_IN
     backend: Annotated[str, _choice(str, BACKENDS)]
     hardware: Annotated[str, _choice(str, ("TPU", "CPU"))]
     slice: SliceSpec
@@ -344,8 +374,8 @@ class RunSpec:
     ema_decay: Decimal | None
     on_not_finite: Annotated[NotFinitePolicy, _choice(NotFinitePolicy, tuple(NotFinitePolicy))] = NotFinitePolicy.STOP
     gradient_clip_norm: Annotated[float, _positive] | None = None
-    precision: Annotated[str, _choice(str, PRECISIONS)] = "Float32"
-    sharding: Annotated[str, _choice(str, SHARDINGS)] = "Replicated"
+    precision: Annotated[str, _choice(str, tuple(Precision))] = Precision.FLOAT32
+    sharding: Annotated[str, _choice(str, tuple(Sharding))] = Sharding.REPLICATED
     dataset_size: Count | None = None
     seed: Annotated[int, _integer(0, LARGEST_SEED)]
     optimizer: OptimizerSpec
@@ -375,42 +405,60 @@ class RunSpec:
         return self.backend == "xla" and self.hardware == "TPU"
 
 
-def read_run_spec(path: Path, *, own_loop: bool = False) -> RunSpec:
-    """Reads and checks the run spec file. `own_loop`: the job has `trainer.command`, so it names no entrypoint.
-
-    Raises:
-        BadSpecError: the file is missing or not JSON, or a field is wrong; the text begins with the file's path.
-    """
-    try:
-        return parse_run_spec(json.loads(path.read_bytes()), own_loop=own_loop)
-    except OSError as error:
-        raise BadSpecError(f"run spec {path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BadSpecError(f"run spec {path}: not JSON: {error}") from error
-    except BadSpecError as error:
-        raise BadSpecError(f"run spec {path}: {error}") from error
-
-
 def parse_run_spec(document: object, *, own_loop: bool = False) -> RunSpec:
     """Checks a parsed JSON document against the run spec's schema and its own arithmetic.
 
     Raises:
-        BadSpecError: the text is "<field path>: <what would be right>, got <what is there>".
+        RunSpecError: the text is "<field path>: <what would be right>, got <what is there>".
     """
     if not isinstance(document, Mapping):
         raise _wrong("the document", "an object", document)
     # First, because any other complaint about a document of another version would mislead.
     if document.get("schema") != RUN_SPEC_SCHEMA:
-        raise BadSpecError(f'schema: this trainer reads "{RUN_SPEC_SCHEMA}", got {document.get("schema")!r}')
+        raise RunSpecError(f'schema: this trainer reads "{RUN_SPEC_SCHEMA}", got {document.get("schema")!r}')
     values = {name: value for name, value in document.items() if name != "schema"}
     spec = _object(RunSpec, {"entrypoint": NO_ENTRYPOINT, **values} if own_loop else values, "")
     spec = replace(spec, document=document)
     if "torch" in document and spec.backend != "torch":
-        raise BadSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')
+        raise RunSpecError(f'torch: goes with backend "torch" only, got backend "{spec.backend}"')
     _check_arithmetic(spec)
     _check_combinations(spec)
     _check_backend(spec)
     return spec
+
+
+def run_spec_document(spec: RunSpec) -> dict[str, Any]:
+    """Returns the JSON document that `parse_run_spec` reads as this run spec.
+
+    It leaves out most of what has its default, because an image that is older than a field refuses it.
+    """
+    document = {"schema": RUN_SPEC_SCHEMA, **_written(spec)}
+    if spec.entrypoint == NO_ENTRYPOINT:
+        del document["entrypoint"]
+    return document
+
+
+def _written(value: Any) -> Any:
+    """Returns a value as JSON has it: numbers that are not whole are texts, as Kubernetes objects carry them."""
+    if is_dataclass(value):
+        parts = ((_json_name(part), getattr(value, part.name), _default(part)) for part in fields(value))
+        return {name: _written(part) for name, part, default in parts if name and part is not None and part != default}
+    if isinstance(value, tuple):
+        return [_written(part) for part in value]
+    return repr(value) if isinstance(value, float) else dict(value) if isinstance(value, Mapping) else value
+
+
+def _default(part: Field[Any]) -> Any:
+    """Returns the value with which the field is left out."""
+    if part.name in _ALWAYS_WRITTEN:
+        return MISSING
+    return part.default if part.default_factory is MISSING else part.default_factory()
+
+
+def _json_name(part: Field[Any]) -> str | None:
+    """Returns the field's name in the document; None for a field that is not in it."""
+    name: str | None = part.metadata.get("json", _camel_case(part.name))
+    return name
 
 
 def _object(kind: type[T], value: object, path: str) -> T:
@@ -419,10 +467,10 @@ def _object(kind: type[T], value: object, path: str) -> T:
         raise _wrong(path or "the document", "an object", value)
     assert is_dataclass(kind)
     hints = get_type_hints(kind, include_extras=True)
-    known = {name: part for part in fields(kind) if (name := part.metadata.get("json", _camel_case(part.name)))}
+    known = {name: part for part in fields(kind) if (name := _json_name(part))}
     for name in value:
         if name not in known:
-            raise BadSpecError(f"{_at(path, name)}: unknown field; known here: {', '.join(known)}")
+            raise RunSpecError(f"{_at(path, name)}: unknown field; known here: {', '.join(known)}")
     read: dict[str, Any] = {}
     for name, part in known.items():
         kinds = [hints[part.name]] if NoneType not in get_args(hints[part.name]) else [*get_args(hints[part.name])]
@@ -430,7 +478,7 @@ def _object(kind: type[T], value: object, path: str) -> T:
             read[part.name] = _value(kinds[0], value[name], _at(path, name))
         elif part.default is MISSING and part.default_factory is MISSING:
             if NoneType not in kinds:
-                raise BadSpecError(f"{_at(path, name)}: missing")
+                raise RunSpecError(f"{_at(path, name)}: missing")
             read[part.name] = None
     return kind(**read)
 
@@ -453,53 +501,53 @@ def _camel_case(name: str) -> str:
 def _check_arithmetic(spec: RunSpec) -> None:
     replicas, hosts, slices = spec.slice.replicas, spec.slice.hosts, spec.slice.slices
     if hosts % slices:
-        raise BadSpecError(f"slice.hosts: {hosts} hosts cannot be divided evenly among {slices} slices")
+        raise RunSpecError(f"slice.hosts: {hosts} hosts cannot be divided evenly among {slices} slices")
     if replicas % hosts:
-        raise BadSpecError(f"slice.replicas: {replicas} replicas cannot be divided evenly among {hosts} hosts")
+        raise RunSpecError(f"slice.replicas: {replicas} replicas cannot be divided evenly among {hosts} hosts")
     made = replicas * spec.batch.per_replica * spec.batch.accumulation
     if made != spec.batch.total:
         times = f" x {spec.batch.accumulation} accumulated" if spec.batch.accumulation > 1 else ""
-        raise BadSpecError(
+        raise RunSpecError(
             f"batch.global: {replicas} replicas x {spec.batch.per_replica} per replica{times} make {made}, "
             f"got {spec.batch.total}"
         )
 
 
 def _check_combinations(spec: RunSpec) -> None:
-    """Raises BadSpecError for fields that contradict each other, though each is right alone."""
+    """Raises RunSpecError for fields that contradict each other, though each is right alone."""
     schedule, checkpoint = spec.schedule, spec.checkpoint
     present = (schedule.metric is not None, schedule.mode is not None, schedule.patience is not None)
     if present != (schedule.name == "Plateau",) * 3:
-        raise BadSpecError(
+        raise RunSpecError(
             f'schedule: "Plateau" alone takes metric, mode and patience, and needs all three, got "{schedule.name}" '
             f"with {sum(present)} of them"
         )
     if checkpoint is not None and checkpoint.resume_from is not None and checkpoint.init_from is not None:
-        raise BadSpecError("checkpoint: resumeFrom or initFrom, got both")
+        raise RunSpecError("checkpoint: resumeFrom or initFrom, got both")
     if checkpoint is not None and checkpoint.rungs is not None:
         prefix = f"{checkpoint.uri}.rungs/"
         if not checkpoint.rungs.startswith(prefix) or checkpoint.rungs == prefix:
-            raise BadSpecError(f"checkpoint.rungs: must be a place below {prefix}, got {checkpoint.rungs!r}")
+            raise RunSpecError(f"checkpoint.rungs: must be a place below {prefix}, got {checkpoint.rungs!r}")
 
 
 def _check_backend(spec: RunSpec) -> None:
     replicas, hosts, per_host = spec.slice.replicas, spec.slice.hosts, spec.torch.processes_per_host
     if replicas % (hosts * per_host):
-        raise BadSpecError(
+        raise RunSpecError(
             f"torch.processesPerHost: {replicas} replicas cannot be divided evenly among {hosts} hosts x "
             f"{per_host} processes"
         )
     if (spec.backend, spec.hardware) == ("xla-spmd", "CPU") and hosts > 1:
-        raise BadSpecError(
+        raise RunSpecError(
             f'backend: "xla-spmd" on hardware "CPU" runs on one host, because XLA\'s CPU client has no collectives '
             f'between processes, got {hosts} hosts; "xla" and "torch" run on several'
         )
     if spec.backend == "torch" and (spec.hardware == "TPU") != (spec.torch.device == "tpu"):
-        raise BadSpecError(
+        raise RunSpecError(
             f'backend: "torch" with torch.device "{spec.torch.device}" does not run on hardware "{spec.hardware}"; '
             'torch.device is "tpu" on hardware "TPU" and any other on "CPU"'
         )
     if spec.torch.execution == "Fuse" and spec.torch.device != "tpu":
-        raise BadSpecError(
+        raise RunSpecError(
             f'torch.execution: "Fuse" is a mode of TorchTPU and needs torch.device "tpu", got "{spec.torch.device}"'
         )
