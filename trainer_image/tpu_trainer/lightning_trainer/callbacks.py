@@ -166,7 +166,6 @@ class GangCallback:
                 self._instruments.outputs.add_finding(Finding("Lightning", self.step, text))
         # In every step Lightning would broadcast whether rank 0 has received SIGTERM.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-        self._instruments.settle(self.step)
         self._instruments.clock.enter(Phase.HOST)
 
     def _check_state(self, trainer: Any, module: Any) -> None:
@@ -180,9 +179,6 @@ class GangCallback:
         if self._postponed:
             self._note_modes(module)
             self._save(trainer, epoch_begins=True)
-
-    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        self._instruments.settle(self.step)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         trainer.in_batch = True
