@@ -359,6 +359,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(tmp_path: Pa
         ("unknown", {}, "unexpected keyword argument"),
         ("LeavesEpoch", {"loop": "Lightning"}, "on_train_batch_start returns -1"),
         ("LeavesEpoch", {"loop": "BuiltIn"}, "on_train_batch_start returns -1"),
+        ("ValidatesLoss", {"loop": "Lightning"}, 'the name "loss" is the training loss'),
         ("StepsByItself", {}, "must come from self.manual_backward"),
         ("AsksForGradients", {}, "must come from self.manual_backward"),
     ],
