@@ -8,8 +8,10 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from jsonschema import Draft202012Validator
+from syrupy.assertion import SnapshotAssertion
 
 from tests.contract.jobs import KINDS_OF_JOBS, any_recipe, stored_job
 from tpu_contract import run_spec as trainer
@@ -102,37 +104,28 @@ OTHERWISE = RICHEST | {
 OF_PLATEAU = ("schedule.metric", "schedule.mode", "schedule.patience")
 
 
-def test_each_field_of_the_job_becomes_the_field_of_its_meaning() -> None:
-    document = written(RICHEST) | {"job": None, "slice": None, "batch": None, "scaling": None, "recipe": None}
-    settings = dict(RICHEST["recipe.optimizer"])
-    numbers = {setting: str(float(value)) for setting, value in settings.items() if setting != "name"}
-    assert document == {
-        "schema": "runspec/v1",
-        **dict.fromkeys(("job", "slice", "batch", "scaling", "recipe")),
-        "entrypoint": "examples.digits:task",
-        "loop": "Lightning",
-        "backend": "torch",
-        "hardware": "CPU",
-        "trainSteps": 300,
-        "warmupSteps": 0,
-        "schedule": {"name": "Step", "milestones": [100], "factor": "0.1"},
-        "evaluateEverySteps": 100,
-        "stopEarly": {"metric": "accuracy", "mode": "Max", "patience": 3, "minDelta": "0.01"},
-        "emaDecay": "0.999",
-        "onNotFinite": "Skip",
-        "gradientClipNorm": "1.0",
-        "precision": "BFloat16Mixed",
-        "sharding": "Optimizer",
-        "datasetSize": 1280,
-        "seed": 0,
-        "optimizer": settings | numbers,
-        "parameters": {"hidden": "128"},
-        "dataUri": "gs://bucket/digits",
-        "torch": {"device": "cpu", "collectives": "gloo", "processesPerHost": 1, "execution": "Compile"},
-        "code": RICHEST["trainer.code"],
-        "checkpoint": RICHEST["checkpoint"] | {"uri": "gs://bucket/digits/default/digits", "keep": 3},
-        "report": {"uri": "gs://bucket/digits"},
-    }
+SCALED = {
+    "tuned on a smaller slice": {
+        "recipe.tunedOn": {"acceleratorType": "v5litepod-4"},
+        "recipe.warmupSteps": 20,
+        "recipe.seed": 7,
+    },
+    "tuned on a larger slice": {
+        "recipe.tunedOn": {"acceleratorType": "v5litepod-64"},
+        "recipe.scaling": {"batch": "GlobalConstant"},
+        "recipe.schedule": {"name": "Step", "milestones": [100, 200], "factor": "0.2"},
+        "recipe.evaluateEverySteps": 50,
+        "recipe.emaDecay": "0.999",
+    },
+    "everything": RICHEST,
+}
+
+
+@pytest.mark.parametrize("changes", SCALED.values(), ids=SCALED)
+def test_each_field_of_the_job_becomes_the_field_of_its_meaning(
+    changes: Mapping[str, Any], snapshot: SnapshotAssertion
+) -> None:
+    assert yaml.safe_dump(written(changes), sort_keys=False, width=200) == snapshot
 
 
 LOWER_RUNGS = [
