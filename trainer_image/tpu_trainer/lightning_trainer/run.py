@@ -265,6 +265,8 @@ class LightningTraining:
             "use_distributed_sampler": False,
             "enable_progress_bar": False,
             "default_root_dir": self._root(logs),
+            # XLA has no inference mode.
+            "inference_mode": False,
         }
         if hp.gradient_clip_norm is not None:
             decided["gradient_clip_val"] = hp.gradient_clip_norm

@@ -103,9 +103,9 @@ class EvaluationPolicy:
 
     def owes(self, step: int) -> bool:
         """Returns whether a run that continues after `step` has still to make the evaluation after it: the run was
-        stopped, or its checkpoint taken, before that evaluation was judged."""
+        stopped before that evaluation."""
         every = self._spec.evaluate_every_steps
-        if not self._needed or every is None or step % every or not 0 < step < self._spec.last_step:
+        if every is None or step % every or not 0 < step < self._spec.last_step:
             return False
         return self._judged != self._examples(step) and self.early_end(step) is None
 

@@ -97,6 +97,8 @@ class TrainingLoop:
         with instruments.exchange(step, loss, parameters):
             row = instruments.logbook.row()
             sums = exchange(parameters, loss, requests, backend, work.noise_scale, row, self.earlier.take())
+        with user_code("the backward pass"):
+            work.hooks.after_backward()
         self.trainable.watch(parameters)
 
         work.rates.set(step - 1)
@@ -109,7 +111,7 @@ class TrainingLoop:
             backend.sync()
 
         self.signals.add(sums)
-        return self._save_and_evaluate(step, position)
+        return self._evaluate_and_save(step, position)
 
     def _accumulate(self, step: int) -> tuple[Loss, Batch, Position]:
         """Makes the passes of a step, which add up the parameters' gradients. Returns the step's loss, its last batch,
@@ -123,6 +125,8 @@ class TrainingLoop:
         with self.instruments.passes():
             loss = self._forward_backward(step, batch, drawn)
             for _ in range(1, self.work.hp.accumulation_steps):
+                with user_code("the backward pass"):
+                    self.work.hooks.after_backward()
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
                 self.earlier.keep()
                 self.update.passed()
@@ -158,11 +162,10 @@ class TrainingLoop:
         with user_code("the backward pass"):
             work.hooks.before_backward(loss.total)
             loss.total.backward()  # type: ignore[no-untyped-call]
-            work.hooks.after_backward()
         return loss.detached()
 
-    def _save_and_evaluate(self, step: int, position: Position) -> bool:
-        """Reads the step's results, then saves, evaluates and reports where that is due. Returns whether the training
+    def _evaluate_and_save(self, step: int, position: Position) -> bool:
+        """Reads the step's results, then evaluates, saves and reports where that is due. Returns whether the training
         ends early with this step."""
         work, instruments, every = self.work, self.instruments, self.work.hp.evaluate_every_steps
         last = step == work.hp.last_step
@@ -173,16 +176,14 @@ class TrainingLoop:
         if results := instruments.read(self.signals, step, work.rates.current, read_all=evaluates or saves or last):
             self.result = TrainingResult(step, results.losses[-1], position, results.stopping and not last)
             saves = saves or results.saving
-        stopped = self.result.stopped
-        if saves or last or stopped:
-            instruments.save(step, position, now=stopped, closes=last)
-        # After the reading: a run that is to stop has no time for an evaluation.
+        stopped, early = self.result.stopped, None
+        # Before the checkpoint, which keeps what the hooks of the evaluation decide; a run that is to stop has no time.
         if evaluates and not stopped:
-            is_best = self.evaluate_now(step)
+            saves = self.evaluate_now(step) or saves
             early = None if last else work.policy.early_end(step)
             self.result = replace(self.result, early=early)
-            if not (saves or last) and (is_best or early):
-                instruments.save(step, position, now=False, closes=early is not None)
+        if saves or last or stopped or early:
+            instruments.save(step, position, now=stopped, closes=last or early is not None)
         ends = stopped or self.result.early is not None
         instruments.after_step(self.signals, step, ends=last or ends)
         return ends

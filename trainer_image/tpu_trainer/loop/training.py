@@ -230,9 +230,6 @@ class _Training:
         """Applies the policy; returns whether the evaluation is the best so far. `values`: rank 0's, of the metrics
         that the run follows."""
         is_best = self.work.policy.judge(step, values, metrics)
-        if self.work.policy.early_end(step) is not None:
-            # Hooks of the end may change this step's checkpoint, so the best one before it stays.
-            self.instruments.checkpoints.closes = True
         self._note(step, values, metrics)
         return is_best
 

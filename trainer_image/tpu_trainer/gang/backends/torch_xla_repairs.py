@@ -1,7 +1,8 @@
-"""Repairs of torch_xla 2.9: gradients through frozen norms, and the programs of its scan."""
+"""Repairs of torch_xla 2.9: gradients through frozen norms, copies that share memory, and the programs of its scan."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from threading import Lock
@@ -22,17 +23,38 @@ def repair_frozen_norms() -> None:
     are the multiplication and the addition that they come down to. That replaces the operation, not a function of
     torch's: batch norm, instance norm, their modules and whatever calls them end up here.
     """
+    _replace("batch_norm", batch_norm, "AutogradXLA")
+
+
+def repair_copies() -> None:
+    """Gives the target of `copy_` its own memory on XLA, for the whole process.
+
+    torch_xla lets it share the source's. A later step that changes the target in place, such as a moving average of
+    weights, some of which are not trained, hands that memory over, and the source is lost.
+    """
+    _replace("copy", copy, "XLA")
+
+
+def _replace(name: str, function: Callable[..., Any], key: str) -> None:
     # Replicas may be threads of one process.
     with _replacing:
-        _replace_batch_norm()
+        _library(name, function, key)
 
 
 @cache
-def _replace_batch_norm() -> torch.library.Library:
+def _library(name: str, function: Callable[..., Any], key: str) -> torch.library.Library:
     """Replaces the operation for as long as the returned library lives."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl("batch_norm", batch_norm, "AutogradXLA")  # type: ignore[no-untyped-call]
+    with warnings.catch_warnings(action="ignore"):
+        library.impl(name, function, key)  # type: ignore[no-untyped-call]
     return library
+
+
+def copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """Returns what `copy_` makes of `self`, as the functional `torch.copy`."""
+    moved = src.to(self.device, self.dtype, non_blocking)
+    moved = moved.clone() if moved is src else moved
+    return moved if moved.shape == self.shape else torch.expand_copy(moved, self.shape)
 
 
 def batch_norm(
