@@ -20,7 +20,7 @@ from tests.planner.story import (
     reason,
 )
 from tests.unit.kstatus import kstatus
-from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.plan.plan import Plan
@@ -171,11 +171,3 @@ def test_a_gang_that_has_succeeded_when_it_is_suspended_has_succeeded() -> None:
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
     assert (cluster.status.state, cluster.status.completion_time) == (State.SUCCEEDED, format_time(cluster.now))
-
-
-def test_a_gang_that_has_partly_finished_is_suspended() -> None:
-    cluster = given_a_running_gang()
-    kubelet.end(cluster, cluster.pods[WORKERS[0]])
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
-    assert is_true(cluster.status.conditions, ConditionType.SUSPENDED)

@@ -13,7 +13,6 @@ from tests.planner.story import (
     WORKERS,
     described,
     given_a_created_gang,
-    given_a_running_gang,
     reason,
     until_running,
 )
@@ -158,12 +157,6 @@ def test_a_gang_that_has_its_nodes_and_does_not_start_is_replaced(given: int, li
     assert (failure.pod, failure.failure_class, failure.reason) == (WORKERS[2], "Infrastructure", "NotStarted")
     assert re.findall(r"\d+ s|ContainerCreating", failure.message) == [f"{limit} s", "ContainerCreating"]
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
-
-
-def test_a_running_gang_has_no_start_deadline() -> None:
-    cluster = given_a_running_gang(POLICY)
-    cluster.now += timedelta(days=30)
-    assert look(cluster) == Plan()
 
 
 def test_the_deadline_starts_again_with_every_worker_that_gets_a_node() -> None:

@@ -546,18 +546,6 @@ def test_without_a_kubeconfig_it_asks_for_one(
     assert line == snapshot
 
 
-def test_a_missing_kubeconfig_is_named(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    missing = tmp_path / "missing"
-    [line] = told(tpujob(missing, "status"))
-    assert str(missing) in line
-    assert line == snapshot
-
-
-def test_an_unknown_context_is_answered_with_the_known_ones(kubeconfig: Path, snapshot: SnapshotAssertion) -> None:
-    [line] = told(tpujob(kubeconfig, "status", "--context", "there"))
-    assert line == snapshot
-
-
 def test_the_kubectl_plugin_calls_itself_kubectl_tpujob(
     monkeypatch: pytest.MonkeyPatch, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:

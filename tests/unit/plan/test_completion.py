@@ -17,17 +17,6 @@ def progress(message: Any) -> Progress | None:
     return read_final_progress(seen(ended(pod(), message=text))[0], 300, None)
 
 
-def test_the_final_progress_has_step_speed_and_metrics() -> None:
-    said = {"step": 300, "metrics": {"loss": 0.0123456789, "accuracy": 0.98}, "examplesPerSecond": 1234.5}
-    assert progress(said) == Progress(
-        step=300,
-        total_steps=300,
-        examples_per_second="1234.5",
-        loss="0.0123457",
-        metrics={"loss": "0.0123457", "accuracy": "0.98"},
-    )
-
-
 @pytest.mark.parametrize(("step", "loss"), [(300, "0.5"), (299, None)])
 def test_the_last_loss_stays_if_no_further_step_was_made(step: int, loss: str | None) -> None:
     leader = seen(ended(pod(), message=json.dumps({"step": 300, "metrics": {"accuracy": 0.98}})))[0]
