@@ -106,7 +106,6 @@ def reason(status: Status, kind: ConditionType = ConditionType.READY) -> tuple[s
 
 def ready_message(cluster: ModelCluster) -> str:
     ready = find(cluster.status.conditions, ConditionType.READY)
-    assert ready is not None
     return ready.message
 
 

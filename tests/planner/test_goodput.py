@@ -59,7 +59,6 @@ def restart(cluster: ModelCluster) -> None:
 
 def accounts(cluster: ModelCluster) -> Goodput:
     goodput = cluster.status.goodput
-    assert goodput is not None
     created = parse_time(cluster.job["metadata"]["creationTimestamp"])
     assert life(goodput) == (parse_time(goodput.since) - created).total_seconds()
     return goodput

@@ -81,9 +81,7 @@ def test_the_verdict_and_the_attempt_on_the_next_rung_are_one_write() -> None:
         "2/3",
         [RungVerdict.PASSED, RungVerdict.RUNNING],
     )
-    assert status.placement is not None
     assert (status.placement.slice, status.placement.reason) == ("v5litepod-8", "Rung")
-    assert status.resolved is not None
     assert status.resolved.accelerator_type == "v5litepod-8"
     assert list(cluster.pods) == ["digits-1-0-0"]
 

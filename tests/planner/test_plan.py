@@ -47,7 +47,6 @@ def test_a_new_job_gets_its_first_attempt_and_nothing_else() -> None:
 
 def test_the_first_attempt_resolves_the_spec() -> None:
     resolved = given_a_begun_attempt().status.resolved
-    assert resolved is not None
     assert (resolved.accelerator_type, resolved.hosts, resolved.replicas) == ("v5litepod-16", 4, 16)
     assert (resolved.global_batch_size, resolved.per_replica_batch_size, resolved.learning_rate) == (128, 8, "0.1")
     assert resolved.notes != []
@@ -130,7 +129,6 @@ def test_a_trainer_that_ends_without_last_words_has_not_finished(silent: list[st
         kubelet.end(cluster, cluster.pods[name], message="")
     one_pass(cluster)
     assert cluster.status.state == State.FAILED
-    assert cluster.status.last_failure is not None
     assert (cluster.status.last_failure.reason, cluster.status.last_failure.pod) == ("ExitedEarly", WORKERS[0])
 
 
@@ -149,7 +147,6 @@ def test_success_shows_the_last_words_of_worker_0() -> None:
         kubelet.end(cluster, pod, message=said if name == WORKERS[0] else '{"step": 1}')
     one_pass(cluster)
     progress = cluster.status.progress
-    assert progress is not None
     assert (progress.step, progress.total_steps, progress.loss) == (300, 300, "0.01")
     assert (progress.metrics, progress.examples_per_second) == ({"loss": "0.01", "accuracy": "0.98"}, "900.5")
 
@@ -354,7 +351,6 @@ def test_an_invalid_job_is_stalled_with_the_reason(snapshot: SnapshotAssertion) 
     assert (actions(decided), cluster.status.state) == ([], State.INVALID)
     assert reason(cluster.status, ConditionType.STALLED) == ("True", "InvalidSpec")
     ready = find(cluster.status.conditions, ConditionType.READY)
-    assert ready is not None
     assert "spec.recipe.globalBatchSize" in ready.message
     assert "100" in ready.message
     assert "16 replicas" in ready.message
@@ -451,7 +447,6 @@ def test_a_change_while_suspended_is_held_to_the_rules_of_a_start(labels: Object
     one_pass(cluster)
     assert (cluster.status.state, cluster.pods, cluster.status.attempt) == (State.INVALID, {}, 1)
     stalled = find(cluster.status.conditions, ConditionType.STALLED)
-    assert stalled is not None
     assert field in stalled.message
     cluster.job["spec"] = before
     cluster.job["metadata"]["labels"] = {}
@@ -534,7 +529,6 @@ def test_parameters_too_large_for_a_config_map_are_refused_before_anything_start
     cluster = given_a_begun_attempt({"spec.recipe.parameters": large})
     assert (cluster.status.state, cluster.status.attempt) == (State.INVALID, 0)
     condition = find(cluster.status.conditions, ConditionType.STALLED)
-    assert condition is not None
     assert "spec.recipe.parameters" in condition.message
     assert "4 hosts" in condition.message
     assert condition.message == snapshot

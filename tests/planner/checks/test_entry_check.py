@@ -91,7 +91,6 @@ def test_a_typo_fails_the_job_with_file_and_line_and_no_worker(snapshot: Snapsho
     assert "UserError (exit code 1)" in message
     assert "(digits.py:12)" in message
     assert message == snapshot
-    assert status.last_failure is not None
     assert (status.last_failure.attempt, status.last_failure.failure_class) == (0, "UserError")
     assert 'digits.py", line 12' in status.last_failure.message
     assert (status.attempt, status.restarts.total, list(cluster.pods)) == (0, 0, [POD])

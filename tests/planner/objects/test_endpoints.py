@@ -90,7 +90,6 @@ def test_an_endpoint_slice_holds_at_most_a_thousand_endpoints(hosts: int, object
     for index, body in enumerate(bodies):
         body["status"]["podIPs"] = [{"ip": f"10.0.{index // 256}.{index % 256}"}]
     made = publication(job, layout, seen(*bodies), None)
-    assert made is not None
     *found, endpoints = made.bodies
     assert [body["metadata"]["name"] for body in found] == endpoint_slice_names("digits", layout)
     names = [endpoint["hostname"] for body in found for endpoint in body["endpoints"]]
@@ -126,7 +125,6 @@ def test_all_workers_are_found_by_the_first_family_of_worker_0(
     addresses: list[list[str]], kind: str, chosen: list[str]
 ) -> None:
     bodies = published(*addresses)
-    assert bodies is not None
     assert bodies[0]["addressType"] == kind
     assert [endpoint["addresses"] for endpoint in bodies[0]["endpoints"]] == [[one] for one in chosen]
 

@@ -45,8 +45,6 @@ def given_nodes(cluster: ModelCluster, slices: int, minutes: float = 0, rounds: 
 
 def where(cluster: ModelCluster) -> tuple[int, str, int]:
     placement, resolved = cluster.status.placement, cluster.status.resolved
-    assert placement is not None
-    assert resolved is not None
     return placement.option_index, placement.slice, resolved.accumulation_steps
 
 
@@ -65,7 +63,6 @@ def test_a_job_runs_on_as_many_slices_as_it_has_found_and_keeps_its_batch(nodes:
     given_nodes(cluster, nodes, minutes=10, rounds=12)
     assert where(cluster) == expected
     assert cluster.status.state is State.RUNNING
-    assert cluster.status.resolved is not None
     assert cluster.status.resolved.global_batch_size == 128
     assert cluster.status.restarts.total == 0
 
@@ -117,7 +114,6 @@ def test_a_job_that_loses_a_slice_goes_on_with_the_others() -> None:
     assert where(cluster)[:2] == (1, "3 x v5litepod-8")
     assert cluster.status.state is State.RUNNING
     placement = cluster.status.placement
-    assert placement is not None
     assert placement.moves[-1].reason == "Lost"
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
 

@@ -47,7 +47,6 @@ def waits(cluster: ModelCluster, minutes: float) -> None:
 
 def where(cluster: ModelCluster) -> tuple[int, int, str]:
     status = cluster.status
-    assert status.placement is not None
     return status.attempt, status.placement.option_index, status.placement.slice
 
 
@@ -57,7 +56,6 @@ def test_the_choice_is_written_with_the_attempt_and_the_status_shows_its_numbers
     waits(cluster, 10)
     assert where(cluster) == (2, 1, "v5litepod-8")
     resolved = cluster.status.resolved
-    assert resolved is not None
     assert (resolved.accelerator_type, resolved.hosts) == ("v5litepod-8", 2)
 
 
@@ -79,8 +77,6 @@ def test_a_move_keeps_batch_steps_and_rate_and_divides_the_batch_anew() -> None:
     before = cluster.status.resolved
     waits(cluster, 10)
     after = cluster.status.resolved
-    assert before is not None
-    assert after is not None
     assert (after.global_batch_size, after.train_steps, after.learning_rate) == (128, 300, before.learning_rate)
     assert (after.replicas, after.per_replica_batch_size, after.accumulation_steps) == (8, 8, 2)
 
@@ -89,7 +85,6 @@ def test_a_scaled_move_takes_the_recipe_of_the_other_slice() -> None:
     cluster = given_a_begun_attempt(TWO | {"spec.placement.batch": "Scaled"})
     waits(cluster, 10)
     after = cluster.status.resolved
-    assert after is not None
     assert (after.global_batch_size, after.train_steps, after.accumulation_steps) == (64, 600, 1)
 
 
@@ -117,7 +112,6 @@ def test_after_the_last_slice_it_goes_round_again_and_waits_twice_as_long() -> N
             waited.append((before, where(cluster)[1]))
     assert waited[:5] == [(0, 1), (1, 2), (2, 0), (0, 1), (1, 2)]
     placement = cluster.status.placement
-    assert placement is not None
     times = [parse_time(move.at) for move in placement.moves]
     lengths = [round((after - before).total_seconds() / 60) for before, after in pairwise(times)]
     assert lengths[:4] == [20, 20, 20, 40]
@@ -182,7 +176,6 @@ def test_a_lost_slice_is_waited_for_and_then_left() -> None:
     waits(cluster, 1)
     assert where(cluster)[:2] == (3, 1)
     placement, goodput = cluster.status.placement, cluster.status.goodput
-    assert placement is not None
     assert goodput is not None
     move = placement.moves[-1]
     assert (move.reason, move.step, move.examples) == ("Lost", 120, 120 * 128)
@@ -199,7 +192,6 @@ def test_a_gang_that_is_lost_in_the_second_in_which_it_was_ready_has_run_there()
     cluster.pods.clear()
     waits(cluster, 10)
     placement = cluster.status.placement
-    assert placement is not None
     assert [move.reason for move in placement.moves] == ["Lost"]
 
 
@@ -215,7 +207,6 @@ def test_a_job_with_a_long_history_does_not_go_round_faster_than_a_new_one() -> 
         job, pods = cluster.read()
         refusal = Obstacle(Reason.INVALID_OBJECT, "admission webhook no-tpus.example.com denied the request")
         status = show_obstacle(Observed.of(job, pods), refusal, cluster.now).status
-        assert status is not None
         cluster.write_status({**job, "status": status.as_json()})
         one_pass(cluster)
         passes(cluster, 60)
@@ -274,7 +265,6 @@ def test_what_the_cluster_refuses_for_certain_needs_no_waiting(words: str, minut
     cluster = given_a_begun_attempt(TWO)
     job, pods = cluster.read()
     status = show_obstacle(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, words), cluster.now).status
-    assert status is not None
     cluster.write_status({**job, "status": status.as_json()})
     decided = look(cluster)
     assert (decided.status is not None and decided.status.attempt == 2) == (minutes == 0)
@@ -338,8 +328,6 @@ def test_what_each_slice_used_adds_up_to_the_active_time() -> None:
     kubelet.report(cluster, 2)
     one_pass(cluster)
     placement, goodput = cluster.status.placement, cluster.status.goodput
-    assert placement is not None
-    assert goodput is not None
     spent = placement.chip_seconds
     assert spent["v5litepod-8"] == 8 * 300
     assert spent["v5litepod-16"] // 16 + spent["v5litepod-8"] // 8 == (
@@ -436,7 +424,6 @@ def test_the_gang_trains_until_every_placeholder_runs_and_its_nodes_go_to_its_wo
     assert held(cluster) == []
     assert cluster.status.restarts.total == 0
     placement = cluster.status.placement
-    assert placement is not None
     assert placement.moves[-1].reason == "Better"
 
 
@@ -602,11 +589,8 @@ def test_the_chips_of_placeholders_count_on_an_account_of_their_own() -> None:
     cluster.edit_run_policy(suspend=True)
     one_pass(cluster)
     goodput = cluster.status.goodput
-    assert goodput is not None
-    assert goodput.chip_seconds is not None
     assert goodput.chip_seconds.placeholders == 2 * 4 * 50
     placement = cluster.status.placement
-    assert placement is not None
     assert placement.chip_seconds["placeholders"] == 2 * 4 * 50
     assert sum(placement.chip_seconds.values()) == goodput.chip_seconds.total
 

@@ -325,7 +325,6 @@ def test_a_copy_without_its_workload_waits_and_makes_none(snapshot: SnapshotAsse
 def test_a_workload_for_less_than_the_job_needs_is_refused(what: str) -> None:
     cluster = given_a_copy()
     body = kueue.workload(cluster)
-    assert body is not None
     (pod_set,) = body["spec"]["podSets"]
     match what:
         case "count":
@@ -342,7 +341,6 @@ def test_a_workload_for_less_than_the_job_needs_is_refused(what: str) -> None:
 def test_the_workload_of_another_job_is_not_taken() -> None:
     cluster = given_a_copy()
     body = kueue.workload(cluster)
-    assert body is not None
     body["metadata"]["ownerReferences"] = [
         {"apiVersion": "batch/v1", "kind": "Job", "name": "other", "uid": "1", "controller": True}
     ]

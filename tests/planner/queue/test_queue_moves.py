@@ -97,9 +97,7 @@ def test_the_gang_runs_on_the_slice_that_kueue_admits() -> None:
     assert sorted(cluster.pods) == ["digits-2-0-0", "digits-2-0-1"]
     assert (asked(cluster), cluster.status.restarts.total) == ([(1, 2)], 0)
     placement, goodput = cluster.status.placement, cluster.status.goodput
-    assert placement is not None
     assert [(one.from_, one.to, one.reason) for one in placement.moves] == [(0, 1, "NoCapacity")]
-    assert goodput is not None
     assert goodput.queue == 30 * 60
 
 
@@ -130,7 +128,6 @@ def test_what_kueue_will_never_admit_is_not_waited_for(said: tuple[str, str]) ->
     assert where(cluster) == (1 if said in FITS_NEVER else 0)
     if said in FITS_NEVER:
         placement = cluster.status.placement
-        assert placement is not None
         assert placement.moves[-1].reason == "NotAdmitted"
         assert f"quota for v5litepod-16: {said[0]}" in ready_message(cluster)
 
@@ -180,7 +177,6 @@ def test_a_slice_that_kueue_itself_gives_up_is_left_and_asked_for_again_later(wh
     assert (where(cluster), asked(cluster)) == (expected, [(expected, [4, 2][expected])])
     if expected:
         placement = cluster.status.placement
-        assert placement is not None
         assert f"v5litepod-16: evicted by Kueue, {why}" in placement.moves[-1].why
         waits(cluster, 25)
         waits(cluster, 25)
@@ -238,7 +234,6 @@ def test_an_evicted_gang_waits_for_its_slice_and_then_takes_the_next_one() -> No
     goes_on(cluster, free=(1,))
     assert (cluster.status.state, cluster.status.restarts.by_class) == (State.RUNNING, {})
     placement = cluster.status.placement
-    assert placement is not None
     assert (placement.moves[-1].reason, len(cluster.pods)) == ("Lost", 2)
 
 

@@ -122,7 +122,6 @@ def test_a_worker_that_stops_reporting_is_hung_if_a_progress_deadline_is_set() -
 def test_a_slow_step_may_take_twenty_times_its_usual_length() -> None:
     cluster = given_a_running_gang(listens=True)
     passes(cluster, 60)
-    assert cluster.status.resolved is not None
     reports(cluster, 10, examples_per_second=f"{cluster.status.resolved.global_batch_size / 90:.6g}")
     assert until_taken_for_hung(cluster) == pytest.approx(30 * MINUTE, abs=timedelta(seconds=1))
 
@@ -240,7 +239,6 @@ def test_the_stacks_are_in_the_failure(snapshot: SnapshotAssertion) -> None:
     passes(cluster, 8)
     reports(cluster, 10, stacks="Thread 7: in all_reduce")
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (cluster.status.attempt, failure.reason, failure.failure_class) == (2, "NoProgress", "Hang")
     assert "900 s" in failure.message
     assert "step 10 of 300" in failure.message
@@ -309,7 +307,6 @@ def test_a_straggler_is_found_and_named(listens: bool, deadline: dict[str, int],
     passes(cluster, 1)
     one_pass(cluster)
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (failure.failure_class, failure.reason, failure.pod) == ("Hang", "Straggler", WORKERS[3])
     assert failure.message.startswith("3 of 4 workers succeeded, ")
     assert f"digits-1-0-3 has not ended within {limit} s" in failure.message

@@ -59,7 +59,6 @@ def test_the_cause_is_charged_and_not_its_lost_peers() -> None:
     fails(cluster, WORKERS[3], 137, reason="OOMKilled")
     one_pass(cluster)
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (failure.pod, failure.reason) == (WORKERS[3], "OOMKilled")
     assert cluster.status.restarts.by_class == {"OutOfMemory": 1}
 
@@ -82,8 +81,6 @@ def test_the_status_keeps_the_first_and_the_latest_failure() -> None:
     fails(cluster, "digits-2-0-3", 75)
     one_pass(cluster)
     first, last = cluster.status.first_failure, cluster.status.last_failure
-    assert first is not None
-    assert last is not None
     assert (first.pod, last.pod) == (WORKERS[1], "digits-2-0-3")
     assert (first.attempt, last.attempt) == (1, 2)
 
@@ -175,7 +172,6 @@ def test_storage_that_denies_access_twice_is_a_user_error(snapshot: SnapshotAsse
     fails(cluster, "digits-2-0-0", 77, message="403 for gs://bucket")
     one_pass(cluster)
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (cluster.status.state, failure.failure_class) == (State.FAILED, "UserError")
     assert reason(cluster.status) == ("False", "NotRetryable")
     assert "403" in ready_message(cluster)
@@ -194,7 +190,6 @@ def test_a_directory_that_denies_access_is_no_matter_of_the_bucket(snapshot: Sna
 def test_storage_that_denies_access_is_not_tried_again_without_a_restart_left() -> None:
     cluster = ended_twice(77, "403", limits={"Infrastructure": 0})
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (cluster.status.state, failure.failure_class) == (State.FAILED, "UserError")
 
 
@@ -287,7 +282,6 @@ def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None
     refused = show_obstacle(
         Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, "exceeded quota"), cluster.now
     ).status
-    assert refused is not None
     cluster.write_status({**job, "status": refused.as_json()})
     assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]}"]
     assert until_running(cluster) == sorted(cluster.pods)
@@ -392,7 +386,6 @@ def test_a_pod_gone_from_a_running_gang_without_a_trace_restarts_it() -> None:
     kubelet.vanish(cluster, cluster.pods[WORKERS[2]])
     one_pass(cluster)
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (failure.pod, failure.host, failure.reason) == (WORKERS[2], 2, "PodDeleted")
 
 

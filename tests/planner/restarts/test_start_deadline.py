@@ -53,7 +53,6 @@ def given_a_gang_of_which_a_part_is_refused() -> ModelCluster:
         kubelet.make_ready(cluster, pod)
     job, pods = cluster.read()
     status = show_obstacle(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, "exceeded quota"), cluster.now).status
-    assert status is not None
     cluster.write_status({**job, "status": status.as_json()})
     return cluster
 
@@ -153,7 +152,6 @@ def test_a_gang_that_has_its_nodes_and_does_not_start_is_replaced(given: int, li
     cluster.now += timedelta(seconds=1)
     one_pass(cluster)
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (failure.pod, failure.failure_class, failure.reason) == (WORKERS[2], "Infrastructure", "NotStarted")
     assert re.findall(r"\d+ s|ContainerCreating", failure.message) == [f"{limit} s", "ContainerCreating"]
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}

@@ -48,7 +48,6 @@ def budget(chip_hours: int, then: str = "Suspend") -> dict[str, Any]:
 
 def spent(cluster: ModelCluster) -> ChipSeconds:
     goodput = cluster.status.goodput
-    assert goodput is not None
     assert goodput.chip_seconds is not None
     return goodput.chip_seconds
 
@@ -464,7 +463,5 @@ def test_a_job_that_has_ended_still_says_what_its_budget_was_and_on_which_slice_
     assert cluster.status.state == State.FAILED
     stopped(cluster, 30)
     usage, placement = cluster.status.usage, cluster.status.placement
-    assert usage is not None
-    assert placement is not None
     assert (usage.chip_hours, usage.budget_chip_hours) == ("2.8", 20)
     assert placement.chip_seconds == {"v5litepod-16": spent(cluster).total}
