@@ -9,7 +9,16 @@ from syrupy.assertion import SnapshotAssertion
 from tests.planner import kubelet, kueue
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import look, one_pass
-from tests.planner.story import all_are_ready, all_finish, described, given_a_job, ready_message, reason
+from tests.planner.story import (
+    all_are_ready,
+    all_finish,
+    described,
+    given_a_job,
+    later,
+    ready_message,
+    reason,
+    some_passes,
+)
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
 
@@ -73,13 +82,11 @@ def asked(cluster: ModelCluster) -> list[tuple[int, int]]:
 def test_a_job_asks_for_the_slice_that_it_wishes_and_then_for_the_next_one(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_queued_job(THREE)
     assert asked(cluster) == [(0, 4)]
-    cluster.now += timedelta(minutes=10, seconds=-1)
-    one_pass(cluster)
+    later(cluster, minutes=10, seconds=-1)
     assert (asked(cluster), where(cluster)) == ([(0, 4)], 0)
     assert "T12:10:00Z" in ready_message(cluster)
     assert ready_message(cluster) == snapshot
-    cluster.now += timedelta(seconds=1)
-    one_pass(cluster)
+    later(cluster, seconds=1)
     assert (cluster.status.attempt, where(cluster), cluster.status.state) == (1, 1, State.QUEUED)
     assert reason(cluster.status, ConditionType.ADMITTED) == ("False", "Queued")
     assert "600 s" in ready_message(cluster)
@@ -142,8 +149,7 @@ def test_a_job_whose_queue_does_not_work_asks_for_no_other_slice(why: str) -> No
     else:
         kueue.pend(cluster, why, "LocalQueue research does not exist")
     waits(cluster, 600) if why == "deactivated" else None
-    cluster.now += timedelta(hours=10)
-    one_pass(cluster)
+    later(cluster, hours=10)
     assert (where(cluster), asked(cluster)) == (0, [(0, 4)])
 
 
@@ -152,8 +158,7 @@ def test_a_job_about_which_kueue_says_nothing_waits_no_longer_than_any_other(sna
     cluster = given_a_job(THREE)
     kueue.put_in_queue(cluster)
     one_pass(cluster)
-    cluster.now += timedelta(minutes=10, seconds=-1)
-    one_pass(cluster)
+    later(cluster, minutes=10, seconds=-1)
     assert where(cluster) == 0
     assert ready_message(cluster) == snapshot
     cluster.now += timedelta(seconds=1)
@@ -201,11 +206,9 @@ def test_reserved_quota_is_waited_for_while_a_check_brings_its_nodes() -> None:
     cluster = given_a_queued_job(THREE)
     cluster.now += timedelta(minutes=9)
     kueue.reserve(cluster, admissionChecks=[{"name": "dws", "state": "Pending"}])
-    cluster.now += timedelta(minutes=9)
-    one_pass(cluster)
+    later(cluster, minutes=9)
     assert where(cluster) == 0
-    cluster.now += timedelta(hours=2)
-    one_pass(cluster)
+    later(cluster, hours=2)
     assert where(cluster) == 1
 
 
@@ -251,15 +254,11 @@ def test_quota_that_comes_back_without_its_nodes_is_waited_for_from_then_on(on_l
     kueue.evict(cluster)
     waits(cluster, 9)
     kueue.admit(cluster)
-    for _ in range(5):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 5)
     assert (cluster.status.state, len(cluster.pods)) == (State.STARTING, 4)
-    cluster.now += timedelta(minutes=9)
-    one_pass(cluster)
+    later(cluster, minutes=9)
     assert where(cluster) == 0
-    cluster.now += timedelta(minutes=2)
-    one_pass(cluster)
+    later(cluster, minutes=2)
     assert where(cluster) == then
 
 
@@ -281,8 +280,7 @@ def test_quota_without_nodes_is_left_like_a_full_cluster() -> None:
     for _ in range(3):
         one_pass(cluster)
     assert len(cluster.pods) == 4
-    cluster.now += timedelta(minutes=11)
-    one_pass(cluster)
+    later(cluster, minutes=11)
     assert (where(cluster), cluster.status.state) == (1, State.QUEUED)
     assert kueue.seen(cluster, 0).holds_quota, "its workers may still get nodes"
     goes_on(cluster)

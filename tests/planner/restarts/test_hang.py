@@ -11,11 +11,15 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import KEY, look, one_pass
 from tests.planner.story import (
     WORKERS,
-    all_are_ready,
     described,
+    get_ready,
     given_a_created_gang,
     given_a_running_gang,
+    later,
     passes,
+    resume,
+    some_passes,
+    suspend,
 )
 from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.status import State
@@ -205,12 +209,10 @@ def test_steps_after_a_long_evaluation_are_not_a_hang() -> None:
 
 def test_a_resumed_gang_may_compile_again() -> None:
     cluster = given_a_gang_that_reported(changes=with_deadline(120))
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     one_pass(cluster)
     kubelet.sweep(cluster)
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     one_pass(cluster)
     for pod in cluster.pods.values():
         kubelet.make_ready(cluster, pod)
@@ -281,9 +283,7 @@ def test_a_worker_that_hangs_again_is_asked_for_its_stacks_again() -> None:
 def test_the_next_attempt_is_asked_for_its_own_stacks() -> None:
     cluster = given_a_gang_that_is_asked()
     cluster.now += STACKS_WAIT
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 3)
     for pod in cluster.pods.values():
         kubelet.make_ready(cluster, pod)
     one_pass(cluster)
@@ -304,8 +304,7 @@ def test_a_straggler_is_found_and_named(listens: bool, deadline: dict[str, int],
         kubelet.end(cluster, cluster.pods[name])
     passes(cluster, limit - 1)
     assert look(cluster).again == timedelta(seconds=1)
-    passes(cluster, 1)
-    one_pass(cluster)
+    later(cluster, seconds=1)
     failure = cluster.status.last_failure
     assert (failure.failure_class, failure.reason, failure.pod) == ("Hang", "Straggler", WORKERS[3])
     assert failure.message.startswith("3 of 4 workers succeeded, ")
@@ -360,8 +359,7 @@ def test_a_straggler_has_the_whole_limit_after_the_gang_became_ready() -> None:
     """The clock of a peer's node was set back after the pod was created."""
     cluster = given_a_created_gang()
     passes(cluster, 10_000)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     kubelet.end(cluster, cluster.pods[WORKERS[0]])
     ended = cluster.pods[WORKERS[0]]["status"]["containerStatuses"][0]["state"]["terminated"]
     ended["finishedAt"] = format_time(cluster.now - 120 * MINUTE)
