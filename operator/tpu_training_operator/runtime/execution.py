@@ -64,7 +64,7 @@ from tpu_training_operator.runtime.inbox import Inboxes
 
 log = logging.getLogger(__name__)
 
-# Half of all requests that may be under way, so that one job never has all of them.
+# As many as there are places for all jobs: each has another one of its own (`kube.turns`).
 _SIDE_BY_SIDE = 32
 # The job is read again after so many actions, or after so much time, because a few actions of a slow API server take as
 # long as many.
