@@ -12,7 +12,8 @@ from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
 from tpu_contract import protocol
 from tpu_contract.run_spec import parse_run_spec
-from tpu_trainer.contract.environment import check_agreement, read_environment
+from tpu_trainer.contract.environment import check_agreement, read_environment, read_run_spec
+from tpu_trainer.contract.errors import BadSpecError
 from tpu_training_operator.api.constants import ENV_PREFIX, RESERVED_ENV
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
@@ -169,6 +170,48 @@ def test_every_worker_finds_its_place_in_the_gang(changes: Mapping[str, Any]) ->
         check_agreement(environment, spec)
     assert [environment.host_index for environment in environments] == list(range(resolution.layout.hosts))
     assert {environment.num_hosts for environment in environments} == {resolution.layout.hosts}
+
+
+@pytest.mark.parametrize("name", ["TPUJOB_RUN_SPEC", "TPUJOB_HOST_INDEX", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_missing_variable_is_named(name: str) -> None:
+    (first, *_) = worker_environments(stored_job())
+    del first[name]
+    with pytest.raises(BadSpecError, match=name):
+        read_environment(first)
+
+
+def test_one_host_needs_the_run_spec_only() -> None:
+    environment = read_environment({"TPUJOB_RUN_SPEC": "run.json"})
+    assert (environment.num_hosts, environment.host_index) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("TPUJOB_NUM_HOSTS", "2"), ("TPUJOB_NUM_HOSTS", "x"), ("TPUJOB_HOST_INDEX", "4")]
+)
+def test_an_environment_of_another_gang_than_the_run_specs_is_refused(name: str, value: str) -> None:
+    job = stored_job()
+    (first, *_) = worker_environments(job)
+    with pytest.raises(BadSpecError, match=name):
+        check_agreement(
+            read_environment({**first, name: value}), parse_run_spec(run_spec(job, resolve(job.spec), ATTEMPT))
+        )
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        ("{", "not JSON"),
+        ("[]", "the document: expected an object"),
+    ],
+)
+def test_an_unreadable_run_spec_is_named(tmp_path: Path, content: str | None, complaint: str) -> None:
+    path = tmp_path / "run.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(BadSpecError) as refusal:
+        read_run_spec(path)
+    assert str(refusal.value).startswith(f"run spec {path}: {complaint}")
 
 
 def test_all_workers_meet_at_host_0_of_slice_0() -> None:

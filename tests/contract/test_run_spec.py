@@ -1,6 +1,5 @@
-"""The run spec: the trainer's schema allows what the operator writes, and its parser reads equal values."""
+"""The run spec: the schema allows what the operator writes, the parser reads it, and both refuse the rest by path."""
 
-import copy
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -9,8 +8,10 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from jsonschema import Draft202012Validator
+from syrupy.assertion import SnapshotAssertion
 
 from tests.contract.jobs import KINDS_OF_JOBS, any_recipe, stored_job
 from tpu_contract import run_spec as trainer
@@ -20,6 +21,7 @@ from tpu_training_operator.domain.job.rungs import lower_rungs_of
 from tpu_training_operator.domain.objects.shared import config_map
 
 SCHEMA = json.loads(files("tpu_contract").joinpath("runspec-v1.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = Draft202012Validator(SCHEMA)
 ATTEMPT = 7
 
 kinds_of_jobs = pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())
@@ -33,13 +35,13 @@ def written(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def assert_understood(changes: Mapping[str, Any]) -> None:
     document = written(changes)
-    Draft202012Validator(SCHEMA).validate(document)
+    VALIDATOR.validate(document)
     read = trainer.parse_run_spec(document, own_loop="entrypoint" not in document)
     assert trainer.run_spec_document(read) == document
 
 
 def test_the_schema_itself_is_valid() -> None:
-    Draft202012Validator.check_schema(SCHEMA)
+    VALIDATOR.check_schema(SCHEMA)
 
 
 @kinds_of_jobs
@@ -102,37 +104,28 @@ OTHERWISE = RICHEST | {
 OF_PLATEAU = ("schedule.metric", "schedule.mode", "schedule.patience")
 
 
-def test_each_field_of_the_job_becomes_the_field_of_its_meaning() -> None:
-    document = written(RICHEST) | {"job": None, "slice": None, "batch": None, "scaling": None, "recipe": None}
-    settings = dict(RICHEST["recipe.optimizer"])
-    numbers = {setting: str(float(value)) for setting, value in settings.items() if setting != "name"}
-    assert document == {
-        "schema": "runspec/v1",
-        **dict.fromkeys(("job", "slice", "batch", "scaling", "recipe")),
-        "entrypoint": "examples.digits:task",
-        "loop": "Lightning",
-        "backend": "torch",
-        "hardware": "CPU",
-        "trainSteps": 300,
-        "warmupSteps": 0,
-        "schedule": {"name": "Step", "milestones": [100], "factor": "0.1"},
-        "evaluateEverySteps": 100,
-        "stopEarly": {"metric": "accuracy", "mode": "Max", "patience": 3, "minDelta": "0.01"},
-        "emaDecay": "0.999",
-        "onNotFinite": "Skip",
-        "gradientClipNorm": "1.0",
-        "precision": "BFloat16Mixed",
-        "sharding": "Optimizer",
-        "datasetSize": 1280,
-        "seed": 0,
-        "optimizer": settings | numbers,
-        "parameters": {"hidden": "128"},
-        "dataUri": "gs://bucket/digits",
-        "torch": {"device": "cpu", "collectives": "gloo", "processesPerHost": 1, "execution": "Compile"},
-        "code": RICHEST["trainer.code"],
-        "checkpoint": RICHEST["checkpoint"] | {"uri": "gs://bucket/digits/default/digits", "keep": 3},
-        "report": {"uri": "gs://bucket/digits"},
-    }
+SCALED = {
+    "tuned on a smaller slice": {
+        "recipe.tunedOn": {"acceleratorType": "v5litepod-4"},
+        "recipe.warmupSteps": 20,
+        "recipe.seed": 7,
+    },
+    "tuned on a larger slice": {
+        "recipe.tunedOn": {"acceleratorType": "v5litepod-64"},
+        "recipe.scaling": {"batch": "GlobalConstant"},
+        "recipe.schedule": {"name": "Step", "milestones": [100, 200], "factor": "0.2"},
+        "recipe.evaluateEverySteps": 50,
+        "recipe.emaDecay": "0.999",
+    },
+    "everything": RICHEST,
+}
+
+
+@pytest.mark.parametrize("changes", SCALED.values(), ids=SCALED)
+def test_each_field_of_the_job_becomes_the_field_of_its_meaning(
+    changes: Mapping[str, Any], snapshot: SnapshotAssertion
+) -> None:
+    assert yaml.safe_dump(written(changes), sort_keys=False, width=200) == snapshot
 
 
 LOWER_RUNGS = [
@@ -160,7 +153,7 @@ def test_a_rung_makes_the_first_steps_of_its_training_and_keeps_checkpoints_else
     job = stored_job({"ladder.rungs": LOWER_RUNGS, **changes})
     for lower_rung, steps, place in zip(lower_rungs_of(job), (20, 600), places, strict=True):
         document = json.loads(config_map(lower_rung.job, lower_rung.resolution, ATTEMPT)["data"]["run.json"])
-        Draft202012Validator(SCHEMA).validate(document)
+        VALIDATOR.validate(document)
         read = trainer.parse_run_spec(document)
         assert (read.last_step, read.end_after_steps) == (steps, steps)
         assert read.batch.total == lower_rung.resolution.recipe.batch.total
@@ -179,23 +172,25 @@ def fields(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, boo
         yield from fields(below.get("items", {}), f"{path}{name}[0].")
 
 
-def changed(path: str, value: Any) -> dict[str, Any]:
-    """The operator's fullest run spec that has the field, with the field set, or removed by the value ..."""
-    document = copy.deepcopy(written(OTHERWISE if path in OF_PLATEAU or "initFrom" in path else RICHEST))
+def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The operator's fullest run spec that has the fields, with these values by path; the value ... removes one."""
+    otherwise = any(path in OF_PLATEAU or "initFrom" in path for path in changes)
+    document = written(OTHERWISE if otherwise else RICHEST)
     document["endAfterSteps"] = 50
     document["checkpoint"]["rungs"] = f"{document['checkpoint']['uri']}.rungs/5f0c-"
-    *parents, last = re.findall(r"[^.[\]]+", path)
-    place: Any = document
-    for parent in parents:
-        place = place[int(parent) if parent.isdigit() else parent]
-    if value is ...:
-        place.pop(last, None)
-    else:
-        place[last] = value
+    for path, value in changes.items():
+        *parents, last = re.findall(r"[^.[\]]+", path)
+        place: Any = document
+        for parent in parents:
+            place = place[int(parent) if parent.isdigit() else parent]
+        if value is ...:
+            place.pop(last, None)
+        else:
+            place[last] = value
     return document
 
 
-def complaint(document: dict[str, Any]) -> str:
+def complaint(document: object) -> str:
     with pytest.raises(RunSpecError) as refusal:
         trainer.parse_run_spec(document)
     return str(refusal.value)
@@ -203,15 +198,15 @@ def complaint(document: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("path", [path for path, required in fields(SCHEMA) if required])
 def test_a_missing_field_is_refused_by_name(path: str) -> None:
-    assert complaint(changed(path, ...)).startswith(f"{path}: ")
+    assert complaint(changed({path: ...})).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("path", [path for path, required in fields(SCHEMA) if not required])
 def test_an_optional_field_may_be_absent(path: str) -> None:
     if path in OF_PLATEAU:
-        assert complaint(changed(path, ...)).startswith('schedule: "Plateau" alone')
+        assert complaint(changed({path: ...})).startswith('schedule: "Plateau" alone')
     else:
-        trainer.parse_run_spec(changed(path, ...))
+        trainer.parse_run_spec(changed({path: ...}))
 
 
 @pytest.mark.parametrize("path", [path for path, _ in fields(SCHEMA)])
@@ -219,11 +214,98 @@ def test_an_optional_field_may_be_absent(path: str) -> None:
 def test_a_value_of_the_wrong_type_is_refused_by_name(path: str, value: object) -> None:
     if value is True and path in ("report.tensorBoard", "report.gradientNoiseScale", "checkpoint.initFrom.strict"):
         value = "true"
-    assert complaint(changed(path, value)).startswith(f"{path}: ")
+    assert complaint(changed({path: value})).startswith(f"{path}: ")
+    assert not VALIDATOR.is_valid(changed({path: value}))
 
 
 @pytest.mark.parametrize(
     "path", ["news", *sorted({re.sub(r"[^.]+$", "news", path) for path, _ in fields(SCHEMA) if "." in path})]
 )
 def test_a_field_of_a_later_version_is_refused_by_name(path: str) -> None:
-    assert complaint(changed(path, "1")).startswith(f"{path}: unknown field")
+    assert complaint(changed({path: "1"})).startswith(f"{path}: unknown field; known here: ")
+
+
+ROW = {"name": "chips", "tunedOn": "4", "runsOn": "16", "rule": ""}
+CPU = {"device": "cpu", "collectives": "gloo", "processesPerHost": 2}
+TORCH_TPU = {"device": "tpu", "collectives": "tpu_dist", "processesPerHost": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("optimizer.learningRate", "1e-4"),
+        ("optimizer.learningRate", ".5"),
+        ("seed", 2**32 - 1),
+        ("job.attempt", 0),
+        ("torch", {"device": "cuda", "collectives": "nccl", "processesPerHost": 2}),
+        ("torch", CPU),
+        ("checkpoint", {"uri": "/mnt/run", "keep": 1}),
+        ("report", {}),
+        ("report", {"uri": "/mnt/run", "tensorBoard": True, "gradientNoiseScale": False}),
+        ("loop", "BuiltIn"),
+        ("scaling", [ROW] * 64),
+        ("scaling", [dict.fromkeys(ROW, "")]),
+        ("scaling", [ROW | {"rule": "x" * 4096}]),
+    ],
+)
+def test_the_outermost_values_are_allowed(path: str, value: Any) -> None:
+    trainer.parse_run_spec(changed({path: value}))
+    VALIDATOR.validate(changed({path: value}))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("job.uid", "", "job.uid: expected a non-empty string, got ''"),
+        ("entrypoint", "examples.digits", "entrypoint: expected \"module:callable\", got 'examples.digits'"),
+        ("entrypoint", "a:b:c", "entrypoint: expected \"module:callable\", got 'a:b:c'"),
+        ("backend", "jax", 'backend: expected "xla" or "xla-spmd" or "torch", got \'jax\''),
+        ("hardware", "GPU", 'hardware: expected "TPU" or "CPU", got \'GPU\''),
+        ("slice", [], "slice: expected an object, got []"),
+        ("slice.hosts", 0, "slice.hosts: expected an integer of at least 1, got 0"),
+        ("batch.size", 1, "batch.size: unknown field; known here: global, perReplica, accumulation"),
+        ("seed", -1, "seed: expected an integer of at least 0 and at most 4294967295, got -1"),
+        ("seed", 2**32, "seed: expected an integer of at least 0 and at most 4294967295, got 4294967296"),
+        ("optimizer.learningRate", "-1", 'optimizer.learningRate: expected a decimal string such as "0.1" or "1e-4"'),
+        ("optimizer.beta1", "nan", 'optimizer.beta1: expected a decimal string such as "0.1" or "1e-4", got \'nan\''),
+        ("parameters.hidden", 128, "parameters.hidden: expected a string, got 128"),
+        ("torch", TORCH_TPU | {"execution": "eager"}, 'torch.execution: expected "Compile" or "Fuse" or "Eager"'),
+        ("checkpoint", {"uri": "/mnt/run", "keep": 0}, "checkpoint.keep: expected an integer of at least 1, got 0"),
+        ("report", {"tensorBoard": 1}, "report.tensorBoard: expected true or false, got 1"),
+        ("schedule", {"name": "Step", "milestones": [100, 0]}, "schedule.milestones: expected a list of integers"),
+        ("schedule", {"name": "Step", "milestones": [100, True]}, "schedule.milestones: expected a list of integers"),
+        ("scaling", [ROW] * 65, "scaling: expected a list of at most 64 objects, got [{'name'"),
+        ("scaling", [ROW, "chips"], "scaling: expected a list of at most 64 objects, got [{'name'"),
+        ("scaling", [ROW, {"name": "chips"}], "scaling[1].tunedOn: missing"),
+        ("scaling", [ROW | {"rule": "x" * 4097}], "scaling[0].rule: expected a string of at most 4096 characters"),
+    ],
+)
+def test_what_would_be_right_is_said(path: str, value: Any, words: str) -> None:
+    assert complaint(changed({path: value})).startswith(words)
+    assert not VALIDATOR.is_valid(changed({path: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch.global": 32}, "batch.global: 16 replicas x 8 per replica make 128, got 32"),
+        ({"slice.hosts": 3}, "slice.replicas: 16 replicas cannot be divided evenly among 3 hosts"),
+        ({"slice.slices": 3}, "slice.hosts: 4 hosts cannot be divided evenly among 3 slices"),
+        ({"hardware": "TPU"}, 'backend: "torch" with torch.device "cpu" does not run on hardware "TPU"; torch'),
+        ({"torch": TORCH_TPU}, 'backend: "torch" with torch.device "tpu" does not run on hardware "CPU"; torch'),
+        ({"torch": CPU | {"processesPerHost": 3}}, "torch.processesPerHost: 16 replicas cannot be divided evenly"),
+        (
+            {"torch": CPU | {"execution": "Fuse"}},
+            'torch.execution: "Fuse" is a mode of TorchTPU and needs torch.device "tpu", got "cpu"',
+        ),
+        ({"backend": "xla-spmd", "torch": ...}, 'backend: "xla-spmd" on hardware "CPU" runs on one host, because'),
+        ({"backend": "xla"}, 'torch: goes with backend "torch" only, got backend "xla"'),
+        ({"backend": "xla-spmd"}, 'torch: goes with backend "torch" only, got backend "xla-spmd"'),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(changes: dict[str, Any], words: str) -> None:
+    assert complaint(changed(changes)).startswith(words)
+
+
+def test_another_schema_version_is_the_first_complaint() -> None:
+    assert complaint({"schema": "runspec/v2"}) == "schema: this trainer reads \"runspec/v1\", got 'runspec/v2'"

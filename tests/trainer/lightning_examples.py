@@ -78,8 +78,9 @@ class Data(lightning.LightningDataModule):
         return DataLoader(self.dataset, batch_size=BATCH, shuffle=True)
 
     def val_dataloader(self) -> Any:
-        loader = DataLoader(Subset(self.dataset, range(HELD_OUT)), batch_size=4)
-        return loader if self.loaders == 1 else [loader] * self.loaders
+        held_out = Subset(self.dataset, range(HELD_OUT))
+        loader = DataLoader(held_out, batch_size=4)
+        return loader if self.loaders == 1 else [loader, DataLoader(held_out, batch_sampler=[[0, 1, 2], [3, 4], [5]])]
 
 
 class Classifier(lightning.LightningModule):
@@ -115,6 +116,22 @@ class OnPlateau(Classifier):
         optimizer = SGD(self.parameters(), lr=0.1, momentum=0.9)
         scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
+
+
+class Clamped(Classifier):
+    """Changes its gradients, and lowers its rate by the loss of a step."""
+
+    def on_after_backward(self) -> None:
+        for parameter in self.parameters():
+            parameter.grad.clamp_(-0.02, 0.02)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=1.0)
+        scheduler = ReduceLROnPlateau(optimizer, patience=0, threshold=0.02)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "train_loss", "interval": "step"},
+        }
 
 
 class WarmUp(Classifier):
@@ -249,6 +266,7 @@ EXAMPLES: Mapping[str, Example] = {
     "classifier": Example(Classifier),
     "classifier, clipped": Example(Classifier, options=lambda: {"gradient_clip_val": 0.1}),
     "classifier, on a plateau": Example(OnPlateau),
+    "classifier, clamped": Example(Clamped),
     "classifier, warm-up by hand": Example(WarmUp),
     "classifier, LBFGS": Example(SecondOrder),
     "classifier, two validations": Example(TwoLoaders, loaders=2),

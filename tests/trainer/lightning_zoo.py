@@ -168,6 +168,39 @@ class Gan(Plain):
         return [Adam(self.layer.parameters(), lr=self.lr), SGD(self.judge.parameters(), lr=self.lr)], []
 
 
+class LeavesEpoch(Plain):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        return -1 if batch_idx == 2 else None
+
+
+class StepsByItself(Plain):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.loss(batch).backward()
+        self.optimizers().step()
+
+
+class AsksForGradients(StepsByItself):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.layer.weight.grad, self.layer.bias.grad = torch.autograd.grad(self.loss(batch), [*self.parameters()])
+        self.optimizers().step()
+
+
+class WithoutOptimizer(Gan):
+    """Changes its weights by itself."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.zero_grad()
+        self.manual_backward(self.loss(batch))
+        with torch.no_grad():
+            for parameter in self.layer.parameters():
+                parameter -= self.lr * parameter.grad
+
+    def configure_optimizers(self) -> None:
+        return None
+
+
 class OneOfTwo(Plain):
     """Automatic optimization, and still two optimizers: Lightning's Trainer refuses that itself."""
 
@@ -658,6 +691,6 @@ ONLY_UNDER_LIGHTNING = {
     *("Gan", "Callbacks", "StopsEarly", "LogDirectory", "Plateau", "TwoValidations", "Skips", "Gathers", "Unfreezes"),
     *("Grows", "Told", "Averages", "Pruned", "ShouldStop", "Weighted", "OwnBatches", "NoBatchSize", "Streams"),
     *("DictOfLoaders", "Lbfgs", "Raises", "NotANumber", "Essentials", "Brings", "ChangesPasses", "CollectsAndGathers"),
-    *("LayerOfSetup", "Highest", "OwnStep"),
+    *("LayerOfSetup", "Highest", "OwnStep", "StepsByItself", "AsksForGradients", "WithoutOptimizer"),
 }
 """What the trainer's own loop refuses."""

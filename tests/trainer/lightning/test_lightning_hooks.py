@@ -185,6 +185,25 @@ def test_a_module_that_does_not_clip_is_clipped_by_the_trainer() -> None:
     assert ran.weights()[0].item() == pytest.approx(0.75, abs=1e-5)
 
 
+class Clamping(Line):
+    """Its gradient is 3 on rank 0 and 9 on rank 1."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return (1 + 2 * self.trainer.global_rank) * super().training_step(batch, batch_idx)
+
+    def on_after_backward(self) -> None:
+        self.layer.weight.grad.clamp_(max=4.0)
+
+
+@pytest.mark.parametrize(("clip", "end"), [(None, -3.0), ("0.25", 0.75)])
+def test_a_module_changes_the_averaged_gradients_before_they_are_clipped(clip: str | None, end: float) -> None:
+    def made(hp: Hyperparameters, rank: int) -> Loaded:
+        return Loaded(*adopt(Clamping(), None, hp, Share(rank, 2)))
+
+    ran = run(made, 2, trainSteps=1, **({} if clip is None else {"gradientClipNorm": clip}))
+    assert ran.weights()[0].item() == pytest.approx(end, abs=1e-5)
+
+
 def test_without_a_scheduler_the_recipes_schedule_holds() -> None:
     assert not Run(Line()).hooks.own_schedule
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from tpu_trainer.checks.entry.first_steps import run_first_steps
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.stop import SharedStop
-from tpu_trainer.lightning_trainer.loaders import shares
+from tpu_trainer.data.order import Order, Share, StreamData
+from tpu_trainer.lightning_trainer.loaders import ProcessStream, shares
 from tpu_trainer.lightning_trainer.package import package_of, refuse_mixed
 from tpu_trainer.lightning_trainer.state import mark, unmark
 
@@ -84,7 +86,7 @@ def test_a_plain_module_trains_in_both_loops(name: str, loop: str, tmp_path: Pat
     assert done.losses[-1] < done.losses[0]
 
 
-@pytest.mark.parametrize("name", [*NEEDS, "Skips", "Lbfgs"])
+@pytest.mark.parametrize("name", [*NEEDS, "Skips", "Lbfgs", "WithoutOptimizer"])
 def test_a_module_that_needs_lightnings_trainer_names_the_line_and_trains_with_it(name: str, tmp_path: Path) -> None:
     refused = run(name, tmp_path, loop="BuiltIn").outcome
     assert refused.code is ExitCode.UserError
@@ -353,6 +355,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(tmp_path: Pa
         ("limited", {"parameters": {"batches": "1", "whole": "true"}}, "limit_val_batches: not with"),
         ("limited", {"parameters": {"batches": "0.5", "whole": "false"}}, "limit_val_batches: not with"),
         ("unknown", {}, "unexpected keyword argument"),
+        ("LeavesEpoch", {"loop": "Lightning"}, "on_train_batch_start returns -1"),
+        ("LeavesEpoch", {"loop": "BuiltIn"}, "on_train_batch_start returns -1"),
+        ("StepsByItself", {}, "must come from self.manual_backward"),
+        ("AsksForGradients", {}, "must come from self.manual_backward"),
     ],
 )
 def test_what_lightnings_trainer_cannot_do_here_is_refused(
@@ -431,15 +437,33 @@ def test_a_step_that_returns_none_ends_a_run_of_several_processes(launcher: Laun
     assert "training_step returns None; return the loss in every step" in gang.output()
 
 
-@given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 20))
-def test_held_out_examples_are_divided_whole_into_equally_many_batches(size: int, world: int, rows: int) -> None:
-    parts = [shares(size, world, rank, rows) for rank in range(world)]
+@given(st.integers(0, 200), st.integers(1, 9), st.integers(1, 20), st.booleans())
+def test_each_held_out_example_is_in_one_of_equally_many_batches(size: int, world: int, rows: int, ready: bool) -> None:
+    def divide(rank: int) -> list[range]:
+        return shares(size, Share(rank, world), 1 if ready else rows, ready=ready)
+
+    if size % world if ready else 0 < size < world:
+        with pytest.raises(UserCodeError, match=f"val_dataloader: its {size} "):
+            divide(0)
+        return
+    parts = [divide(rank) for rank in range(world)]
     assert len({len(part) for part in parts}) == 1
-    assert all(1 <= len(batch) <= rows for part in parts for batch in part)
-    seen = [at for part in parts for batch in part for at in batch]
-    assert set(seen) == set(range(size))
-    if size >= world * len(parts[0]):
-        assert len(seen) == size
+    most = 1 if ready else max(rows, 2)
+    assert all(1 <= len(batch) <= most for part in parts for batch in part)
+    assert [at for part in parts for batch in part for at in batch] == list(range(size))
+
+
+@pytest.mark.parametrize("size", [8, 9, 16, 17, 23])
+def test_each_held_out_example_of_a_stream_is_in_one_of_equally_many_batches(size: int) -> None:
+    order = Order(8, 0, Share(0, 2))
+    dataset = [*range(size)]
+    streams = [
+        ProcessStream(StreamData(replace(order, share=Share(rank, 2)), dataset), training=False, ready=False)
+        for rank in range(2)
+    ]
+    parts = [list(stream) for stream in streams]
+    assert len(parts[0]) == len(parts[1])
+    assert sorted(at for part in parts for batch in part for at in batch) == dataset
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.gang.exchange import check_weight, widen
-from tpu_trainer.lightning.lightning_run import missing_loss_error, only_under_lightning
+from tpu_trainer.lightning.lightning_run import missing_loss_error, only_under_lightning, skipped_epoch_error
 from tpu_trainer.lightning.optimizers import read_configuration
 from tpu_trainer.lightning.session import ModuleSession, overrides
 from tpu_trainer.optim.schedulers import Schedules
@@ -27,8 +27,6 @@ _OWN_KEYS = ("state_dict", "epoch", "global_step")
 
 class LightningHooks(Hooks):
     """Calls the module's hooks. It keeps no tensor past the end of a step, which would make it a graph output."""
-
-    changes_gradients = False
 
     def __init__(self, session: ModuleSession, hp: Hyperparameters) -> None:
         self._session, self._view, self._hp = session, session.view, hp
@@ -86,6 +84,10 @@ class LightningHooks(Hooks):
         return widen(loss) * widen(weight), weight
 
     @property
+    def changes_gradients(self) -> bool:
+        return self._session.has("on_after_backward") or self._session.has("on_before_optimizer_step")
+
+    @property
     def remarks(self) -> Sequence[str]:
         return self._session.remarks
 
@@ -123,7 +125,7 @@ class LightningHooks(Hooks):
         self._index += 1
         self._batch = self._session.move(batch)
         if self._session.call("on_train_batch_start", self._batch, self._index) == -1:
-            raise only_under_lightning("on_train_batch_start returns -1, which ends the epoch")
+            raise skipped_epoch_error()
 
     def before_backward(self, loss: Tensor) -> None:
         if self._pass == 0:

@@ -31,6 +31,14 @@ def missing_loss_error() -> UserCodeError:
     )
 
 
+def skipped_epoch_error() -> UserCodeError:
+    """Returns the error of an on_train_batch_start that returned -1, in either loop."""
+    return UserCodeError(
+        "on_train_batch_start returns -1, which ends the epoch: the trainer does not support this, because an epoch "
+        "follows from the data. Let the dataset have fewer examples, or return None"
+    )
+
+
 class LightningRun:
     """The result of an entrypoint whose module Lightning's own Trainer shall train.
 

@@ -20,6 +20,7 @@ from tpu_trainer.data.order import Position, random_seed
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import Signals
 from tpu_trainer.gang.gather import is_shared
+from tpu_trainer.lightning.lightning_run import skipped_epoch_error
 from tpu_trainer.lightning.session import LIGHTNING, is_metric
 from tpu_trainer.lightning.validation import describe_local_numbers, differ
 from tpu_trainer.lightning_trainer.gradients import Gradients
@@ -202,6 +203,9 @@ class GangCallback:
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         trainer.in_batch = False
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current
+        if batches.started < batches.ready:
+            raise skipped_epoch_error()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         """Saves the last step, also of a run that a callback or the module has ended early."""
@@ -349,8 +353,8 @@ class GangCallback:
 
 def log_everywhere(module: Any, logged: set[str], local: dict[str, Any]) -> None:
     """Makes `module.log` reduce validation values over all processes, whatever `sync_dist` is: otherwise one process's
-    metric would be reported as the run's. `logged` takes the names, `local` the plain numbers logged at the end of an
-    evaluation.
+    metric would be reported as the run's. So are values that a scheduler waits for, or each replica would set its own
+    rate. `logged` takes the names, `local` the plain numbers logged at the end of an evaluation.
 
     The progress bar is not shown, but would read every value from the device in every step.
     """
@@ -360,6 +364,9 @@ def log_everywhere(module: Any, logged: set[str], local: dict[str, Any]) -> None
     def log(*args: Any, **options: Any) -> None:
         arguments = parameters.bind(*args, **options).arguments
         arguments["prog_bar"] = False
+        monitors = [config.monitor for config in module.trainer.lr_scheduler_configs if config.reduce_on_plateau]
+        if any(monitor.removesuffix("_step").removesuffix("_epoch") == arguments["name"] for monitor in monitors):
+            arguments["sync_dist"] = True
         if not module.trainer.training:
             logged.add(arguments["name"])
             at_end = module._current_fx_name == "on_validation_epoch_end" and not module.trainer.sanity_checking

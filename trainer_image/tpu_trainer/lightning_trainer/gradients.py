@@ -1,7 +1,7 @@
 """Averages gradients over the replicas under Lightning's Trainer, with the signals that travel along.
 
 With automatic optimization they are averaged once a step, between the last backward pass and the module's hooks and
-clipping. With manual optimization the module makes its own steps, so they are averaged after every backward pass:
+clipping. With manual optimization the module makes its own steps, so they are averaged after every `manual_backward`:
 whatever the module then reads, clips or steps with is the gang's.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import LOSS, WEIGHT, Flags, Loss, Sums, exchange
@@ -36,6 +37,7 @@ class Gradients:
         self._changed: set[nn.Parameter] = set()
         self._begun: int | None = None
         self._drawn = 0
+        self._stepped = False
         self._loss: Loss | None = None
         self._sums: Sums | None = None
         self._flags = Flags(backend)
@@ -97,13 +99,27 @@ class Gradients:
             sums = Sums(self._sums.signals + added, torch.maximum(self._sums.norm, sums.norm))
         self._sums = sums
 
-    @property
-    def pending(self) -> bool:
-        """Whether a gradient has changed since the last average."""
-        return bool(self._changed)
+    def optimizer_steps(self) -> None:
+        """Called before a step of an optimizer. Raises UserCodeError as `signals` does."""
+        self._stepped = True
+        self._refuse_own(bool(self._changed))
+
+    def _refuse_own(self, has_own: bool) -> None:
+        if self._manual and has_own:
+            raise UserCodeError(
+                "training_step: with automatic_optimization = False gradients must come from "
+                "self.manual_backward(loss), which averages them over the replicas; loss.backward() and "
+                "torch.autograd.grad leave each replica its own"
+            )
 
     def signals(self, step: int) -> Sums:
-        """Returns the signals of the step; if all replicas skipped their batch, with the loss of the step before."""
+        """Returns the signals of the step; if all replicas skipped their batch, with the loss of the step before.
+
+        Raises:
+            UserCodeError: a module that makes its own steps has gradients that are not averaged.
+        """
+        self._refuse_own(bool(self._changed) or (self._stepped and self._sums is None))
+        self._stepped = False
         if self._sums is None:
             self.average(step)
         assert self._sums is not None

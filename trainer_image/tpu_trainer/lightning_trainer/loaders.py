@@ -5,8 +5,8 @@ draws from a user's sampler alike, seeded by the run and the epoch, and its exam
 Ready-made batches, from a batch sampler or from a dataset behind a loader without a batch size, cannot be divided: the
 processes take them in turn.
 
-In validation every example counts once, and all processes have equally many batches, so that collectives in
-`validation_step` match.
+In validation every example counts once, also those of a batch sampler, which are divided in its order. All processes
+have equally many batches, so that collectives in `validation_step` match.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ from tpu_trainer.contract.clock import Clock
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.data.epochs import enter_epoch, with_epochs
 from tpu_trainer.data.loading import describe_resize, refuse_own_iterator, sampler_of, takes_each_once
-from tpu_trainer.data.order import MapStyleData, Order, Position, StreamData, permutation, seeded_for_epoch
+from tpu_trainer.data.order import MapStyleData, Order, Position, Share, StreamData, permutation, seeded_for_epoch
 from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.gather import is_shared
 
 Notify = Callable[[str], None]
 
 
-def shares(size: int, world: int, rank: int, rows: int) -> list[range]:
-    """Returns process `rank`'s part of `size` examples, as equal batches of at most `rows`; all have as many batches.
+def shares(size: int, share: Share, rows: int, *, ready: bool = False) -> list[range]:
+    """Returns this process's part of `size` held-out examples, as equal batches of about `rows`; all processes have as
+    many batches. `ready`: the examples are batches, which cannot be joined.
 
-    Every example is in one process's part. If there are fewer examples than batches, the last example is repeated.
+    Raises:
+        UserCodeError: they cannot be divided so that each counts once.
     """
-    if size == 0:
-        return []
+    world, rank = share.world, share.rank
+    if size % world if ready else 0 < size < world:
+        raise UserCodeError(
+            f"val_dataloader: its {size} {'ready batches' if ready else 'examples'} cannot be divided among {world} "
+            f"processes so that each counts once; return {'a multiple of' if ready else 'at least'} {world}"
+        )
     own = range(rank * size // world, (rank + 1) * size // world)
-    largest = -(-size // world)
-    count = -(-largest // rows)
-    if len(own) < count:
-        alone = [range(at, at + 1) for at in own]
-        return [*alone, *[range(size - 1, size)] * (count - len(own))]
+    # A process may have one example less than another.
+    count = min(-(-size // (world * rows)), size // world)
     return [own[len(own) * at // count : len(own) * (at + 1) // count] for at in range(count)]
 
 
@@ -142,30 +145,26 @@ class Division:
         return rows
 
     def _held_out(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        share, sampler = self.order.share, sampler_of(loader)
-        if loader.batch_sampler is None or sampler is loader.batch_sampler:
-            units = list(sampler)
-            return self._build(loader, [units[at] for (at,) in shares(len(units), share.world, share.rank, 1)])
+        sampler, ready = sampler_of(loader), loader.batch_sampler is None
         indices = list(range(len(loader.dataset)))  # type: ignore[arg-type]
         if not takes_each_once(sampler):
-            indices = list(self._draw_units(sampler)(0))
-        parts = shares(len(indices), share.world, share.rank, self.order.rows)
-        return self._build(loader, [[indices[at] for at in part] for part in parts])
+            units = self._draw_units(sampler)(0)
+            indices = list(chain(*units) if sampler is loader.batch_sampler else units)
+        parts = shares(len(indices), self.order.share, 1 if ready else self.order.rows, ready=ready)
+        batches = [[indices[at] for at in part] for part in parts]
+        return self._build(loader, list(chain(*batches)) if ready else batches)
 
     def _stream(self, loader: DataLoader[Any], name: str, training: bool) -> DataLoader[Any]:
-        rows = 1 if loader.batch_size is None else self.order.rows
+        ready = loader.batch_size is None
+        rows = 1 if ready else self.order.rows
         order = replace(self.order, global_batch=rows * self.order.share.world, passes=1)
-        dataset = ProcessStream(StreamData(order, loader.dataset), training)
+        dataset = ProcessStream(StreamData(order, loader.dataset), training, ready)
         if training and self.order.start.offset:
             self.warn(f"{name}: its dataset is iterable, so epoch {self.order.start.epoch} begins again")
         if loader.num_workers:
             self.warn(f"{name}: its {loader.num_workers} workers are not used: each would read the whole stream")
-        return TimedLoader(
-            self.clock,
-            dataset=dataset,
-            batch_size=None if loader.batch_size is None else rows,
-            collate_fn=loader.collate_fn,
-        )
+        # The dataset's items are the batches.
+        return TimedLoader(self.clock, dataset=dataset, batch_size=None, collate_fn=loader.collate_fn)
 
     def _build(self, loader: DataLoader[Any], batches: Any) -> DataLoader[Any]:
         """Returns a loader like `loader` that yields `batches`."""
@@ -251,27 +250,40 @@ class ProcessBatches(Sampler[Any]):
 
 
 class ProcessStream(IterableDataset[Any]):
-    """A process's part of a stream that every process reads in full.
+    """A process's batches of a stream that every process reads in full. `ready`: the stream's examples are batches.
 
     An incomplete last global batch is dropped in training and divided in validation.
     """
 
-    def __init__(self, data: StreamData, training: bool) -> None:
-        self._data, self._training = data, training
+    def __init__(self, data: StreamData, training: bool, ready: bool) -> None:
+        self._data, self._training, self._ready = data, training, ready
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        order = self._data.order
+        return chain.from_iterable(self._batches()) if self._ready else self._batches()
+
+    def _batches(self) -> Iterator[list[Any]]:
+        order: Order = self._data.order
+        last: list[Any] = []
         # The number tells apart the random numbers of epochs, of which none has so many batches.
         for batch in self._data.global_batches(self._epoch, self._epoch << 32):
-            if len(batch) == order.global_batch:
-                yield from chain(*order.divide(batch))
-            elif not self._training:
-                for part in shares(len(batch), order.share.world, order.share.rank, order.rows):
-                    yield from (batch[at] for at in part)
+            if self._training:
+                if len(batch) == order.global_batch:
+                    yield from order.divide(batch)
+            elif len(batch) >= order.share.world:
+                yield from self._parts(last)
+                last = batch
+            else:
+                # Too few for all processes.
+                last = last + batch
+        yield from self._parts(last)
+
+    def _parts(self, batch: Sequence[Any]) -> Iterator[list[Any]]:
+        for part in shares(len(batch), self._data.order.share, self._data.order.rows, ready=self._ready):
+            yield [batch[at] for at in part]
 
 
 class TimedLoader(DataLoader[Any]):

@@ -34,6 +34,8 @@ class OptimizerRates:
         Raises:
             UserCodeError: a scheduler would raise in the middle of the run.
         """
+        # Lightning has one without groups for a module without optimizers.
+        optimizers = [optimizer for optimizer in optimizers if optimizer.param_groups]
         self._own = bool(schedulers) or overrides(module, "optimizer_step")
         self._rates = [
             LearningRateSetter(optimizer, self._hp, self._ramp, own=self._own, tell=self._tell, say=self._say)

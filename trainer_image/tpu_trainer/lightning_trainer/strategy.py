@@ -171,24 +171,19 @@ class GangStrategy:
         else:
             # Lightning has divided the loss by the passes; the exchange divides by the sum of the weights.
             loss, weight = loss * weight, weight / self._hp.accumulation_steps
-        result: Tensor = super().backward(loss, optimizer, *args, **kwargs)  # type: ignore[misc]
+        module, precision = self.lightning_module, self.precision_plugin
+        precision.backward(precision.pre_backward(loss, module), module, optimizer, *args, **kwargs)
         self._gradients.add(closure_loss if self._weight is None or manual else loss, weight)
-        if manual:
+        if manual or not module.trainer.fit_loop._should_accumulate():
+            # Lightning's own method is the same without this.
             self._gradients.average(self._step() + 1)
-        return result if loss is closure_loss else closure_loss.detach()
+        result: Tensor = precision.post_backward(closure_loss, module)
+        return result
 
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Averages the gradients over the gang before hooks, clipping and the optimizer read them."""
-        manual = not self.lightning_module.automatic_optimization
-
-        def averaging_closure() -> Any:
-            result = closure()
-            if not manual or self._gradients.pending:
-                self._gradients.average(self._step() + 1)
-            return result
-
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._gradients.optimizer_steps()
         self._rates.set(self._step())
-        return super().optimizer_step(optimizer, averaging_closure, model, **kwargs)  # type: ignore[misc]
+        return super().optimizer_step(*args, **kwargs)  # type: ignore[misc]
 
     def process_dataloader(self, dataloader: object) -> object:
         return self._division.divide(dataloader, training=self.lightning_module.trainer.training)

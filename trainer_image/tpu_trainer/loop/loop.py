@@ -97,6 +97,8 @@ class TrainingLoop:
         with instruments.exchange(step, loss, parameters):
             row = instruments.logbook.row()
             sums = exchange(parameters, loss, requests, backend, work.noise_scale, row, self.earlier.take())
+        with user_code("the backward pass"):
+            work.hooks.after_backward()
         self.trainable.watch(parameters)
 
         work.rates.set(step - 1)
@@ -123,6 +125,8 @@ class TrainingLoop:
         with self.instruments.passes():
             loss = self._forward_backward(step, batch, drawn)
             for _ in range(1, self.work.hp.accumulation_steps):
+                with user_code("the backward pass"):
+                    self.work.hooks.after_backward()
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
                 self.earlier.keep()
                 self.update.passed()
@@ -158,7 +162,6 @@ class TrainingLoop:
         with user_code("the backward pass"):
             work.hooks.before_backward(loss.total)
             loss.total.backward()  # type: ignore[no-untyped-call]
-            work.hooks.after_backward()
         return loss.detached()
 
     def _evaluate_and_save(self, step: int, position: Position) -> bool:

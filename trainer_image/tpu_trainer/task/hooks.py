@@ -36,7 +36,7 @@ class Hooks:
 
     @property
     def changes_gradients(self) -> bool:
-        """Whether `before_update` may change gradients, so that their length must be measured again to clip them."""
+        """Whether hooks may change the averaged gradients, so that their length must be measured again to clip them."""
         return type(self).before_update is not Hooks.before_update
 
     monitors: tuple[str, ...] = ()
@@ -69,7 +69,8 @@ class Hooks:
 
     def before_backward(self, loss: Tensor) -> None: ...
 
-    def after_backward(self) -> None: ...
+    def after_backward(self) -> None:
+        """Called after each backward pass; after a step's last one, once the gradients are averaged."""
 
     def before_update(self, optimizer: Optimizer) -> None:
         """Called when the parameters have the gradients of the global batch. The recipe's clipping comes afterwards."""
