@@ -107,9 +107,8 @@ class Turns:
             if self._rate is not None:
                 # The others take their tokens on credit, so they go first.
                 async with self._line:
-                    while seconds := self._rate.seconds_until_next():
-                        await asyncio.sleep(seconds)
-                    self._rate.take()
+                    await asyncio.sleep(self._rate.seconds_until_next())
+                    await asyncio.sleep(self._rate.take())
             place = self._places if flow.place.locked() else flow.place
             await place.acquire()
         try:
