@@ -17,7 +17,7 @@ from tests.fakes.held_requests import HeldRequests, settle
 from tests.unit.jobs import job, job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.domain.job.options import options_of
-from tpu_training_operator.domain.objects.actions import Action, Create, DeletePod
+from tpu_training_operator.domain.objects.actions import Action, Create, Delete
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
@@ -60,7 +60,7 @@ class Pods(Sequence[Action]):
 
 
 def deletions(job: str, hosts: int) -> list[Action]:
-    return [DeletePod(f"{job}-{index}", f"uid-{index}") for index in range(hosts)]
+    return [Delete("Pod", f"{job}-{index}", f"uid-{index}") for index in range(hosts)]
 
 
 @pytest.fixture
