@@ -1,10 +1,11 @@
 """Every request to the API server is counted with its answer, including retries and answers that never came."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
-from tests.fakes.api_server import ApiServer, credentials_for, hangs_up, refuses, says, serve
+from tests.fakes.api_server import Answer, ApiServer, credentials_for, hangs_up, refuses, says, serve
 from tests.unit.scrape import counted, value
 from tpu_training_operator.kube.client import Client, ClientOptions, connect
 from tpu_training_operator.kube.cluster import CONFIG_MAPS
@@ -31,34 +32,23 @@ async def cluster(server: ApiServer, metrics: Metrics) -> AsyncIterator[Client]:
         yield connected
 
 
-async def read(cluster: Client) -> None:
-    await cluster.get(CONFIG_MAPS, "default", "data")
-
-
-async def test_an_answer_is_counted_by_status_and_method(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
-    server.answers = [OK, refuses(409)]
-    await read(cluster)
-    with pytest.raises(Conflict):
+@pytest.mark.parametrize(
+    ("answers", "codes"),
+    [
+        ([OK], {"200": 1}),
+        ([refuses(409)], {"409": 1}),
+        ([refuses(429, **{"Retry-After": "0"}), OK], {"429": 1, "200": 1}),
+        ([hangs_up], {"<error>": 1}),
+    ],
+    ids=["an answer", "a refusal", "every try", "an answer that is cut off"],
+)
+async def test_a_request_is_counted_by_status_and_method_and_measured(
+    server: ApiServer, cluster: Client, metrics: Metrics, answers: list[Answer], codes: dict[str, int]
+) -> None:
+    server.answers = list(answers)
+    with suppress(Conflict, Unavailable):
         await cluster.delete(CONFIG_MAPS, "default", "data", "uid")
-    assert counted(metrics, "rest_client_requests_total", "code") == {"200": 1, "409": 1}
-    assert counted(metrics, "rest_client_requests_total", "method") == {"GET": 1, "DELETE": 1}
-
-
-async def test_the_duration_of_a_request_is_measured(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
-    server.answers = [OK]
-    await read(cluster)
-    assert value(metrics, "rest_client_request_duration_seconds_count", verb="GET") == 1
-    assert value(metrics, "rest_client_request_duration_seconds_sum", verb="GET") > 0
-
-
-async def test_every_try_counts(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
-    server.answers = [refuses(429, **{"Retry-After": "0"}), OK]
-    await read(cluster)
-    assert counted(metrics, "rest_client_requests_total", "code") == {"429": 1, "200": 1}
-
-
-async def test_a_cut_off_answer_counts_as_no_answer(server: ApiServer, cluster: Client, metrics: Metrics) -> None:
-    server.answers = [hangs_up]
-    with pytest.raises(Unavailable):
-        await read(cluster)
-    assert counted(metrics, "rest_client_requests_total", "code") == {"<error>": 1}
+    assert counted(metrics, "rest_client_requests_total", "code") == codes
+    assert counted(metrics, "rest_client_requests_total", "method").keys() == {"DELETE"}
+    assert value(metrics, "rest_client_request_duration_seconds_count", verb="DELETE") == sum(codes.values())
+    assert value(metrics, "rest_client_request_duration_seconds_sum", verb="DELETE") > 0

@@ -151,23 +151,11 @@ def the_status_says_who_is_ready_and_where_the_time_went(reading: Reading) -> No
     assert [line.split()[:5] for line in table[1:]] == [["digits", "Running", "v5litepod-16", "4", "1"]]
 
 
-def the_server_says_which_right_is_missing(reading: Reading) -> None:
-    space = reading.space
-    space.apply(digits())
-    stranger = Reading(space, space.cluster.service_account_kubeconfig(space.name, "default"))
-    for arguments in (["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits"]):
-        told = stranger.tpujob(*arguments)
-        assert told.returncode == 2
-        assert 'resource "tputrainingjobs"' in told.stderr
-        assert "and pods; get pods/log" in told.stderr
-
-
 STORIES = {
     story.__name__: story
     for story in (
         a_job_is_watched_to_its_end_over_a_restart_of_the_gang,
         the_status_says_who_is_ready_and_where_the_time_went,
-        the_server_says_which_right_is_missing,
     )
 }
 

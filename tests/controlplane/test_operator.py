@@ -67,15 +67,6 @@ def test_a_job_runs_from_apply_to_succeeded(space: Namespace, operator: Operator
     assert {"AttemptStarted", "Succeeded"} <= set(reasons)
 
 
-def test_a_job_has_a_network_policy_that_is_deleted_with_it(space: Namespace, operator: OperatorProcess) -> None:
-    space.apply(digits())
-    space.wait_for_state("Running")
-    policy = json.loads(space.kubectl("get", "networkpolicy", "digits", "--output=json"))
-    own = {"podSelector": {"matchLabels": {"tpu-operator.dev/job-name": "digits"}}}
-    assert policy["spec"] == {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
-    assert policy["metadata"]["ownerReferences"][0]["uid"] == space.job()["metadata"]["uid"]
-
-
 def test_the_operator_leaves_no_mark_on_what_the_user_wrote(space: Namespace, operator: OperatorProcess) -> None:
     space.apply(digits())
     space.wait_for_state("Running")
@@ -93,13 +84,15 @@ def test_deleting_the_job_deletes_everything(space: Namespace, operator: Operato
     space.wait_for_state("Running")
     assert space.names("service") == ["digits"]
 
+    assert "networkpolicy.networking.k8s.io/digits" in space.kubectl("get", "networkpolicy", "--output=name")
     space.kubectl("delete", "tpujob", "digits")
 
     def left() -> list[str]:
         ours = [name for name in space.names("configmap") if name.startswith("digits")]
-        return space.names("pod") + space.names("service") + ours
+        policies = space.kubectl("get", "networkpolicy", "--output=name").split()
+        return space.names("pod") + space.names("service") + policies + ours
 
-    space.wait(lambda: not left(), "pods, service and config map are gone")
+    space.wait(lambda: not left(), "pods, service, network policy and config map are gone")
 
 
 def test_an_operator_killed_in_mid_training_changes_nothing(space: Namespace, operator: OperatorProcess) -> None:
@@ -157,39 +150,6 @@ def test_a_lost_worker_restarts_the_whole_gang_once(space: Namespace, operator: 
     assert (failure["pod"], failure["exitCode"], failure["class"]) == ("digits-1-0-2", 137, "Infrastructure")
     finish_all(space, attempt=2)
     space.wait_for_state("Succeeded")
-
-
-def finish_rung(space: Namespace, attempt: int, hosts: int, **measured: object) -> None:
-    """All workers of the rung end well, once it runs."""
-
-    def runs() -> bool:
-        found = space.status()
-        return (found.get("state"), found.get("attempt")) == ("Running", attempt)
-
-    space.wait(runs, f"attempt {attempt} runs")
-    rung = {"firstLoss": 2.0, "lastLoss": 1.0, "averaged": 5, "recompilations": 0, "notFinite": 0, "findings": {}}
-    for host in range(hosts):
-        words = LAST_WORDS | {"step": 20, "rung": rung | measured} if host == 0 else None
-        space.finish(f"digits-{attempt}-0-{host}", message=words)
-
-
-def test_a_ladder_ends_at_the_rung_whose_gate_fails_and_leaves_nothing(
-    space: Namespace, operator: OperatorProcess
-) -> None:
-    rungs = [{"slice": {"acceleratorType": f"v5litepod-{chips}", "hardware": "CPU"}, "steps": 20} for chips in (4, 8)]
-    space.apply(digits(ladder={"rungs": rungs}))
-    finish_rung(space, attempt=1, hosts=1)
-    operator.kill()
-    operator.start()
-    finish_rung(space, attempt=2, hosts=2, lastLoss=2.5)
-
-    status = space.wait_for_state("Failed")
-    assert condition(status, "Failed")["reason"] == "GateFailed"
-    failed = condition(status, "Failed")["message"]
-    assert failed.startswith("rung 2 of 3 on v5litepod-8: ")
-    assert "from 2 to 2.5" in failed
-    assert [stage["verdict"] for stage in status["ladder"]["rungs"]] == ["Passed", "Failed"]
-    space.wait(lambda: all(pod["status"]["phase"] == "Succeeded" for pod in space.pods()), "no worker is left")
 
 
 def test_suspend_and_resume_are_not_charged_and_may_change_the_workers(

@@ -39,8 +39,7 @@ def given_a_created_gang(changes: dict[str, Any] | None = None, *, listens: bool
 
 def given_a_running_gang(changes: dict[str, Any] | None = None, *, listens: bool = False) -> ModelCluster:
     cluster = given_a_created_gang(changes, listens=listens)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     return cluster
 
 
@@ -60,6 +59,55 @@ def passes(cluster: ModelCluster, seconds: float) -> None:
 
 def fails(cluster: ModelCluster, name: str, code: int = 137, **how: str) -> None:
     kubelet.end(cluster, cluster.pods[name], code, **how)
+
+
+# What happens, with the pass of the operator that follows.
+
+
+def later(cluster: ModelCluster, **time: float) -> None:
+    cluster.now += timedelta(**time)
+    one_pass(cluster)
+
+
+def is_seen_to_fail(cluster: ModelCluster, name: str, code: int = 137, **how: str) -> None:
+    fails(cluster, name, code, **how)
+    one_pass(cluster)
+
+
+def get_ready(cluster: ModelCluster) -> None:
+    all_are_ready(cluster)
+    one_pass(cluster)
+
+
+def finish(cluster: ModelCluster) -> None:
+    all_finish(cluster)
+    one_pass(cluster)
+
+
+def suspend(cluster: ModelCluster) -> None:
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+
+
+def resume(cluster: ModelCluster) -> None:
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+
+
+def some_passes(cluster: ModelCluster, times: int, *, seconds: float = 0) -> None:
+    """After each, the kubelets work and time passes."""
+    for _ in range(times):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+        passes(cluster, seconds)
+
+
+def all_passes(cluster: ModelCluster, times: int = 6) -> None:
+    """After each, the kubelets work and what runs is ready."""
+    for _ in range(times):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+        all_are_ready(cluster)
 
 
 def described(decided: Plan) -> list[str]:
@@ -87,7 +135,6 @@ def reason(status: Status, kind: ConditionType = ConditionType.READY) -> tuple[s
 
 def ready_message(cluster: ModelCluster) -> str:
     ready = find(cluster.status.conditions, ConditionType.READY)
-    assert ready is not None
     return ready.message
 
 

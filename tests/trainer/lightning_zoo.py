@@ -112,6 +112,11 @@ class Highest(Plain):
         self.log("val_loss", self.loss(batch), reduce_fx=torch.max)
 
 
+class ValidatesLoss(Plain):
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("loss", self.loss(batch))
+
+
 class OwnStep(Plain):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         optimizer.step(closure=optimizer_closure)

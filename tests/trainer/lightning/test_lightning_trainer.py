@@ -302,7 +302,7 @@ def test_a_gang_trains_what_one_process_trains_through_a_stop_of_one_host(launch
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_what_a_callback_averages_is_validated_as_it_is_saved(hosts: int, launcher: Launcher, tmp_path: Path) -> None:
     checkpoint = {"uri": str(tmp_path / "kept"), "keep": 1}
-    document = spec("Averages", hosts=hosts, replicas=hosts, backend="xla", checkpoint=checkpoint)
+    document = spec("Averages", hosts=hosts, replicas=hosts, backend="xla", evaluateEverySteps=5, checkpoint=checkpoint)
     gang = launcher.start(document, packages=fork_server.LIGHTNING)
     assert gang.wait() == [ExitCode.Succeeded] * hosts, gang.output()
     module = lightning_zoo.Averages(0.1)
@@ -314,6 +314,8 @@ def test_what_a_callback_averages_is_validated_as_it_is_saved(hosts: int, launch
     evaluated = [made for made in gang.recorded().evaluations if made["step"] == 10]
     # Before and after the hooks of the end.
     assert [made["val_loss"] for made in evaluated] == pytest.approx([expected] * 2, rel=1e-5)
+    # The step after an evaluation is no other program.
+    assert not [text for texts in gang.warnings().values() for text in texts if "compiled a new program" in text]
 
 
 @pytest.mark.parametrize("name", ["Collects", "CollectsAndGathers"])
@@ -357,6 +359,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint(tmp_path: Pa
         ("unknown", {}, "unexpected keyword argument"),
         ("LeavesEpoch", {"loop": "Lightning"}, "on_train_batch_start returns -1"),
         ("LeavesEpoch", {"loop": "BuiltIn"}, "on_train_batch_start returns -1"),
+        ("ValidatesLoss", {"loop": "Lightning"}, 'the name "loss" is the training loss'),
         ("StepsByItself", {}, "must come from self.manual_backward"),
         ("AsksForGradients", {}, "must come from self.manual_backward"),
     ],

@@ -55,6 +55,10 @@ def nameless(hp: Hyperparameters) -> Task:
     return _small(lambda model, batch: model(batch[0]).mean(dim=1))
 
 
+def taken(hp: Hyperparameters) -> Task:
+    return _small(lambda model, batch: {"step": model(batch[0]).mean(dim=1)})
+
+
 class Module(lightning.LightningModule):
     """Batch norm, dropout, a metric that counts on, and host randomness in every kind of step."""
 
@@ -125,6 +129,7 @@ def started(entrypoint: str, directory: Path, **changes: Any) -> Run:
         ("mean", "shape [16], got shape []"),
         ("number", "shape [16], got a float"),
         ("nameless", "name, in a dict; got tensor("),
+        ("taken", 'the name "step" is taken'),
         ("Broken", "no attribute 'netwrok'"),
     ],
 )

@@ -7,7 +7,6 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import unused_port
 
 from tests.fakes.api_server import credentials_for, refuses
 from tests.fakes.watched_cluster import WatchedCluster, breaks_off, served, streams
@@ -180,13 +179,6 @@ async def test_a_failed_first_list_is_an_error(
     async with watching(cluster) as views:
         with pytest.raises(kind):
             await until(views, lambda seen: False)
-
-
-async def test_a_server_that_is_down_at_the_start_is_an_error() -> None:
-    async with watching(WatchedCluster(url=f"http://127.0.0.1:{unused_port()}")) as views:
-        with pytest.raises(Unavailable) as raised:
-            await until(views, lambda seen: True)
-    assert raised.value.status == 0
 
 
 async def test_the_watch_pauses_when_the_server_asks(cluster: WatchedCluster) -> None:

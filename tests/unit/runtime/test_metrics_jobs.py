@@ -116,67 +116,91 @@ def test_a_deleted_job_is_not_unready() -> None:
     assert value(metrics, "tpujob_longest_unready_seconds") == 0
 
 
-# Failures and restarts
+# Failures, restarts, the end, and where the time went
 
 
-def test_restarts_are_counted_by_their_difference(metrics: Metrics) -> None:
-    before = status(restarts=Restarts(by_class={HANG: 2}))
-    after = status(restarts=Restarts(by_class={HANG: 3, PREEMPTION: 1}))
+def failed(reason: Reason, **fields: object) -> Status:
+    end = condition(ConditionType.FAILED, True, 100, reason)
+    return status(completion_time=at(100), conditions=[end], **fields)
+
+
+def succeeded(**fields: object) -> Status:
+    end = condition(ConditionType.SUCCEEDED, True, 100, Reason.ALL_WORKERS_SUCCEEDED)
+    return status(completion_time=at(100), conditions=[end], **fields)
+
+
+RATIO = replace(goodput(100, productive=60, start=40), ratio="0.600")
+UNSAVED = goodput(90, productive=90, unsaved=60)
+LATER = goodput(90, queue=40, start=30, recovery=15, suspended=5)
+COUNTS: dict[str, tuple[Status, Status, str, dict[str, float]]] = {
+    "restarts by their difference": (
+        status(restarts=Restarts(by_class={HANG: 2})),
+        status(restarts=Restarts(by_class={HANG: 3, PREEMPTION: 1})),
+        "restarts",
+        {"Hang": 1, "Preemption": 1},
+    ),
+    "a failure by its class": (status(), status(last_failure=failure(1, 60, HANG)), "failures", {"Hang": 1}),
+    "a failure that is reworded, once": (
+        status(last_failure=failure(1, 60)),
+        status(last_failure=failure(1, 59, PREEMPTION)),
+        "failures",
+        {},
+    ),
+    "a denied restart exhausts the budget": (
+        status(last_failure=failure(3, 30)),
+        failed(Reason.RESTART_LIMIT_REACHED, last_failure=failure(4, 60, HANG)),
+        "budgets_exhausted",
+        {"Hang": 1},
+    ),
+    "a deadline exhausts none": (
+        status(),
+        failed(Reason.DEADLINE_EXCEEDED, last_failure=failure(1, 60)),
+        "budgets_exhausted",
+        {},
+    ),
+    "a job that failed by the reason": (status(), failed(Reason.STEP_TOO_LARGE), "finished", {"StepTooLarge": 1}),
+    "a job that succeeded": (status(), succeeded(), "finished", {"AllWorkersSucceeded": 1}),
+    "an end once": (succeeded(), succeeded(observed_generation=2), "finished", {}),
+    "time goes to its account": (
+        status(goodput=goodput(60, queue=40, start=20)),
+        status(goodput=LATER),
+        "goodput_seconds",
+        {"start": 10, "recovery": 15, "suspended": 5},
+    ),
+    "training that no checkpoint holds is not productive yet": (
+        status(),
+        status(goodput=UNSAVED),
+        "goodput_seconds",
+        {"productive": 30},
+    ),
+    "lost training is wasted only": (
+        status(goodput=UNSAVED),
+        status(goodput=goodput(90, productive=30, wasted=60)),
+        "goodput_seconds",
+        {"wasted": 60},
+    ),
+    "at the end all kept training is productive": (
+        status(goodput=UNSAVED),
+        succeeded(goodput=UNSAVED),
+        "goodput_seconds",
+        {"productive": 60},
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "counter", "counts"), COUNTS.values(), ids=COUNTS)
+def test_a_written_status_is_counted_by_what_it_changes(
+    metrics: Metrics, before: Status, after: Status, counter: str, counts: dict[str, float]
+) -> None:
     metrics.status_written(before, after)
-    assert counted(metrics, "tpujob_restarts_total", "class") == {"Hang": 1, "Preemption": 1}
+    label = {"finished": "reason", "goodput_seconds": "account"}.get(counter, "class")
+    assert counted(metrics, f"tpujob_{counter}_total", label) == counts
 
 
-def test_a_failure_is_counted_by_its_class(metrics: Metrics) -> None:
-    metrics.status_written(status(), status(last_failure=failure(1, 60, HANG)))
-    assert counted(metrics, "tpujob_failures_total", "class") == {"Hang": 1}
-
-
-def test_a_failure_that_is_reworded_counts_once(metrics: Metrics) -> None:
-    first, reworded = failure(1, 60), failure(1, 59, PREEMPTION)
-    metrics.status_written(status(last_failure=first), status(last_failure=reworded))
-    assert counted(metrics, "tpujob_failures_total", "class") == {}
-
-
-def test_a_denied_restart_exhausts_the_budget(metrics: Metrics) -> None:
-    after = failed(Reason.RESTART_LIMIT_REACHED, last_failure=failure(4, 60, HANG))
-    metrics.status_written(status(last_failure=failure(3, 30)), after)
-    assert counted(metrics, "tpujob_budgets_exhausted_total", "class") == {"Hang": 1}
-
-
-def test_a_deadline_exhausts_no_budget(metrics: Metrics) -> None:
-    metrics.status_written(status(), failed(Reason.DEADLINE_EXCEEDED, last_failure=failure(1, 60)))
-    assert counted(metrics, "tpujob_budgets_exhausted_total", "class") == {}
-
-
-# The end
-
-
-@pytest.mark.parametrize("reason", [Reason.RESTART_LIMIT_REACHED, Reason.STEP_TOO_LARGE])
-def test_a_job_that_failed_is_counted_by_the_reason(metrics: Metrics, reason: Reason) -> None:
-    metrics.status_written(status(), failed(reason))
-    assert counted(metrics, "tpujob_finished_total", "reason") == {reason: 1}
-
-
-def test_a_job_that_succeeded_is_counted_as_such(metrics: Metrics) -> None:
-    metrics.status_written(status(), succeeded())
-    assert counted(metrics, "tpujob_finished_total", "reason") == {"AllWorkersSucceeded": 1}
-
-
-def test_an_end_is_counted_once(metrics: Metrics) -> None:
-    metrics.status_written(succeeded(), succeeded(observed_generation=2))
-    assert counted(metrics, "tpujob_finished_total", "reason") == {}
-
-
-def test_the_goodput_of_a_job_that_ended_is_observed(metrics: Metrics) -> None:
-    time = replace(goodput(100, productive=60, start=40), ratio="0.600")
-    metrics.status_written(status(goodput=time), succeeded(goodput=time))
-    assert value(metrics, "tpujob_goodput_ratio_sum") == 0.6
-
-
-def test_the_goodput_of_a_running_job_is_not_observed(metrics: Metrics) -> None:
-    time = replace(goodput(100, productive=60, start=40), ratio="0.600")
-    metrics.status_written(status(), status(goodput=time))
-    assert value(metrics, "tpujob_goodput_ratio_count") == 0
+@pytest.mark.parametrize(("after", "observed"), [(succeeded(goodput=RATIO), 0.6), (status(goodput=RATIO), 0)])
+def test_the_goodput_of_a_job_is_observed_at_its_end(metrics: Metrics, after: Status, observed: float) -> None:
+    metrics.status_written(status(), after)
+    assert value(metrics, "tpujob_goodput_ratio_sum") == observed
 
 
 # Starts and recoveries
@@ -221,35 +245,6 @@ def test_a_recovery_after_a_suspension_counts_from_the_failure(metrics: Metrics)
     assert observed(metrics) == (None, 10)
 
 
-# Where the time went
-
-
-def test_time_is_added_to_its_account(metrics: Metrics) -> None:
-    before = status(goodput=goodput(60, queue=40, start=20))
-    after = status(goodput=goodput(90, queue=40, start=30, recovery=15, suspended=5))
-    metrics.status_written(before, after)
-    assert spent(metrics) == {"start": 10, "recovery": 15, "suspended": 5}
-
-
-def test_training_that_no_checkpoint_holds_is_not_productive_yet(metrics: Metrics) -> None:
-    metrics.status_written(status(), status(goodput=goodput(90, productive=90, unsaved=60)))
-    assert spent(metrics) == {"productive": 30}
-
-
-def test_lost_training_counts_as_wasted_only(metrics: Metrics) -> None:
-    unsaved = status(goodput=goodput(90, productive=90, unsaved=60))
-    metrics.status_written(status(), unsaved)
-    metrics.status_written(unsaved, status(goodput=goodput(90, productive=30, wasted=60)))
-    assert spent(metrics) == {"productive": 30, "wasted": 60}
-
-
-def test_at_the_end_all_kept_training_is_productive(metrics: Metrics) -> None:
-    unsaved = goodput(90, productive=90, unsaved=60)
-    metrics.status_written(status(), status(goodput=unsaved))
-    metrics.status_written(status(goodput=unsaved), succeeded(goodput=unsaved))
-    assert spent(metrics) == {"productive": 90}
-
-
 class_counts = st.dictionaries(st.sampled_from(FailureClass), st.integers(0, 100))
 
 
@@ -268,16 +263,6 @@ def test_however_many_writes_the_restarts_add_up(lives: list[dict[FailureClass, 
     assert {name: sum(one.get(name, 0) for one in counts) for name in total} == total
 
 
-def failed(reason: Reason, **fields: object) -> Status:
-    end = condition(ConditionType.FAILED, True, 100, reason)
-    return status(completion_time=at(100), conditions=[end], **fields)
-
-
-def succeeded(**fields: object) -> Status:
-    end = condition(ConditionType.SUCCEEDED, True, 100, Reason.ALL_WORKERS_SUCCEEDED)
-    return status(completion_time=at(100), conditions=[end], **fields)
-
-
 def observed(metrics: Metrics) -> tuple[float | None, float | None]:
     """The seconds of the only start and of the only recovery; None where there was none."""
 
@@ -287,7 +272,3 @@ def observed(metrics: Metrics) -> tuple[float | None, float | None]:
         return value(metrics, f"{name}_sum") if count else None
 
     return only("tpujob_gang_ready_seconds"), only("tpujob_recovery_seconds")
-
-
-def spent(metrics: Metrics) -> dict[str, float]:
-    return counted(metrics, "tpujob_goodput_seconds_total", "account")

@@ -73,8 +73,7 @@ class Validation:
         self, name: str, value: Tensor | float | Metric, reduce_fx: Any, weight: float | None, *, sync_dist: bool
     ) -> None:
         """Adds a logged value. `weight`: the batch size given to `self.log`; without one, the examples of the batch."""
-        if name == "loss":
-            raise UserCodeError('the name "loss" is the training loss; log it as "val_loss"')
+        check_name(name)
         if is_metric(value):
             self._objects[name] = value
             return
@@ -156,6 +155,12 @@ class Validation:
                 "validation_step: the processes do not all log the same names in the same order; process "
                 f"{backend.rank} logs {', '.join(texts) or 'nothing'}. self.log must not depend on the rank or the data"
             )
+
+
+def check_name(name: str) -> None:
+    """Raises UserCodeError for a name under which a validation must not log."""
+    if name == "loss":
+        raise UserCodeError('the name "loss" is the training loss; log it as "val_loss"')
 
 
 def differ(numbers: Sequence[float]) -> bool:

@@ -22,7 +22,7 @@ from tpu_trainer.gang.exchange import Signals
 from tpu_trainer.gang.gather import is_shared
 from tpu_trainer.lightning.lightning_run import skipped_epoch_error
 from tpu_trainer.lightning.session import LIGHTNING, is_metric
-from tpu_trainer.lightning.validation import describe_local_numbers, differ
+from tpu_trainer.lightning.validation import check_name, describe_local_numbers, differ
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.state import HERE, check_state
 from tpu_trainer.loop.instruments import Instruments
@@ -166,7 +166,6 @@ class GangCallback:
                 self._instruments.outputs.add_finding(Finding("Lightning", self.step, text))
         # In every step Lightning would broadcast whether rank 0 has received SIGTERM.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-        self._instruments.settle(self.step)
         self._instruments.clock.enter(Phase.HOST)
 
     def _check_state(self, trainer: Any, module: Any) -> None:
@@ -180,9 +179,6 @@ class GangCallback:
         if self._postponed:
             self._note_modes(module)
             self._save(trainer, epoch_begins=True)
-
-    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        self._instruments.settle(self.step)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         trainer.in_batch = True
@@ -368,6 +364,7 @@ def log_everywhere(module: Any, logged: set[str], local: dict[str, Any]) -> None
         if any(monitor.removesuffix("_step").removesuffix("_epoch") == arguments["name"] for monitor in monitors):
             arguments["sync_dist"] = True
         if not module.trainer.training:
+            check_name(arguments["name"])
             logged.add(arguments["name"])
             at_end = module._current_fx_name == "on_validation_epoch_end" and not module.trainer.sanity_checking
             if at_end and not is_metric(arguments["value"]) and not arguments.get("sync_dist"):

@@ -51,6 +51,10 @@ class Gradients:
                 self._parameters.append(parameter)
                 parameter.register_post_accumulate_grad_hook(self._changed.add)  # type: ignore[no-untyped-call]
 
+    def settle(self, step: int) -> None:
+        """See `Instruments.settle`."""
+        self._instruments.settle(step)
+
     def seed(self, drawn: int) -> None:
         """Seeds the device's generator for a batch."""
         self._drawn = drawn

@@ -144,6 +144,10 @@ class GangStrategy:
     # Steps.
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        trainer = self.lightning_module.trainer
+        if trainer.training and not trainer.in_batch:
+            # After a validation or the end of an epoch: the step would be compiled with what they left pending.
+            self._gradients.settle(self._step())
         if self.root_device.type == "xla":
             batch = self._backend.to_device(batch)
         return super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]

@@ -195,8 +195,8 @@ def _weighted_sums(values: Mapping[str, Tensor], names: Sequence[str], weights: 
     """
     if sorted(values) != sorted(names):
         raise UserCodeError(f"the task's metrics must be the same for every batch: {list(values)} after {list(names)}")
-    if "loss" in values:
-        raise UserCodeError('the name "loss" is taken by the training loss; call the metric "evaluation_loss"')
+    for name in sorted({"loss", "step"} & values.keys()):
+        raise UserCodeError(f'the name "{name}" is taken by the training\'s; call the metric "evaluation_{name}"')
     for name in names:
         if not isinstance(values[name], Tensor):
             raise UserCodeError(
