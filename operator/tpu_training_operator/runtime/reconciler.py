@@ -23,7 +23,7 @@ from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.blocked import show_obstacle, show_retry, undo_retry
-from tpu_training_operator.domain.plan.parse_cache import ParseCache
+from tpu_training_operator.domain.plan.parse_cache import read_status
 from tpu_training_operator.domain.plan.plan import Freshness, Plan
 from tpu_training_operator.domain.plan.planner import plan
 from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, ClusterReader, JobKey, Object
@@ -92,7 +92,6 @@ class Reconciler:
         self._max_hosts = max_hosts
         self._queues = queues
         self._memories: dict[JobKey, Memory] = {}
-        self._cache = ParseCache()
 
     def wrote(self, key: JobKey, version: str) -> bool:
         """Returns whether this resourceVersion of the job comes from the last status that was written here."""
@@ -196,7 +195,7 @@ class Reconciler:
             return earlier
 
         # The planner ignores that earlier passes have failed.
-        stored = self._cache.status(job.get("status"))
+        stored = read_status(job.get("status"))
         before = undo_retry(stored, job)
         body = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(body, pods), key), notes=memory.notes, queue=queue)
@@ -209,7 +208,6 @@ class Reconciler:
             self._reporting,
             network_policy=self._network_policy,
             max_hosts=self._max_hosts,
-            cache=self._cache,
         )
 
     async def _refresh(self, look: "_Look", key: JobKey, memory: Memory, fresh: ClusterReader) -> "_Look":
