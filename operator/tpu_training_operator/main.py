@@ -30,10 +30,9 @@ from tpu_training_operator.kube.credentials import Credentials, NoCredentials, l
 from tpu_training_operator.kube.errors import ApiError, Unavailable
 from tpu_training_operator.kube.turns import TokenBucket, Turns
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
-from tpu_training_operator.runtime.controller import Controller, Haste
+from tpu_training_operator.runtime.controller import Controller, Haste, beat
 from tpu_training_operator.runtime.events import EventSender
-from tpu_training_operator.runtime.health import Liveness, beat
-from tpu_training_operator.runtime.health_server import serve_health
+from tpu_training_operator.runtime.health import Liveness, serve_health
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.job_watch import JobWatch
 from tpu_training_operator.runtime.leadership import Election, LeaseName, OwnPod
