@@ -10,17 +10,10 @@ from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.objects.actions import (
     Action,
-    AskForStacks,
     Create,
-    DeleteConfigMap,
-    DeleteEndpointSlice,
-    DeleteJob,
-    DeletePod,
-    DeleteWorkload,
+    Delete,
     Publish,
-    UpdateWorkload,
     WarnPlaceholderRefused,
-    WriteWorkloadStatus,
 )
 from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.kube.cluster import Object
@@ -125,26 +118,14 @@ def _describe(action: Action) -> str:
     match action:
         case Create(body):
             return f"create {body['kind']} {body['metadata']['name']}"
-        case DeletePod(name, _, force):
-            return f"delete Pod {name}" + (" by force" if force else "")
-        case DeleteConfigMap(name):
-            return f"delete ConfigMap {name}"
-        case DeleteEndpointSlice(name):
-            return f"delete EndpointSlice {name}"
+        case Delete(kind, name, force=force):
+            return f"delete {kind} {name}" + (" by force" if force else "")
         case Publish(bodies):
             return "publish " + ", ".join(f"{body['kind']} {body['metadata']['name']}" for body in bodies)
-        case DeleteJob(name):
-            return f"delete TPUTrainingJob {name}"
-        case AskForStacks():
-            return "ask for stacks"
         case WarnPlaceholderRefused():
             return "tell of growth"
-        case DeleteWorkload(name=name):
-            return f"delete Workload {name}"
-        case UpdateWorkload():
-            return "update Workload"
-        case WriteWorkloadStatus(frees_quota=frees_quota):
-            return "give quota back" if frees_quota else "report to Kueue"
+        case _:
+            return action.verb
 
 
 def reason(status: Status, kind: ConditionType = ConditionType.READY) -> tuple[str, str]:

@@ -29,7 +29,7 @@ from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
-from tpu_training_operator.domain.objects.actions import DeletePod
+from tpu_training_operator.domain.objects.actions import Delete
 from tpu_training_operator.domain.plan.blocked import show_obstacle
 
 
@@ -306,7 +306,7 @@ def test_a_suspended_job_waits_only_for_workers_that_still_run() -> None:
 def test_a_deletion_names_the_uid_of_the_pod() -> None:
     cluster = given_a_running_gang()
     is_seen_to_fail(cluster, WORKERS[1])
-    wanted = {action.name: action.uid for action in actions(look(cluster)) if isinstance(action, DeletePod)}
+    wanted = {action.name: action.uid for action in actions(look(cluster)) if isinstance(action, Delete)}
     assert wanted == {name: cluster.pods[name]["metadata"]["uid"] for name in WORKERS if name != WORKERS[1]}
 
 

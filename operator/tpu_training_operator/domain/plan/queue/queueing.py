@@ -32,7 +32,7 @@ from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import (
     AT_ONCE,
     Create,
-    DeleteWorkload,
+    Delete,
     Event,
     UpdateWorkload,
     WriteWorkloadStatus,
@@ -202,7 +202,7 @@ def deactivate(workload: Workload) -> Batch:
 
 def delete_workloads(workloads: Iterable[Workload]) -> Batches:
     """Returns one batch that deletes these Workloads, and with them the quota that they hold; none without any."""
-    actions = [DeleteWorkload(workload.version, workload.name, workload.uid) for workload in workloads]
+    actions = [Delete("Workload", workload.name, workload.uid, api_version=workload.version) for workload in workloads]
     return (Batch(actions, Freshness.FRESH_ALL),) if actions else ()
 
 
