@@ -161,14 +161,19 @@ class Reconciler:
             await self._write(after, stored, job, key, memory)
             memory.began = memory.version if (before.attempt, after.attempt, memory.pods) == (0, 1, 0) else ""
             if after != before:
-                await self._send_events(decision.events, job)
+                if self._events is None:
+                    await send_events(self._cluster, decision.events, job, self._clock())
+                else:
+                    self._events.send(decision.events, job, self._clock())
             # A new report alone needs no line in the log.
             level = logging.DEBUG if after.conditions == stored.conditions else logging.INFO
             context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
             log.log(level, "job is %s", _summary(stored, after), extra=context)
         memory.is_restarting = after.state is State.RESTARTING
         if self._metrics and not is_managed_elsewhere(job):
-            self._metrics.job_seen(key, after.state, self._unready_seconds(after, job))
+            now, created = self._clock(), job["metadata"].get("creationTimestamp")
+            unready = now - unready_since(after, parse_time(created) if created else now)
+            self._metrics.job_seen(key, after.state, max(0.0, unready.total_seconds()))
 
         # 4. A finished job no longer needs reports and notes.
         if after.completion_time is not None:
@@ -259,12 +264,6 @@ class Reconciler:
             return False
         return "deletionTimestamp" in body["metadata"]
 
-    async def _send_events(self, events: Sequence[Event], job: Object) -> None:
-        if self._events is None:
-            await send_events(self._cluster, events, job, self._clock())
-        else:
-            self._events.send(events, job, self._clock())
-
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
         """Adds the reports of the job's own workers. Those of a deleted job of the same name are dropped."""
         if self._inboxes is None:
@@ -274,11 +273,6 @@ class Reconciler:
             return observed
         self._inboxes.forget(key)
         return replace(observed, inbox=self._inboxes.of(key))
-
-    def _unready_seconds(self, status: Status, job: Object) -> float:
-        now, created = self._clock(), job["metadata"].get("creationTimestamp")
-        since = unready_since(status, parse_time(created) if created else now)
-        return max(0.0, (now - since).total_seconds())
 
     def _forget(self, key: JobKey) -> None:
         """Forgets a job that is gone."""

@@ -5,7 +5,6 @@ TPU_PROCESS_ADDRESSES or TPU_PROCESS_PORT: torch_xla sets them for each process 
 whole host would give it wrong bounds. GKE's device plugin provides TPU_SKIP_MDS_QUERY and the topology.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from tpu_contract import protocol
@@ -72,15 +71,14 @@ def worker_env(
     if reporting is not None:
         values |= _reporting_env(job, reporting)
     user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
-    if all(variable["name"] != _PROCESSES for variable in user):
+    user_names = {variable["name"] for variable in user}
+    defaults = CONTAINER_USER | _torchrun_processes_env(job, resolution, worker) | _torch_tpu_env(job, layout, worker)
+    if _PROCESSES not in user_names:
         values |= _process_batch_env(job, resolution)
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         _worker_host_names(job, layout, worker),
-        *_defaults_for(
-            CONTAINER_USER | _torchrun_processes_env(job, resolution, worker) | _torch_tpu_env(job, layout, worker),
-            user,
-        ),
+        *({"name": name, "value": value} for name, value in defaults.items() if name not in user_names),
         *user,
     ]
 
@@ -207,8 +205,3 @@ def _worker_host_names(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerI
         return {"name": "TPU_WORKER_HOSTNAMES", "value": _LOCALHOST}
     reference = {"name": naming.config_map_name(job.name, worker.attempt), "key": hosts_key(worker.slice)}
     return {"name": "TPU_WORKER_HOSTNAMES", "valueFrom": {"configMapKeyRef": reference}}
-
-
-def _defaults_for(values: Mapping[str, str], user: list[EnvVar]) -> list[EnvVar]:
-    user_names = {variable["name"] for variable in user}
-    return [{"name": name, "value": value} for name, value in values.items() if name not in user_names]

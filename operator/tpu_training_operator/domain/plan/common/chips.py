@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cached_property
 
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod
+from tpu_training_operator.domain.cluster_state.observed import Observed
 from tpu_training_operator.domain.failures.pod_signs import ended_by
 
 
@@ -62,19 +62,15 @@ def read_holding(
         return Holding(now, 0, ())
     pods = (*((pod, False) for pod in observed.pods), *((pod, True) for pod in observed.placeholders))
     spans = (
-        _read_span(pod, (per_host or {}).get(pod.option_number, resolved.chips_per_host), is_placeholder)
+        Span(
+            (per_host or {}).get(pod.option_number, resolved.chips_per_host),
+            pod.placed.replace(microsecond=0),
+            end and end.replace(microsecond=0),
+            is_placeholder,
+        )
         for pod, is_placeholder in pods
-        if _is_known(pod)
+        for end in (ended_by(pod) if pod.has_ended else None,)
+        # A pod that ended at an unknown time never ran, or counts as gone.
+        if pod.placed is not None and (end is not None or not pod.has_ended)
     )
     return Holding(now, resolved.chips, tuple(spans))
-
-
-def _is_known(pod: WorkerPod) -> bool:
-    """Whether the pod counts. One that ended at an unknown time never ran, or counts as gone."""
-    return pod.placed is not None and not (pod.has_ended and ended_by(pod) is None)
-
-
-def _read_span(pod: WorkerPod, chips: int, is_placeholder: bool) -> Span:
-    start = (pod.placed or pod.created).replace(microsecond=0)
-    end = ended_by(pod) if pod.has_ended else None
-    return Span(chips, start, end and end.replace(microsecond=0), is_placeholder)

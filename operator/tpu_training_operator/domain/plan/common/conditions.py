@@ -45,6 +45,12 @@ class ReadyState:
     message: str
 
 
+def is_held(status: Status) -> bool:
+    """Whether the job waits in a queue, so that its workers are stopped, if it has any."""
+    admitted = find(status.conditions, ConditionType.ADMITTED)
+    return admitted is not None and not admitted.is_true
+
+
 @dataclass(frozen=True)
 class JobState:
     """A job as one pass finds it, whether or not its spec is valid, and the writing of its next status."""
@@ -75,9 +81,7 @@ class JobState:
 
     @property
     def is_held(self) -> bool:
-        """Whether the job waits in a queue, so that its workers are stopped, if it has any."""
-        admitted = find(self.status.conditions, ConditionType.ADMITTED)
-        return admitted is not None and not admitted.is_true
+        return is_held(self.status)
 
     @cached_property
     def holding(self) -> Holding:

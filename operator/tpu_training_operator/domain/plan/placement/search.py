@@ -60,16 +60,20 @@ def next_slice(ctx: Context) -> PendingMove | None:
     if len(ctx.options) == 1 or ctx.is_on_lower_rung or ctx.is_running:
         return None
     waits_since, was_here = _waiting_since(ctx)
-    if was_here and not _may_move_on_loss(ctx):
+    policy = ctx.job.spec.placement
+    if was_here and not (policy is not None and policy.on_loss is OnLoss.MOVE and may_move_again(ctx)):
         return None
     to = _next_option(ctx)
     if ctx.queue is not None and (ctx.attempt == 0 or ctx.is_held):
         return _next_without_quota(ctx, ctx.queue, to)
-    if not _lacks_something(ctx):
+    if _refusal(ctx) is None and all(pod.node is not None for pod in ctx.pods):
         return None
     certain = _certain_refusal(ctx)
     wait = _wait(ctx, to, certain=certain is not None)
-    at = max(waits_since + wait, _first_pod_time(ctx) + min(wait, _TO_SCHEDULE), _latest_node_deadline(ctx))
+    # The wait may be over before the attempt has a worker: the backoff and the end of the old workers count, and the
+    # scheduler needs a moment to find free nodes.
+    first_pod_time = min((pod.created for pod in ctx.pods), default=_LONG_AGO)
+    at = max(waits_since + wait, first_pod_time + min(wait, _TO_SCHEDULE), _latest_node_deadline(ctx))
     if certain is not None:
         return PendingMove(to, at, PlacementReason.NOT_ADMITTED, certain)
     limit = f"{wait.total_seconds():.0f} s"
@@ -150,16 +154,6 @@ def _count_stops(ctx: Context) -> int:
     return 1 + others + any(option.is_own and option.number for option in ctx.options)
 
 
-def _may_move_on_loss(ctx: Context) -> bool:
-    policy = ctx.job.spec.placement
-    return policy is not None and policy.on_loss is OnLoss.MOVE and may_move_again(ctx)
-
-
-def _lacks_something(ctx: Context) -> bool:
-    """Whether the gang lacks nodes, or permission to create its workers."""
-    return _refusal(ctx) is not None or any(pod.node is None for pod in ctx.pods)
-
-
 def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
     """Returns since when the gang waits, and whether it has run on this slice before."""
     changed = {condition.type: parse_time(condition.last_transition_time) for condition in ctx.status.conditions}
@@ -183,12 +177,6 @@ def _wait(ctx: Context, to: SliceOption, *, certain: bool) -> timedelta:
     first_wait = to.choice.wait if to.number else max(option.choice.wait for option in ctx.options)
     doubled: timedelta = first_wait * (1 << rounds)
     return min(doubled, max(first_wait, _LONGEST_WAIT))
-
-
-def _first_pod_time(ctx: Context) -> datetime:
-    """Returns when the attempt got its first worker. The wait may be over before that, because the backoff and the end
-    of the old workers count, and the scheduler needs a moment to find free nodes."""
-    return min((pod.created for pod in ctx.pods), default=_LONG_AGO)
 
 
 def _latest_node_deadline(ctx: Context) -> datetime:
