@@ -236,7 +236,8 @@ class GangCallback:
         }
 
     def _restore(self, trainer: Any, module: Any) -> None:
-        """Restores what Lightning does not, for callbacks that freeze, unfreeze or wait for metrics."""
+        """Restores what Lightning does not, for callbacks that freeze, unfreeze or wait for metrics, and for modules
+        that accumulate by themselves."""
         before = {
             name: frozenset(self._document.get(name, ())) for name in ("trained", "frozen", "inTraining", "resting")
         }
@@ -247,6 +248,9 @@ class GangCallback:
         for name, child in module.named_modules():
             if name in before["inTraining"] | before["resting"]:
                 child.training = name in before["inTraining"]
+        for name, gradient in trainer.strategy.kept_gradients.items():
+            parameter = module.get_parameter(name)
+            parameter.grad = gradient.to(parameter.device)
         metrics = {name: torch.tensor(value) for name, value in self._document["metrics"].items()}
         trainer.callback_metrics.update(metrics)
         # Otherwise Lightning would skip schedulers that wait for metrics at the end of this epoch.
