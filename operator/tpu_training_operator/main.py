@@ -36,8 +36,7 @@ from tpu_training_operator.runtime.health import Liveness, serve_health
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.job_watch import JobWatch
 from tpu_training_operator.runtime.leadership import Election, LeaseName, OwnPod
-from tpu_training_operator.runtime.metrics import Metrics
-from tpu_training_operator.runtime.metrics.server import serve_metrics
+from tpu_training_operator.runtime.metrics import Metrics, serve_metrics
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressServer, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer

@@ -178,6 +178,18 @@ class LeavesEpoch(Plain):
         return -1 if batch_idx == 2 else None
 
 
+class Accumulates(Plain):
+    """Makes a step with the gradients of three batches."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.loss(batch) / 3)
+        if batch_idx % 3 == 2:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+
 class StepsByItself(Plain):
     automatic_optimization = False
 
@@ -721,6 +733,6 @@ ONLY_UNDER_LIGHTNING = {
     *("Grows", "Told", "Averages", "Pruned", "ShouldStop", "Weighted", "OwnBatches", "NoBatchSize", "Streams"),
     *("DictOfLoaders", "Lbfgs", "Raises", "NotANumber", "Essentials", "Brings", "ChangesPasses", "CollectsAndGathers"),
     *("LayerOfSetup", "Highest", "OwnStep", "StepsByItself", "AsksForGradients", "WithoutOptimizer"),
-    *("StepPlateau", "Follows"),
+    *("StepPlateau", "Follows", "Accumulates"),
 }
 """What the trainer's own loop refuses."""

@@ -42,7 +42,8 @@ async def jobs_to_reconcile(
             where = "the cluster" if namespace is None else f"namespace {namespace}"
             log.warning("the jobs of %s could not be listed: %s", where, error)
     if complete and metrics:
-        metrics.jobs_listed({_key(job): _state(job) for job in jobs if not is_managed_elsewhere(job)})
+        ours = (job for job in jobs if not is_managed_elsewhere(job))
+        metrics.jobs_listed({_key(job): Status.read(job.get("status")).state for job in ours})
     now = clock()
     return [_key(job) for job in jobs if _may_need_a_pass(job, now)]
 
@@ -65,10 +66,6 @@ def slim_job(job: Object) -> Object:
 
 def _key(job: Object) -> JobKey:
     return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
-
-
-def _state(job: Object) -> State | None:
-    return Status.read(job.get("status")).state
 
 
 def _may_need_a_pass(job: Object, now: datetime) -> bool:

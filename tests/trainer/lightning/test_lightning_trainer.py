@@ -163,7 +163,9 @@ def test_files_of_callbacks_and_loggers_lie_beside_the_checkpoints_and_the_repor
     assert list((tmp_path / "lightning").rglob("events.out.tfevents*"))
 
 
-@pytest.mark.parametrize("name", ["Gan", "Plateau", "Unfreezes", "Weighted", "Grows", "StepPlateau", "Follows"])
+@pytest.mark.parametrize(
+    "name", ["Accumulates", "Follows", "Gan", "Grows", "Plateau", "StepPlateau", "Unfreezes", "Weighted"]
+)
 @pytest.mark.parametrize("step", [2, 4])
 def test_a_run_continues_as_if_it_had_not_stopped_inside_an_epoch_and_at_its_end(
     name: str, step: int, tmp_path: Path

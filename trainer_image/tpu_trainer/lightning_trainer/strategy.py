@@ -34,6 +34,9 @@ from tpu_trainer.task.task import Hyperparameters
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+_GRADIENTS = "tpu_trainer_gradients"
+"""The key of the gradients of a module that accumulates by itself."""
+
 _RATES = "tpu_trainer_rates"
 """The key of the rates' state in a file that the module or a callback saves, and may load in the same run."""
 
@@ -41,7 +44,8 @@ _RATES = "tpu_trainer_rates"
 class GangStrategy:
     """One replica's strategy. Lightning calls its hooks last, after those of callbacks and module.
 
-    `state`: the state that Lightning saved last under `HERE`, or will load from there; `kept_rates`: its rates.
+    `state`: the state that Lightning saved last under `HERE`, or will load from there; `kept_rates`: its rates;
+    `kept_gradients`: its gradients, of a module that accumulates by itself.
     """
 
     strategy_name = "tpu_trainer"
@@ -66,6 +70,7 @@ class GangStrategy:
         self.node_rank = share.rank
         self.state: Any = None
         self.kept_rates: list[Any] = []
+        self.kept_gradients: dict[str, Tensor] = {}
         self._weight: Tensor | None = None
         self._messages = 0
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -182,10 +187,10 @@ class GangStrategy:
         result: Tensor = precision.post_backward(closure_loss, module)
         return result
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._gradients.optimizer_steps()
+    def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        self._gradients.optimizer_steps(p for group in optimizer.param_groups for p in group["params"])
         self._rates.set(self._callback.step)
-        return super().optimizer_step(*args, **kwargs)  # type: ignore[misc]
+        return super().optimizer_step(optimizer, *args, **kwargs)  # type: ignore[misc]
 
     def process_dataloader(self, dataloader: object) -> object:
         return self._division.divide(dataloader, training=self.lightning_module.trainer.training)
@@ -246,6 +251,8 @@ class GangStrategy:
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         if filepath == HERE:
             self.state = checkpoint
+            if not self.lightning_module.automatic_optimization:
+                checkpoint[_GRADIENTS] = self._gradients.unused(self.lightning_module)
         else:
             checkpoint[_RATES] = self._rates.state()
             super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
@@ -254,6 +261,7 @@ class GangStrategy:
         if checkpoint_path != HERE:
             return super().load_checkpoint(checkpoint_path, *args, **kwargs)  # type: ignore[misc]
         state, self.state = self.state, None
+        self.kept_gradients = state.pop(_GRADIENTS, {})
         return state
 
     if TYPE_CHECKING:

@@ -17,15 +17,7 @@ from tpu_training_operator.domain.failures.first import first_failure, hang_fail
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT, stacks_due, standstill, straggler
 from tpu_training_operator.domain.job.naming import WorkerId, config_map_name
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
-from tpu_training_operator.domain.objects.actions import (
-    AT_ONCE,
-    Action,
-    AskForStacks,
-    Create,
-    Creations,
-    Delete,
-    Event,
-)
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, AskForStacks, Create, Creations, Delete, Event
 from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
 from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
@@ -37,8 +29,7 @@ from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
 from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
 from tpu_training_operator.domain.plan.common.slice_record import find_strays
-from tpu_training_operator.domain.plan.placement.moving import carry_out, move
-from tpu_training_operator.domain.plan.placement.search import next_slice
+from tpu_training_operator.domain.plan.placement.search import carry_out, move, next_slice
 from tpu_training_operator.domain.plan.plan import Batch, Batches, Freshness, Plan
 from tpu_training_operator.domain.plan.queue.queueing import read_placement
 from tpu_training_operator.domain.plan.restarts.restart import fail_or_restart, release

@@ -24,7 +24,7 @@ from tpu_training_operator.api.conditions import (
 from tpu_training_operator.api.status import Activity, Goodput, State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time
 from tpu_training_operator.domain.plan.common import ledger
-from tpu_training_operator.domain.plan.common.chips import Holding, read_holding
+from tpu_training_operator.domain.plan.common.ledger import Holding, read_holding
 
 
 class Kstatus(Enum):

@@ -26,8 +26,7 @@ from tpu_training_operator.domain.objects.actions import AT_ONCE, WarnPlaceholde
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, delete_pods, describe_stuck, is_stuck
-from tpu_training_operator.domain.plan.placement.moving import move
-from tpu_training_operator.domain.plan.placement.search import may_move_again
+from tpu_training_operator.domain.plan.placement.search import may_move_again, move
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Freshness, Plan, Turn
 
 

@@ -21,8 +21,8 @@ from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Create, Delete, UpdateWorkload
 from tpu_training_operator.domain.objects.workload import with_queue_of
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.placement.moving import move
 from tpu_training_operator.domain.plan.placement.return_to_preferred import count_turns, turn_length, until_next_turn
+from tpu_training_operator.domain.plan.placement.search import move
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan
 from tpu_training_operator.domain.plan.queue.queueing import (
     ask_for,

@@ -50,8 +50,7 @@ from tpu_training_operator.domain.plan.common.attempt import describe_admission
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
-from tpu_training_operator.domain.plan.placement.moving import carry_out
-from tpu_training_operator.domain.plan.placement.search import next_slice
+from tpu_training_operator.domain.plan.placement.search import carry_out, next_slice
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Freshness, Plan, Turn
 
 # Usually a watch reports sooner what Kueue does. These looks are for a watch that is broken or not allowed.
