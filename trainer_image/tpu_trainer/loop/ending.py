@@ -44,9 +44,7 @@ def save_result(step: int, position: Position, instruments: Instruments, *, agai
     instruments.outputs.progress.say(f"the last weights have the checksum {last[1]}")
 
 
-def write_weights(
-    context: RunContext, step: int, model: nn.Module, average: Mapping[str, Tensor] | None = None
-) -> None:
+def write_weights(context: RunContext, step: int, model: nn.Module, average: Mapping[str, Tensor]) -> None:
     """Writes the weights of a run without checkpoints into the directory of its report, on the user's machine. A file
     that cannot be written whole is left out, with a warning."""
     directory, writes = context.environment.report_directory, context.outputs.is_reporter

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tpu_trainer.contract.errors import user_code
 from tpu_trainer.contract.stop import StopFlag
@@ -55,11 +56,12 @@ class TrainingLoop:
         model, start = work.task.model, work.start
         self.work, self.backend, self.instruments = work, backend, instruments
         self.stop, self.evaluate_now = stop, evaluate_now
-        self.trainable = Trainable(model, work.optimizer, instruments.left_out)
+        warn = partial(instruments.warn, "Optimizer")
+        self.trainable = Trainable(model, work.optimizer, warn)
         self.signals, self.flags, self.earlier = Signals(backend, start.step), Flags(backend), EarlierPasses(model)
         parts = (work.optimizer, work.hooks, work.average, work.clip_norm, backend)
         self.update = SkippingUpdate(*parts, model, instruments.doctor.set_aside) if work.skips else Update(*parts)
-        self.outside = OutsideParameters(model, backend.device, instruments.left_out)
+        self.outside = OutsideParameters(model, backend.device, warn)
         self.result, self.epoch = TrainingResult(start.step, None, start.position), start.position.epoch
 
     def run(self, batches: Iterator[tuple[Batch, Position]]) -> TrainingResult:
@@ -137,12 +139,12 @@ class TrainingLoop:
         return loss, batch, position
 
     def _change_epoch(self, step: int, epoch: int) -> None:
-        task, hooks, instruments = self.work.task, self.work.hooks, self.instruments
-        with user_code("the end of an epoch"), watch_attributes(task.train, not task.workers, instruments.of_data):
+        task, hooks, warn = self.work.task, self.work.hooks, partial(self.instruments.warn, "Data")
+        with user_code("the end of an epoch"), watch_attributes(task.train, not task.workers, warn):
             hooks.epoch_ends(self.epoch)
             hooks.epoch_begins(epoch)
         self.epoch = epoch
-        instruments.settle(step - 1)
+        self.instruments.settle(step - 1)
 
     def _forward_backward(self, step: int, batch: Batch, drawn: int | None = None) -> Loss:
         """Adds the batch's gradients to the parameters'; returns its part of the step's loss. `drawn`: the step's seed,

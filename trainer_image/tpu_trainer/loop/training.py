@@ -19,6 +19,7 @@ from tpu_trainer.contract.outcome import Outcome, finite
 from tpu_trainer.data.batch_source import check_data, open_batches, open_data
 from tpu_trainer.data.loading import evaluation_size
 from tpu_trainer.data.order import Order
+from tpu_trainer.doctor.last_weights import checksum_of
 from tpu_trainer.gang.backends.base import move_model
 from tpu_trainer.lightning.lightning_run import only_under_lightning
 from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left
@@ -33,7 +34,7 @@ from tpu_trainer.loop.ending import (
 )
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.loop.evaluate import evaluate, try_evaluation
-from tpu_trainer.loop.instruments import Instruments, build_instruments
+from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.loop.loop import TrainingLoop, TrainingResult
 from tpu_trainer.loop.preparation import prepare
 from tpu_trainer.loop.trainable import PreparedTask
@@ -92,17 +93,18 @@ def first_steps(context: RunContext, loaded: Loaded, count: int) -> TrainingResu
 
 def _instruments(context: RunContext, work: PreparedTask, checkpoints: Checkpoints) -> Instruments:
     backend, batch = context.backend, work.hp.global_batch_size
-    return build_instruments(
+    model = work.task.model
+    return Instruments(
         context,
-        work.task.model,
+        model,
         work.hp,
         work.start,
         checkpoints,
         work.logbook,
-        lambda: work.checksum(backend),
+        lambda: checksum_of(model, work.averaged, backend),
         closing=work.closing,
         noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
-        average=None if work.average is None else work.average.tensors,
+        average=work.averaged,
     )
 
 
@@ -135,8 +137,7 @@ class _Training:
         with self.context.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, instruments)
             if not self.work.on_lower_rung:
-                average = None if self.work.average is None else self.work.average.tensors
-                write_weights(self.context, trained.step, self.work.task.model, average)
+                write_weights(self.context, trained.step, self.work.task.model, self.work.averaged)
                 self._finish()
         ending = trained.early or done or f"trained {trained.step} steps"
         return succeeded_outcome(ending, trained.step, trained.loss, evaluated, self.instruments)
