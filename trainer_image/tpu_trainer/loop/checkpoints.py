@@ -141,6 +141,8 @@ class CheckpointStorage:
             record = document(work.start, step, position, work.rates.rate_after(step), work.hp, health)
             record |= {"trainExamples": size, "rates": work.rates.state(), "growth": work.group_changes.state()}
             record |= {"steering": work.policy.state(), "logged": work.logbook.state(), **work.closing.state()}
+            if (plateau := work.schedules.state()) is not None:
+                record["plateau"] = plateau
             if work.begun_with is not None:
                 record["begunWith"] = work.begun_with
             with user_code("the state of the task's hooks"):

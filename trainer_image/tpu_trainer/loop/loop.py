@@ -108,6 +108,8 @@ class TrainingLoop:
         # Before the sync: gradients that are alive there become outputs of the compiled graph.
         work.optimizer.zero_grad(set_to_none=True)
         with user_code("the end of a step"):
+            work.hooks.step_made(step)
+            work.schedules.after("step", step)
             work.hooks.after_step(batch, loss.mean, step)
         with instruments.sync(step, batch, parameters):
             backend.sync()
@@ -141,10 +143,14 @@ class TrainingLoop:
     def _change_epoch(self, step: int, epoch: int) -> None:
         task, hooks, warn = self.work.task, self.work.hooks, partial(self.instruments.warn, "Data")
         with user_code("the end of an epoch"), watch_attributes(task.train, not task.workers, warn):
-            hooks.epoch_ends(self.epoch)
+            self._end_epoch()
             hooks.epoch_begins(epoch)
         self.epoch = epoch
         self.instruments.settle(step - 1)
+
+    def _end_epoch(self) -> None:
+        self.work.hooks.epoch_ends(self.epoch)
+        self.work.schedules.after("epoch", self.epoch + 1)
 
     def _forward_backward(self, step: int, batch: Batch, drawn: int | None = None) -> Loss:
         """Adds the batch's gradients to the parameters'; returns its part of the step's loss. `drawn`: the step's seed,
@@ -196,7 +202,7 @@ class TrainingLoop:
             # A run that is stopped continues inside its epoch, and so does the job after a lower rung.
             goes_on = result.stopped or work.on_lower_rung
             if not goes_on:
-                work.hooks.epoch_ends(self.epoch)
+                self._end_epoch()
             work.hooks.train_ends(stopped=goes_on or result.early is not None)
         # What they have left pending would be compiled into the evaluation.
         self.backend.sync()

@@ -22,6 +22,7 @@ from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.loop.evaluation_policy import EvaluationPolicy
 from tpu_trainer.optim.schedule import LearningRateSetter
+from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.optim.update import Average
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.logbook import Logbook
@@ -55,6 +56,7 @@ class PreparedTask:
     hp: Hyperparameters
     optimizer: Optimizer
     rates: LearningRateSetter
+    schedules: Schedules
     group_changes: ParameterGroupChanges
     start: Start
     policy: EvaluationPolicy

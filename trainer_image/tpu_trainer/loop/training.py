@@ -38,6 +38,7 @@ from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.loop.loop import TrainingLoop, TrainingResult
 from tpu_trainer.loop.preparation import prepare
 from tpu_trainer.loop.trainable import PreparedTask
+from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.reporting.throughput import NoiseScale
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.logbook import pause_logging
@@ -145,6 +146,8 @@ class _Training:
     def train(self) -> TrainingResult:
         work, instruments, backend = self.work, self.instruments, self.context.backend
         with user_code("the start of the training"), work.group_changes.restored():
+            work.hooks.step_made(work.start.step)
+            work.schedules.fast_forward(work.optimizer, work.start.step, work.start.position.epoch)
             work.hooks.fit_begins(work.optimizer, work.start.step)
         if self.context.spec.checkpoint is not None:
             check_state(work.optimizer, work.hooks.state)
@@ -172,8 +175,9 @@ class _Training:
 
     def _evaluate_now(self, step: int) -> bool:
         """Evaluates in the middle of the training. Returns whether the evaluation is the best so far."""
+        work = self.work
         with self.context.clock.during(Phase.EVALUATE), self.instruments.doctor.set_aside():
-            metrics, values = self._evaluate(step)
+            metrics, values = self._evaluate(step, work.schedules)
             return self._judge(step, values, metrics)
 
     def _last_evaluation(self, trained: TrainingResult) -> tuple[dict[str, float], bool]:
@@ -206,8 +210,9 @@ class _Training:
         hp, share = self.work.hp, self.context.share
         return Order(hp.global_batch_size, hp.seed, share, hp.accumulation_steps, self.work.start.position)
 
-    def _evaluate(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns the metrics, and rank 0's values of those that the run follows."""
+    def _evaluate(self, step: int, schedules: Schedules | None = None) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns the metrics, and rank 0's values of those that the run follows. `schedules`: those that monitor a
+        metric make a step; after the last step no rate is left to change."""
         work, backend = self.work, self.context.backend
         if evaluation_size(work.task):
             self.instruments.evaluated = step, self.instruments.weights()
@@ -224,6 +229,8 @@ class _Training:
         if metrics:
             with user_code("the end of an evaluation"):
                 work.hooks.evaluation_ends(step, {**metrics, **values})
+                if schedules is not None:
+                    schedules.evaluated({**metrics, **values})
             backend.sync()
         return metrics, values
 

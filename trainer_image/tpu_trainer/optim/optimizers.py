@@ -87,7 +87,7 @@ def find_unused_settings(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyp
         )
     if task.optimizer is None:
         return
-    if hooks.own_schedule:
+    if hooks.scheduled or task.scheduler is not None:
         yield from find_unused_schedule(hp)
     yield from find_unused_by(optimizer, hp)
 
