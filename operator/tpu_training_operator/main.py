@@ -30,15 +30,13 @@ from tpu_training_operator.kube.credentials import Credentials, NoCredentials, l
 from tpu_training_operator.kube.errors import ApiError, Unavailable
 from tpu_training_operator.kube.turns import TokenBucket, Turns
 from tpu_training_operator.runtime.cached_cluster import CachedCluster
-from tpu_training_operator.runtime.controller import Controller, Haste
+from tpu_training_operator.runtime.controller import Controller, Haste, beat
 from tpu_training_operator.runtime.events import EventSender
-from tpu_training_operator.runtime.health import Liveness, beat
-from tpu_training_operator.runtime.health_server import serve_health
+from tpu_training_operator.runtime.health import Liveness, serve_health
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.job_watch import JobWatch
 from tpu_training_operator.runtime.leadership import Election, LeaseName, OwnPod
-from tpu_training_operator.runtime.metrics import Metrics
-from tpu_training_operator.runtime.metrics.server import serve_metrics
+from tpu_training_operator.runtime.metrics import Metrics, serve_metrics
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressServer, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
@@ -291,39 +289,35 @@ def _spare_the_collector() -> None:
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
 
 
-class _ServiceType(click.ParamType[ServiceName]):
-    name = "NAME.NAMESPACE"
+class _Parsed(click.ParamType[Any]):
+    """A value that `parse` reads; it raises ValueError with a message for the user."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ServiceName:
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return ServiceName.parse(value)
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class _LeaseType(click.ParamType[LeaseName]):
-    name = "NAME.NAMESPACE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LeaseName:
-        name, _, namespace = str(value).rpartition(".")
-        if not name or not namespace:
-            message = f"{value!r} is not NAME.NAMESPACE of a Lease, such as tpu-training-operator.tpu-system"
-            self.fail(message, param, ctx)
-        return LeaseName(name, namespace)
+def _parse_lease(text: str) -> LeaseName:
+    name, _, namespace = text.rpartition(".")
+    if not name or not namespace:
+        raise ValueError(f"{text!r} is not NAME.NAMESPACE of a Lease, such as tpu-training-operator.tpu-system")
+    return LeaseName(name, namespace)
 
 
-class _IngressRuleType(click.ParamType[Object]):
-    name = "JSON"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Object:
-        try:
-            rule = json.loads(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is not JSON: {error}", param, ctx)
-        if not isinstance(rule, dict) or not rule.keys() <= {"from", "ports"}:
-            message = f"{value!r} is not an ingress rule of a NetworkPolicy, an object with `from` and `ports`"
-            self.fail(message, param, ctx)
-        return rule
+def _parse_ingress_rule(text: str) -> Object:
+    try:
+        rule = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(rule, dict) or not rule.keys() <= {"from", "ports"}:
+        raise ValueError(f"{text!r} is not an ingress rule of a NetworkPolicy, an object with `from` and `ports`")
+    return rule
 
 
 @click.command()
@@ -335,12 +329,12 @@ class _IngressRuleType(click.ParamType[Object]):
 @click.option(
     "--progress-service",
     "service",
-    type=_ServiceType(),
+    type=_Parsed("NAME.NAMESPACE", ServiceName.parse),
     help="The Service through which workers reach the progress service. Default: workers do not report.",
 )
 @click.option(
     "--lease",
-    type=_LeaseType(),
+    type=_Parsed("NAME.NAMESPACE", _parse_lease),
     help="Work only while holding this Lease, of several operators with the same one. Default: work at once.",
 )
 @click.option("--pod-name", default="", help="With --lease: this pod, which is labelled while it works.")
@@ -352,7 +346,7 @@ class _IngressRuleType(click.ParamType[Object]):
 )
 @click.option(
     "--worker-ingress",
-    type=_IngressRuleType(),
+    type=_Parsed("JSON", _parse_ingress_rule),
     multiple=True,
     help="A further ingress rule for these policies, such as for a Prometheus that reads libtpu's metrics; repeatable.",
 )

@@ -45,7 +45,6 @@ def compiler(env: Mapping[str, str]) -> Iterator[Compiler]:
         command, env=env, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         yield Compiler(process)
-        assert process.stdin is not None
         process.stdin.close()
 
 

@@ -86,7 +86,6 @@ def extract_layer(archive: Path, layer: Path) -> None:
 
 def _read(tar: tarfile.TarFile, name: str) -> bytes:
     file = tar.extractfile(name)
-    assert file is not None
     return file.read()
 
 

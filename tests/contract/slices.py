@@ -13,7 +13,6 @@ from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
 def job_on(shape: Shape, **trainer: Any) -> TPUTrainingJob:
     """A job on all of a slice; `trainer`: further fields of spec.trainer."""
-    assert shape.machine_type is not None
     where = {"generation": shape.generation, "topology": shape.topology, "machineType": shape.machine_type.name}
     recipe = {"globalBatchSize": shape.devices, "trainSteps": 1, "optimizer": {"name": "sgd", "learningRate": "0.1"}}
     return parse_job(
@@ -28,7 +27,6 @@ def job_on(shape: Shape, **trainer: Any) -> TPUTrainingJob:
 
 def device_plugin(shape: Shape) -> dict[str, str]:
     """What GKE's plugin sets in every container with google.com/tpu; the old `-device` labels give no bounds."""
-    assert shape.machine_type is not None
     values = {
         "TPU_SKIP_MDS_QUERY": "true",
         "TPU_TOPOLOGY": shape.topology,

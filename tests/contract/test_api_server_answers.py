@@ -39,7 +39,7 @@ from tpu_training_operator.kube.errors import (
     NotFound,
     Unavailable,
 )
-from tpu_training_operator.runtime.health import beat, pulse
+from tpu_training_operator.runtime.controller import beat, pulse
 
 Ask = Callable[[Client], Awaitable[Any]]
 OK = says(200, {"kind": "ConfigMap", "metadata": {"name": "data"}})

@@ -83,7 +83,6 @@ def test_the_gates_read_what_a_rung_measured() -> None:
     rung = numbers.as_json(recompilations=1, not_finite=2)
     pod = pod_after(Outcome(ExitCode.Succeeded, "trained", 4, {"loss": 1.0, "f1": 0.5}, 12.5, rung=rung))
     words = pod.trainer_message
-    assert words is not None
     assert (words.step, words.rate, words.metrics) == (4, 12.5, {"loss": 1.0, "f1": 0.5})
     assert words.rung == trainer_report.ReportedRung(
         first_loss=4.0, last_loss=1.0, averaged=1, recompilations=1, not_finite=2, findings={"HostSync": 1}

@@ -2,28 +2,21 @@
 
 import re
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.contract.jobs import KINDS_OF_JOBS, stored_job
+from tests.contract.jobs import stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
 from tpu_contract import protocol
 from tpu_contract.protocol import ReportPhase
 from tpu_trainer.contract.environment import ProgressEndpoint, read_environment
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.reporting import report
-from tpu_training_operator.api import constants, status
+from tpu_training_operator.api import status
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
-from tpu_training_operator.domain.job.naming import WorkerId
-from tpu_training_operator.domain.job.recipe.resolve import resolve
-from tpu_training_operator.domain.objects.shared import config_map
-from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.runtime.progress import payload, server
 from tpu_training_operator.runtime.progress.tokens import Sender
 
@@ -107,28 +100,6 @@ def test_reports_go_to_the_paths_that_the_operator_serves() -> None:
     ):
         assert first[name] == REPORTING.url + path.format(namespace="default", name="digits")
         assert re.fullmatch(r"/[a-z0-9./-]+", urlsplit(first[name]).path)
-
-
-@pytest.mark.parametrize("changes", [{}, OWN_LOOP, KINDS_OF_JOBS["torch on CPU"]], ids=["XLA", "own loop", "torch"])
-def test_token_and_certificate_are_mounted_where_the_variables_say(changes: dict[str, Any]) -> None:
-    job = stored_job(changes)
-    resolution = resolve(job.spec)
-    (first, *_) = worker_environments(job, REPORTING)
-    pod = worker_pod(job, resolution, WorkerId(ATTEMPT, 0, 0), REPORTING)
-    (mount,) = (m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["name"] == "tpu-training-progress")
-    (volume,) = (v for v in pod["spec"]["volumes"] if v["name"] == mount["name"])
-    token, certificate = volume["projected"]["sources"]
-    directory = PurePosixPath(mount["mountPath"])
-
-    assert token["serviceAccountToken"]["audience"] == constants.PROGRESS_AUDIENCE
-    for name in ("TPUJOB_PROGRESS_TOKEN_FILE", "KUBEFLOW_TRAINER_SERVER_TOKEN"):
-        assert first[name] == str(directory / token["serviceAccountToken"]["path"])
-    (item,) = certificate["configMap"]["items"]
-    for name in ("TPUJOB_PROGRESS_CA_FILE", "KUBEFLOW_TRAINER_SERVER_CA_CERT"):
-        assert first[name] == str(directory / item["path"])
-    data = config_map(job, resolution, ATTEMPT, REPORTING)
-    assert certificate["configMap"]["name"] == data["metadata"]["name"]
-    assert data["data"][item["key"]] == REPORTING.ca_certificate
 
 
 def test_the_trainer_reports_to_its_own_operator() -> None:

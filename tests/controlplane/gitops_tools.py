@@ -35,7 +35,6 @@ class GitOpsTools:
         return str(self._ask({"checks": checks, "object": job}))
 
     def _ask(self, question: Object) -> Any:
-        assert self._program.stdin is not None
         assert self._program.stdout is not None
         self._program.stdin.write(json.dumps(question) + "\n")
         self._program.stdin.flush()

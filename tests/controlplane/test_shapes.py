@@ -24,7 +24,6 @@ ON_GKE = [generation for generation in generations().values() if generation.on_g
 
 def jobs_on(shape: Shape) -> list[Object]:
     """The shape by topology, and by accelerator type if one stands for this shape."""
-    assert shape.machine_type is not None
     by_topology = {"generation": shape.generation, "topology": shape.topology, "machineType": shape.machine_type.name}
     ways: list[Object] = [by_topology, {"acceleratorType": shape.accelerator_type}] if shape.default else [by_topology]
     jobs = [digits(recipe={"globalBatchSize": shape.devices, "tunedOn": way}) for way in ways]

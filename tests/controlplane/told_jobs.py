@@ -15,7 +15,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.namespaces import fresh_namespace
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
-from tests.planner.story import given_a_job
+from tests.planner.story import given_a_job, resume
 from tests.unit import seen_jobs
 from tests.unit.bad_jobs import IMPOSSIBLE_JOBS
 
@@ -36,8 +36,7 @@ def suspending() -> ModelCluster:
 
 def resumed() -> ModelCluster:
     cluster = seen_jobs.suspended()
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     return cluster
 
 

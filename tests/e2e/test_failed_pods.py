@@ -159,12 +159,10 @@ def test_a_worker_ended_by_a_restart_of_its_host_counts_as_a_host_failure(
     cluster.start_host(restarted)
     wait_until(lambda: failure(cluster, workers, "restarted") is not None, timeout=END_SECONDS, what="it has failed")
     found = failure(cluster, workers, "restarted")
-    assert found is not None
     assert (found.failure_class, found.reason) == ("Infrastructure", "ContainerStatusUnknown")
 
 
 def test_the_message_of_a_loop_that_raises_is_its_traceback(cluster: Cluster, workers: str) -> None:
     wait_until(lambda: failure(cluster, workers, "raises") is not None, timeout=END_SECONDS, what="it has failed")
     found = failure(cluster, workers, "raises")
-    assert found is not None
     assert found.message.endswith("KeyError: 'label'")

@@ -37,7 +37,6 @@ def killed(cluster: RealCluster) -> Killed:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD_A_CLUSTER], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as run:
-        assert run.stdout is not None
         directory = Path(run.stdout.readline().strip())
         processes = _processes_of(directory)
         run.send_signal(signal.SIGKILL)

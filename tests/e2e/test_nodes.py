@@ -113,7 +113,6 @@ def test_a_tpu_pod_runs_on_the_tpu_node_only(
         if name == "first":
             pods.wait_ready(cluster, namespace, name)
     first = pods.get(cluster, namespace, "first")
-    assert first is not None
     assert first["spec"]["nodeName"] == tpu_node
 
     def refused() -> bool:

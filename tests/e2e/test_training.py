@@ -53,7 +53,6 @@ def test_the_training_has_the_result_that_the_documentation_shows(
 ) -> None:
     page = (REPOSITORY / "docs" / "kubectl.md").read_text()
     metrics = re.search(r"Metrics:\n +Accuracy: +(\S+)\n +Loss: +(\S+)\n", page)
-    assert metrics is not None
     accuracy, loss = map(float, metrics.groups())
 
     there = {name: float(value) for name, value in status(cluster)["progress"]["metrics"].items()}

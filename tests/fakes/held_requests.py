@@ -3,7 +3,7 @@
 import asyncio
 
 from tpu_training_operator.kube.errors import ApiError
-from tpu_training_operator.kube.turns import Permit, Turns
+from tpu_training_operator.kube.turns import Turns
 
 
 class HeldRequests:
@@ -12,17 +12,17 @@ class HeldRequests:
     def __init__(self, turns: Turns | None = None) -> None:
         self.turns = turns or Turns()
         self.sent: list[str] = []
-        self._under_way: list[tuple[Permit, asyncio.Future[None]]] = []
+        self._under_way: list[asyncio.Future[None]] = []
 
     @property
     def under_way(self) -> int:
         return len(self._under_way)
 
     async def send(self, name: str, method: str = "POST") -> None:
-        async with self.turns.turn(method) as permit:
+        async with self.turns.turn(method):
             self.sent.append(name)
-            answer = asyncio.get_running_loop().create_future()
-            self._under_way.append((permit, answer))
+            answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._under_way.append(answer)
             await answer
 
     async def answer(self, error: ApiError | None = None, *, position: int = 0) -> None:
@@ -32,14 +32,13 @@ class HeldRequests:
 
     def answer_unsettled(self, error: ApiError | None = None, position: int = 0) -> None:
         """Nobody has run on the answer when it returns."""
-        permit, answer = self._under_way.pop(position)
+        answer = self._under_way.pop(position)
         if answer.done():
             return
         if error is not None:
             answer.set_exception(error)
-            return
-        permit.record_answer(201)
-        answer.set_result(None)
+        else:
+            answer.set_result(None)
 
     async def answer_all(self, *, leaving: int = 0) -> None:
         while self.under_way > leaving:

@@ -162,7 +162,6 @@ def breaks_off(*pieces: bytes) -> Answer:
         await response.prepare(request)
         for piece in pieces:
             await response.write(piece)
-        assert request.transport is not None
         request.transport.abort()
         return response
 

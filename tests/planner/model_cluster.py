@@ -18,15 +18,13 @@ from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.ownership import controller
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.cluster_state.workload import Workload, workload_name
-from tpu_training_operator.domain.plan.parse_cache import ParseCache
+from tpu_training_operator.domain.plan.parse_cache import read_status
 from tpu_training_operator.kube.cluster import JOBS, PODS, Object, Resource
 from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import AlreadyExists, Conflict, NotFound
 from tpu_training_operator.runtime.inbox import Inboxes
 
 GRACE = timedelta(seconds=30)
-# Specs and statuses that a test looks at: most looks find what the last one found.
-CACHE = ParseCache()
 REPORTING = Reporting("https://operator.tpu-operator.svc:8443", "-----BEGIN CERTIFICATE-----")
 
 
@@ -62,7 +60,7 @@ class ModelCluster:
 
     @property
     def status(self) -> Status:
-        return CACHE.status(self.job.get("status"))
+        return read_status(self.job.get("status"))
 
     @property
     def uid(self) -> str:

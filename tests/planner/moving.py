@@ -175,7 +175,6 @@ class MovingGang(Gang):
             fired(f"a rung {stages[0]}")
         known = self.slices.setdefault(after.attempt, (after.placement.option_index, after.placement.slice))
         assert known == (after.placement.option_index, after.placement.slice), "two slices for one attempt"
-        assert after.resolved is not None
         assert after.placement.option_index > 100 or after.resolved.global_batch_size == self.batch, "another batch"
         times, _, words = after.placement.slice.rpartition(" x ")
         found = after.resolved.accelerator_type, after.resolved.slices

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
-from tests.planner.model_cluster import CACHE, ModelCluster, copied, key_of
+from tests.planner.model_cluster import ModelCluster, copied, key_of
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
 from tpu_training_operator.domain.cluster_state.observed import Observed, slim
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, Notes
@@ -328,7 +328,7 @@ def look(cluster: ModelCluster) -> Plan:
 
 
 def decided(cluster: ModelCluster, view: Observed, now: datetime | None = None) -> Plan:
-    return plan(view, now or cluster.now, cluster.reporting, cache=CACHE)
+    return plan(view, now or cluster.now, cluster.reporting)
 
 
 def one_pass(cluster: ModelCluster) -> Plan:

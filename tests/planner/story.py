@@ -10,17 +10,10 @@ from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.objects.actions import (
     Action,
-    AskForStacks,
     Create,
-    DeleteConfigMap,
-    DeleteEndpointSlice,
-    DeleteJob,
-    DeletePod,
-    DeleteWorkload,
+    Delete,
     Publish,
-    UpdateWorkload,
     WarnPlaceholderRefused,
-    WriteWorkloadStatus,
 )
 from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.kube.cluster import Object
@@ -46,8 +39,7 @@ def given_a_created_gang(changes: dict[str, Any] | None = None, *, listens: bool
 
 def given_a_running_gang(changes: dict[str, Any] | None = None, *, listens: bool = False) -> ModelCluster:
     cluster = given_a_created_gang(changes, listens=listens)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     return cluster
 
 
@@ -69,6 +61,55 @@ def fails(cluster: ModelCluster, name: str, code: int = 137, **how: str) -> None
     kubelet.end(cluster, cluster.pods[name], code, **how)
 
 
+# What happens, with the pass of the operator that follows.
+
+
+def later(cluster: ModelCluster, **time: float) -> None:
+    cluster.now += timedelta(**time)
+    one_pass(cluster)
+
+
+def is_seen_to_fail(cluster: ModelCluster, name: str, code: int = 137, **how: str) -> None:
+    fails(cluster, name, code, **how)
+    one_pass(cluster)
+
+
+def get_ready(cluster: ModelCluster) -> None:
+    all_are_ready(cluster)
+    one_pass(cluster)
+
+
+def finish(cluster: ModelCluster) -> None:
+    all_finish(cluster)
+    one_pass(cluster)
+
+
+def suspend(cluster: ModelCluster) -> None:
+    cluster.edit_run_policy(suspend=True)
+    one_pass(cluster)
+
+
+def resume(cluster: ModelCluster) -> None:
+    cluster.edit_run_policy(suspend=False)
+    one_pass(cluster)
+
+
+def some_passes(cluster: ModelCluster, times: int, *, seconds: float = 0) -> None:
+    """After each, the kubelets work and time passes."""
+    for _ in range(times):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+        passes(cluster, seconds)
+
+
+def all_passes(cluster: ModelCluster, times: int = 6) -> None:
+    """After each, the kubelets work and what runs is ready."""
+    for _ in range(times):
+        one_pass(cluster)
+        kubelet.sweep(cluster)
+        all_are_ready(cluster)
+
+
 def described(decided: Plan) -> list[str]:
     return [_describe(action) for action in actions(decided)]
 
@@ -77,26 +118,14 @@ def _describe(action: Action) -> str:
     match action:
         case Create(body):
             return f"create {body['kind']} {body['metadata']['name']}"
-        case DeletePod(name, _, force):
-            return f"delete Pod {name}" + (" by force" if force else "")
-        case DeleteConfigMap(name):
-            return f"delete ConfigMap {name}"
-        case DeleteEndpointSlice(name):
-            return f"delete EndpointSlice {name}"
+        case Delete(kind, name, force=force):
+            return f"delete {kind} {name}" + (" by force" if force else "")
         case Publish(bodies):
             return "publish " + ", ".join(f"{body['kind']} {body['metadata']['name']}" for body in bodies)
-        case DeleteJob(name):
-            return f"delete TPUTrainingJob {name}"
-        case AskForStacks():
-            return "ask for stacks"
         case WarnPlaceholderRefused():
             return "tell of growth"
-        case DeleteWorkload(name=name):
-            return f"delete Workload {name}"
-        case UpdateWorkload():
-            return "update Workload"
-        case WriteWorkloadStatus(frees_quota=frees_quota):
-            return "give quota back" if frees_quota else "report to Kueue"
+        case _:
+            return action.verb
 
 
 def reason(status: Status, kind: ConditionType = ConditionType.READY) -> tuple[str, str]:
@@ -106,7 +135,6 @@ def reason(status: Status, kind: ConditionType = ConditionType.READY) -> tuple[s
 
 def ready_message(cluster: ModelCluster) -> str:
     ready = find(cluster.status.conditions, ConditionType.READY)
-    assert ready is not None
     return ready.message
 
 

@@ -128,7 +128,6 @@ def test_the_counted_time_adds_up_to_the_life_of_the_job(life: Life) -> None:
     status = life.cluster.status
     assert status.state is State.SUCCEEDED
     goodput = status.goodput
-    assert goodput is not None
     assert goodput.chip_seconds is not None
     assert goodput.wasted > 0
     assert life.spent() == {account: seconds for account, seconds in goodput.by_account.items() if seconds}

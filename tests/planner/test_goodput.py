@@ -8,7 +8,20 @@ from tests.planner import kubelet
 from tests.planner.laws import life
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
-from tests.planner.story import all_are_ready, all_finish, fails, given_a_job, given_a_running_gang, passes
+from tests.planner.story import (
+    all_are_ready,
+    fails,
+    finish,
+    get_ready,
+    given_a_job,
+    given_a_running_gang,
+    is_seen_to_fail,
+    later,
+    passes,
+    resume,
+    some_passes,
+    suspend,
+)
 from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.status import Activity, Goodput
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
@@ -32,8 +45,7 @@ def it_gets_nodes(cluster: ModelCluster, after: float) -> None:
 
 def it_takes_its_first_step(cluster: ModelCluster, after: float, step: int = 1) -> None:
     """Long after its workers became ready."""
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     passes(cluster, after)
     it_reports(cluster, step)
 
@@ -52,14 +64,11 @@ def given_a_gang_that_trains(**policy: object) -> ModelCluster:
 
 def restart(cluster: ModelCluster) -> None:
     """A failure whose old workers go at once and whose new workers are there at once."""
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 3)
 
 
 def accounts(cluster: ModelCluster) -> Goodput:
     goodput = cluster.status.goodput
-    assert goodput is not None
     created = parse_time(cluster.job["metadata"]["creationTimestamp"])
     assert life(goodput) == (parse_time(goodput.since) - created).total_seconds()
     return goodput
@@ -74,8 +83,7 @@ def split(cluster: ModelCluster) -> dict[str, int]:
 
 def test_a_job_that_has_just_begun_waits() -> None:
     cluster = given_a_job()
-    passes(cluster, 3)
-    one_pass(cluster)
+    later(cluster, seconds=3)
     assert split(cluster) == {"queue": 3}
     assert accounts(cluster).activity is Activity.QUEUE
 
@@ -83,8 +91,7 @@ def test_a_job_that_has_just_begun_waits() -> None:
 def test_a_job_without_trouble_has_queued_started_and_trained() -> None:
     cluster = given_a_gang_that_trains()
     passes(cluster, TRAIN)
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     assert split(cluster) == {"queue": 30, "start": 20, "productive": 100, "unsaved": 100}
     assert (accounts(cluster).activity, accounts(cluster).since) == (Activity.FINISHED, format_time(cluster.now))
     assert accounts(cluster).ratio == "0.667"
@@ -119,8 +126,7 @@ def test_a_failure_that_is_seen_late_ends_the_training_when_it_happened() -> Non
     cluster = given_a_gang_that_trains()
     passes(cluster, 60)
     fails(cluster, "digits-1-0-2")
-    passes(cluster, 1000)
-    one_pass(cluster)
+    later(cluster, seconds=1000)
     assert split(cluster) == {"queue": 30, "start": 20, "wasted": 60, "recovery": 1000}
 
 
@@ -128,8 +134,7 @@ def test_a_gang_that_is_preempted_has_saved_what_it_did() -> None:
     cluster = given_a_gang_that_trains()
     cluster.job["spec"]["checkpoint"] = {"uri": "gs://bucket/digits"}
     passes(cluster, 60)
-    fails(cluster, "digits-1-0-2", 75)
-    one_pass(cluster)
+    is_seen_to_fail(cluster, "digits-1-0-2", 75)
     assert split(cluster) == {"queue": 30, "start": 20, "productive": 60}
 
 
@@ -152,8 +157,7 @@ def test_a_suspension_keeps_what_the_worker_reported_as_saved(saves: str, resume
     cluster = given_a_gang_that_trains()
     cluster.job["spec"]["checkpoint"] = {"uri": "gs://bucket/digits"}
     passes(cluster, 60)
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     one_pass(cluster)
     if step is not None:
         saves_at_step(cluster, step)
@@ -161,8 +165,7 @@ def test_a_suspension_keeps_what_the_worker_reported_as_saved(saves: str, resume
         kubelet.sweep(cluster)
         one_pass(cluster)
     passes(cluster, 5000)
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     assert split(cluster) == {"queue": 30, "start": 20, **expected, "suspended": 5000}
     assert accounts(cluster).activity is Activity.QUEUE
     assert accounts(cluster).unsaved == 0
@@ -172,8 +175,7 @@ def test_a_suspension_keeps_what_the_worker_reported_as_saved(saves: str, resume
 def test_a_suspended_trainer_that_cannot_report_has_saved_if_checkpoints_are_on(checkpoint: bool, kept: str) -> None:
     cluster = given_a_running_gang({"spec.checkpoint": {"uri": "gs://bucket/digits"}} if checkpoint else None)
     passes(cluster, 60)
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     one_pass(cluster)
     kubelet.sweep(cluster)
     one_pass(cluster)
@@ -186,14 +188,12 @@ def test_the_pause_after_releasing_the_nodes_counts_as_queue_time() -> None:
     cluster = given_a_gang_that_waits_for_nodes(startDeadlineSeconds=50)
     passes(cluster, 10)
     kubelet.place(cluster, cluster.pods["digits-1-0-0"])
-    passes(cluster, 50)
-    one_pass(cluster)
+    later(cluster, seconds=50)
     assert split(cluster) == {"queue": 60}
     passes(cluster, 1000)
     restart(cluster)
     it_gets_nodes(cluster, 5)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     assert split(cluster) == {"queue": 60 + 1000 + 5}
 
 
@@ -204,22 +204,18 @@ def test_a_loop_that_never_reports_counts_as_training_from_ready_on() -> None:
     one_pass(cluster)
     it_gets_nodes(cluster, QUEUE)
     passes(cluster, START)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     passes(cluster, TRAIN)
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     assert split(cluster) == {"queue": 30, "start": 20, "productive": 100, "unsaved": 100}
 
 
 def test_a_trainer_whose_reports_are_lost_counts_as_having_trained() -> None:
     cluster = given_a_gang_that_waits_for_nodes()
     it_gets_nodes(cluster, QUEUE)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     passes(cluster, TRAIN)
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     assert split(cluster) == {"queue": 30, "productive": 100, "unsaved": 100}
 
 
@@ -254,8 +250,7 @@ def test_a_step_reported_before_the_gang_is_ready_does_not_hide_the_wait_for_nod
 def test_compiling_does_not_count_as_training() -> None:
     cluster = given_a_gang_that_waits_for_nodes()
     it_gets_nodes(cluster, QUEUE)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     passes(cluster, START)
     kubelet.report(cluster, 1, ReportPhase.STARTING)
     one_pass(cluster)
@@ -266,6 +261,5 @@ def test_after_a_clock_was_set_back_the_job_ends_when_its_goodput_does() -> None
     cluster = given_a_gang_that_trains()
     since = accounts(cluster).since
     passes(cluster, -40)
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     assert cluster.status.completion_time == accounts(cluster).since == since

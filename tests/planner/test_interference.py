@@ -164,6 +164,5 @@ def test_a_missing_worker_is_told_as_what_became_of_it(
     happens(cluster, cluster.pods[WORKERS[2]])
     operator.work()
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (failure.pod, failure.reason) == (WORKERS[2], told)
     assert failure.message == snapshot

@@ -2,15 +2,13 @@
 
 import copy
 from collections.abc import Iterator
-from datetime import timedelta
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import Operator, one_pass
-from tests.planner.story import all_finish, fails, given_a_running_gang
+from tests.planner.story import fails, finish, given_a_running_gang, some_passes
 from tests.unit.bad_jobs import IMPOSSIBLE_JOBS, REFUSED_JOBS
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.conditions import ConditionType, is_true
@@ -41,13 +39,6 @@ def after_an_upgrade(spec: Object) -> ModelCluster:
     return cluster
 
 
-def some_passes(cluster: ModelCluster) -> None:
-    for _ in range(4):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
-        cluster.now += timedelta(seconds=60)
-
-
 SPECS = list(unusable_specs())
 FEW = settings(max_examples=40)
 
@@ -58,7 +49,7 @@ def test_the_entry_check_of_a_job_that_has_begun_cannot_make_it_invalid() -> Non
     one_pass(cluster)
     assert cluster.status.state is State.RUNNING
     fails(cluster, "digits-1-0-1")
-    some_passes(cluster)
+    some_passes(cluster, 4, seconds=60)
     assert (cluster.status.attempt, cluster.status.last_failure is not None) == (2, True)
 
 
@@ -67,10 +58,9 @@ def test_the_entry_check_of_a_job_that_has_begun_cannot_make_it_invalid() -> Non
 def test_the_gang_trains_on_to_its_end(spec: Object) -> None:
     cluster = after_an_upgrade(spec)
     uids = {pod["metadata"]["uid"] for pod in cluster.pods.values()}
-    some_passes(cluster)
+    some_passes(cluster, 4, seconds=60)
     assert {pod["metadata"]["uid"] for pod in cluster.pods.values()} == uids
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     assert cluster.status.state is State.SUCCEEDED
 
 
@@ -80,7 +70,7 @@ def test_suspension_is_obeyed(spec: Object) -> None:
     cluster = after_an_upgrade(spec)
     assert cluster.status.state is State.INVALID
     cluster.edit_run_policy(suspend=True)
-    some_passes(cluster)
+    some_passes(cluster, 4, seconds=60)
     assert is_true(cluster.status.conditions, ConditionType.SUSPENDED)
     assert cluster.pods == {}
 
@@ -93,5 +83,5 @@ def test_deletion_is_obeyed(spec: Object) -> None:
     one_pass(cluster)
     cluster.job_is_gone = True
     cluster.collect_garbage()
-    some_passes(cluster)
+    some_passes(cluster, 4, seconds=60)
     assert cluster.pods == {}

@@ -8,7 +8,16 @@ import pytest
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
-from tests.planner.story import all_are_ready, fails, gang, given_a_job, ready_message, reason
+from tests.planner.story import (
+    all_passes,
+    fails,
+    gang,
+    given_a_job,
+    is_seen_to_fail,
+    ready_message,
+    reason,
+    some_passes,
+)
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import RungVerdict, State
 
@@ -26,10 +35,7 @@ def given_a_ladder(*gates: dict[str, Any], **changes: Any) -> ModelCluster:
 
 def starts(cluster: ModelCluster) -> list[str]:
     """The pods of the attempt, once its gang runs."""
-    for _ in range(4):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
-        all_are_ready(cluster)
+    all_passes(cluster, 4)
     assert cluster.status.state == State.RUNNING
     return gang(cluster)
 
@@ -81,9 +87,7 @@ def test_the_verdict_and_the_attempt_on_the_next_rung_are_one_write() -> None:
         "2/3",
         [RungVerdict.PASSED, RungVerdict.RUNNING],
     )
-    assert status.placement is not None
     assert (status.placement.slice, status.placement.reason) == ("v5litepod-8", "Rung")
-    assert status.resolved is not None
     assert status.resolved.accelerator_type == "v5litepod-8"
     assert list(cluster.pods) == ["digits-1-0-0"]
 
@@ -112,17 +116,14 @@ def test_a_gate_that_fails_ends_the_job_with_its_numbers_and_leaves_nothing_runn
     assert words in ready_message(cluster)
     assert verdicts(cluster) == [RungVerdict.PASSED, RungVerdict.FAILED]
     assert any(f"{gate} failed" in str(line) for line in cluster.status.rungs[-1].gates)
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 3)
     assert all(pod["status"]["phase"] == "Succeeded" for pod in cluster.pods.values())
     assert cluster.status.attempt == 2
 
 
 def test_a_broken_task_stops_at_the_first_rung() -> None:
     cluster = given_a_ladder()
-    fails(cluster, starts(cluster)[0], 1)
-    one_pass(cluster)
+    is_seen_to_fail(cluster, starts(cluster)[0], 1)
     assert (cluster.status.state, cluster.status.attempt) == (State.FAILED, 1)
     assert verdicts(cluster) == [RungVerdict.FAILED]
 
@@ -151,9 +152,7 @@ def test_a_suspended_job_resumes_on_its_rung() -> None:
     ends(cluster, trained())
     starts(cluster)
     cluster.job["spec"].setdefault("runPolicy", {})["suspend"] = True
-    for _ in range(4):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 4)
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
     cluster.job["spec"]["runPolicy"]["suspend"] = False
     assert starts(cluster) == ["digits-3-0-0", "digits-3-0-1"]
@@ -166,9 +165,7 @@ def test_a_rung_that_ends_while_the_job_is_suspended_has_passed() -> None:
     cluster.job["spec"].setdefault("runPolicy", {})["suspend"] = True
     ends(cluster, trained())
     assert verdicts(cluster)[0] is RungVerdict.PASSED
-    for _ in range(4):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 4)
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
 
 

@@ -16,6 +16,8 @@ from tests.planner.story import (
     given_a_begun_attempt,
     given_a_created_gang,
     given_a_running_gang,
+    is_seen_to_fail,
+    later,
     ready_message,
     reason,
     until_running,
@@ -61,8 +63,7 @@ def test_waiting_for_a_namesake_writes_the_status_once() -> None:
         one_pass(cluster)
     version = cluster.job["metadata"]["resourceVersion"]
     for _ in range(5):
-        cluster.now += timedelta(seconds=5)
-        one_pass(cluster)
+        later(cluster, seconds=5)
     assert cluster.job["metadata"]["resourceVersion"] == version
 
 
@@ -170,8 +171,7 @@ def test_the_gang_restarts_and_succeeds_beside_a_forged_pod(forgery: str) -> Non
 def test_a_pod_created_before_its_attempt_does_not_become_a_worker() -> None:
     cluster = given_a_running_gang()
     forge(cluster, "digits-2-0-0", "2")
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     assert cluster.status.attempt == 3
     assert "delete Pod digits-2-0-0" in described(look(cluster))
     assert until_running(cluster) == [f"digits-3-0-{host}" for host in range(4)]

@@ -6,15 +6,14 @@ these is done to statuses that this operator has written, at any place.
 
 import copy
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
-from tests.planner.operators import Operator, one_pass
+from tests.planner.operators import Operator
+from tests.planner.story import later, some_passes
 from tests.unit import seen_jobs
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import Status
@@ -102,13 +101,9 @@ def test_no_pass_raises_and_suspension_is_obeyed(name: str, renewals: list[tuple
     # The process that comes after a rollback.
     cluster.operator = Operator(cluster, cluster.inboxes)
     for seconds in (0, 5, 400):
-        cluster.now += timedelta(seconds=seconds)
-        one_pass(cluster)
+        later(cluster, seconds=seconds)
     cluster.edit_run_policy(suspend=True)
-    for _ in range(4):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
-        cluster.now += timedelta(seconds=60)
+    some_passes(cluster, 4, seconds=60)
     has_ended = cluster.status.completion_time is not None
     assert has_ended or is_true(cluster.status.conditions, ConditionType.SUSPENDED)
     assert not [pod for pod in cluster.pods.values() if pod["status"]["phase"] in ("Pending", "Running")]

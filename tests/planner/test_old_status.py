@@ -4,10 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import one_pass
-from tests.planner.story import fails, gang, given_a_created_gang, passes, until_running
+from tests.planner.story import fails, gang, given_a_created_gang, later, some_passes, until_running
 from tpu_training_operator.api.status import State
 from tpu_training_operator.kube.cluster import Object
 
@@ -50,8 +49,7 @@ def test_nothing_is_done_while_the_read_may_be_old() -> None:
     before = copied(cluster.pods)
     assert one_pass(cluster).again == timedelta(seconds=1)
     assert (cluster.pods, cluster.job["status"]) == (before, backup)
-    passes(cluster, 60)
-    one_pass(cluster)
+    later(cluster, seconds=60)
     assert cluster.status.attempt == 3
 
 
@@ -62,10 +60,7 @@ def test_a_suspension_stops_the_workers_that_the_status_does_not_know(is_readabl
     if not is_readable:
         cluster.job["spec"]["slice"] = {"acceleratorType": "v99-16"}
     cluster.edit_run_policy(suspend=True)
-    for _ in range(4):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
-        passes(cluster, 20)
+    some_passes(cluster, 4, seconds=20)
     assert cluster.pods == {}
     assert cluster.status.state is (State.SUSPENDED if is_readable else State.INVALID)
 
@@ -75,6 +70,4 @@ def test_the_chips_of_workers_that_the_status_does_not_know_count() -> None:
     restore(cluster, backup)
     one_pass(cluster)
     goodput = cluster.status.goodput
-    assert goodput is not None
-    assert goodput.chip_seconds is not None
     assert goodput.chip_seconds.held == 16

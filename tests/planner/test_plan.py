@@ -14,12 +14,16 @@ from tests.planner.story import (
     all_finish,
     described,
     fails,
+    finish,
     given_a_begun_attempt,
     given_a_created_gang,
     given_a_job,
     given_a_running_gang,
+    is_seen_to_fail,
     passes,
     reason,
+    resume,
+    suspend,
     until_running,
 )
 from tests.unit.kstatus import kstatus
@@ -47,7 +51,6 @@ def test_a_new_job_gets_its_first_attempt_and_nothing_else() -> None:
 
 def test_the_first_attempt_resolves_the_spec() -> None:
     resolved = given_a_begun_attempt().status.resolved
-    assert resolved is not None
     assert (resolved.accelerator_type, resolved.hosts, resolved.replicas) == ("v5litepod-16", 4, 16)
     assert (resolved.global_batch_size, resolved.per_replica_batch_size, resolved.learning_rate) == (128, 8, "0.1")
     assert resolved.notes != []
@@ -130,7 +133,6 @@ def test_a_trainer_that_ends_without_last_words_has_not_finished(silent: list[st
         kubelet.end(cluster, cluster.pods[name], message="")
     one_pass(cluster)
     assert cluster.status.state == State.FAILED
-    assert cluster.status.last_failure is not None
     assert (cluster.status.last_failure.reason, cluster.status.last_failure.pod) == ("ExitedEarly", WORKERS[0])
 
 
@@ -149,7 +151,6 @@ def test_success_shows_the_last_words_of_worker_0() -> None:
         kubelet.end(cluster, pod, message=said if name == WORKERS[0] else '{"step": 1}')
     one_pass(cluster)
     progress = cluster.status.progress
-    assert progress is not None
     assert (progress.step, progress.total_steps, progress.loss) == (300, 300, "0.01")
     assert (progress.metrics, progress.examples_per_second) == ({"loss": "0.01", "accuracy": "0.98"}, "900.5")
 
@@ -177,8 +178,7 @@ def test_a_job_with_a_completion_time_has_finished_whatever_its_conditions_are()
 
 def test_a_failed_job_stops_the_workers_that_still_run() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[2], 1)
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[2], 1)
     assert described(look(cluster)) == [f"delete Pod {name}" for name in WORKERS if name != WORKERS[2]]
 
 
@@ -200,8 +200,7 @@ def test_a_finished_job_stays_finished_whatever_is_edited(suspend: bool) -> None
 @pytest.mark.parametrize("resumes", [True, False])
 def test_training_that_completed_before_it_was_stopped_has_succeeded(resumes: bool) -> None:
     cluster = given_a_running_gang()
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     all_finish(cluster)
     if resumes:
         cluster.edit_run_policy(suspend=False)
@@ -214,8 +213,7 @@ def test_training_that_completed_before_it_was_stopped_has_succeeded(resumes: bo
 
 def test_training_that_is_partly_complete_is_suspended() -> None:
     cluster = given_a_running_gang()
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     for name in WORKERS[:3]:
         kubelet.end(cluster, cluster.pods[name])
     one_pass(cluster)
@@ -226,8 +224,8 @@ def test_training_that_is_partly_complete_is_suspended() -> None:
 
 def test_events_tell_what_users_wait_for(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_gang({"spec.slice.acceleratorType": "v5litepod-4"})
-    for suspend in (True, False):
-        cluster.edit_run_policy(suspend=suspend)
+    for is_wanted in (True, False):
+        cluster.edit_run_policy(suspend=is_wanted)
         one_pass(cluster)
     told = [(event["reason"], event["note"]) for event in cluster.events]
     assert [reason for reason, _ in told] == ["AttemptStarted", "Running", "Suspended", "Resumed", "AttemptStarted"]
@@ -256,12 +254,10 @@ def test_suspending_stops_the_gang() -> None:
 
 def test_resuming_starts_a_new_attempt_and_charges_nothing() -> None:
     cluster = given_a_running_gang()
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     kubelet.sweep(cluster)
     one_pass(cluster)
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     assert (cluster.status.attempt, cluster.status.restarts.total) == (2, 0)
     assert reason(cluster.status, ConditionType.SUSPENDED) == ("False", "Resumed")
     assert [name for name in until_running(cluster) if not name.startswith("digits-2-")] == []
@@ -269,8 +265,7 @@ def test_resuming_starts_a_new_attempt_and_charges_nothing() -> None:
 
 def test_a_resumed_job_has_the_workers_that_its_spec_describes_now() -> None:
     cluster = given_a_running_gang()
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     kubelet.sweep(cluster)
     one_pass(cluster)
     toleration = {"key": "team", "operator": "Exists"}
@@ -288,11 +283,9 @@ def test_a_resumed_job_has_the_workers_that_its_spec_describes_now() -> None:
 
 def test_resuming_waits_for_workers_that_are_still_stopping() -> None:
     cluster = given_a_running_gang()
-    cluster.edit_run_policy(suspend=True)
+    suspend(cluster)
     one_pass(cluster)
-    one_pass(cluster)
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     assert described(one_pass(cluster)) == []
     kubelet.sweep(cluster)
     assert "create Pod digits-2-0-0" in described(one_pass(cluster))
@@ -300,8 +293,7 @@ def test_resuming_waits_for_workers_that_are_still_stopping() -> None:
 
 def test_workers_stopped_by_a_suspension_have_not_failed() -> None:
     cluster = given_a_running_gang()
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     for pod in cluster.pods.values():
         kubelet.end(cluster, pod, 75)
     one_pass(cluster)
@@ -314,16 +306,13 @@ OWN_LOOP = {"spec.trainer": {"image": "localhost/own:1", "command": ["python", "
 @pytest.mark.parametrize("seconds", [0, 20])
 def test_a_users_own_loop_that_stops_cleanly_for_a_suspension_has_not_succeeded(seconds: int) -> None:
     cluster = given_a_running_gang(OWN_LOOP)
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     one_pass(cluster)
     passes(cluster, seconds)
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     assert (cluster.status.state, cluster.status.last_failure) == (State.SUSPENDED, None)
     kubelet.sweep(cluster)
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     assert (cluster.status.state, cluster.status.attempt) == (State.STARTING, 2)
 
 
@@ -332,16 +321,14 @@ def test_a_users_own_loop_that_stops_cleanly_on_a_drained_node_is_started_again(
     for pod in cluster.pods.values():
         kubelet.taint_node(cluster, pod)
     passes(cluster, 5)
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     assert (cluster.status.state, cluster.status.restarts.by_class) == (State.RESTARTING, {"Infrastructure": 1})
 
 
 def test_a_users_own_loop_that_has_ended_before_it_is_suspended_has_succeeded() -> None:
     cluster = given_a_running_gang(OWN_LOOP)
     all_finish(cluster)
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     assert cluster.status.state == State.SUCCEEDED
 
 
@@ -354,7 +341,6 @@ def test_an_invalid_job_is_stalled_with_the_reason(snapshot: SnapshotAssertion) 
     assert (actions(decided), cluster.status.state) == ([], State.INVALID)
     assert reason(cluster.status, ConditionType.STALLED) == ("True", "InvalidSpec")
     ready = find(cluster.status.conditions, ConditionType.READY)
-    assert ready is not None
     assert "spec.recipe.globalBatchSize" in ready.message
     assert "100" in ready.message
     assert "16 replicas" in ready.message
@@ -422,8 +408,7 @@ def test_an_invalid_job_can_be_suspended_and_continues_once_it_is_valid() -> Non
     del cluster.job["spec"]["surprise"]
     one_pass(cluster)
     assert cluster.status.state == State.SUSPENDED
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     assert (cluster.status.attempt, cluster.status.restarts.total) == (2, 0)
 
 
@@ -447,11 +432,9 @@ def test_a_change_while_suspended_is_held_to_the_rules_of_a_start(labels: Object
     before = copy.deepcopy(cluster.job["spec"])
     for part, fields in change.items():
         cluster.job["spec"][part] = cluster.job["spec"][part] | fields
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     assert (cluster.status.state, cluster.pods, cluster.status.attempt) == (State.INVALID, {}, 1)
     stalled = find(cluster.status.conditions, ConditionType.STALLED)
-    assert stalled is not None
     assert field in stalled.message
     cluster.job["spec"] = before
     cluster.job["metadata"]["labels"] = {}
@@ -479,8 +462,7 @@ def test_a_dead_node_does_not_hold_up_the_deletion_of_a_job() -> None:
 def test_nothing_is_done_about_a_stale_read_of_the_job() -> None:
     cluster = given_a_running_gang()
     long_ago, _ = cluster.read()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     until_running(cluster)
     _, pods = cluster.read()
     just_created = max(parse_time(pod["metadata"]["creationTimestamp"]) for pod in pods) + timedelta(seconds=10)
@@ -489,8 +471,7 @@ def test_nothing_is_done_about_a_stale_read_of_the_job() -> None:
 
 def test_a_gang_whose_status_was_lost_continues() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     until_running(cluster)
     workers = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
     del cluster.job["status"]
@@ -534,7 +515,6 @@ def test_parameters_too_large_for_a_config_map_are_refused_before_anything_start
     cluster = given_a_begun_attempt({"spec.recipe.parameters": large})
     assert (cluster.status.state, cluster.status.attempt) == (State.INVALID, 0)
     condition = find(cluster.status.conditions, ConditionType.STALLED)
-    assert condition is not None
     assert "spec.recipe.parameters" in condition.message
     assert "4 hosts" in condition.message
     assert condition.message == snapshot

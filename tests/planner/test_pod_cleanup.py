@@ -9,7 +9,17 @@ from tests.planner import kubelet
 from tests.planner.checks.test_entry_check import AUTO, POD, REQUIRE, checked, given_a_check
 from tests.planner.model_cluster import GRACE, ModelCluster
 from tests.planner.operators import look, one_pass
-from tests.planner.story import WORKERS, described, fails, given_a_running_gang, passes, ready_message
+from tests.planner.story import (
+    WORKERS,
+    described,
+    fails,
+    given_a_running_gang,
+    is_seen_to_fail,
+    later,
+    passes,
+    ready_message,
+    suspend,
+)
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.plan.plan import Plan
@@ -66,8 +76,7 @@ def test_the_next_attempt_waits_for_a_worker_on_a_silent_node() -> None:
 
 def test_the_next_attempt_starts_soon_after_the_old_workers_are_gone_without_a_hint() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[0])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[0])
     waits = one_pass(cluster).again
     assert waits == UNHEARD
     kubelet.sweep(cluster)
@@ -77,8 +86,7 @@ def test_the_next_attempt_starts_soon_after_the_old_workers_are_gone_without_a_h
 
 def test_a_suspension_looks_again_soon_without_a_hint() -> None:
     cluster = given_a_running_gang()
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     assert one_pass(cluster).again == UNHEARD
     kubelet.sweep(cluster)
     assert one_pass(cluster).again is None
@@ -126,8 +134,7 @@ def test_a_worker_that_stops_in_time_is_not_deleted_by_force() -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_suspension_ends_although_a_node_is_lost(known: bool) -> None:
     cluster = given_leftovers_of_which_one_does_not_go(known=known)
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     while waits := one_pass(cluster).again:
         cluster.now += waits
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
@@ -137,8 +144,7 @@ def test_a_suspension_ends_although_a_node_is_lost(known: bool) -> None:
 def test_a_failed_job_releases_a_lost_node_too() -> None:
     cluster = given_a_running_gang()
     kubelet.lose_node(cluster, cluster.pods[WORKERS[1]])
-    fails(cluster, WORKERS[0], 1)
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[0], 1)
     assert cluster.status.state is State.FAILED
     one_pass(cluster)
     kubelet.sweep(cluster)
@@ -178,8 +184,7 @@ def test_an_entry_check_whose_pod_a_finalizer_keeps_is_not_waited_for_in_silence
     cluster.pods[POD]["metadata"] |= deleted | {"finalizers": ["example.com/audit"]}
     one_pass(cluster)
     assert checked(cluster) == ("Unknown", "CheckingEntry"), "it may go at any moment"
-    passes(cluster, 60)
-    one_pass(cluster)
+    later(cluster, seconds=60)
     assert cluster.status.state is state
     assert f"{POD} is deleted, but a final" in ready_message(cluster)
     assert checked(cluster) == (("False", "EntryNotChecked") if changes == AUTO else ("Unknown", "CheckingEntry"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.trainer import tasks
-from tpu_trainer import Hooks, Hyperparameters, Task, log
+from tpu_trainer import Hyperparameters, Task, log
 
 
 def reshaping(hp: Hyperparameters) -> Task:
@@ -36,24 +36,3 @@ def logging(hp: Hyperparameters) -> Task:
         return nn.functional.cross_entropy(hidden, labels)
 
     return Task(model=tasks.Network(), train=tasks.examples(), loss=loss)
-
-
-class _TakingTurns(Hooks):
-    """The first layers are frozen until step 9, the head from step 17 on."""
-
-    def __init__(self, model: tasks.Network) -> None:
-        self._model = model
-
-    def train_begins(self) -> None:
-        self._model.first.requires_grad_(False)
-
-    def step_begins(self, batch: Any, step: int) -> None:
-        if step == 9:
-            self._model.first.requires_grad_(True)
-        if step == 17:
-            self._model.head.requires_grad_(False)
-
-
-def taking_turns(hp: Hyperparameters) -> Task:
-    model = tasks.Network()
-    return Task(model=model, train=tasks.examples(), loss=tasks.loss, hooks=_TakingTurns(model))

@@ -178,6 +178,18 @@ class LeavesEpoch(Plain):
         return -1 if batch_idx == 2 else None
 
 
+class Accumulates(Plain):
+    """Makes a step with the gradients of three batches."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.loss(batch) / 3)
+        if batch_idx % 3 == 2:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+
 class StepsByItself(Plain):
     automatic_optimization = False
 
@@ -306,6 +318,30 @@ class _Unfreeze(BaseFinetuning):
     def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
         if epoch == 1:
             self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
+
+
+class StepPlateau(Plain):
+    """Lowers its rate by the loss of every step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("loss_of_step", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.lr)
+        scheduler = ReduceLROnPlateau(optimizer, factor=0.8, patience=0, threshold=10.0)
+        return [optimizer], [{"scheduler": scheduler, "monitor": "loss_of_step", "interval": "step"}]
+
+
+class Follows(Plain):
+    """Its hooks, which Lightning calls last, change the weights after every step and every validation."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.layer.weight.data.mul_(1.05)
+
+    def on_validation_end(self) -> None:
+        self.layer.weight.data.mul_(1.05)
 
 
 class Grows(Plain):
@@ -697,5 +733,6 @@ ONLY_UNDER_LIGHTNING = {
     *("Grows", "Told", "Averages", "Pruned", "ShouldStop", "Weighted", "OwnBatches", "NoBatchSize", "Streams"),
     *("DictOfLoaders", "Lbfgs", "Raises", "NotANumber", "Essentials", "Brings", "ChangesPasses", "CollectsAndGathers"),
     *("LayerOfSetup", "Highest", "OwnStep", "StepsByItself", "AsksForGradients", "WithoutOptimizer"),
+    *("StepPlateau", "Follows", "Accumulates"),
 }
 """What the trainer's own loop refuses."""

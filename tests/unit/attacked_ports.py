@@ -14,9 +14,8 @@ from pathlib import Path
 
 from tests.cluster.ports import free_port
 from tests.unit.progress_desk import Desk
-from tpu_training_operator.runtime.health_server import serve_health
-from tpu_training_operator.runtime.metrics import Metrics
-from tpu_training_operator.runtime.metrics.server import serve_metrics
+from tpu_training_operator.runtime.health import serve_health
+from tpu_training_operator.runtime.metrics import Metrics, serve_metrics
 from tpu_training_operator.runtime.progress.pki import new_authority, server_tls
 from tpu_training_operator.runtime.progress.server import serve
 

@@ -12,7 +12,15 @@ from typing import Any
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
-from tests.planner.story import all_are_ready, all_finish, fails, given_a_created_gang, given_a_job, passes
+from tests.planner.story import (
+    fails,
+    finish,
+    get_ready,
+    given_a_created_gang,
+    given_a_job,
+    passes,
+    some_passes,
+)
 from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, pod, ready, time_at, with_status
 from tpu_contract.protocol import ReportPhase
@@ -92,8 +100,7 @@ def started() -> ModelCluster:
     for index, body in enumerate(cluster.pods.values()):
         kubelet.place(cluster, body, f"node-{index % 2}")
     passes(cluster, 40)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     return cluster
 
 
@@ -138,22 +145,16 @@ def restarting() -> ModelCluster:
 
 
 def runs_again(cluster: ModelCluster) -> None:
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
-        passes(cluster, 60)
+    some_passes(cluster, 3, seconds=60)
     for index, body in enumerate(cluster.pods.values()):
         kubelet.place(cluster, body, f"node-{index % 2}")
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
 
 
 def suspended() -> ModelCluster:
     cluster = running()
     cluster.edit_run_policy(suspend=True)
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 3)
     passes(cluster, 60)
     return cluster
 
@@ -170,18 +171,14 @@ def failed() -> ModelCluster:
     cluster = started()
     passes(cluster, 30)
     fails(cluster, "digits-1-0-2", 1, message=TRACEBACK)
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
-        passes(cluster, 30)
+    some_passes(cluster, 3, seconds=30)
     return cluster
 
 
 def succeeded() -> ModelCluster:
     cluster = running()
     reports(cluster, 300, ReportPhase.DONE, metrics={"loss": "0.0150698", "accuracy": "0.972222"})
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     passes(cluster, 30)
     return cluster
 
@@ -226,14 +223,10 @@ def moved() -> ModelCluster:
 
 def begins_elsewhere(cluster: ModelCluster) -> None:
     """The old workers stop, and new ones find nodes and become ready."""
-    for _ in range(5):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
-        passes(cluster, 10)
+    some_passes(cluster, 5, seconds=10)
     for index, body in enumerate(cluster.pods.values()):
         kubelet.place(cluster, body, f"{cluster.job['status']['placement']['slice']}-{cluster.status.attempt}-{index}")
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
 
 
 def _seen(story: Callable[[], ModelCluster]) -> Seen:

@@ -367,46 +367,6 @@ MULTISLICE_RULES = (
 _CHIPS_PER_HOST = 4
 
 
-def _size_per_host(generation: catalogue.Generation) -> int:
-    """Returns how much one host adds to the number in an accelerator type's name."""
-    largest = max(generation.shapes, key=lambda shape: shape.hosts)
-    return int(largest.accelerator_type.rpartition("-")[2]) // largest.hosts
-
-
-_SIZES_PER_HOST = {g.name_prefix: _size_per_host(g) for g in catalogue.generations().values()}
-
-
-def requested_hosts(value: SliceRef) -> int:
-    """Returns the hosts of all slices as the bound on hosts counts them; 0 if the reference names no slice.
-
-    Rounds up, so that a slice of one host counts as two at the most.
-    """
-    return value.count * requested_hosts_per_slice(value)
-
-
-def requested_hosts_per_slice(value: SliceRef) -> int:
-    if value.accelerator_type is not None:
-        prefix, _, size = value.accelerator_type.rpartition("-")
-        per_host = _SIZES_PER_HOST.get(prefix)
-        return -(-int(size) // per_host) if per_host and size.isdecimal() else 0
-    chips = math.prod(int(side) for side in (value.topology or "0").split("x"))
-    return -(-chips // (value.chips_per_host or _CHIPS_PER_HOST))
-
-
-def cel_hosts_per_slice(ref: str) -> str:
-    """Returns `requested_hosts_per_slice` in CEL, for the slice reference at `ref`."""
-    # CEL cannot round a quotient up, and has no local variables: a list of one stands in for a variable.
-    per_host = " : ".join(f"{ref}.acceleratorType.startsWith('{name}-') ? {n}" for name, n in _SIZES_PER_HOST.items())
-    chips = f"[{ref}.topology.split('x').map(side, int(side))].map(t, t[0] * t[1] * (t.size() == 3 ? t[2] : 1))"
-    return (
-        f"(has({ref}.acceleratorType)"
-        f" ? ({ref}.acceleratorType.matches('^[a-z0-9]+-[0-9]{{1,9}}$')"
-        f" ? [{per_host} : 1].map(n, (int({ref}.acceleratorType.split('-')[1]) + n - 1) / n)[0] : 0)"
-        f" : has({ref}.topology) ? [has({ref}.chipsPerHost) ? {ref}.chipsPerHost : {_CHIPS_PER_HOST}].map(n,"
-        f" ({chips}[0] + n - 1) / n)[0] : 0)"
-    )
-
-
 def _size_per_chip(generation: catalogue.Generation) -> int:
     """Returns how much one chip adds to the number in an accelerator type's name: some count chips, some cores."""
     shape = generation.shapes[0]
@@ -416,25 +376,53 @@ def _size_per_chip(generation: catalogue.Generation) -> int:
 _SIZES_PER_CHIP = {g.name_prefix: _size_per_chip(g) for g in catalogue.generations().values()}
 
 
-def requested_chips(value: SliceRef) -> int:
-    """Returns the chips of all slices; 0 if the reference names no slice."""
+def _chips_per_slice(value: SliceRef) -> int:
     if value.accelerator_type is not None:
         prefix, _, size = value.accelerator_type.rpartition("-")
         per_chip = _SIZES_PER_CHIP.get(prefix)
-        return value.count * (int(size) // per_chip) if per_chip and size.isdecimal() else 0
-    return value.count * math.prod(int(side) for side in (value.topology or "0").split("x"))
+        return int(size) // per_chip if per_chip and size.isdecimal() else 0
+    return math.prod(int(side) for side in (value.topology or "0").split("x"))
 
 
-def cel_chips(ref: str) -> str:
-    """Returns `requested_chips` in CEL, for the slice reference at `ref`."""
+def _cel_chips_per_slice(ref: str) -> str:
+    # CEL has no local variables: a list of one stands in for a variable.
     per_chip = " : ".join(f"{ref}.acceleratorType.startsWith('{name}-') ? {n}" for name, n in _SIZES_PER_CHIP.items())
     return (
-        f"{ref}.count * (has({ref}.acceleratorType)"
+        f"(has({ref}.acceleratorType)"
         f" ? ({ref}.acceleratorType.matches('^[a-z0-9]+-[0-9]{{1,9}}$')"
         f" ? int({ref}.acceleratorType.split('-')[1]) / ({per_chip} : 1) : 0)"
         f" : has({ref}.topology) ? [{ref}.topology.split('x').map(side, int(side))]"
         ".map(t, t[0] * t[1] * (t.size() == 3 ? t[2] : 1))[0] : 0)"
     )
+
+
+def requested_chips(value: SliceRef) -> int:
+    """Returns the chips of all slices; 0 if the reference names no slice."""
+    return value.count * _chips_per_slice(value)
+
+
+def cel_chips(ref: str) -> str:
+    """Returns `requested_chips` in CEL, for the slice reference at `ref`."""
+    return f"{ref}.count * {_cel_chips_per_slice(ref)}"
+
+
+def requested_hosts_per_slice(value: SliceRef) -> int:
+    """Returns the hosts of one slice as the bound on hosts counts them; 0 if the reference names no slice.
+
+    Rounds up, so that a slice of one host counts as two at the most.
+    """
+    return -(-_chips_per_slice(value) // (value.chips_per_host or _CHIPS_PER_HOST))
+
+
+def cel_hosts_per_slice(ref: str) -> str:
+    """Returns `requested_hosts_per_slice` in CEL, for the slice reference at `ref`."""
+    per_host = f"[has({ref}.chipsPerHost) ? {ref}.chipsPerHost : {_CHIPS_PER_HOST}]"
+    # CEL cannot round a quotient up.
+    return f"{per_host}.map(n, ({_cel_chips_per_slice(ref)} + n - 1) / n)[0]"
+
+
+def requested_hosts(value: SliceRef) -> int:
+    return value.count * requested_hosts_per_slice(value)
 
 
 _HOSTS_ARE_BOUNDED = Rule(

@@ -5,7 +5,7 @@ from dataclasses import dataclass as plain_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 from pydantic_core import CoreSchema, core_schema
@@ -28,6 +28,11 @@ _MOST_CLASSES = 16
 
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+
+def _unless_known(words: type[StrEnum], instead: StrEnum | None) -> BeforeValidator:
+    """Returns a validator that reads a word that only a newer operator knows as `instead`."""
+    return BeforeValidator(lambda value: value if value in list(words) else instead)
 
 
 class State(StrEnum):
@@ -93,7 +98,7 @@ class Failure(StatusModel):
     slice: int = Field(description="Index of the worker's slice, from 0.")
     host: int = Field(description="Index of the worker's host within its slice, from 0.")
     exit_code: int | None = Field(default=None, description="Exit code of the worker's container, if it ran.")
-    failure_class: FailureClass = Field(
+    failure_class: Annotated[FailureClass, _unless_known(FailureClass, FailureClass.UNKNOWN)] = Field(
         validation_alias="class",
         serialization_alias="class",
         description="Kind of failure, which decides the restart limit it counts against.",
@@ -102,12 +107,6 @@ class Failure(StatusModel):
     message: _Text = Field(description="The worker's last message, or what Kubernetes reports about it.")
     time: _Time = Field(description="When the worker began to fail.")
     step: int | None = Field(default=None, description="Training step at which the worker failed, if it reported one.")
-
-    @field_validator("failure_class", mode="before")
-    @classmethod
-    def _read_class(cls, value: object) -> object:
-        """Reads a class that only a newer operator knows as Unknown."""
-        return value if value in list(FailureClass) else FailureClass.UNKNOWN
 
 
 _TIMES = {"type": "array", "items": {"type": "string", "format": "date-time"}, "maxItems": MOST_COUNTED_RESTARTS}
@@ -188,7 +187,7 @@ class BestCheckpoint(StatusModel):
 class Progress(StatusModel):
     """How far the training is, as worker 0 last reported."""
 
-    phase: ReportPhase | None = Field(
+    phase: Annotated[ReportPhase | None, _unless_known(ReportPhase, None)] = Field(
         default=None,
         description="What the training was doing at the last report; absent for a loop that does not report.",
     )
@@ -224,11 +223,6 @@ class Progress(StatusModel):
         left = self.estimated_remaining_seconds
         object.__setattr__(self, "percent", 100 * self.step // self.total_steps if self.total_steps else None)
         object.__setattr__(self, "time_left", None if left is None else duration(left))
-
-    @field_validator("phase", mode="before")
-    @classmethod
-    def _read_phase(cls, value: object) -> object:
-        return value if value in list(ReportPhase) else None
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
@@ -334,7 +328,9 @@ class Goodput(Ledger):
     )
     suspended: int = Field(default=0, description="Time during which the job was suspended.")
     unsaved: int = Field(default=0, description="Part of productiveSeconds that no checkpoint holds yet.")
-    activity: Activity = Field(default=Activity.QUEUE, description="What the time after since counts as.")
+    activity: Annotated[Activity, _unless_known(Activity, Activity.TRAIN)] = Field(
+        default=Activity.QUEUE, description="What the time after since counts as."
+    )
     since: _Time = Field(description="Up to when the seven sums account for the job's life.")
     ratio: str | None = Field(
         default=None, description="Productive time divided by all time that was not suspended, from 0 to 1."
@@ -342,11 +338,6 @@ class Goodput(Ledger):
     chip_seconds: ChipSeconds | None = Field(
         default=None, description="The same in chip-seconds: what the chips of the job's workers did."
     )
-
-    @field_validator("activity", mode="before")
-    @classmethod
-    def _read_activity(cls, value: object) -> object:
-        return value if value in list(Activity) else Activity.TRAIN
 
 
 class RungVerdict(StrEnum):
@@ -376,7 +367,10 @@ class RungStatus(StatusModel):
     global_batch_size: int = Field(description="Examples per step.")
     learning_rate: ResolvedDecimal = Field(description="Learning rate after warm-up, scaled to the global batch.")
     steps: int = Field(description="Planned steps; after the rung has ended, the steps that it made.")
-    verdict: RungVerdict = Field(default=RungVerdict.RUNNING, description="Running, Passed or Failed.")
+    # An unknown one does not count as passed.
+    verdict: Annotated[RungVerdict, _unless_known(RungVerdict, RungVerdict.RUNNING)] = Field(
+        default=RungVerdict.RUNNING, description="Running, Passed or Failed."
+    )
     attempt: int | None = Field(default=None, description="The attempt that the verdict is about.")
     examples_per_second: str | None = Field(default=None, description="Training speed after the compilations.")
     efficiency: str | None = Field(
@@ -387,12 +381,6 @@ class RungStatus(StatusModel):
     gates: Annotated[list[GateResult], Field(max_length=MOST_GATES, json_schema_extra=map_by("name"))] = Field(
         default_factory=list, description="What each gate found, in the order of the spec's fields."
     )
-
-    @field_validator("verdict", mode="before")
-    @classmethod
-    def _read_verdict(cls, value: object) -> object:
-        """Reads a verdict that only a newer operator knows as Running, so that it does not count as passed."""
-        return value if value in list(RungVerdict) else RungVerdict.RUNNING
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
@@ -479,7 +467,9 @@ class Status(StatusModel):
     observed_generation: int | None = Field(
         default=None, description="Generation of the spec that this status describes."
     )
-    state: State | None = Field(default=None, description="One word for people; programs should read the conditions.")
+    state: Annotated[State | None, _unless_known(State, None)] = Field(
+        default=None, description="One word for people; programs should read the conditions."
+    )
     attempt: int = Field(default=0, ge=0, description="Attempts begun so far; 0 before the first.")
     start_time: _Time | None = Field(default=None, description="When the first attempt began.")
     completion_time: _Time | None = Field(default=None, description="When the job succeeded or failed.")
@@ -540,12 +530,6 @@ class Status(StatusModel):
     def _read_attempt(cls, value: object) -> object:
         """Reads a negative number, which an older CRD accepts from an edit, as 0."""
         return max(0, value) if isinstance(value, int) else value
-
-    @field_validator("state", mode="before")
-    @classmethod
-    def _read_state(cls, value: object) -> object:
-        """Drops a state that only a newer operator knows. Decisions depend on the conditions only."""
-        return value if value in list(State) else None
 
 
 def _drop_unknown(conditions: object) -> object:

@@ -8,13 +8,13 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from tpu_contract.protocol import DEFAULT_FACTOR
 from tpu_training_operator.api.status import RungStatus
 from tpu_training_operator.html_report import charts
 from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, badge, closing_words, failure, has_failed
 from tpu_training_operator.html_report.formatting import count, duration, number, plural, share
 from tpu_training_operator.html_report.history import History, RecordedCurve, Watched
 from tpu_training_operator.html_report.plot import HEIGHT, WIDTH, drawable
-from tpu_training_operator.html_report.recipe import recipe_rows
 
 PHASES = {
     "start": ("Start", "imports, meeting the other hosts, placing the model, reading a checkpoint"),
@@ -63,7 +63,7 @@ def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungStat
         consequences=list(_consequences(history)),
         throughput=charts.throughput_plot(history),
         phases=_phases(history),
-        recipe=recipe_rows(history),
+        recipe=list(recipe_rows(history)),
         recipe_plots=list(charts.recipe_plots(history)),
         attempts=[_attempt_row(history, place) for place in range(len(history.attempts))],
     )
@@ -178,6 +178,39 @@ def _phases(history: History) -> list[tuple[str, str, str, float, float]]:
     words = OWN_LOOP if history.entrypoint is None else PHASES
     split = {phase: time for phase, time in _split(history).items() if phase in words and time >= SHORTEST}
     return [(phase, *words[phase], time, time / sum(split.values())) for phase, time in split.items()]
+
+
+def recipe_rows(history: History) -> Iterator[tuple[str, str, str]]:
+    """Yields what the table of scaled numbers does not show of the recipe: name, value and explanation."""
+    factor = f"× {number(DEFAULT_FACTOR if history.factor is None else history.factor)}"
+    lowest = f"down to {number(history.factor or 0)}{' of it' if history.factor else ''} after warm-up"
+    explained = {
+        "Constant": "after warm-up",
+        "Step": f"{factor} at every milestone",
+        "Plateau": f"{factor} on a plateau of {history.plateau_metric}",
+    }
+    yield "Schedule", history.schedule, explained.get(history.schedule, lowest)
+    # Not rounded: epsilon 1e-7 and 1.4e-7 are different recipes.
+    numbers = {"momentum": history.momentum, "ε": history.epsilon}
+    known = ", ".join(f"{name} {value:.10g}" for name, value in numbers.items() if value is not None)
+    yield "Optimizer", history.optimizer, known
+    if history.checkpoint_uri is not None:
+        seconds = history.save_every_seconds
+        times = [(history.save_every_steps, "step")]
+        times.append((seconds, "second") if seconds is None or seconds % 60 else (seconds // 60, "minute"))
+        due = " or ".join(_interval(every, unit) for every, unit in times if every is not None)
+        kept = f"the last {count(history.keep)} {'is' if history.keep == 1 else 'are'} kept"
+        kept += f", and the one with the best {history.keep_best.metric}" if history.keep_best else ""
+        yield "Checkpoint", f"every {due}" if due else "when it ends", f"to {history.checkpoint_uri}, {kept}"
+    if history.init_from is not None:
+        yield "Initial weights", history.init_from, ""
+    if history.data_uri is not None:
+        yield "Data", history.data_uri, ""
+    yield "Seed", str(history.seed), ""
+
+
+def _interval(every: int, unit: str) -> str:
+    return unit if every == 1 else plural(every, unit)
 
 
 def _attempt_row(history: History, place: int) -> list[str]:

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -26,7 +26,7 @@ from tpu_training_operator.kube.cluster import EVENTS, PODS, Object, Resource, r
 from tpu_training_operator.kube.credentials import Credentials
 from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import ApiError, Silence, TooLarge, Unavailable, error_of, quote
-from tpu_training_operator.kube.turns import MOST, Permit, Turns
+from tpu_training_operator.kube.turns import PLACES, Turns
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class ClientOptions:
     keep: Mapping[Resource, Keep[Object]] = field(default_factory=dict)
     clean: Callable[[Object], Object] = lambda body: body
     patience: float = _PATIENCE_SECONDS
-    connections: int = 2 * MOST
+    connections: int = 2 * PLACES
 
 
 class Client:
@@ -290,10 +290,9 @@ class Client:
         """Yields a successful answer before its body is read. An error while the caller reads it becomes an
         ApiError."""
         paused = 0.0
-        for tries_left in reversed(range(_TRIES_WHEN_OVERLOADED)):
-            again = tries_left < _TRIES_WHEN_OVERLOADED - 1
-            async with self._turns.turn(request.method, again=again) as turn:
-                async with self._send(request, turn) as response:
+        async with self._turns.turn(request.method) as flow:
+            for tries_left in reversed(range(_TRIES_WHEN_OVERLOADED)):
+                async with self._send(request) as response:
                     if response.status < 400:
                         yield response
                         return
@@ -303,10 +302,11 @@ class Client:
                     raise error
                 log.info("pausing %g s, as the API server asks: %s %s: %s", pause, request.method, request.path, error)
                 paused += pause
-                await turn.pause(pause)
+                with flow.wait() if flow else nullcontext():
+                    await asyncio.sleep(pause)
 
     @asynccontextmanager
-    async def _send(self, request: "_HttpRequest", turn: Permit) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _send(self, request: "_HttpRequest") -> AsyncIterator[aiohttp.ClientResponse]:
         # A small compressed answer could become a large one before its bytes are counted.
         headers = {"Accept": "application/json, */*", "Accept-Encoding": "identity", "User-Agent": self._options.agent}
         if authorization := await self._current_authorization():
@@ -327,7 +327,6 @@ class Client:
                 timeout=request.limits,
             ) as response:
                 self.clock.learn(response.headers.get("Date"), asked, self.clock.local())
-                turn.record_answer(response.status)
                 if response.status == 401:
                     # The token was replaced earlier than expected.
                     self._authorized_at = float("-inf")
@@ -335,7 +334,6 @@ class Client:
                     self.last_answer = time.monotonic()
                 yield response
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            turn.record_answer(0)
             self._options.on_answer(method, 0, time.monotonic() - began)
             raise Unavailable(0, "NoAnswer", f"{method} {request.path}: {error or type(error).__name__}") from error
         self._options.on_answer(method, response.status, time.monotonic() - began)

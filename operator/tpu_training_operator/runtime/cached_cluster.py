@@ -8,6 +8,7 @@ minutes, or if an unanswered request may have made it wrong.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
@@ -112,20 +113,15 @@ class CachedCluster:
             marked = await self._cluster.delete(resource, namespace, name, uid, grace_seconds=grace_seconds)
         except (NotFound, Conflict):
             if replica is not None:
-                await self._look_for(resource, namespace, name)
+                # It seems to be gone, but a webhook can deny a deletion with any status, even 404.
+                with suppress(ApiError):
+                    await self.fresh.get(resource, namespace, name)
             raise
         if marked is None and replica is not None:
             replica.mark_gone((namespace, name), uid)
         elif marked is not None and "deletionTimestamp" in marked["metadata"]:
             _learn(served, resource, namespace, marked)
         return marked
-
-    async def _look_for(self, resource: Resource, namespace: str, name: str) -> None:
-        """Reads an object that seems to be gone: a webhook can deny a deletion with any status, even 404."""
-        try:
-            await self.fresh.get(resource, namespace, name)
-        except ApiError:
-            return
 
 
 class Fresh:

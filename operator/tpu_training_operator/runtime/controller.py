@@ -6,12 +6,13 @@ Hints may be lost, late or repeated; the resync and the queue make up for that.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum, auto
 
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.kube.errors import ApiError, Conflict
-from tpu_training_operator.runtime.health import Pulse, pulse
 from tpu_training_operator.runtime.metrics import Metrics, PassResult
 from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.resync import RESYNC_SECONDS
@@ -30,6 +31,35 @@ class Haste(Enum):
     """Similar changes are about to follow."""
     IDLE = auto()
     """The job was only listed, so perhaps nothing has happened to it."""
+
+
+class Pulse:
+    """`at`: when the API server last answered a pass, in monotonic seconds. It distinguishes a slow pass from a stuck
+    one."""
+
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+
+
+# A context variable, because the tasks that a pass starts inherit it.
+_current: ContextVar[Pulse | None] = ContextVar("pulse", default=None)
+
+
+@contextmanager
+def pulse() -> Iterator[Pulse]:
+    """Gives everything that runs in this context a pulse, until the block ends."""
+    started = Pulse()
+    token = _current.set(started)
+    try:
+        yield started
+    finally:
+        _current.reset(token)
+
+
+def beat() -> None:
+    """Notes that a request of this context was answered or timed out: its pass makes progress."""
+    if current := _current.get():
+        current.at = time.monotonic()
 
 
 # Receives a job's key, its resourceVersion if the job itself has changed, and how soon it needs a pass.

@@ -28,11 +28,7 @@ from tpu_training_operator.domain.objects.actions import (
     Action,
     AskForStacks,
     Create,
-    DeleteConfigMap,
-    DeleteEndpointSlice,
-    DeleteJob,
-    DeletePod,
-    DeleteWorkload,
+    Delete,
     Event,
     LookAtEvents,
     Publish,
@@ -50,7 +46,6 @@ from tpu_training_operator.kube.cluster import (
     JOBS,
     PODS,
     SERVICES,
-    WORKLOADS,
     Cluster,
     JobKey,
     Object,
@@ -64,7 +59,7 @@ from tpu_training_operator.runtime.inbox import Inboxes
 
 log = logging.getLogger(__name__)
 
-# Half of all requests that may be under way, so that one job never has all of them.
+# As many as there are places for all jobs: each has another one of its own (`kube.turns`).
 _SIDE_BY_SIDE = 32
 # The job is read again after so many actions, or after so much time, because a few actions of a slow API server take as
 # long as many.
@@ -201,20 +196,18 @@ class PlanExecution:
                 return await self._create_optional(action) or not for_better_slice
             case Create(body, again=again):
                 await self._create(body, again=again)
-            case DeletePod(name, uid, force):
-                await self._delete(PODS, name, uid, grace_seconds=0 if force else None)
-            case DeleteConfigMap(name):
-                await self._delete_own(CONFIG_MAPS, name)
-            case DeleteEndpointSlice(name):
-                await self._delete_own(ENDPOINT_SLICES, name)
+            case Delete(kind, name, uid, force, api_version):
+                resource = resource_of({"kind": kind, "apiVersion": api_version})
+                if uid is None:
+                    await self._delete_own(resource, name)
+                else:
+                    await self._delete(resource, name, uid, grace_seconds=0 if force else None)
             case Publish(bodies, version):
                 for body in bodies:
                     # Nothing deletes the Endpoints between attempts.
                     again = resource_of(body) is ENDPOINTS and self.memory.notes.published is not None
                     await self._create(body, again=again, replaces=True)
                 self.memory.notes = replace(self.memory.notes, published=version)
-            case DeleteJob(name, uid):
-                await self._delete(JOBS, name, uid)
             case AskForStacks():
                 if self.inboxes is not None:
                     self.inboxes.ask_for_stacks(self.key)
@@ -225,8 +218,6 @@ class PlanExecution:
                 )
             case LookAtEvents(pods):
                 await self._look_at_events(pods)
-            case DeleteWorkload(version, name, uid):
-                await self._delete(WORKLOADS[version], name, uid)
             case UpdateWorkload(body):
                 await self.cluster.update(body)
             case WriteWorkloadStatus(body):
@@ -367,7 +358,7 @@ class _Stream:
                 self._note(error)
             else:
                 self._failures = 0
-                self.done[_verb(action)] += 1
+                self.done[action.verb] += 1
                 if not goes_on:
                     self._end()
 
@@ -420,31 +411,3 @@ def _refusals(body: Object, *, optional: bool = False) -> Iterator[None]:
 
 def _remedy(error: ApiError, body: Object) -> str:
     return limit_range_remedy(str(error), body) if body["kind"] == "Pod" else ""
-
-
-def _verb(action: Action) -> str:
-    match action:
-        case Create(body):
-            return f"create {body['kind']}"
-        case DeletePod(force=force):
-            return "delete Pod by force" if force else "delete Pod"
-        case Publish():
-            return "publish addresses"
-        case DeleteConfigMap():
-            return "delete old ConfigMap"
-        case DeleteEndpointSlice():
-            return "delete old EndpointSlice"
-        case DeleteJob():
-            return "delete finished job"
-        case AskForStacks():
-            return "ask for stacks"
-        case WarnPlaceholderRefused():
-            return "warn about placeholders"
-        case LookAtEvents():
-            return "look at events"
-        case UpdateWorkload():
-            return "update Workload"
-        case DeleteWorkload():
-            return "delete Workload"
-        case WriteWorkloadStatus(frees_quota=frees_quota):
-            return "give quota back" if frees_quota else "report to Kueue"

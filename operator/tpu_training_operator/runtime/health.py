@@ -1,77 +1,38 @@
-"""Decides for /healthz whether this process still works, by the pulse of each pass, its watches and its requests.
+"""Serves /healthz for the kubelet: whether this process still works, by its passes, its watches and its requests.
 
 A slow or failing API server is no reason for a restart: the next process would have the same API server.
 """
 
+import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
+from aiohttp import web
+
+from tpu_training_operator.kube.client import Client
+from tpu_training_operator.runtime.controller import Controller
+from tpu_training_operator.runtime.ports import Bounds, serve_bounded
 from tpu_training_operator.runtime.resync import RESYNC_SECONDS
+from tpu_training_operator.runtime.watching import Watching
 
 # A request takes up to 30 s, and is tried five times with pauses of up to 30 s if the API server is overloaded.
 _LONGEST_STANDSTILL_SECONDS = 300.0
 # Three resyncs in a row without an answer are more than a short outage.
 _LONGEST_SILENCE_SECONDS = 3 * RESYNC_SECONDS
+_BOUNDS = Bounds(connections=32)
 
-
-class Pulse:
-    """`at`: when the API server last answered a pass, in monotonic seconds. It distinguishes a slow pass from a stuck
-    one."""
-
-    def __init__(self) -> None:
-        self.at = time.monotonic()
-
-
-# A context variable, because the tasks that a pass starts inherit it.
-_current: ContextVar[Pulse | None] = ContextVar("pulse", default=None)
-
-
-@contextmanager
-def pulse() -> Iterator[Pulse]:
-    """Gives everything that runs in this context a pulse, until the block ends."""
-    started = Pulse()
-    token = _current.set(started)
-    try:
-        yield started
-    finally:
-        _current.reset(token)
-
-
-def beat() -> None:
-    """Notes that a request of this context was answered or timed out: its pass makes progress."""
-    if current := _current.get():
-        current.at = time.monotonic()
+log = logging.getLogger(__name__)
 
 
 class Unhealthy(Exception):
     """The process should be restarted; the message says why."""
 
 
-class _PassRunner(Protocol):
-    is_running: bool
-
-    def longest_standstill_seconds(self) -> float: ...
-
-
-class _ApiClient(Protocol):
-    last_answer: float
-
-
-class _WatchRunner(Protocol):
-    is_running: bool
-
-    def longest_standstill_seconds(self) -> float: ...
-
-    def longest_silence_seconds(self) -> float: ...
-
-
 class Liveness:
     """`clients`: the API server is reachable if it answers any of them."""
 
-    def __init__(self, controller: _PassRunner, clients: Sequence[_ApiClient], watching: _WatchRunner) -> None:
+    def __init__(self, controller: Controller, clients: Sequence[Client], watching: Watching) -> None:
         self._controller = controller
         self._clients = clients
         self._watching = watching
@@ -96,3 +57,26 @@ class Liveness:
             "secondsSinceLastAnswer": round(silence, 1),
             "secondsSinceLastNews": round(self._watching.longest_silence_seconds(), 1),
         }
+
+
+@asynccontextmanager
+async def serve_health(port: int, check: Callable[[], Mapping[str, float]]) -> AsyncIterator[int]:
+    """Serves /healthz on `port` of every address until the block ends: the result of `check`, or 503 if it raises
+    Unhealthy, which is logged once. Yields the port; OSError: it is taken."""
+    logged = ""
+
+    async def answer(_: web.Request) -> web.Response:
+        nonlocal logged
+        before, logged = logged, ""
+        try:
+            return web.json_response(dict(check()))
+        except Unhealthy as unhealthy:
+            logged = str(unhealthy)
+            if not before:
+                log.error("this process should be restarted: %s", logged)
+            return web.json_response({"message": logged}, status=503)
+
+    app = web.Application()
+    app.router.add_get("/healthz", answer)
+    async with serve_bounded(app, port, _BOUNDS) as chosen:
+        yield chosen

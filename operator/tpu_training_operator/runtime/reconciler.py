@@ -23,7 +23,7 @@ from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.blocked import show_obstacle, show_retry, undo_retry
-from tpu_training_operator.domain.plan.parse_cache import ParseCache
+from tpu_training_operator.domain.plan.parse_cache import read_status
 from tpu_training_operator.domain.plan.plan import Freshness, Plan
 from tpu_training_operator.domain.plan.planner import plan
 from tpu_training_operator.kube.cluster import JOBS, NAMESPACES, PODS, Cluster, ClusterReader, JobKey, Object
@@ -92,7 +92,6 @@ class Reconciler:
         self._max_hosts = max_hosts
         self._queues = queues
         self._memories: dict[JobKey, Memory] = {}
-        self._cache = ParseCache()
 
     def wrote(self, key: JobKey, version: str) -> bool:
         """Returns whether this resourceVersion of the job comes from the last status that was written here."""
@@ -162,14 +161,19 @@ class Reconciler:
             await self._write(after, stored, job, key, memory)
             memory.began = memory.version if (before.attempt, after.attempt, memory.pods) == (0, 1, 0) else ""
             if after != before:
-                await self._send_events(decision.events, job)
+                if self._events is None:
+                    await send_events(self._cluster, decision.events, job, self._clock())
+                else:
+                    self._events.send(decision.events, job, self._clock())
             # A new report alone needs no line in the log.
             level = logging.DEBUG if after.conditions == stored.conditions else logging.INFO
             context = {"job": str(key), "uid": job["metadata"]["uid"], "attempt": after.attempt}
             log.log(level, "job is %s", _summary(stored, after), extra=context)
         memory.is_restarting = after.state is State.RESTARTING
         if self._metrics and not is_managed_elsewhere(job):
-            self._metrics.job_seen(key, after.state, self._unready_seconds(after, job))
+            now, created = self._clock(), job["metadata"].get("creationTimestamp")
+            unready = now - unready_since(after, parse_time(created) if created else now)
+            self._metrics.job_seen(key, after.state, max(0.0, unready.total_seconds()))
 
         # 4. A finished job no longer needs reports and notes.
         if after.completion_time is not None:
@@ -196,7 +200,7 @@ class Reconciler:
             return earlier
 
         # The planner ignores that earlier passes have failed.
-        stored = self._cache.status(job.get("status"))
+        stored = read_status(job.get("status"))
         before = undo_retry(stored, job)
         body = job if before is stored else {**job, "status": before.as_json()}
         observed = replace(self._with_inbox(Observed.of(body, pods), key), notes=memory.notes, queue=queue)
@@ -209,7 +213,6 @@ class Reconciler:
             self._reporting,
             network_policy=self._network_policy,
             max_hosts=self._max_hosts,
-            cache=self._cache,
         )
 
     async def _refresh(self, look: "_Look", key: JobKey, memory: Memory, fresh: ClusterReader) -> "_Look":
@@ -261,12 +264,6 @@ class Reconciler:
             return False
         return "deletionTimestamp" in body["metadata"]
 
-    async def _send_events(self, events: Sequence[Event], job: Object) -> None:
-        if self._events is None:
-            await send_events(self._cluster, events, job, self._clock())
-        else:
-            self._events.send(events, job, self._clock())
-
     def _with_inbox(self, observed: Observed, key: JobKey) -> Observed:
         """Adds the reports of the job's own workers. Those of a deleted job of the same name are dropped."""
         if self._inboxes is None:
@@ -276,11 +273,6 @@ class Reconciler:
             return observed
         self._inboxes.forget(key)
         return replace(observed, inbox=self._inboxes.of(key))
-
-    def _unready_seconds(self, status: Status, job: Object) -> float:
-        now, created = self._clock(), job["metadata"].get("creationTimestamp")
-        since = unready_since(status, parse_time(created) if created else now)
-        return max(0.0, (now - since).total_seconds())
 
     def _forget(self, key: JobKey) -> None:
         """Forgets a job that is gone."""

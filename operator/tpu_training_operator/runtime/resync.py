@@ -8,6 +8,7 @@ from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.constants import LABEL_QUEUE
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.multikueue import is_managed_elsewhere
+from tpu_training_operator.domain.cluster_state.observed import only
 from tpu_training_operator.domain.plan.at_rest import may_need_a_pass
 from tpu_training_operator.kube.cluster import JOBS, Cluster, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError
@@ -41,7 +42,8 @@ async def jobs_to_reconcile(
             where = "the cluster" if namespace is None else f"namespace {namespace}"
             log.warning("the jobs of %s could not be listed: %s", where, error)
     if complete and metrics:
-        metrics.jobs_listed({_key(job): _state(job) for job in jobs if not is_managed_elsewhere(job)})
+        ours = (job for job in jobs if not is_managed_elsewhere(job))
+        metrics.jobs_listed({_key(job): Status.read(job.get("status")).state for job in ours})
     now = clock()
     return [_key(job) for job in jobs if _may_need_a_pass(job, now)]
 
@@ -53,25 +55,17 @@ def slim_job(job: Object) -> Object:
     kinds = _SUSPENDED if status.get("state") == State.SUSPENDED else _ALWAYS
     conditions = [condition for condition in status.get("conditions") or () if condition.get("type") in kinds]
     slim: Object = {
-        "metadata": _only(metadata, _METADATA) | {"labels": _only(labels, (LABEL_QUEUE,))},
-        "spec": {"runPolicy": _only(policy, _POLICY)} | _only(spec, ("managedBy",)),
-        "status": _only(status, _STATUS),
+        "metadata": only(metadata, _METADATA) | {"labels": only(labels, (LABEL_QUEUE,))},
+        "spec": {"runPolicy": only(policy, _POLICY)} | only(spec, ("managedBy",)),
+        "status": only(status, _STATUS),
     }
     if conditions:
         slim["status"]["conditions"] = conditions
     return slim
 
 
-def _only(values: Object, names: Sequence[str]) -> Object:
-    return {name: values[name] for name in names if name in values}
-
-
 def _key(job: Object) -> JobKey:
     return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
-
-
-def _state(job: Object) -> State | None:
-    return Status.read(job.get("status")).state
 
 
 def _may_need_a_pass(job: Object, now: datetime) -> bool:

@@ -25,7 +25,6 @@ def test_a_port_is_given_to_one_process() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", GIVES_A_PORT], cwd=repository, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
-        assert other.stdout is not None
         port = int(other.stdout.readline())
         assert not ports._take(port)
         other.communicate()

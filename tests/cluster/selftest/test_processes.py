@@ -55,7 +55,6 @@ def test_a_child_dies_when_its_starter_is_killed(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as starter:
-        assert starter.stdout is not None
         pid = int(starter.stdout.readline())
         child = os.pidfd_open(pid)
         # Before exec the launcher itself notices a dead starter; this tests the time after exec.

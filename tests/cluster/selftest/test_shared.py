@@ -47,7 +47,6 @@ def test_uses_it(cluster, config_map):
 
 def kill(directory: Path, name: str) -> None:
     record = ProcessRecord.read(directory / f"{name}.pid")
-    assert record is not None
     record.kill()
 
 

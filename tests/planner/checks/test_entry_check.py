@@ -11,7 +11,18 @@ from syrupy.assertion import SnapshotAssertion
 from tests.planner import kubelet, kueue
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
-from tests.planner.story import described, given_a_job, passes, ready_message, reason, until_running
+from tests.planner.story import (
+    described,
+    given_a_job,
+    later,
+    passes,
+    ready_message,
+    reason,
+    resume,
+    some_passes,
+    suspend,
+    until_running,
+)
 from tests.unit.jobs import job_body, resolved
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State
@@ -91,7 +102,6 @@ def test_a_typo_fails_the_job_with_file_and_line_and_no_worker(snapshot: Snapsho
     assert "UserError (exit code 1)" in message
     assert "(digits.py:12)" in message
     assert message == snapshot
-    assert status.last_failure is not None
     assert (status.last_failure.attempt, status.last_failure.failure_class) == (0, "UserError")
     assert 'digits.py", line 12' in status.last_failure.message
     assert (status.attempt, status.restarts.total, list(cluster.pods)) == (0, 0, [POD])
@@ -136,16 +146,14 @@ def test_a_container_that_has_ended_counts_once_its_pod_has_so_that_the_log_stay
     assert one_pass(cluster).again == timedelta(seconds=10)
     assert checked(cluster)[0] == "Unknown"
     # A sidecar keeps the pod running.
-    passes(cluster, 11)
-    one_pass(cluster)
+    later(cluster, seconds=11)
     assert checked(cluster) == ("True", "EntryPassed")
 
 
 def test_a_pod_that_is_no_longer_needed_is_deleted_before_there_are_workers() -> None:
     cluster = given_a_check()
     kubelet.start(cluster, cluster.pods[POD])
-    passes(cluster, 961)
-    one_pass(cluster)
+    later(cluster, seconds=961)
     one_pass(cluster)
     assert described(one_pass(cluster)) == [f"delete Pod {POD}"]
     kubelet.sweep(cluster)
@@ -155,8 +163,7 @@ def test_a_pod_that_is_no_longer_needed_is_deleted_before_there_are_workers() ->
 def test_the_pod_of_a_job_that_has_failed_is_deleted() -> None:
     cluster = given_a_check(REQUIRE)
     kubelet.start(cluster, cluster.pods[POD])
-    passes(cluster, 961)
-    one_pass(cluster)
+    later(cluster, seconds=961)
     assert described(one_pass(cluster)) == [f"delete Pod {POD}"]
 
 
@@ -181,9 +188,7 @@ def test_restarts_and_resumptions_do_not_repeat_it() -> None:
     kubelet.end(cluster, cluster.pods["digits-1-0-2"], 137)
     until_running(cluster)
     cluster.edit_run_policy(suspend=True)
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 3)
     cluster.edit_run_policy(suspend=False)
     until_running(cluster)
     assert cluster.status.attempt == 3
@@ -193,15 +198,13 @@ def test_restarts_and_resumptions_do_not_repeat_it() -> None:
 def test_a_suspension_stops_it_and_a_resumption_begins_it_anew() -> None:
     cluster = given_a_check()
     kubelet.start(cluster, cluster.pods[POD])
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     assert checked(cluster) == ("", "")
     assert described(one_pass(cluster)) == [f"delete Pod {POD}"]
     kubelet.sweep(cluster)
     one_pass(cluster)
     assert cluster.status.state is State.SUSPENDED
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     assert checked(cluster)[0] == "Unknown"
     assert reason(cluster.status, ConditionType.SUSPENDED) == ("False", "Resumed")
     one_pass(cluster)

@@ -1,7 +1,6 @@
 """When the names of a gang's workers begin to resolve, where to, and when they stop."""
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,12 +12,14 @@ from tests.planner.story import (
     WORKERS,
     all_are_ready,
     described,
-    fails,
+    get_ready,
     given_a_created_gang,
     given_a_job,
     given_a_running_gang,
+    is_seen_to_fail,
     ready_message,
     reason,
+    some_passes,
     until_running,
 )
 from tests.unit.jobs import resolved
@@ -90,7 +91,6 @@ def test_an_endpoint_slice_holds_at_most_a_thousand_endpoints(hosts: int, object
     for index, body in enumerate(bodies):
         body["status"]["podIPs"] = [{"ip": f"10.0.{index // 256}.{index % 256}"}]
     made = publication(job, layout, seen(*bodies), None)
-    assert made is not None
     *found, endpoints = made.bodies
     assert [body["metadata"]["name"] for body in found] == endpoint_slice_names("digits", layout)
     names = [endpoint["hostname"] for body in found for endpoint in body["endpoints"]]
@@ -126,7 +126,6 @@ def test_all_workers_are_found_by_the_first_family_of_worker_0(
     addresses: list[list[str]], kind: str, chosen: list[str]
 ) -> None:
     bodies = published(*addresses)
-    assert bodies is not None
     assert bodies[0]["addressType"] == kind
     assert [endpoint["addresses"] for endpoint in bodies[0]["endpoints"]] == [[one] for one in chosen]
 
@@ -222,8 +221,7 @@ def test_an_address_that_changes_before_the_start_is_replaced() -> None:
 
 def test_the_names_of_an_attempt_end_when_the_next_one_begins() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     one_pass(cluster)
     kubelet.sweep(cluster)
     assert "delete EndpointSlice digits-0" in described(one_pass(cluster))
@@ -252,8 +250,7 @@ def foreign(kind: str, name: str) -> Object:
 def test_an_object_of_somebody_else_blocks_the_gang_and_stays(kind: str, name: str) -> None:
     cluster = given_a_created_gang()
     theirs = cluster.others[f"{kind}/{name}"] = foreign(kind, name)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     assert (cluster.status.state, reason(cluster.status)) == (State.BLOCKED, ("False", "NameConflict"))
     assert ready_message(cluster).startswith(f"{kind} {name} already exists ")
     del cluster.others[f"{kind}/{name}"]
@@ -265,12 +262,10 @@ def test_an_object_of_somebody_else_blocks_the_gang_and_stays(kind: str, name: s
 def test_names_that_an_operator_publishes_too_late_do_not_outlive_the_next_attempt() -> None:
     cluster = given_a_running_gang()
     late = copied(cluster.others["EndpointSlice/digits-0"])
-    fails(cluster, "digits-1-0-1")
-    one_pass(cluster)
+    is_seen_to_fail(cluster, "digits-1-0-1")
     until_running(cluster)
     cluster.others["EndpointSlice/digits-0"] = late
-    fails(cluster, "digits-2-0-1")
-    one_pass(cluster)
+    is_seen_to_fail(cluster, "digits-2-0-1")
     until_running(cluster)
     assert sorted(cluster.names) == [f"3-{host}" for host in range(4)]
 
@@ -279,8 +274,7 @@ def test_a_service_with_a_selector_of_an_earlier_version_keeps_its_endpoints() -
     cluster = given_a_created_gang()
     cluster.others[f"Service/{service_name('digits')}"]["spec"]["selector"] = {"tpu-operator.dev/job-name": "digits"}
     theirs = cluster.others["Endpoints/digits"] = foreign("Endpoints", "digits")
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     assert (cluster.status.state, cluster.others["Endpoints/digits"]) == (State.RUNNING, theirs)
     assert len(cluster.names) == 4
 
@@ -307,10 +301,7 @@ def test_a_refusal_is_named_until_it_is_over(monkeypatch: pytest.MonkeyPatch, re
 
     with monkeypatch.context() as patch:
         patch.setattr(cluster, "create", refusing)
-        for _ in range(3):
-            one_pass(cluster)
-            kubelet.sweep(cluster)
-            cluster.now += timedelta(seconds=30)
+        some_passes(cluster, 3, seconds=30)
         assert (cluster.status.state, reason(cluster.status)) == (State.BLOCKED, ("False", expected))
         assert str(error) in ready_message(cluster)
         assert f"{kind} digits" in ready_message(cluster)

@@ -19,6 +19,8 @@ from tpu_training_operator.domain.objects.worker_pod import worker_pod
 OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
 ON_CPU = {"spec.slice.hardware": "CPU"}
 ONE_HOST = {"spec.slice.acceleratorType": "v5litepod-4"}
+TORCH_TPU = {"device": "tpu", "collectives": "tpu_dist", "processesPerHost": 4}
+GPUS = {"device": "cuda", "collectives": "nccl", "processesPerHost": 4}
 MULTISLICE = {"spec.slice.count": 2, "spec.trainer.backend": "XLASPMD"}
 REPORTING = Reporting("https://operator.tpu-system.svc:8443", "-----BEGIN CERTIFICATE-----\n")
 RESERVATION = {"spec.slice.provisioning": {"type": "Reservation", "reservation": "r-1"}}
@@ -66,6 +68,10 @@ FIRST = {"host": 0}
 CHANGES: dict[str, tuple[Object, Object]] = {
     "on CPUs": (ON_CPU, {}),
     "on CPUs without torch_xla": (ON_CPU | {"spec.trainer.backend": "Torch"}, {}),
+    "SPMD": ({"spec.trainer.backend": "XLASPMD"}, {}),
+    "TorchTPU": ({"spec.trainer.backend": "Torch", "spec.trainer.torch": TORCH_TPU}, {}),
+    "torchrun on CPUs": (ON_CPU | OWN_LOOP | {"spec.trainer.backend": "Torch"}, {}),
+    "torchrun on GPUs": (ON_CPU | OWN_LOOP | {"spec.trainer.backend": "Torch", "spec.trainer.torch": GPUS}, {}),
     "one host needs neither DNS nor a node pool alone": (ONE_HOST, FIRST),
     "single hosts of a rehearsal meet through DNS": (
         ONE_HOST | ON_CPU | {"spec.slice.count": 2},
@@ -90,6 +96,10 @@ CHANGES: dict[str, tuple[Object, Object]] = {
         )
     },
     "every slice of a multislice job knows the others": (MULTISLICE, {"slice_index": 1, "host": 1}),
+    "checkpoints of another job": (
+        {"spec.checkpoint": {"uri": "gs://bucket/run", "resumeFrom": "gs://bucket/run/a/b"}},
+        {},
+    ),
     "data": ({"spec.data": {"uri": "gs://bucket/digits"}}, {}),
     "checkpoints": ({"spec.checkpoint": {"uri": "/mnt/digits/"}}, {}),
     "parameters, of whose two dollar signs the kubelet makes one": (

@@ -6,7 +6,15 @@ from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import look, one_pass
 from tests.planner.scheduler import avoided, place_all
-from tests.planner.story import all_are_ready, all_finish, described, given_a_job, passes, present
+from tests.planner.story import (
+    described,
+    finish,
+    get_ready,
+    given_a_job,
+    passes,
+    present,
+    some_passes,
+)
 from tpu_training_operator.domain.plan.plan import Plan
 
 BAD = "node-1"
@@ -23,18 +31,14 @@ def given_a_job_on_four_nodes() -> ModelCluster:
 
 def it_runs(cluster: ModelCluster, nodes: list[str]) -> None:
     place_all(cluster, nodes)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
 
 
 def chips_fail(cluster: ModelCluster, node: str) -> None:
     """The chips fail, and the next attempt is created and placed as far as there are nodes."""
     pod = next(pod for pod in present(cluster) if pod["spec"]["nodeName"] == node)
     kubelet.find_chips_busy(cluster, pod)
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
-        passes(cluster, 30)
+    some_passes(cluster, 3, seconds=30)
 
 
 def given_two_faults(first: str = BAD, second: str = BAD, *, between: float = 0) -> ModelCluster:
@@ -81,10 +85,7 @@ def test_other_failures_exclude_no_node(how: str) -> None:
             kubelet.end(cluster, pod, 137)
         else:
             kubelet.delete_by_hand(cluster, pod)
-        for _ in range(3):
-            one_pass(cluster)
-            kubelet.sweep(cluster)
-            passes(cluster, 30)
+        some_passes(cluster, 3, seconds=30)
     assert (cluster.status.attempt, cluster.status.device_faults, cluster.status.avoided_nodes) == (3, [], [])
 
 
@@ -115,7 +116,6 @@ def test_a_gang_that_avoids_no_node_waits_forever_for_its_first() -> None:
 def test_a_finished_job_avoids_nothing() -> None:
     cluster = given_two_faults()
     it_runs(cluster, [*NODES, "node-4"])
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     assert cluster.status.avoided_nodes == []
     assert described(look(cluster)) == []

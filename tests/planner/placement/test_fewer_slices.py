@@ -9,7 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import one_pass
-from tests.planner.story import given_a_begun_attempt, given_a_job, passes, ready_message
+from tests.planner.story import given_a_begun_attempt, given_a_job, later, passes, ready_message
 from tpu_training_operator.api.constants import LABEL_SLICE_INDEX
 from tpu_training_operator.api.status import State
 from tpu_training_operator.kube.cluster import Object
@@ -45,8 +45,6 @@ def given_nodes(cluster: ModelCluster, slices: int, minutes: float = 0, rounds: 
 
 def where(cluster: ModelCluster) -> tuple[int, str, int]:
     placement, resolved = cluster.status.placement, cluster.status.resolved
-    assert placement is not None
-    assert resolved is not None
     return placement.option_index, placement.slice, resolved.accumulation_steps
 
 
@@ -65,7 +63,6 @@ def test_a_job_runs_on_as_many_slices_as_it_has_found_and_keeps_its_batch(nodes:
     given_nodes(cluster, nodes, minutes=10, rounds=12)
     assert where(cluster) == expected
     assert cluster.status.state is State.RUNNING
-    assert cluster.status.resolved is not None
     assert cluster.status.resolved.global_batch_size == 128
     assert cluster.status.restarts.total == 0
 
@@ -74,8 +71,7 @@ def test_it_waits_for_all_of_them_first_and_says_how_many_are_there(snapshot: Sn
     cluster = given_a_begun_attempt(FEWER)
     given_nodes(cluster, 2, minutes=9.9)
     assert where(cluster)[0] == 0
-    passes(cluster, 6)
-    one_pass(cluster)
+    later(cluster, seconds=6)
     assert where(cluster)[0] == 1
     assert "600 s" in ready_message(cluster)
     assert "2 of 4" in ready_message(cluster)
@@ -88,11 +84,9 @@ def test_a_slice_of_which_one_host_is_missing_does_not_count() -> None:
     for name in ("digits-1-0-0", "digits-1-0-1", "digits-1-1-0"):
         kubelet.place(cluster, cluster.pods[name])
     # Its other host may come up.
-    passes(cluster, 599)
-    one_pass(cluster)
+    later(cluster, seconds=599)
     assert where(cluster)[0] == 0
-    passes(cluster, 1)
-    one_pass(cluster)
+    later(cluster, seconds=1)
     assert where(cluster)[:2] == (2, "v5litepod-8")
 
 
@@ -117,7 +111,6 @@ def test_a_job_that_loses_a_slice_goes_on_with_the_others() -> None:
     assert where(cluster)[:2] == (1, "3 x v5litepod-8")
     assert cluster.status.state is State.RUNNING
     placement = cluster.status.placement
-    assert placement is not None
     assert placement.moves[-1].reason == "Lost"
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
 
@@ -126,8 +119,7 @@ def given_a_gang_on_two(changes: dict[str, Any]) -> ModelCluster:
     cluster = given_a_begun_attempt(changes)
     given_nodes(cluster, 2, minutes=10, rounds=12)
     assert cluster.status.state is State.RUNNING
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     return cluster
 
 
@@ -152,11 +144,9 @@ def test_it_grows_by_those_that_come_once_no_more_are_coming() -> None:
     assert where(cluster)[1] == "2 x v5litepod-8"
     for name in held(cluster)[:2]:
         kubelet.make_ready(cluster, cluster.pods[name])
-    passes(cluster, 599)
-    one_pass(cluster)
+    later(cluster, seconds=599)
     assert where(cluster)[1] == "2 x v5litepod-8"
-    passes(cluster, 1)
-    one_pass(cluster)
+    later(cluster, seconds=1)
     assert where(cluster)[1] == "3 x v5litepod-8"
     given_nodes(cluster, 3, rounds=8)
     assert (held(cluster), cluster.status.state) == ([], State.RUNNING)

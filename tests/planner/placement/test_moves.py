@@ -12,14 +12,19 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import Trouble, look, one_pass
 from tests.planner.story import (
     all_are_ready,
+    all_passes,
     described,
+    get_ready,
     given_a_begun_attempt,
     given_a_created_gang,
     given_a_job,
     given_a_running_gang,
+    later,
     passes,
     ready_message,
     reason,
+    some_passes,
+    suspend,
 )
 from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.conditions import Reason
@@ -41,13 +46,11 @@ def waits(cluster: ModelCluster, minutes: float) -> None:
     for _ in range(4):
         kubelet.sweep(cluster)
         one_pass(cluster)
-    cluster.now += timedelta(minutes=minutes)
-    one_pass(cluster)
+    later(cluster, minutes=minutes)
 
 
 def where(cluster: ModelCluster) -> tuple[int, int, str]:
     status = cluster.status
-    assert status.placement is not None
     return status.attempt, status.placement.option_index, status.placement.slice
 
 
@@ -57,7 +60,6 @@ def test_the_choice_is_written_with_the_attempt_and_the_status_shows_its_numbers
     waits(cluster, 10)
     assert where(cluster) == (2, 1, "v5litepod-8")
     resolved = cluster.status.resolved
-    assert resolved is not None
     assert (resolved.accelerator_type, resolved.hosts) == ("v5litepod-8", 2)
 
 
@@ -65,8 +67,7 @@ def test_no_nodes_for_the_time_of_the_next_one_and_not_a_second_sooner(snapshot:
     cluster = given_a_created_gang(TWO)
     waits(cluster, 10 - 1 / 60)
     assert where(cluster)[1] == 0
-    passes(cluster, 1)
-    one_pass(cluster)
+    later(cluster, seconds=1)
     assert where(cluster)[1] == 1
     assert reason(cluster.status) == ("False", Reason.MOVING)
     assert "600 s" in ready_message(cluster)
@@ -79,8 +80,6 @@ def test_a_move_keeps_batch_steps_and_rate_and_divides_the_batch_anew() -> None:
     before = cluster.status.resolved
     waits(cluster, 10)
     after = cluster.status.resolved
-    assert before is not None
-    assert after is not None
     assert (after.global_batch_size, after.train_steps, after.learning_rate) == (128, 300, before.learning_rate)
     assert (after.replicas, after.per_replica_batch_size, after.accumulation_steps) == (8, 8, 2)
 
@@ -89,7 +88,6 @@ def test_a_scaled_move_takes_the_recipe_of_the_other_slice() -> None:
     cluster = given_a_begun_attempt(TWO | {"spec.placement.batch": "Scaled"})
     waits(cluster, 10)
     after = cluster.status.resolved
-    assert after is not None
     assert (after.global_batch_size, after.train_steps, after.accumulation_steps) == (64, 600, 1)
 
 
@@ -117,7 +115,6 @@ def test_after_the_last_slice_it_goes_round_again_and_waits_twice_as_long() -> N
             waited.append((before, where(cluster)[1]))
     assert waited[:5] == [(0, 1), (1, 2), (2, 0), (0, 1), (1, 2)]
     placement = cluster.status.placement
-    assert placement is not None
     times = [parse_time(move.at) for move in placement.moves]
     lengths = [round((after - before).total_seconds() / 60) for before, after in pairwise(times)]
     assert lengths[:4] == [20, 20, 20, 40]
@@ -136,16 +133,12 @@ def test_hosts_that_a_lost_one_has_left_behind_are_no_reason_to_wait_longer() ->
     cluster = given_a_running_gang(TWO | {"spec.runPolicy.startDeadlineSeconds": 1800})
     passes(cluster, 60)
     kubelet.lose_node_for_good(cluster, cluster.pods["digits-1-0-0"])
-    for _ in range(4):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 4)
     for host in range(1, 4):
         kubelet.place(cluster, cluster.pods[f"digits-2-0-{host}"])
-    passes(cluster, 9 * 60)
-    one_pass(cluster)
+    later(cluster, seconds=9 * 60)
     assert where(cluster)[:2] == (2, 0)
-    passes(cluster, 60)
-    one_pass(cluster)
+    later(cluster, seconds=60)
     assert where(cluster)[:2] == (3, 1)
 
 
@@ -156,22 +149,18 @@ def test_a_gang_whose_backoff_is_longer_than_its_wait_may_still_use_nodes_that_a
     kubelet.end(cluster, cluster.pods["digits-1-0-0"], 137)
     one_pass(cluster)
     passes(cluster, 600)
-    for _ in range(4):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 4)
     assert where(cluster)[:2] == (2, 0)
     for pod in cluster.pods.values():
         kubelet.place(cluster, pod)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     assert (where(cluster)[:2], cluster.status.state) == ((2, 0), State.RUNNING)
 
 
 def test_a_lost_slice_is_waited_for_and_then_left() -> None:
     cluster = given_a_running_gang(TWO | {"spec.recipe.trainSteps": 1000}, listens=True)
     kubelet.report(cluster, 120)
-    passes(cluster, 60)
-    one_pass(cluster)
+    later(cluster, seconds=60)
     for pod in list(cluster.pods.values()):
         kubelet.lose_node_for_good(cluster, pod)
     one_pass(cluster)
@@ -182,7 +171,6 @@ def test_a_lost_slice_is_waited_for_and_then_left() -> None:
     waits(cluster, 1)
     assert where(cluster)[:2] == (3, 1)
     placement, goodput = cluster.status.placement, cluster.status.goodput
-    assert placement is not None
     assert goodput is not None
     move = placement.moves[-1]
     assert (move.reason, move.step, move.examples) == ("Lost", 120, 120 * 128)
@@ -199,7 +187,6 @@ def test_a_gang_that_is_lost_in_the_second_in_which_it_was_ready_has_run_there()
     cluster.pods.clear()
     waits(cluster, 10)
     placement = cluster.status.placement
-    assert placement is not None
     assert [move.reason for move in placement.moves] == ["Lost"]
 
 
@@ -215,7 +202,6 @@ def test_a_job_with_a_long_history_does_not_go_round_faster_than_a_new_one() -> 
         job, pods = cluster.read()
         refusal = Obstacle(Reason.INVALID_OBJECT, "admission webhook no-tpus.example.com denied the request")
         status = show_obstacle(Observed.of(job, pods), refusal, cluster.now).status
-        assert status is not None
         cluster.write_status({**job, "status": status.as_json()})
         one_pass(cluster)
         passes(cluster, 60)
@@ -241,10 +227,7 @@ def test_a_job_that_may_not_leave_its_slice_waits_for_it(policy: dict[str, Any])
         one_pass(cluster)
         cluster.pods.clear()
         waits(cluster, 30)
-        for _ in range(5):
-            one_pass(cluster)
-            kubelet.sweep(cluster)
-            all_are_ready(cluster)
+        all_passes(cluster, 5)
     assert where(cluster)[1] == (0 if "onLoss" in policy else 1)
 
 
@@ -252,9 +235,7 @@ def test_a_suspension_does_not_make_a_job_forget_the_slice_on_which_it_ran() -> 
     cluster = given_a_running_gang({"spec.placement": {"alternatives": [SMALLER], "onLoss": "Wait"}})
     passes(cluster, 60)
     cluster.edit_run_policy(suspend=True)
-    for _ in range(6):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 6)
     assert cluster.status.state is State.SUSPENDED
     cluster.edit_run_policy(suspend=False)
     waits(cluster, 60)
@@ -274,12 +255,10 @@ def test_what_the_cluster_refuses_for_certain_needs_no_waiting(words: str, minut
     cluster = given_a_begun_attempt(TWO)
     job, pods = cluster.read()
     status = show_obstacle(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, words), cluster.now).status
-    assert status is not None
     cluster.write_status({**job, "status": status.as_json()})
     decided = look(cluster)
     assert (decided.status is not None and decided.status.attempt == 2) == (minutes == 0)
-    cluster.now += timedelta(minutes=minutes)
-    one_pass(cluster)
+    later(cluster, minutes=minutes)
     assert where(cluster)[:2] == (2, 1)
 
 
@@ -332,14 +311,11 @@ def test_what_each_slice_used_adds_up_to_the_active_time() -> None:
     cluster.pods.clear()
     waits(cluster, 10)
     waits(cluster, 0)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     passes(cluster, 300)
     kubelet.report(cluster, 2)
     one_pass(cluster)
     placement, goodput = cluster.status.placement, cluster.status.goodput
-    assert placement is not None
-    assert goodput is not None
     spent = placement.chip_seconds
     assert spent["v5litepod-8"] == 8 * 300
     assert spent["v5litepod-16"] // 16 + spent["v5litepod-8"] // 8 == (
@@ -403,11 +379,9 @@ def held(cluster: ModelCluster) -> list[str]:
 
 def test_a_better_slice_is_asked_for_by_placeholders_after_a_while() -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1799)
-    one_pass(cluster)
+    later(cluster, seconds=1799)
     assert held(cluster) == []
-    passes(cluster, 1)
-    one_pass(cluster)
+    later(cluster, seconds=1)
     assert held(cluster) == HELD
     pod = cluster.pods[HELD[0]]
     assert pod["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4"
@@ -416,8 +390,7 @@ def test_a_better_slice_is_asked_for_by_placeholders_after_a_while() -> None:
 
 def test_the_gang_trains_until_every_placeholder_runs_and_its_nodes_go_to_its_workers() -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     for name in HELD[:3]:
         kubelet.make_ready(cluster, cluster.pods[name])
     one_pass(cluster)
@@ -436,20 +409,17 @@ def test_the_gang_trains_until_every_placeholder_runs_and_its_nodes_go_to_its_wo
     assert held(cluster) == []
     assert cluster.status.restarts.total == 0
     placement = cluster.status.placement
-    assert placement is not None
     assert placement.moves[-1].reason == "Better"
 
 
 def test_placeholders_that_find_no_nodes_rest_and_ask_again() -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     seen = []
     for _ in range(8):
         kubelet.sweep(cluster)
         seen.append(len(held(cluster)))
-        passes(cluster, 300)
-        one_pass(cluster)
+        later(cluster, seconds=300)
     assert seen == [4, 4, 0, 0, 4, 4, 0, 0]
     assert where(cluster)[:2] == (2, 1)
 
@@ -472,8 +442,7 @@ def test_placeholders_that_the_cluster_refuses_are_told_once_and_the_gang_trains
 
 def test_a_placeholder_that_a_finalizer_keeps_is_told_once(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     deleted = {"deletionTimestamp": format_time(cluster.now), "deletionGracePeriodSeconds": 0}
     cluster.pods[HELD[0]]["metadata"] |= deleted | {"finalizers": ["example.com/audit"]}
     for _ in range(4):
@@ -486,8 +455,7 @@ def test_a_placeholder_that_a_finalizer_keeps_is_told_once(snapshot: SnapshotAss
 
 def test_a_gang_whose_first_worker_has_finished_is_not_moved_at_the_last_moment() -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     kubelet.end(cluster, cluster.pods["digits-2-0-0"])
     for name in HELD:
         kubelet.make_ready(cluster, cluster.pods[name])
@@ -520,16 +488,13 @@ def test_a_gang_runs_on_while_a_deleted_job_of_its_name_still_has_a_placeholder(
 def test_a_placeholder_on_a_node_that_is_lost_does_not_keep_its_name(minutes: float) -> None:
     """Whether the slice is still asked for, or the placeholders rest."""
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     kubelet.place(cluster, cluster.pods[HELD[0]])
     kubelet.lose_node_for_good(cluster, cluster.pods[HELD[0]])
-    passes(cluster, 60 * minutes)
-    one_pass(cluster)
+    later(cluster, seconds=60 * minutes)
     assert HELD[0] not in cluster.pods
     while held(cluster) != HELD:
-        passes(cluster, 60)
-        one_pass(cluster)
+        later(cluster, seconds=60)
         kubelet.sweep(cluster)
     assert "deletionTimestamp" not in cluster.pods[HELD[0]]["metadata"]
 
@@ -537,8 +502,7 @@ def test_a_placeholder_on_a_node_that_is_lost_does_not_keep_its_name(minutes: fl
 def test_placeholders_whose_first_host_is_preempted_give_up_the_rest_of_its_pool() -> None:
     """Another gang has this pool now, and the next placeholder of host 0 may come to another one."""
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     for name in HELD[:3]:
         kubelet.make_ready(cluster, cluster.pods[name])
     del cluster.pods[HELD[0]]
@@ -552,15 +516,12 @@ def test_placeholders_whose_first_host_is_preempted_give_up_the_rest_of_its_pool
 
 def test_a_placeholder_that_was_evicted_is_created_again() -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     kubelet.make_ready(cluster, cluster.pods[HELD[0]])
     kubelet.make_ready(cluster, cluster.pods[HELD[1]])
     kubelet.end(cluster, cluster.pods[HELD[1]], 137)
     ended = cluster.pods[HELD[1]]["metadata"]["uid"]
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 3)
     assert held(cluster) == HELD
     assert cluster.pods[HELD[1]]["metadata"]["uid"] != ended
 
@@ -568,8 +529,7 @@ def test_a_placeholder_that_was_evicted_is_created_again() -> None:
 @pytest.mark.parametrize("what", ["suspended", "failed", "finished", "invalid"])
 def test_placeholders_go_when_the_job_stops(what: str) -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     workers = [pod for name, pod in cluster.pods.items() if "hold" not in name]
     if what == "suspended":
         cluster.edit_run_policy(suspend=True)
@@ -578,50 +538,39 @@ def test_placeholders_go_when_the_job_stops(what: str) -> None:
     for pod in workers:
         if what in ("failed", "finished"):
             kubelet.end(cluster, pod, 137 if what == "failed" else 0)
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 3)
     assert held(cluster) == []
 
 
 def test_a_job_on_its_own_slice_or_without_leave_asks_for_nothing() -> None:
     stays = {**GROWING, "spec.placement": {"alternatives": [SMALLER]}}
     for cluster in (given_a_running_gang(GROWING), given_a_gang_on_the_smaller_slice(stays)):
-        passes(cluster, 100_000)
-        one_pass(cluster)
+        later(cluster, seconds=100_000)
         assert held(cluster) == []
 
 
 def test_the_chips_of_placeholders_count_on_an_account_of_their_own() -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     for name in HELD[:2]:
         kubelet.make_ready(cluster, cluster.pods[name])
     passes(cluster, 50)
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     goodput = cluster.status.goodput
-    assert goodput is not None
-    assert goodput.chip_seconds is not None
     assert goodput.chip_seconds.placeholders == 2 * 4 * 50
     placement = cluster.status.placement
-    assert placement is not None
     assert placement.chip_seconds["placeholders"] == 2 * 4 * 50
     assert sum(placement.chip_seconds.values()) == goodput.chip_seconds.total
 
 
 def test_a_job_that_is_out_of_chip_hours_grows_no_more() -> None:
     cluster = given_a_gang_on_the_smaller_slice(GROWING)
-    passes(cluster, 1800)
-    one_pass(cluster)
+    later(cluster, seconds=1800)
     for name in HELD:
         kubelet.make_ready(cluster, cluster.pods[name])
     cluster.edit_run_policy(budget={"chipHours": 1})
     attempt = cluster.status.attempt
-    for _ in range(4):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 4)
     assert (cluster.status.state, cluster.status.attempt, cluster.pods) == (State.SUSPENDED, attempt, {})
 
 

@@ -8,11 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from tests.planner import kubelet, kueue, multikueue
+from tests.planner import kueue, multikueue
 from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.multikueue import MANAGED
 from tests.planner.operators import Crash, Operator, look, one_pass
-from tests.planner.story import all_are_ready, all_finish, described, given_a_job, ready_message, reason
+from tests.planner.story import (
+    all_finish,
+    all_passes,
+    described,
+    finish,
+    given_a_job,
+    later,
+    ready_message,
+    reason,
+    suspend,
+)
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
 from tpu_training_operator.kube.cluster import Object
@@ -33,17 +43,10 @@ def given_a_copy() -> ModelCluster:
     return cluster
 
 
-def passes(cluster: ModelCluster, times: int = 6) -> None:
-    for _ in range(times):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
-        all_are_ready(cluster)
-
-
 def a_status_elsewhere(*, evicted: bool = False, has_stopped: bool = False, has_ended: bool = False) -> Object:
     """Of a copy that runs, that an eviction stops or has stopped, or that has succeeded."""
     copy = given_a_copy()
-    passes(copy)
+    all_passes(copy)
     assert copy.status.state is State.RUNNING
     if evicted:
         kueue.evict(copy)
@@ -52,7 +55,7 @@ def a_status_elsewhere(*, evicted: bool = False, has_stopped: bool = False, has_
     if has_ended:
         all_finish(copy)
     if has_stopped or has_ended:
-        passes(copy)
+        all_passes(copy)
     return copied(copy.job["status"])
 
 
@@ -70,7 +73,7 @@ def given_a_job_that_runs_elsewhere() -> ModelCluster:
 def test_a_job_of_another_controller_is_not_touched_and_nothing_is_asked_about_it() -> None:
     cluster = given_a_job({"spec.managedBy": "example.com/somebody"})
     kueue.put_in_queue(cluster)
-    passes(cluster, 3)
+    all_passes(cluster, 3)
     assert (cluster.others, cluster.pods, cluster.events) == ({}, {}, [])
     assert "status" not in cluster.job
     assert cluster.operator._connection.requests.reads.count("get Workload") == 0
@@ -78,7 +81,7 @@ def test_a_job_of_another_controller_is_not_touched_and_nothing_is_asked_about_i
 
 def test_our_own_name_is_as_good_as_none() -> None:
     cluster = given_a_job({"spec.managedBy": "tpu-operator.dev/tpu-training-operator"})
-    passes(cluster)
+    all_passes(cluster)
     assert cluster.status.state is State.RUNNING
 
 
@@ -95,12 +98,12 @@ def test_a_job_for_another_cluster_has_a_workload_and_nothing_else(snapshot: Sna
 
 def test_without_a_queue_nothing_happens_but_that_the_job_says_what_is_missing(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_job(MANAGED)
-    passes(cluster, 3)
+    all_passes(cluster, 3)
     assert (cluster.others, cluster.pods, cluster.status.state) == ({}, {}, State.BLOCKED)
     assert ready_message(cluster) == snapshot
     assert len(cluster.events) == 1
     kueue.put_in_queue(cluster)
-    passes(cluster, 2)
+    all_passes(cluster, 2)
     assert (cluster.status.state, kueue.numbers(cluster)) == (State.QUEUED, [0])
 
 
@@ -149,7 +152,7 @@ def test_the_status_of_the_copy_stays_as_kueue_writes_it() -> None:
     multikueue.dispatch(cluster)
     running = a_status_elsewhere()
     multikueue.sync(cluster, running)
-    passes(cluster)
+    all_passes(cluster)
     assert cluster.job["status"] == running
     assert cluster.pods == {}
 
@@ -174,7 +177,7 @@ def test_an_eviction_here_frees_quota_when_the_copy_has_stopped() -> None:
     assert kueue.seen(cluster).holds_quota, "its workers still save"
     stopped = multikueue.copy_of(cluster)
     one_pass(stopped)
-    passes(stopped)
+    all_passes(stopped)
     multikueue.sync(cluster, stopped.job["status"])
     one_pass(cluster)
     assert not kueue.seen(cluster).holds_quota
@@ -187,22 +190,20 @@ def test_a_cluster_that_is_lost_does_not_hold_quota_here_for_ever() -> None:
     kueue.evict(cluster, "AdmissionCheck")
     one_pass(cluster)
     assert kueue.seen(cluster).holds_quota
-    cluster.now += timedelta(minutes=11)
-    one_pass(cluster)
+    later(cluster, minutes=11)
     assert not kueue.seen(cluster).holds_quota
 
 
 def test_a_suspended_job_ends_its_copy_and_a_resumed_one_queues_again() -> None:
     cluster = given_a_job_that_runs_elsewhere()
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     assert multikueue.copy_is_to_go(cluster)
     kueue.works(cluster)
-    passes(cluster, 3)
+    all_passes(cluster, 3)
     assert not kueue.seen(cluster).holds_quota
     assert (cluster.status.state, reason(cluster.status, ConditionType.SUSPENDED)[0]) == (State.SUSPENDED, "True")
     cluster.edit_run_policy(suspend=False)
-    passes(cluster, 2)
+    all_passes(cluster, 2)
     assert kueue.seen(cluster).is_active
     assert (cluster.status.state, reason(cluster.status, ConditionType.SUSPENDED)[0]) == (State.QUEUED, "False")
 
@@ -210,13 +211,12 @@ def test_a_suspended_job_ends_its_copy_and_a_resumed_one_queues_again() -> None:
 def test_a_job_whose_workers_have_changed_while_it_was_suspended_asks_for_other_quota() -> None:
     cluster = given_a_job_that_runs_elsewhere()
     before = kueue.seen(cluster).uid
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     kueue.works(cluster)
-    passes(cluster, 3)
+    all_passes(cluster, 3)
     cluster.edit_trainer(resources={"limits": {"memory": "9Gi"}})
     cluster.edit_run_policy(suspend=False)
-    passes(cluster, 3)
+    all_passes(cluster, 3)
     after = kueue.seen(cluster)
     assert (after.uid != before, after.is_active) == (True, True)
     (pod_set,) = after.raw["spec"]["podSets"]
@@ -232,7 +232,7 @@ def test_a_job_that_has_ended_elsewhere_lives_here_as_long_as_it_says() -> None:
     cluster = given_a_job_that_runs_elsewhere()
     cluster.edit_run_policy(ttlSecondsAfterFinished=60)
     copy = given_a_copy()
-    passes(copy)
+    all_passes(copy)
     all_finish(copy)
     one_pass(copy)
     multikueue.sync(cluster, copy.job["status"])
@@ -279,7 +279,7 @@ ENDED = a_status_elsewhere(has_ended=True)
 def test_a_copy_runs_under_the_workload_that_kueue_has_made() -> None:
     cluster = given_a_copy()
     name = kueue.seen(cluster).name
-    passes(cluster)
+    all_passes(cluster)
     assert cluster.status.state is State.RUNNING
     (body,) = [body for body in cluster.others.values() if body["kind"] == "Workload"]
     assert body["metadata"]["name"] == name
@@ -291,24 +291,22 @@ def test_a_copy_runs_under_the_workload_that_kueue_has_made() -> None:
 
 def test_an_evicted_copy_stops_before_its_quota_is_given_back() -> None:
     cluster = given_a_copy()
-    passes(cluster)
+    all_passes(cluster)
     kueue.evict(cluster)
     one_pass(cluster)
     one_pass(cluster)
     assert kueue.seen(cluster).holds_quota
-    passes(cluster, 2)
+    all_passes(cluster, 2)
     assert not kueue.seen(cluster).holds_quota
 
 
 def test_a_copy_that_has_ended_stays_until_kueue_deletes_it() -> None:
     cluster = given_a_copy()
     cluster.edit_run_policy(ttlSecondsAfterFinished=1)
-    passes(cluster)
-    all_finish(cluster)
+    all_passes(cluster)
+    finish(cluster)
     one_pass(cluster)
-    one_pass(cluster)
-    cluster.now += timedelta(hours=1)
-    one_pass(cluster)
+    later(cluster, hours=1)
     assert kueue.seen(cluster).condition("Finished")["reason"] == "Succeeded"
     assert described(look(cluster)) == []
 
@@ -316,7 +314,7 @@ def test_a_copy_that_has_ended_stays_until_kueue_deletes_it() -> None:
 def test_a_copy_without_its_workload_waits_and_makes_none(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_copy()
     cluster.others.clear()
-    passes(cluster, 3)
+    all_passes(cluster, 3)
     assert (cluster.others, cluster.pods, cluster.status.state) == ({}, {}, State.BLOCKED)
     assert ready_message(cluster) == snapshot
 
@@ -325,7 +323,6 @@ def test_a_copy_without_its_workload_waits_and_makes_none(snapshot: SnapshotAsse
 def test_a_workload_for_less_than_the_job_needs_is_refused(what: str) -> None:
     cluster = given_a_copy()
     body = kueue.workload(cluster)
-    assert body is not None
     (pod_set,) = body["spec"]["podSets"]
     match what:
         case "count":
@@ -334,7 +331,7 @@ def test_a_workload_for_less_than_the_job_needs_is_refused(what: str) -> None:
             pod_set["template"]["spec"]["containers"][0]["resources"]["limits"]["google.com/tpu"] = "1"
         case "name":
             pod_set["name"] = "other"
-    passes(cluster, 3)
+    all_passes(cluster, 3)
     assert (cluster.pods, cluster.status.state) == ({}, State.BLOCKED)
     assert "is for" in ready_message(cluster)
 
@@ -342,10 +339,9 @@ def test_a_workload_for_less_than_the_job_needs_is_refused(what: str) -> None:
 def test_the_workload_of_another_job_is_not_taken() -> None:
     cluster = given_a_copy()
     body = kueue.workload(cluster)
-    assert body is not None
     body["metadata"]["ownerReferences"] = [
         {"apiVersion": "batch/v1", "kind": "Job", "name": "other", "uid": "1", "controller": True}
     ]
-    passes(cluster, 3)
+    all_passes(cluster, 3)
     assert (cluster.pods, cluster.status.state) == ({}, State.BLOCKED)
     assert "has another owner" in ready_message(cluster)

@@ -10,7 +10,16 @@ from syrupy.assertion import SnapshotAssertion
 from tests.planner import kubelet, kueue
 from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import look, one_pass
-from tests.planner.story import all_are_ready, all_finish, described, given_a_job, ready_message, reason
+from tests.planner.story import (
+    all_finish,
+    all_passes,
+    described,
+    given_a_job,
+    ready_message,
+    reason,
+    resume,
+    suspend,
+)
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import format_time
@@ -30,13 +39,6 @@ def given_a_running_job(changes: dict[str, Any] | None = None) -> ModelCluster:
     kueue.admit(cluster)
     all_passes(cluster)
     return cluster
-
-
-def all_passes(cluster: ModelCluster, times: int = 6) -> None:
-    for _ in range(times):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
-        all_are_ready(cluster)
 
 
 def test_a_job_without_a_queue_makes_no_request_about_one() -> None:
@@ -220,8 +222,7 @@ def test_the_workload_has_finished_when_no_worker_is_active(code: int, said: str
 
 def test_a_suspended_job_leaves_the_queue_and_a_resumed_one_returns() -> None:
     cluster = given_a_running_job()
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     one_pass(cluster)
     assert kueue.seen(cluster).is_admitted, "its workers still save"
     kubelet.sweep(cluster)
@@ -231,8 +232,7 @@ def test_a_suspended_job_leaves_the_queue_and_a_resumed_one_returns() -> None:
     all_passes(cluster, 2)
     assert not kueue.seen(cluster).holds_quota
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     assert cluster.status.state is State.QUEUED
     assert kueue.seen(cluster).is_active
     kueue.works(cluster)
@@ -243,8 +243,7 @@ def test_a_suspended_job_leaves_the_queue_and_a_resumed_one_returns() -> None:
 def test_a_job_whose_workers_have_changed_while_it_was_suspended_asks_for_other_quota() -> None:
     cluster = given_a_running_job()
     before = kueue.seen(cluster)
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     kubelet.sweep(cluster)
     all_passes(cluster, 2)
     kueue.works(cluster)
@@ -265,11 +264,9 @@ def test_quota_counts_the_workers_that_still_stop_before_others_are_asked_for() 
     """As in a job that a change has made Invalid before it came to rest."""
     cluster = given_a_running_job()
     before = kueue.seen(cluster).uid
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     cluster.edit_trainer(resources={"limits": {"memory": "9Gi"}})
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     one_pass(cluster)
     assert (kueue.seen(cluster).uid, kueue.seen(cluster).is_admitted) == (before, True)
     assert "waiting for 4 workers to stop" in ready_message(cluster)
@@ -305,8 +302,8 @@ def test_a_job_that_was_deactivated_returns_to_the_queue_once_it_is_suspended_an
     kueue.evict(cluster, why)
     all_passes(cluster, 5)
     assert cluster.status.state is State.BLOCKED
-    for suspend in (True, False):
-        cluster.edit_run_policy(suspend=suspend)
+    for is_wanted in (True, False):
+        cluster.edit_run_policy(suspend=is_wanted)
         all_passes(cluster, 2)
     kueue.works(cluster)
     all_passes(cluster)
@@ -333,8 +330,8 @@ def test_a_job_that_was_evicted_says_why_and_then_what_it_lacks_now() -> None:
 
 def test_a_resumed_job_no_longer_says_that_it_was_deactivated(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_job()
-    for suspend in (True, False):
-        cluster.edit_run_policy(suspend=suspend)
+    for is_wanted in (True, False):
+        cluster.edit_run_policy(suspend=is_wanted)
         all_passes(cluster, 3)
         kueue.works(cluster, has_room=False)
         all_passes(cluster, 2)

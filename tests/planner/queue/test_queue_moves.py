@@ -9,7 +9,16 @@ from syrupy.assertion import SnapshotAssertion
 from tests.planner import kubelet, kueue
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import look, one_pass
-from tests.planner.story import all_are_ready, all_finish, described, given_a_job, ready_message, reason
+from tests.planner.story import (
+    all_are_ready,
+    all_finish,
+    described,
+    given_a_job,
+    later,
+    ready_message,
+    reason,
+    some_passes,
+)
 from tpu_training_operator.api.conditions import ConditionType
 from tpu_training_operator.api.status import State
 
@@ -73,13 +82,11 @@ def asked(cluster: ModelCluster) -> list[tuple[int, int]]:
 def test_a_job_asks_for_the_slice_that_it_wishes_and_then_for_the_next_one(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_queued_job(THREE)
     assert asked(cluster) == [(0, 4)]
-    cluster.now += timedelta(minutes=10, seconds=-1)
-    one_pass(cluster)
+    later(cluster, minutes=10, seconds=-1)
     assert (asked(cluster), where(cluster)) == ([(0, 4)], 0)
     assert "T12:10:00Z" in ready_message(cluster)
     assert ready_message(cluster) == snapshot
-    cluster.now += timedelta(seconds=1)
-    one_pass(cluster)
+    later(cluster, seconds=1)
     assert (cluster.status.attempt, where(cluster), cluster.status.state) == (1, 1, State.QUEUED)
     assert reason(cluster.status, ConditionType.ADMITTED) == ("False", "Queued")
     assert "600 s" in ready_message(cluster)
@@ -97,9 +104,7 @@ def test_the_gang_runs_on_the_slice_that_kueue_admits() -> None:
     assert sorted(cluster.pods) == ["digits-2-0-0", "digits-2-0-1"]
     assert (asked(cluster), cluster.status.restarts.total) == ([(1, 2)], 0)
     placement, goodput = cluster.status.placement, cluster.status.goodput
-    assert placement is not None
     assert [(one.from_, one.to, one.reason) for one in placement.moves] == [(0, 1, "NoCapacity")]
-    assert goodput is not None
     assert goodput.queue == 30 * 60
 
 
@@ -130,7 +135,6 @@ def test_what_kueue_will_never_admit_is_not_waited_for(said: tuple[str, str]) ->
     assert where(cluster) == (1 if said in FITS_NEVER else 0)
     if said in FITS_NEVER:
         placement = cluster.status.placement
-        assert placement is not None
         assert placement.moves[-1].reason == "NotAdmitted"
         assert f"quota for v5litepod-16: {said[0]}" in ready_message(cluster)
 
@@ -145,8 +149,7 @@ def test_a_job_whose_queue_does_not_work_asks_for_no_other_slice(why: str) -> No
     else:
         kueue.pend(cluster, why, "LocalQueue research does not exist")
     waits(cluster, 600) if why == "deactivated" else None
-    cluster.now += timedelta(hours=10)
-    one_pass(cluster)
+    later(cluster, hours=10)
     assert (where(cluster), asked(cluster)) == (0, [(0, 4)])
 
 
@@ -155,8 +158,7 @@ def test_a_job_about_which_kueue_says_nothing_waits_no_longer_than_any_other(sna
     cluster = given_a_job(THREE)
     kueue.put_in_queue(cluster)
     one_pass(cluster)
-    cluster.now += timedelta(minutes=10, seconds=-1)
-    one_pass(cluster)
+    later(cluster, minutes=10, seconds=-1)
     assert where(cluster) == 0
     assert ready_message(cluster) == snapshot
     cluster.now += timedelta(seconds=1)
@@ -180,7 +182,6 @@ def test_a_slice_that_kueue_itself_gives_up_is_left_and_asked_for_again_later(wh
     assert (where(cluster), asked(cluster)) == (expected, [(expected, [4, 2][expected])])
     if expected:
         placement = cluster.status.placement
-        assert placement is not None
         assert f"v5litepod-16: evicted by Kueue, {why}" in placement.moves[-1].why
         waits(cluster, 25)
         waits(cluster, 25)
@@ -205,11 +206,9 @@ def test_reserved_quota_is_waited_for_while_a_check_brings_its_nodes() -> None:
     cluster = given_a_queued_job(THREE)
     cluster.now += timedelta(minutes=9)
     kueue.reserve(cluster, admissionChecks=[{"name": "dws", "state": "Pending"}])
-    cluster.now += timedelta(minutes=9)
-    one_pass(cluster)
+    later(cluster, minutes=9)
     assert where(cluster) == 0
-    cluster.now += timedelta(hours=2)
-    one_pass(cluster)
+    later(cluster, hours=2)
     assert where(cluster) == 1
 
 
@@ -238,7 +237,6 @@ def test_an_evicted_gang_waits_for_its_slice_and_then_takes_the_next_one() -> No
     goes_on(cluster, free=(1,))
     assert (cluster.status.state, cluster.status.restarts.by_class) == (State.RUNNING, {})
     placement = cluster.status.placement
-    assert placement is not None
     assert (placement.moves[-1].reason, len(cluster.pods)) == ("Lost", 2)
 
 
@@ -256,15 +254,11 @@ def test_quota_that_comes_back_without_its_nodes_is_waited_for_from_then_on(on_l
     kueue.evict(cluster)
     waits(cluster, 9)
     kueue.admit(cluster)
-    for _ in range(5):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 5)
     assert (cluster.status.state, len(cluster.pods)) == (State.STARTING, 4)
-    cluster.now += timedelta(minutes=9)
-    one_pass(cluster)
+    later(cluster, minutes=9)
     assert where(cluster) == 0
-    cluster.now += timedelta(minutes=2)
-    one_pass(cluster)
+    later(cluster, minutes=2)
     assert where(cluster) == then
 
 
@@ -286,8 +280,7 @@ def test_quota_without_nodes_is_left_like_a_full_cluster() -> None:
     for _ in range(3):
         one_pass(cluster)
     assert len(cluster.pods) == 4
-    cluster.now += timedelta(minutes=11)
-    one_pass(cluster)
+    later(cluster, minutes=11)
     assert (where(cluster), cluster.status.state) == (1, State.QUEUED)
     assert kueue.seen(cluster, 0).holds_quota, "its workers may still get nodes"
     goes_on(cluster)

@@ -10,14 +10,18 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import actions, look, one_pass
 from tests.planner.story import (
     WORKERS,
-    all_are_ready,
     all_finish,
     described,
-    fails,
+    finish,
+    get_ready,
     given_a_created_gang,
     given_a_running_gang,
+    is_seen_to_fail,
+    later,
     passes,
     reason,
+    resume,
+    suspend,
 )
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType
@@ -64,35 +68,29 @@ def test_the_workers_of_a_job_past_its_deadline_are_stopped() -> None:
 def test_the_wait_for_nodes_does_not_count() -> None:
     cluster = given_a_created_gang(ACTIVE)
     cluster.now += 50 * LIMIT
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     assert look(cluster) == Plan(again=LIMIT)
 
 
 def test_a_suspension_does_not_count() -> None:
     cluster = given_a_running_gang(ACTIVE)
     passes(cluster, 40)
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     one_pass(cluster)
     kubelet.sweep(cluster)
     cluster.now += 50 * LIMIT
     one_pass(cluster)
-    cluster.edit_run_policy(suspend=False)
+    resume(cluster)
     one_pass(cluster)
-    one_pass(cluster)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     assert look(cluster) == Plan(again=timedelta(seconds=60))
 
 
 def test_the_wait_between_two_attempts_counts() -> None:
     cluster = given_a_running_gang(ACTIVE)
     passes(cluster, 40)
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
-    passes(cluster, 60)
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
+    later(cluster, seconds=60)
     assert reason(cluster.status) == ("False", "DeadlineExceeded")
 
 
@@ -133,8 +131,7 @@ def test_a_finished_job_is_deleted_when_its_time_to_live_is_over(code: int) -> N
 
 def test_without_a_time_to_live_a_finished_job_stays() -> None:
     cluster = given_a_running_gang()
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     passes(cluster, 10**8)
     assert look(cluster) == Plan()
 
@@ -147,8 +144,7 @@ def test_the_time_to_live_does_not_run_before_the_job_has_finished() -> None:
 
 def test_the_time_to_live_can_be_set_after_the_job_has_finished() -> None:
     cluster = given_a_running_gang()
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     passes(cluster, 100)
     cluster.edit_run_policy(ttlSecondsAfterFinished=100)
     assert described(one_pass(cluster)) == ["delete TPUTrainingJob digits"]
@@ -168,6 +164,5 @@ def test_a_finished_job_with_an_invalid_spec_is_deleted_too() -> None:
 def test_a_gang_that_has_succeeded_when_it_is_suspended_has_succeeded() -> None:
     cluster = given_a_running_gang()
     all_finish(cluster)
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     assert (cluster.status.state, cluster.status.completion_time) == (State.SUCCEEDED, format_time(cluster.now))

@@ -11,11 +11,15 @@ from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import KEY, look, one_pass
 from tests.planner.story import (
     WORKERS,
-    all_are_ready,
     described,
+    get_ready,
     given_a_created_gang,
     given_a_running_gang,
+    later,
     passes,
+    resume,
+    some_passes,
+    suspend,
 )
 from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.status import State
@@ -122,7 +126,6 @@ def test_a_worker_that_stops_reporting_is_hung_if_a_progress_deadline_is_set() -
 def test_a_slow_step_may_take_twenty_times_its_usual_length() -> None:
     cluster = given_a_running_gang(listens=True)
     passes(cluster, 60)
-    assert cluster.status.resolved is not None
     reports(cluster, 10, examples_per_second=f"{cluster.status.resolved.global_batch_size / 90:.6g}")
     assert until_taken_for_hung(cluster) == pytest.approx(30 * MINUTE, abs=timedelta(seconds=1))
 
@@ -206,12 +209,10 @@ def test_steps_after_a_long_evaluation_are_not_a_hang() -> None:
 
 def test_a_resumed_gang_may_compile_again() -> None:
     cluster = given_a_gang_that_reported(changes=with_deadline(120))
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     one_pass(cluster)
     kubelet.sweep(cluster)
-    cluster.edit_run_policy(suspend=False)
-    one_pass(cluster)
+    resume(cluster)
     one_pass(cluster)
     for pod in cluster.pods.values():
         kubelet.make_ready(cluster, pod)
@@ -240,7 +241,6 @@ def test_the_stacks_are_in_the_failure(snapshot: SnapshotAssertion) -> None:
     passes(cluster, 8)
     reports(cluster, 10, stacks="Thread 7: in all_reduce")
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (cluster.status.attempt, failure.reason, failure.failure_class) == (2, "NoProgress", "Hang")
     assert "900 s" in failure.message
     assert "step 10 of 300" in failure.message
@@ -283,9 +283,7 @@ def test_a_worker_that_hangs_again_is_asked_for_its_stacks_again() -> None:
 def test_the_next_attempt_is_asked_for_its_own_stacks() -> None:
     cluster = given_a_gang_that_is_asked()
     cluster.now += STACKS_WAIT
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 3)
     for pod in cluster.pods.values():
         kubelet.make_ready(cluster, pod)
     one_pass(cluster)
@@ -306,10 +304,8 @@ def test_a_straggler_is_found_and_named(listens: bool, deadline: dict[str, int],
         kubelet.end(cluster, cluster.pods[name])
     passes(cluster, limit - 1)
     assert look(cluster).again == timedelta(seconds=1)
-    passes(cluster, 1)
-    one_pass(cluster)
+    later(cluster, seconds=1)
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (failure.failure_class, failure.reason, failure.pod) == ("Hang", "Straggler", WORKERS[3])
     assert failure.message.startswith("3 of 4 workers succeeded, ")
     assert f"digits-1-0-3 has not ended within {limit} s" in failure.message
@@ -363,8 +359,7 @@ def test_a_straggler_has_the_whole_limit_after_the_gang_became_ready() -> None:
     """The clock of a peer's node was set back after the pod was created."""
     cluster = given_a_created_gang()
     passes(cluster, 10_000)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     kubelet.end(cluster, cluster.pods[WORKERS[0]])
     ended = cluster.pods[WORKERS[0]]["status"]["containerStatuses"][0]["state"]["terminated"]
     ended["finishedAt"] = format_time(cluster.now - 120 * MINUTE)

@@ -14,9 +14,13 @@ from tests.planner.story import (
     fails,
     given_a_created_gang,
     given_a_running_gang,
+    is_seen_to_fail,
+    later,
     passes,
     ready_message,
     reason,
+    some_passes,
+    suspend,
     until_running,
 )
 from tests.unit.jobs import restart_limits
@@ -25,7 +29,7 @@ from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
-from tpu_training_operator.domain.objects.actions import DeletePod
+from tpu_training_operator.domain.objects.actions import Delete
 from tpu_training_operator.domain.plan.blocked import show_obstacle
 
 
@@ -56,10 +60,8 @@ def test_the_cause_is_charged_and_not_its_lost_peers() -> None:
     cluster = given_a_running_gang()
     fails(cluster, WORKERS[0], 69)
     cluster.now += timedelta(seconds=1)
-    fails(cluster, WORKERS[3], 137, reason="OOMKilled")
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[3], 137, reason="OOMKilled")
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (failure.pod, failure.reason) == (WORKERS[3], "OOMKilled")
     assert cluster.status.restarts.by_class == {"OutOfMemory": 1}
 
@@ -69,29 +71,23 @@ def test_lost_peers_are_given_five_seconds_to_show_their_cause() -> None:
     fails(cluster, WORKERS[0], 69)
     decided = one_pass(cluster)
     assert (cluster.status.attempt, decided.again) == (1, timedelta(seconds=5))
-    cluster.now += timedelta(seconds=5)
-    one_pass(cluster)
+    later(cluster, seconds=5)
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
 
 
 def test_the_status_keeps_the_first_and_the_latest_failure() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     until_running(cluster)
-    fails(cluster, "digits-2-0-3", 75)
-    one_pass(cluster)
+    is_seen_to_fail(cluster, "digits-2-0-3", 75)
     first, last = cluster.status.first_failure, cluster.status.last_failure
-    assert first is not None
-    assert last is not None
     assert (first.pod, last.pod) == (WORKERS[1], "digits-2-0-3")
     assert (first.attempt, last.attempt) == (1, 2)
 
 
 def test_an_error_of_the_user_fails_the_job_at_once(snapshot: SnapshotAssertion) -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[0], 1, message='{"message": "KeyError: label"}')
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[0], 1, message='{"message": "KeyError: label"}')
     assert (cluster.status.attempt, cluster.status.state) == (1, State.FAILED)
     assert reason(cluster.status, ConditionType.STALLED) == ("True", "NotRetryable")
     assert "slice 0" in ready_message(cluster)
@@ -104,11 +100,9 @@ def test_an_error_of_the_user_fails_the_job_at_once(snapshot: SnapshotAssertion)
 def test_a_spent_budget_fails_the_job(snapshot: SnapshotAssertion) -> None:
     limits = {"spec.runPolicy": {"restart": {"limits": [{"class": "Infrastructure", "max": 1}]}}}
     cluster = given_a_running_gang(limits)
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     until_running(cluster)
-    fails(cluster, "digits-2-0-1")
-    one_pass(cluster)
+    is_seen_to_fail(cluster, "digits-2-0-1")
     assert (cluster.status.attempt, cluster.status.state) == (2, State.FAILED)
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}
     assert reason(cluster.status) == ("False", "RestartLimitReached")
@@ -126,8 +120,7 @@ def ended_twice(code: int, *messages: str, limits: dict[str, int] | None = None)
         assert cluster.status.attempt == attempt
         if attempt > 1:
             until_running(cluster)
-        fails(cluster, f"digits-{attempt}-0-2", code, message=message)
-        one_pass(cluster)
+        is_seen_to_fail(cluster, f"digits-{attempt}-0-2", code, message=message)
     return cluster
 
 
@@ -172,10 +165,8 @@ def test_storage_that_denies_access_twice_is_a_user_error(snapshot: SnapshotAsse
     assert (status.attempt, status.restarts.by_class) == (2, {"Infrastructure": 1})
     assert status.restarts.next_attempt_time == format_time(cluster.now), "at once"
     until_running(cluster)
-    fails(cluster, "digits-2-0-0", 77, message="403 for gs://bucket")
-    one_pass(cluster)
+    is_seen_to_fail(cluster, "digits-2-0-0", 77, message="403 for gs://bucket")
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (cluster.status.state, failure.failure_class) == (State.FAILED, "UserError")
     assert reason(cluster.status) == ("False", "NotRetryable")
     assert "403" in ready_message(cluster)
@@ -186,26 +177,22 @@ def test_a_directory_that_denies_access_is_no_matter_of_the_bucket(snapshot: Sna
     said = "/mnt/run: cannot write step-probe-1: Permission denied"
     cluster = ended_twice(77, said)
     until_running(cluster)
-    fails(cluster, "digits-2-0-0", 77, message=said)
-    one_pass(cluster)
+    is_seen_to_fail(cluster, "digits-2-0-0", 77, message=said)
     assert ready_message(cluster) == snapshot
 
 
 def test_storage_that_denies_access_is_not_tried_again_without_a_restart_left() -> None:
     cluster = ended_twice(77, "403", limits={"Infrastructure": 0})
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (cluster.status.state, failure.failure_class) == (State.FAILED, "UserError")
 
 
 def test_storage_that_denied_access_before_the_last_attempt_is_tried_again() -> None:
     cluster = ended_twice(77, "403")
     until_running(cluster)
-    fails(cluster, "digits-2-0-0")
-    one_pass(cluster)
+    is_seen_to_fail(cluster, "digits-2-0-0")
     until_running(cluster)
-    fails(cluster, "digits-3-0-0", 77)
-    one_pass(cluster)
+    is_seen_to_fail(cluster, "digits-3-0-0", 77)
     assert (cluster.status.attempt, cluster.status.restarts.by_class) == (4, {"Infrastructure": 3})
 
 
@@ -214,8 +201,7 @@ def test_storage_that_denied_access_before_the_last_attempt_is_tried_again() -> 
 
 def test_leftovers_are_deleted_before_anything_is_created() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     cluster.now += timedelta(minutes=10)
     assert described(one_pass(cluster)) == [f"delete Pod {name}" for name in WORKERS if name != WORKERS[1]]
     assert described(one_pass(cluster)) == []
@@ -226,8 +212,7 @@ def test_leftovers_are_deleted_before_anything_is_created() -> None:
 def test_the_worker_that_failed_last_is_kept_for_its_log_until_another_fails() -> None:
     cluster = given_a_running_gang()
     for failed in ("digits-1-0-1", "digits-2-0-3"):
-        fails(cluster, failed)
-        one_pass(cluster)
+        is_seen_to_fail(cluster, failed)
         gang = until_running(cluster)
         assert sorted(cluster.pods) == sorted([failed, *gang])
         assert cluster.status.state is State.RUNNING
@@ -279,15 +264,13 @@ def test_a_worker_that_was_deleted_or_still_runs_is_not_kept() -> None:
 def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None:
     """A quota on the number of objects also counts pods that have ended."""
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     one_pass(cluster)
     kubelet.sweep(cluster)
     job, pods = cluster.read()
     refused = show_obstacle(
         Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, "exceeded quota"), cluster.now
     ).status
-    assert refused is not None
     cluster.write_status({**job, "status": refused.as_json()})
     assert described(one_pass(cluster)) == [f"delete Pod {WORKERS[1]}"]
     assert until_running(cluster) == sorted(cluster.pods)
@@ -295,24 +278,19 @@ def test_a_worker_that_is_kept_makes_room_for_one_that_a_quota_refuses() -> None
 
 def test_a_suspended_job_keeps_no_worker_at_all() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     until_running(cluster)
     cluster.edit_run_policy(suspend=True)
-    for _ in range(3):
-        one_pass(cluster)
-        kubelet.sweep(cluster)
+    some_passes(cluster, 3)
     assert (cluster.status.state, cluster.pods) == (State.SUSPENDED, {})
 
 
 def test_a_suspended_job_waits_only_for_workers_that_still_run() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     workers = until_running(cluster)
     kept = [cluster.pods[workers[0]], cluster.pods[WORKERS[1]]]
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     assert "waiting for 4 workers to stop" in ready_message(cluster), "not for the one that is kept for its log"
     one_pass(cluster)
     kubelet.sweep(cluster)
@@ -327,16 +305,14 @@ def test_a_suspended_job_waits_only_for_workers_that_still_run() -> None:
 
 def test_a_deletion_names_the_uid_of_the_pod() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
-    wanted = {action.name: action.uid for action in actions(look(cluster)) if isinstance(action, DeletePod)}
+    is_seen_to_fail(cluster, WORKERS[1])
+    wanted = {action.name: action.uid for action in actions(look(cluster)) if isinstance(action, Delete)}
     assert wanted == {name: cluster.pods[name]["metadata"]["uid"] for name in WORKERS if name != WORKERS[1]}
 
 
 def test_what_the_previous_attempt_shared_is_deleted() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     until_running(cluster)
     expected = ["ConfigMap/digits-2", "EndpointSlice/digits-0", "Endpoints/digits", "Service/digits"]
     assert sorted(cluster.others) == expected
@@ -344,11 +320,9 @@ def test_what_the_previous_attempt_shared_is_deleted() -> None:
 
 def test_the_second_restart_waits_for_its_time() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     until_running(cluster)
-    fails(cluster, "digits-2-0-1")
-    one_pass(cluster)
+    is_seen_to_fail(cluster, "digits-2-0-1")
     one_pass(cluster)
     kubelet.sweep(cluster)
     earliest = cluster.status.restarts.next_attempt_time
@@ -392,7 +366,6 @@ def test_a_pod_gone_from_a_running_gang_without_a_trace_restarts_it() -> None:
     kubelet.vanish(cluster, cluster.pods[WORKERS[2]])
     one_pass(cluster)
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (failure.pod, failure.host, failure.reason) == (WORKERS[2], 2, "PodDeleted")
 
 

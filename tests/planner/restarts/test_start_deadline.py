@@ -9,13 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
 from tests.planner.operators import actions, look, one_pass
-from tests.planner.story import (
-    WORKERS,
-    described,
-    given_a_created_gang,
-    reason,
-    until_running,
-)
+from tests.planner.story import WORKERS, described, given_a_created_gang, later, reason, until_running
 from tests.unit.jobs import job
 from tests.unit.kstatus import kstatus
 from tpu_training_operator.api.conditions import ConditionType, Reason
@@ -53,7 +47,6 @@ def given_a_gang_of_which_a_part_is_refused() -> ModelCluster:
         kubelet.make_ready(cluster, pod)
     job, pods = cluster.read()
     status = show_obstacle(Observed.of(job, pods), Obstacle(Reason.NOT_PERMITTED, "exceeded quota"), cluster.now).status
-    assert status is not None
     cluster.write_status({**job, "status": status.as_json()})
     return cluster
 
@@ -62,8 +55,7 @@ def test_a_gang_that_exceeds_a_quota_releases_its_nodes() -> None:
     cluster = given_a_gang_of_which_a_part_is_refused()
     cluster.now += DEADLINE - timedelta(seconds=1)
     assert "create Pod digits-1-0-3" in described(look(cluster)), "until then it is tried again"
-    cluster.now += timedelta(seconds=1)
-    one_pass(cluster)
+    later(cluster, seconds=1)
     assert (cluster.status.attempt, reason(cluster.status)) == (2, ("False", "SomePodsUnschedulable"))
     assert described(one_pass(cluster)) == ["delete Pod digits-1-0-0", "delete Pod digits-1-0-1"]
 
@@ -132,8 +124,7 @@ def test_a_gang_whose_containers_run_has_no_start_deadline() -> None:
     for pod in cluster.pods.values():
         kubelet.start(cluster, pod)
     one_pass(cluster)
-    cluster.now += timedelta(days=1)
-    one_pass(cluster)
+    later(cluster, days=1)
     assert (cluster.status.attempt, cluster.status.state) == (1, State.STARTING)
 
 
@@ -150,10 +141,8 @@ def test_a_gang_that_has_its_nodes_and_does_not_start_is_replaced(given: int, li
     kubelet.start(cluster, cluster.pods[WORKERS[3]])
     cluster.now += timedelta(seconds=limit - 1)
     assert look(cluster).again == timedelta(seconds=1)
-    cluster.now += timedelta(seconds=1)
-    one_pass(cluster)
+    later(cluster, seconds=1)
     failure = cluster.status.last_failure
-    assert failure is not None
     assert (failure.pod, failure.failure_class, failure.reason) == (WORKERS[2], "Infrastructure", "NotStarted")
     assert re.findall(r"\d+ s|ContainerCreating", failure.message) == [f"{limit} s", "ContainerCreating"]
     assert cluster.status.restarts.by_class == {"Infrastructure": 1}

@@ -15,16 +15,18 @@ from tests.planner.model_cluster import GRACE, ModelCluster
 from tests.planner.operators import look, one_pass
 from tests.planner.story import (
     WORKERS,
-    all_are_ready,
-    all_finish,
     described,
-    fails,
+    finish,
+    get_ready,
     given_a_created_gang,
     given_a_job,
     given_a_running_gang,
+    is_seen_to_fail,
+    later,
     passes,
     ready_message,
     reason,
+    suspend,
     until_running,
 )
 from tests.unit.jobs import restart_limits
@@ -48,7 +50,6 @@ def budget(chip_hours: int, then: str = "Suspend") -> dict[str, Any]:
 
 def spent(cluster: ModelCluster) -> ChipSeconds:
     goodput = cluster.status.goodput
-    assert goodput is not None
     assert goodput.chip_seconds is not None
     return goodput.chip_seconds
 
@@ -92,17 +93,14 @@ def test_a_chip_counts_from_when_its_worker_gets_a_node_until_it_has_stopped() -
     for name in WORKERS[1:]:
         kubelet.place(cluster, cluster.pods[name])
     passes(cluster, 5)
-    all_are_ready(cluster)
-    one_pass(cluster)
+    get_ready(cluster)
     assert split(cluster) == {"queue": 4 * 10, "start": CHIPS * 5}
-    cluster.edit_run_policy(suspend=True)
-    one_pass(cluster)
+    suspend(cluster)
     one_pass(cluster)
     passes(cluster, 7)
     kubelet.sweep(cluster)
     one_pass(cluster)
-    passes(cluster, 10**6)
-    one_pass(cluster)
+    later(cluster, seconds=10**6)
     assert split(cluster)["stopping"] == CHIPS * 7
     assert (spent(cluster).held, cluster.status.usage and cluster.status.usage.chip_hours) == (0, "0.06")
 
@@ -111,16 +109,13 @@ def test_the_wait_between_two_attempts_costs_nothing_and_the_restart_counts_as_r
     cluster = given_a_running_gang({"spec.runPolicy": {"restart": {"limits": [{"class": "Infrastructure", "max": 9}]}}})
     for wait in (0, 100):
         passes(cluster, 50)
-        fails(cluster, f"digits-{cluster.status.attempt}-0-1")
-        one_pass(cluster)
+        is_seen_to_fail(cluster, f"digits-{cluster.status.attempt}-0-1")
         one_pass(cluster)
         passes(cluster, 3)
         kubelet.sweep(cluster)
         one_pass(cluster)
-        passes(cluster, wait)
-        one_pass(cluster)
-        all_are_ready(cluster)
-        one_pass(cluster)
+        later(cluster, seconds=wait)
+        get_ready(cluster)
     # Of the worker that failed, nothing is left to stop.
     assert split(cluster)["recovery"] == 2 * 12 * 3
     assert spent(cluster).total == 2 * (CHIPS * 50 + 12 * 3)
@@ -128,8 +123,7 @@ def test_the_wait_between_two_attempts_costs_nothing_and_the_restart_counts_as_r
 
 def test_the_workers_of_a_job_that_failed_count_until_they_have_stopped() -> None:
     cluster = given_a_running_gang()
-    fails(cluster, WORKERS[1], 1)
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1], 1)
     one_pass(cluster)
     assert cluster.status.state is State.FAILED
     ended = cluster.status.completion_time
@@ -142,8 +136,7 @@ def test_the_workers_of_a_job_that_failed_count_until_they_have_stopped() -> Non
 
 def test_a_job_whose_time_is_over_is_deleted_even_if_its_workers_have_just_stopped() -> None:
     cluster = given_a_running_gang({"spec.runPolicy": {"ttlSecondsAfterFinished": 60}})
-    fails(cluster, WORKERS[1], 1)
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1], 1)
     one_pass(cluster)
     passes(cluster, 60)
     kubelet.sweep(cluster)
@@ -157,8 +150,7 @@ def test_a_job_that_began_before_its_chips_were_counted_is_reckoned_with_all_of_
     goodput = cluster.job["status"]["goodput"]
     del goodput["chipSeconds"]
     goodput["productiveSeconds"] = 50
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     assert spent(cluster).total == CHIPS * (50 + 100)
 
 
@@ -204,8 +196,7 @@ def test_a_budget_ends_a_job_whose_status_has_lost_what_it_resolved_to() -> None
 def test_the_pass_comes_when_the_budget_ends() -> None:
     cluster = given_a_running_gang(budget(1))
     assert look(cluster) == Plan(again=timedelta(seconds=180))
-    passes(cluster, 180)
-    one_pass(cluster)
+    later(cluster, seconds=180)
     assert look(cluster) == Plan(again=timedelta(seconds=45))
 
 
@@ -258,8 +249,7 @@ def test_an_operator_that_was_down_for_an_hour_tells_the_overrun_in_numbers(snap
 @pytest.mark.parametrize("then", ["Suspend", "Fail"])
 def test_a_job_that_succeeds_in_the_same_pass_has_succeeded(then: str) -> None:
     cluster = used_up(then=then)
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     assert cluster.status.state is State.SUCCEEDED
 
 
@@ -269,8 +259,7 @@ def test_a_gang_that_is_finishing_has_its_grace_period_to_finish() -> None:
     kubelet.end(cluster, cluster.pods[WORKERS[0]])
     assert look(cluster).batches == ()
     passes(cluster, 10)
-    all_finish(cluster)
-    one_pass(cluster)
+    finish(cluster)
     assert cluster.status.state is State.SUCCEEDED
 
 
@@ -285,8 +274,7 @@ def test_a_gang_that_finishes_forever_is_stopped() -> None:
 
 def test_a_job_that_waits_for_its_restart_is_stopped_there() -> None:
     cluster = used_up()
-    fails(cluster, WORKERS[1])
-    one_pass(cluster)
+    is_seen_to_fail(cluster, WORKERS[1])
     assert (cluster.status.state, cluster.status.attempt) == (State.SUSPENDED, 1)
     stopped(cluster, after=0)
     assert cluster.pods == {}
@@ -305,8 +293,7 @@ def test_a_gang_that_holds_chips_in_vain_uses_its_budget(then: str) -> None:
 
 def test_a_job_that_waits_for_nodes_uses_nothing() -> None:
     cluster = given_a_created_gang(budget(1))
-    passes(cluster, 10**7)
-    one_pass(cluster)
+    later(cluster, seconds=10**7)
     assert cluster.status.state is State.STARTING
 
 
@@ -459,12 +446,9 @@ def test_chips_never_run_more_than_one_pass_and_the_grace_period_beyond_the_budg
 
 def test_a_job_that_has_ended_still_says_what_its_budget_was_and_on_which_slice_it_was_used() -> None:
     cluster = given_a_running_gang({**budget(20), "spec.runPolicy.activeDeadlineSeconds": 600}, listens=True)
-    passes(cluster, 601)
-    one_pass(cluster)
+    later(cluster, seconds=601)
     assert cluster.status.state == State.FAILED
     stopped(cluster, 30)
     usage, placement = cluster.status.usage, cluster.status.placement
-    assert usage is not None
-    assert placement is not None
     assert (usage.chip_hours, usage.budget_chip_hours) == ("2.8", 20)
     assert placement.chip_seconds == {"v5litepod-16": spent(cluster).total}

@@ -104,6 +104,7 @@ KNOWN: tuple[dict[str, str], ...] = (
     {"way": "torch", "replicas": "2", "buffers": "norm", "evaluation": "evaluated", "life": "resumed"},
     {"way": "torch", "replicas": "1", "precision": "BFloat16", "accumulation": "accumulated", "hook": "unhooked"},
     {"way": "torch", "precision": "Float32", "clip": "clipped", "hook": "scaling"},
+    {"way": "torch", "precision": "Float32", "clip": "clipped", "hook": "scaling", "schedule": "Own"},
     {"way": "torch", "precision": "Float32", "groups": "two", "schedule": "Constant", "life": "smaller"},
     {"way": "compile", "precision": "Float32", "used": "late"},
     {"way": "xla", "precision": "Float32", "average": "ema", "broken": "finite", "used": "late"},

@@ -14,11 +14,9 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 from torch import Tensor, nn
 
-from tests.trainer import compiling_tasks
 from tests.trainer.fork_server import COMPILER
 from tests.trainer.gang_processes import Gang, Launcher, run_spec
 from tests.trainer.loop.test_trajectories import assert_follows_reference
-from tests.trainer.whole_runs import run
 from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.gang.compiled import check_compiler, compile_update
 
@@ -85,23 +83,6 @@ def test_what_the_compiler_does_not_take_runs_beside_it(launcher: Launcher, vari
     metrics = [gang.hosts[0].message()["metrics"] for gang in gangs]
     assert metrics[0] == pytest.approx(metrics[1], abs=1e-3)
     assert "twice" in metrics[0]
-
-
-def test_what_hooks_freeze_and_unfreeze_is_trained_as_without_the_compiler(
-    launcher: Launcher, variables: dict[str, str]
-) -> None:
-    gang = start(
-        launcher,
-        variables,
-        1,
-        optimizer="adamw",
-        entrypoint="tests.trainer.compiling_tasks:taking_turns",
-        warmupSteps=0,
-    )
-    rule = {"name": "adamw", "learningRate": "0.02", "weightDecay": "1e-4"}
-    expected = run(lambda hp, rank: compiling_tasks.taking_turns(hp), recipe=rule, trainSteps=24)
-    assert gang.wait() == [0], gang.output()
-    assert gang.losses() == pytest.approx(expected.losses, abs=1e-5)
 
 
 def test_an_optimizer_whose_groups_ask_for_foreach_has_a_program_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,9 @@ def test_files_of_callbacks_and_loggers_lie_beside_the_checkpoints_and_the_repor
     assert list((tmp_path / "lightning").rglob("events.out.tfevents*"))
 
 
-@pytest.mark.parametrize("name", ["Gan", "Plateau", "Unfreezes", "Weighted", "Grows"])
+@pytest.mark.parametrize(
+    "name", ["Accumulates", "Follows", "Gan", "Grows", "Plateau", "StepPlateau", "Unfreezes", "Weighted"]
+)
 @pytest.mark.parametrize("step", [2, 4])
 def test_a_run_continues_as_if_it_had_not_stopped_inside_an_epoch_and_at_its_end(
     name: str, step: int, tmp_path: Path
@@ -193,22 +195,22 @@ def test_a_rate_that_a_hook_sets_after_an_evaluation_is_in_the_checkpoint_of_its
     assert again.losses == whole.losses[4:]
 
 
-@pytest.mark.parametrize("stop", [3, 4, 8])
+@pytest.mark.parametrize(("stop", "changes"), [(3, {}), (4, {}), (8, {}), (6, {"evaluateEverySteps": 3})])
 def test_a_run_that_is_stopped_continues_with_what_its_epoch_still_lacks(
-    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stop: int, changes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four steps are an epoch."""
     kept, told = {"uri": str(tmp_path / "kept"), "keep": 1}, tmp_path / "stop"
     monkeypatch.setenv("TEST_STOP_FILE", str(told))
     monkeypatch.setenv("TEST_STOP", "99")
-    whole = run("Told", tmp_path)
+    whole = run("Told", tmp_path, **changes)
     monkeypatch.setenv("TEST_STOP", str(stop - 1))
-    stopped = run("Told", tmp_path, checkpoint=kept)
+    stopped = run("Told", tmp_path, checkpoint=kept, **changes)
     assert (stopped.outcome.code, len(stopped.losses)) == (ExitCode.Preempted, stop)
     told.unlink()
     monkeypatch.setenv("TEST_STOP", "99")
     job = {"namespace": "default", "name": "small", "uid": "5f0c", "attempt": 2}
-    again = run("Told", tmp_path, job=job, checkpoint=kept)
+    again = run("Told", tmp_path, job=job, checkpoint=kept, **changes)
     assert again.outcome.code is ExitCode.Succeeded, again.outcome.message
     assert stopped.losses + again.losses == whole.losses
     assert again.outcome.metrics == whole.outcome.metrics

@@ -205,13 +205,6 @@ def test_a_buffer_that_one_replica_alone_has_registered_stays_its_own(
     done(run(made, 2, trainSteps=4, evaluateEverySteps=1, checkpoint=checkpoint))
 
 
-def test_with_accumulation_a_pass_reads_what_the_replicas_passes_before_have_left() -> None:
-    batch = {"global": 16, "perReplica": 4, "accumulation": 2}
-    plain = done(run(task(Centre), 2, trainSteps=STEPS, batch=batch))
-    evaluated = done(run(task(Centre), 2, trainSteps=STEPS, batch=batch, evaluateEverySteps=3))
-    assert plain.losses == evaluated.losses
-
-
 def test_running_statistics_stay_each_replicas_own_also_after_an_evaluation() -> None:
     seen: dict[int, list[Tensor]] = {0: [], 1: []}
 
@@ -287,15 +280,6 @@ def test_not_a_number_in_another_replicas_buffer_is_replaced_like_any_value() ->
 
     good, bad = (done(run(task(make, watch=named), 2, trainSteps=STEPS)) for make in (Centre, Bad))
     assert good.losses == bad.losses
-
-
-@pytest.mark.parametrize("skipping", [{"onNotFinite": "Skip"}, {"emaDecay": "0.5"}, {"sharding": "Optimizer"}])
-def test_the_recipes_other_features_change_nothing_of_it(tmp_path: Path, skipping: dict[str, Any]) -> None:
-    whole = done(run(task(Centre), 2, trainSteps=STEPS, **skipping))
-    checkpoint = {"uri": str(tmp_path), "keep": 1, "everySteps": 2}
-    first = run(task(Centre), 2, stop=_stops(2), trainSteps=STEPS, checkpoint=checkpoint, **skipping)
-    second = done(run(task(Centre), 2, trainSteps=STEPS, checkpoint=checkpoint, **skipping))
-    assert first.losses + second.losses == whole.losses
 
 
 def test_what_an_evaluation_writes_to_a_buffer_stays() -> None:

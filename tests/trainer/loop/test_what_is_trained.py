@@ -85,58 +85,8 @@ def head_first() -> Net:
     return net
 
 
-def unfrozen_at_12(model: Net, optimizer: torch.optim.Optimizer, step: int) -> None:
-    if step == 12:
-        model.back.requires_grad_(True)
-
-
-def added_at_12(model: Net, optimizer: torch.optim.Optimizer, step: int) -> None:
-    if step == 12:
-        model.back.requires_grad_(True)
-        optimizer.add_param_group({"params": list(model.back.parameters()), "lr": 0.02})
-
-
-def frozen_at_12(model: Net, optimizer: torch.optim.Optimizer, step: int) -> None:
-    if step == 12:
-        model.back.requires_grad_(False)
-
-
-def follows(made: Callable[[], nn.Module], optimizer: Any, change: Before, replicas: int, all_of: bool = True) -> None:
-    def built(model: nn.Module) -> torch.optim.Optimizer:
-        return optimizer(model.parameters() if all_of else [p for p in model.parameters() if p.requires_grad])
-
-    expected, losses = plain.trained(made, examples(), loss, built, before=change)
-
-    def task(hp: Any, rank: int) -> Loaded:
-        found = loaded(made, optimizer, change)
-        model = found.task.model
-        return found._replace(task=_replaced(found.task, optimizer=lambda parameters, hp: built(model)))
-
-    ran = run(task, replicas)
-    assert ran.outcome.code is ExitCode.Succeeded, ran.outcome.message
-    ran.assert_replicas_equal()
-    assert plain.distance(ran.models[0], expected) < CLOSE
-    assert ran.losses == pytest.approx(losses, abs=CLOSE)
-
-
 def _replaced(task: Task, **changes: Any) -> Task:
     return Task(**{**vars(task), **changes})
-
-
-@pytest.mark.parametrize("replicas", [1, 4])
-@pytest.mark.parametrize(
-    ("make", "change", "all_of"),
-    [
-        pytest.param(head_first, unfrozen_at_12, True, id="unfrozen on the way"),
-        pytest.param(head_first, added_at_12, False, id="a group added on the way"),
-        pytest.param(Net, frozen_at_12, True, id="frozen on the way"),
-    ],
-)
-@pytest.mark.parametrize("optimizer", [AdamW, Momentum])
-def test_what_hooks_freeze_unfreeze_or_add_is_trained_as_in_plain_pytorch(
-    make: Callable[[], nn.Module], change: Before, all_of: bool, optimizer: Any, replicas: int
-) -> None:
-    follows(make, optimizer, change, replicas, all_of)
 
 
 class Normed(Net):

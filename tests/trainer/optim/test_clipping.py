@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.trainer import plain, tasks
+from tests.trainer import tasks
 from tests.trainer.loop.test_trajectories import CLOSE
 from tests.trainer.reference import Reference, reference_run
 from tests.trainer.whole_runs import Ran, run
 from tpu_contract.protocol import ExitCode
-from tpu_trainer import Hooks, Hyperparameters, Task
+from tpu_trainer import Hyperparameters, Task
 
 LIMIT = 0.25
 """Some of the gradients are longer, and some are not."""
@@ -45,46 +45,6 @@ def test_losses_equal_plain_pytorch_with_clip_grad_norm(reference: Reference, re
     assert ran.losses == pytest.approx(reference.losses, abs=CLOSE)
     assert ran.norms == pytest.approx(reference.norms, abs=CLOSE)
     ran.assert_replicas_equal()
-
-
-def test_accumulated_passes_are_clipped_once_a_step(reference: Reference) -> None:
-    ran = clipped(2, batch={"global": 16, "perReplica": 2, "accumulation": 4})
-    assert ran.losses == pytest.approx(reference.losses, abs=CLOSE)
-
-
-class Scaling(Hooks):
-    """Makes the first layers' gradients longer, as by weights for layers."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def before_update(self, optimizer: torch.optim.Optimizer) -> None:
-        for parameter in (self._model.first.weight, self._model.second.bias):
-            parameter.grad.mul_(30.0)
-
-
-@pytest.mark.parametrize("scheduled", [False, True], ids=["", "with a scheduler"])
-def test_gradients_that_a_hook_has_changed_are_clipped_by_their_new_length(scheduled: bool) -> None:
-    def scaled(hp: Hyperparameters, rank: int) -> Task:
-        made = tasks.small(hp)
-        steady = (lambda optimizer, hp: torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)) if scheduled else None
-        build = lambda given, hp: torch.optim.SGD(given, lr=hp.learning_rate, momentum=0.9)  # noqa: E731
-        return dataclasses.replace(made, hooks=Scaling(made.model), scheduler=steady, optimizer=build)
-
-    ran = clipped(2, scaled, warmupSteps=0)
-    torch.manual_seed(plain.SEED)
-    model = tasks.Network()
-    rule = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-    losses = []
-    for batch in plain.batches(tasks.examples(), 24):
-        rule.zero_grad()
-        value = tasks.loss(model, batch)
-        value.backward()
-        Scaling(model).before_update(rule)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
-        rule.step()
-        losses.append(value.item())
-    assert ran.losses == pytest.approx(losses, abs=CLOSE)
 
 
 def broken(step: int) -> Any:

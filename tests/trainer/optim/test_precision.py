@@ -95,14 +95,6 @@ def test_mixed_losses_stay_close_to_float32_on_xla(launcher: Launcher, kind: str
     assert max(abs(a - b) for a, b in zip(gang.losses(), expected, strict=True)) > 1e-5
 
 
-@pytest.mark.parametrize("precision", ["BFloat16Mixed", "BFloat16"])
-def test_a_stopped_run_continues_bit_for_bit(precision: str, tmp_path: Path) -> None:
-    checkpoint = {"uri": str(tmp_path), "everySteps": 10, "keep": 9}
-    whole = trained(precision).losses
-    trained(precision, trainSteps=10, checkpoint=checkpoint)
-    assert trained(precision, checkpoint=checkpoint).losses == whole[10:]
-
-
 def test_only_float32_becomes_bfloat16_and_shared_weights_stay_shared() -> None:
     model = tasks.Network()
     model.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))

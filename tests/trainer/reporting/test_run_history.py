@@ -152,7 +152,6 @@ def test_a_resumed_run_forgets_the_rates_of_the_steps_it_makes_again() -> None:
     history = RunHistory()
     history.add_sample(replace(sample(3, [1.0] * 3), learning_rates={1: 0.1, 2: 0.2, 3: math.nan}))
     after = load_history(written(history), "5f0c")
-    assert after is not None
     after.forget_after(1)
     after.add_sample(replace(sample(2, [1.0]), learning_rates={2: 0.5}))
     assert [(point.step, point.rate) for point in of(after).rates["points"]] == [(1, 0.1), (2, 0.5)]
@@ -234,6 +233,5 @@ def test_steps_that_a_resumed_run_repeats_are_forgotten() -> None:
 @pytest.mark.usefixtures("small")
 def test_a_continued_series_stays_as_coarse_as_it_was() -> None:
     history = load_history(written(history_of(64)), "5f0c")
-    assert history is not None
     history.add_sample(sample(72, [1.0] * 8))
     assert [point.count for point in of(history).losses] == [16] * 4 + [8]

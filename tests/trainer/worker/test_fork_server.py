@@ -69,7 +69,6 @@ def test_nothing_forked_outlives_the_test_worker(tmp_path: Path) -> None:
     env = environment(tmp_path, ("json",), "never")
     code = WORKER.format(arguments=(MODULE, env, str(ROOT)))
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdout is not None
         family = [os.pidfd_open(int(pid)) for pid in worker.stdout.readline().split()]
         worker.kill()
     survivors = [member for member in family if not select.select([member], [], [], DEADLINE)[0]]

@@ -240,7 +240,6 @@ def test_an_interrupt_exits_quietly_with_130(cluster: WatchedCluster, kubeconfig
     command = [sys.executable, "-c", program, *arguments, "--kubeconfig", str(kubeconfig)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline()
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=60)
@@ -394,7 +393,6 @@ def test_a_closed_pipe_ends_the_command_quietly(running: WatchedCluster, kubecon
     running.logs["digits-1-0-0"] = LINE * 10_000
     command = [sys.executable, "-c", PROGRAM, "logs", "digits", "--kubeconfig", str(kubeconfig)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(1)
         process.stdout.close()

@@ -219,7 +219,6 @@ def test_help_lists_the_commands_with_their_own_help_texts() -> None:
     context = click.Context(main)
     for name, (_, help_text) in _COMMANDS.items():
         command = main.get_command(context, name)
-        assert command is not None
         assert command.get_short_help_str(limit=200) == help_text
 
 

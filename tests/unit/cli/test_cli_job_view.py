@@ -111,13 +111,11 @@ def test_thousands_of_hosts_take_a_few_lines(
 )
 def test_why_a_host_is_not_ready(body: Object, why: str | None) -> None:
     host = host_of(body)
-    assert host is not None
     assert host.why == why
 
 
 def test_a_long_reason_is_cut() -> None:
     host = host_of(waiting(pod(node="n"), "ErrImagePull", "x" * 5000))
-    assert host is not None
     assert len(host.why or "") == 300
 
 
@@ -125,7 +123,6 @@ def test_a_pod_that_is_not_a_worker_of_the_job_is_not_counted() -> None:
     stranger = ready(pod(0, owner="somebody else"))
     unlabelled = {**pod(1), "metadata": {**pod(1)["metadata"], "labels": {"tpu-operator.dev/job-name": "digits"}}}
     hosts = view_of(seen_job(), stranger, unlabelled).hosts
-    assert hosts is not None
     assert (hosts.total, hosts.ready, hosts.earlier) == (4, 0, 0)
 
 
@@ -225,7 +222,6 @@ def test_a_lost_connection_is_reported_below_the_table() -> None:
 
 def with_chips(view: JobView, *, chip_hours: int | None = 20, forecast: str | None = "40.10") -> JobView:
     """It has used 12.34 chip-hours and holds 16 chips."""
-    assert view.goodput is not None
     spent = ChipSeconds(start=3600, productive=40824, held=16, since=view.goodput.since)
     usage = Usage(chip_hours="12.34", forecast_chip_hours=forecast, budget_chip_hours=chip_hours)
     status = replace(view.status, usage=usage)

@@ -61,14 +61,12 @@ def test_the_log_has_the_whole_traceback_and_the_lines_before_it(tmp_path: Path)
 def test_what_kubernetes_took_from_the_log_is_not_told_twice(tmp_path: Path) -> None:
     message = "the worker was ended by SIGSEGV (exit code 139): step 1\nstep 2"
     end = ended(tmp_path, "step 1\nstep 2\n", failure=FAILURE | {"message": message, "reason": "Crashed"})
-    assert end is not None
     assert (end.message, end.log) == ("", LogTail("pods/small-2-0-3/log.txt", ["step 1", "step 2"]))
     assert end.gist.endswith("; its last line: step 2")
 
 
 def test_without_a_log_the_failures_own_message_stands(tmp_path: Path) -> None:
     end = ended(tmp_path)
-    assert end is not None
     assert (end.message, end.log) == (FAILURE["message"], None)
 
 

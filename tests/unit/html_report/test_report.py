@@ -16,9 +16,8 @@ from tests.unit.histories import attempt, document, history, losses_of, page_of,
 from tpu_training_operator.html_report import charts
 from tpu_training_operator.html_report.formatting import THIN, duration, number, share
 from tpu_training_operator.html_report.history import UnreadableHistory, parse_history
-from tpu_training_operator.html_report.page import render
+from tpu_training_operator.html_report.page import recipe_rows, render
 from tpu_training_operator.html_report.plot import Plot, axis_of, step_axis
-from tpu_training_operator.html_report.recipe import recipe_rows
 
 SCALING = [
     {"name": "slice", "tunedOn": "v5litepod-4", "runsOn": "v5litepod-8", "rule": ""},
@@ -333,39 +332,28 @@ SELDOM = {"uri": "gs://b/c", "keep": 1}
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "value", "note"),
+    ("changes", "row"),
     [
-        ({}, "Global batch", "16 examples", "8 replicas × 2 per replica"),
-        ({}, "Learning rate", "0.3", "after warm-up; then constant"),
-        ({}, "Warm-up", "5 steps", f"21{THIN}% of the training"),
-        ({"schedule": COSINE}, "Learning rate", "0.3", "after warm-up; then cosine down to 0.1 of it"),
-        ({"schedule": STEP}, "Learning rate", "0.3", "after warm-up; then × 0.1 at steps 8, 16"),
+        ({}, ("Schedule", "Constant", "after warm-up")),
+        ({"schedule": COSINE}, ("Schedule", "Cosine", "down to 0.1 of it after warm-up")),
+        ({"schedule": COSINE | {"factor": None}}, ("Schedule", "Cosine", "down to 0 after warm-up")),
+        ({"schedule": STEP}, ("Schedule", "Step", "× 0.1 at every milestone")),
+        ({"schedule": PLATEAU}, ("Schedule", "Plateau", "× 0.5 on a plateau of f1")),
+        ({}, ("Optimizer", "sgd", "momentum 0.9")),
+        (STEERED, ("Checkpoint", "when it ends", "to gs://b/c, the last 1 is kept, and the one with the best f1")),
+        ({"checkpoint": OFTEN}, ("Checkpoint", "every 8 steps or 15 minutes", "to gs://b/c, the last 2 are kept")),
         (
-            {"schedule": PLATEAU},
-            "Learning rate",
-            "0.3",
-            "after warm-up; then × 0.5 after 2 evaluations without a better f1",
+            {"checkpoint": SELDOM | {"initFrom": {"uri": "gs://b/w", "strict": True}}},
+            ("Initial weights", "gs://b/w", ""),
         ),
-        ({"emaDecay": "0.9999"}, "Average of weights", "0.9999", "decay per step"),
-        ({"gradientClipNorm": "0.5"}, "Gradient clip norm", "0.5", "at most, over all parameters"),
-        (
-            {"stopEarly": STEERED["stopEarly"]},
-            "Early end",
-            "after 2 evaluations",
-            "in a row without a better ppl, by more than 0.1",
-        ),
-        ({"onNotFinite": "Skip"}, "Loss not finite", "Skip", "such steps change nothing"),
-        (STEERED, "Checkpoint", "when it ends", "to gs://b/c, the last 1 is kept, and the one with the best f1"),
-        ({"precision": "BFloat16Mixed"}, "Precision", "BFloat16Mixed", ""),
-        ({"sharding": "Optimizer"}, "Sharding", "Optimizer", "each replica keeps its part of the optimizer's state"),
-        ({"evaluateEverySteps": 1}, "Evaluation", "every step", "and at the end"),
-        ({"checkpoint": OFTEN}, "Checkpoint", "every 8 steps or 15 minutes", "to gs://b/c, the last 2 are kept"),
-        ({"checkpoint": SELDOM | {"initFrom": {"uri": "gs://b/w", "strict": True}}}, "Initial weights", "gs://b/w", ""),
-        ({"checkpoint": SELDOM}, "Checkpoint", "when it ends", "to gs://b/c, the last 1 is kept"),
+        ({"checkpoint": SELDOM}, ("Checkpoint", "when it ends", "to gs://b/c, the last 1 is kept")),
+        ({}, ("Seed", "3", "")),
     ],
 )
-def test_the_recipe_is_shown_with_the_rule_behind_it(changes: dict[str, Any], name: str, value: str, note: str) -> None:
-    assert (name, value, note) in recipe_rows(history(spec=changes))
+def test_beside_the_scaled_numbers_the_recipe_is_what_no_rule_changes(
+    changes: dict[str, Any], row: tuple[str, str, str]
+) -> None:
+    assert row in [*recipe_rows(history(spec=changes))]
 
 
 def test_a_scaled_recipe_is_shown_where_it_was_tuned_and_where_it_runs() -> None:
@@ -376,29 +364,6 @@ def test_a_scaled_recipe_is_shown_where_it_was_tuned_and_where_it_runs() -> None
     # What differs stands out.
     assert "<b>0.3</b>" in page
     assert "<b>1e-4</b>" not in page
-
-
-@pytest.mark.parametrize(
-    ("schedule", "value", "fact"),
-    [
-        ({"name": "Constant"}, "Constant", "after warm-up"),
-        (COSINE, "Cosine", "down to 0.1 "),
-        (STEP, "Step", "× 0.1 "),
-    ],
-    ids=["constant", "cosine", "step"],
-)
-def test_beside_the_scaled_numbers_the_recipe_is_what_no_rule_changes(
-    schedule: dict[str, Any], value: str, fact: str
-) -> None:
-    changes = {"schedule": schedule, "emaDecay": "0.9", "evaluateEverySteps": 8, "checkpoint": SELDOM}
-    spec = history(spec={"scaling": SCALING, **changes})
-    rows = {name: (value, note) for name, value, note in recipe_rows(spec)}
-    assert list(rows) == ["Schedule", "Optimizer", "Checkpoint", "Seed"]
-    assert rows["Schedule"][0] == value
-    assert fact in rows["Schedule"][1]
-    assert rows["Optimizer"] == ("sgd", "momentum 0.9")
-    assert "to gs://b/c, the last 1 " in rows["Checkpoint"][1]
-    assert rows["Seed"][0] == "3"
 
 
 def test_a_page_is_well_formed_and_a_drawings_label_is_for_screen_readers(snapshot: SnapshotAssertion) -> None:

@@ -116,7 +116,6 @@ def test_without_a_rung_before_there_is_no_efficiency() -> None:
 )
 def test_no_message_of_another_form_passes(message: Any) -> None:
     measured = read_last_words(json.dumps(message))
-    assert measured is not None
     gates = Gates.model_validate({"minEfficiency": "0.01", "evaluation": {"metric": "f1", "min": "0"}})
     pace = Pace(measured.rate, 1)
     assert not any(result.passed for result in judge(gates, STEPS, measured, pace, BEFORE))

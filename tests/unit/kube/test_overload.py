@@ -23,7 +23,7 @@ from tpu_training_operator.kube.cluster import CONFIG_MAPS, JobKey
 from tpu_training_operator.kube.credentials import Credentials
 from tpu_training_operator.kube.encoding import decode, encode
 from tpu_training_operator.kube.errors import ApiError
-from tpu_training_operator.kube.turns import LEAST, MOST
+from tpu_training_operator.kube.turns import PLACES
 from tpu_training_operator.runtime.execution import Memory, PlanExecution
 
 JOBS, HOSTS = 16, 400
@@ -32,7 +32,7 @@ ANSWER_SECONDS = 0.1
 OVERLOAD = range(3, 13)
 TAKEN = (8, 0)
 # The most that there can be: every place is used all the time.
-FULL_RATE = MOST / ANSWER_SECONDS
+FULL_RATE = PLACES / ANSWER_SECONDS
 
 
 class Server:
@@ -136,21 +136,20 @@ def test_every_pod_is_created_once(after_the_storm: tuple[Server, float]) -> Non
     assert set(server.pods.values()) == {1}
 
 
-def test_the_rate_falls_to_what_the_server_takes(after_the_storm: tuple[Server, float]) -> None:
+def test_the_server_gets_what_it_takes(after_the_storm: tuple[Server, float]) -> None:
     server, _ = after_the_storm
-    assert server.created[2] > 0.5 * FULL_RATE / 2
+    assert server.created[2] > 0.5 * FULL_RATE
     for second in OVERLOAD[2:]:
         assert server.created[second] <= server.taken / ANSWER_SECONDS
         assert server.created[second] >= server.taken / ANSWER_SECONDS / 2
 
 
 def test_there_is_no_storm_of_retries(after_the_storm: tuple[Server, float]) -> None:
+    """A request that has to pause keeps its place, so none is refused twice in the second that the server asks for."""
     server, _ = after_the_storm
-    assert server.refused[OVERLOAD[0]] <= MOST
-    for second in OVERLOAD[3:]:
-        # Even if it takes none: the least number of places, and whoever comes back from a pass that failed.
-        assert server.refused[second] <= 5 * LEAST
-    assert sum(server.refused.values()) <= 4 * MOST
+    for second in OVERLOAD:
+        assert server.refused[second] <= 3 * (PLACES + JOBS)
+    assert sum(server.refused.values()) <= 1.5 * len(OVERLOAD) * (PLACES + JOBS)
 
 
 def test_the_rate_recovers(after_the_storm: tuple[Server, float]) -> None:

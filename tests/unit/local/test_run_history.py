@@ -33,7 +33,6 @@ def outcome(losses: dict[int, float | None], step: int = 0, attempt: int = 2, se
 def test_a_worker_that_was_killed_leaves_what_was_heard_of_it(tmp_path: Path) -> None:
     file = job(tmp_path)
     found = run_history(file, outcome({1: 2.5, 2: None}, step=7), tmp_path)
-    assert found is not None
     history = parse_history(found[0])
     assert [(point.step, point.mean, point.broken) for point in history.losses] == [(1, 2.5, 0), (2, None, 1)]
     (attempt,) = history.attempts
@@ -58,7 +57,6 @@ def test_the_place_for_reports_is_looked_at_and_an_earlier_runs_history_is_not_t
     (place / "history.json").write_bytes(document().replace(b"2026-11-21T16:00:00+00:00", written))
     file = job(tmp_path, **{"report.uri": str(place)})
     found = run_history(file, outcome({}), tmp_path)
-    assert found is not None
     assert found[1] == str(place)
     assert parse_history(found[0]).name == ("small" if age < 60 else file.job.name)
 

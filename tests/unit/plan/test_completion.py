@@ -21,7 +21,6 @@ def progress(message: Any) -> Progress | None:
 def test_the_last_loss_stays_if_no_further_step_was_made(step: int, loss: str | None) -> None:
     leader = seen(ended(pod(), message=json.dumps({"step": 300, "metrics": {"accuracy": 0.98}})))[0]
     found = read_final_progress(leader, 300, Progress(step=step, total_steps=300, loss="0.5"))
-    assert found is not None
     assert found.loss == loss
 
 
@@ -47,13 +46,11 @@ def test_a_loop_that_reports_no_step_has_no_progress(message: Any) -> None:
 )
 def test_metrics_are_numbers_and_the_rest_is_left_out(metrics: Any, shown: dict[str, str]) -> None:
     found = progress({"step": 1, "metrics": metrics})
-    assert found is not None
     assert found.metrics == shown
 
 
 def test_as_many_metrics_are_kept_as_a_status_can_hold() -> None:
     found = progress({"step": 1, "metrics": {f"class-{number}": number for number in range(100)}})
-    assert found is not None
     assert list(found.metrics) == [f"class-{number}" for number in range(64)]
 
 

@@ -55,7 +55,6 @@ def test_a_job_is_in_progress_until_its_newest_generation_is_observed() -> None:
 def test_the_status_shows_state_reason_and_message() -> None:
     status = seen(3, NOON).present(Status(), ready_state(Kstatus.CURRENT, State.SUSPENDED, "asked for"))
     ready = find(status.conditions, ConditionType.READY)
-    assert ready is not None
     assert (status.state, status.observed_generation) == (State.SUSPENDED, 3)
     assert (ready.reason, ready.message, ready.observed_generation) == (Reason.ALL_WORKERS_READY, "asked for", 3)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tpu_training_operator.domain.job.trainer_report import Bucket
-from tpu_training_operator.domain.plan.checks.data_in_region import Near, judge_locality, region_of
+from tpu_training_operator.domain.plan.checks.data_in_region import judge_locality, region_of
 
 US = "us-central1"
 
@@ -27,30 +27,30 @@ def test_the_region_of_a_place(place: str, region: str) -> None:
 @pytest.mark.parametrize(
     ("location", "regions", "region", "near"),
     [
-        ("us-central1", (), US, Near.LOCAL),
-        ("us-east1", (), US, Near.REMOTE),
-        ("us", (), US, Near.LOCAL),
-        ("eu", (), US, Near.REMOTE),
-        ("eu", (), "europe-west4", Near.LOCAL),
-        ("eu", (), "europe-west2", Near.REMOTE),
-        ("asia", (), "asia-northeast1", Near.LOCAL),
-        ("nam4", (), US, Near.LOCAL),
-        ("nam4", (), "us-west4", Near.REMOTE),
-        ("us", ("us-central1", "us-south1"), US, Near.LOCAL),
-        ("us", ("us-east1", "us-south1"), US, Near.REMOTE),
-        ("eur9", (), "europe-west4", Near.UNKNOWN),
-        ("us-central1", (), "", Near.UNKNOWN),
+        ("us-central1", (), US, True),
+        ("us-east1", (), US, False),
+        ("us", (), US, True),
+        ("eu", (), US, False),
+        ("eu", (), "europe-west4", True),
+        ("eu", (), "europe-west2", False),
+        ("asia", (), "asia-northeast1", True),
+        ("nam4", (), US, True),
+        ("nam4", (), "us-west4", False),
+        ("us", ("us-central1", "us-south1"), US, True),
+        ("us", ("us-east1", "us-south1"), US, False),
+        ("eur9", (), "europe-west4", None),
+        ("us-central1", (), "", None),
     ],
 )
 def test_a_bucket_is_near_if_one_of_its_regions_is_the_slices(
-    location: str, regions: tuple[str, ...], region: str, near: Near
+    location: str, regions: tuple[str, ...], region: str, near: bool | None
 ) -> None:
     assert judge_locality([Bucket(name="data", location=location, regions=[*regions])], region)[0] is near
 
 
 def test_what_is_far_says_what_it_costs() -> None:
     assert judge_locality([Bucket(name="data", location="europe-west4")], US) == (
-        Near.REMOTE,
+        False,
         "gs://data is in europe-west4, and the slice is in us-central1: every read crosses regions, which is slower,"
         " and Google charges each GiB read at its rate between continents",
     )
@@ -70,7 +70,7 @@ def test_what_is_far_says_what_it_costs() -> None:
 )
 def test_what_is_not_known_says_why(trouble: str, words: str) -> None:
     near, message = judge_locality([Bucket(name="data", trouble=trouble, said="HTTP Error 503")], US)
-    assert near is Near.UNKNOWN
+    assert near is None
     assert words in message
     assert message.endswith("HTTP Error 503")
 
@@ -79,7 +79,7 @@ def test_the_worst_bucket_decides_and_is_named_first() -> None:
     near, message = judge_locality(
         [Bucket(name="here", location=US), Bucket(name="dark", trouble="denied"), Bucket(name="far", location="eu")], US
     )
-    assert near is Near.REMOTE
+    assert near is False
     assert [message.index(name) for name in ("far", "dark", "here")] == sorted(
         message.index(name) for name in ("far", "dark", "here")
     )

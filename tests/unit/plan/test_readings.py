@@ -6,38 +6,38 @@ import pytest
 
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.status import Status
-from tpu_training_operator.domain.plan.parse_cache import ParseCache
+from tpu_training_operator.domain.plan.parse_cache import read_job, read_status
 
 STATUS = {"attempt": 2, "state": "Running", "observedGeneration": 1}
 
 
 def test_the_same_spec_is_read_once_whatever_else_changes() -> None:
-    cache = ParseCache()
     changed = job_body({"metadata.resourceVersion": "8", "metadata.labels": {"a": "b"}}) | {"status": STATUS}
-    assert cache.job(changed) is cache.job(job_body({"metadata.resourceVersion": "7"}))
+    assert read_job(changed) is read_job(job_body({"metadata.resourceVersion": "7"}))
 
 
 @pytest.mark.parametrize(
-    "change", [{"spec.recipe.trainSteps": 7}, {"metadata.uid": "another"}, {"metadata.generation": 9}]
+    ("change", "read"),
+    [
+        ({"spec.recipe.trainSteps": 7}, lambda job: job.spec.recipe.train_steps == 7),
+        ({"metadata.uid": "another"}, lambda job: job.uid == "another"),
+        ({"metadata.generation": 9}, lambda job: job.metadata["generation"] == 9),
+    ],
 )
-def test_another_spec_or_job_is_read_even_if_its_version_is_the_same(change: dict[str, Any]) -> None:
-    cache = ParseCache()
-    first = cache.job(job_body())[0].job
-    assert cache.job(job_body(change))[0].job == ParseCache(0).job(job_body(change))[0].job != first
+def test_another_spec_or_job_is_read_even_if_its_version_is_the_same(change: dict[str, Any], read: Any) -> None:
+    assert not read(read_job(job_body())[0][0].job)
+    assert read(read_job(job_body(change))[0][0].job)
 
 
 @pytest.mark.parametrize("body", [None, {}, STATUS, {"state": "\ud800"}, {"attempt": 2**70}])
 def test_a_status_is_what_reading_it_says(body: Any) -> None:
-    cache = ParseCache()
-    assert [cache.status(body), cache.status(body)] == [Status.read(body)] * 2
+    assert [read_status(body), read_status(body)] == [Status.read(body)] * 2
 
 
 def test_only_the_latest_are_remembered_and_nothing_large() -> None:
-    cache = ParseCache(most=2)
-    one, two, three, large = {"attempt": 1}, {"attempt": 2}, {"attempt": 3}, {"avoidedNodes": ["n" * 1000] * 16}
-    first, second = cache.status(one), cache.status(two)
-    assert cache.status(one) is first
-    cache.status(three)
-    assert cache.status(one) is first
-    assert cache.status(two) is not second
-    assert cache.status(large) is not cache.status(large)
+    first, large = read_status({"attempt": 1}), {"avoidedNodes": ["n" * 1000] * 16}
+    assert read_status({"attempt": 1}) is first
+    for attempt in range(2, 300):
+        read_status({"attempt": attempt})
+    assert read_status({"attempt": 1}) is not first
+    assert read_status(large) is not read_status(large)

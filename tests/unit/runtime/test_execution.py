@@ -17,15 +17,16 @@ from tests.fakes.held_requests import HeldRequests, settle
 from tests.unit.jobs import job, job_body
 from tests.unit.pods import NOON
 from tpu_training_operator.domain.job.options import options_of
-from tpu_training_operator.domain.objects.actions import Action, Create, DeletePod
+from tpu_training_operator.domain.objects.actions import Action, Create, Delete
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.plan.plan import Batch, Plan
 from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, InvalidRequest, Unavailable
-from tpu_training_operator.kube.turns import LEAST, WriteLimit
+from tpu_training_operator.kube.turns import Turns
 from tpu_training_operator.runtime.execution import Memory, PlanExecution, Refused
 
 SIDE_BY_SIDE = 32
+FEW = 4
 
 
 class Clock:
@@ -59,7 +60,7 @@ class Pods(Sequence[Action]):
 
 
 def deletions(job: str, hosts: int) -> list[Action]:
-    return [DeletePod(f"{job}-{index}", f"uid-{index}") for index in range(hosts)]
+    return [Delete("Pod", f"{job}-{index}", f"uid-{index}") for index in range(hosts)]
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ CHANGES = {"gone": None, "being deleted": GOING, "suspended": {"generation": 99}
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize(("seconds", "limit", "most"), [(0, SIDE_BY_SIDE, 32), (6, LEAST, 1)], ids=["fast", "slow"])
+@pytest.mark.parametrize(("seconds", "limit", "most"), [(0, SIDE_BY_SIDE, 32), (6, FEW, 1)], ids=["fast", "slow"])
 async def test_the_rest_is_not_done_for_a_job_that_does_not_want_it(
     cluster: FakeCluster,
     server: HeldRequests,
@@ -174,7 +175,7 @@ async def test_the_rest_is_not_done_for_a_job_that_does_not_want_it(
     most: int,
 ) -> None:
     """`seconds`: how long the next answer takes; `most`: the requests that are still sent."""
-    server.turns.limit = WriteLimit(limit)
+    server.turns = Turns(places=limit)
     task = await running.begin(Pods("large", 2304))
     for _ in range(100):
         await server.answer()
@@ -211,12 +212,12 @@ OVERLOADED = Unavailable(503, "", "overloaded")
     [([Unavailable(500, "", "before"), REFUSED], Refused), ([OVERLOADED] * 3, Unavailable)],
     ids=["a refusal", "failures in a row"],
 )
-@pytest.mark.parametrize("limit", [SIDE_BY_SIDE, LEAST])
+@pytest.mark.parametrize("limit", [SIDE_BY_SIDE, FEW])
 async def test_a_refusal_or_failures_in_a_row_end_the_batch(
     server: HeldRequests, running: Running, errors: list[ApiError], raised: type[Exception], limit: int
 ) -> None:
     """With a low limit, actions that have begun wait for their turn: they are not sent either."""
-    server.turns.limit = WriteLimit(limit)
+    server.turns = Turns(places=limit)
     task = await running.begin(Pods("large", 2304))
     for error in errors:
         await server.answer(error)
@@ -256,7 +257,7 @@ async def test_the_refusal_of_one_placeholder_ends_their_batch_and_not_the_pass(
 
 
 async def test_a_pass_that_is_cancelled_leaves_nothing_behind(server: HeldRequests, running: Running) -> None:
-    server.turns.limit = WriteLimit(LEAST)
+    server.turns = Turns(places=FEW)
     task = await running.begin(Pods("large", 2304))
     task.cancel()
     await settle()

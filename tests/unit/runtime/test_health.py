@@ -7,8 +7,7 @@ import aiohttp
 import pytest
 
 from tests.unit.tls_probe import LOOPBACK
-from tpu_training_operator.runtime.health import Liveness, Unhealthy
-from tpu_training_operator.runtime.health_server import serve_health
+from tpu_training_operator.runtime.health import Liveness, Unhealthy, serve_health
 
 
 @dataclass

@@ -58,7 +58,6 @@ class Line:
         if what == "lost":
             raise Unavailable(0, "NoAnswer", "reset by peer")
         if what in ("slow", "late"):
-            assert self.trouble is not None
             await asyncio.sleep(self.trouble.uniform(0, 2.9 if what == "slow" else 20))
         lease = await effect()
         if what == "answer lost":

@@ -14,8 +14,7 @@ from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Restarts, State, Status
 from tpu_training_operator.kube.cluster import JobKey
-from tpu_training_operator.runtime.metrics import Metrics, PassResult
-from tpu_training_operator.runtime.metrics.server import serve_metrics
+from tpu_training_operator.runtime.metrics import Metrics, PassResult, serve_metrics
 from tpu_training_operator.version import version
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()

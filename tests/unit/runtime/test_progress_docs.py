@@ -43,7 +43,6 @@ async def test_the_reporter_of_the_documentation_reports(
         (tmp_path / "token").write_text("garbage")
         assert await asyncio.to_thread(reporter["report"], 8) is False
     report = desk.inbox.report
-    assert report is not None
     assert (report.step, report.stacks) == (7, "Thread 1: ...")
     assert "HTTP Error 401" in capsys.readouterr().out
 

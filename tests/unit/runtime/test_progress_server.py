@@ -44,7 +44,6 @@ async def post(
 async def test_a_report_reaches_the_inbox_and_enqueues_the_job(desk: Desk, worker: TestClient[Any, Any]) -> None:
     assert await post(worker, json=GOOD | {"loss": 0.25}) == (200, {"stacks": False})
     report = desk.inbox.report
-    assert report is not None
     assert (report.step, report.loss, report.attempt, report.received) == (7, "0.25", 1, NOW)
     assert desk.hints == [KEY]
 
@@ -53,7 +52,6 @@ async def test_kubeflow_trainers_report_reaches_the_same_inbox(desk: Desk, worke
     status = {"progressPercentage": 50, "metrics": [{"name": "current_step", "value": "150"}]}
     assert await post(worker, TRAINER_STATUS, json={"trainerStatus": status}) == (200, {})
     report = desk.inbox.report
-    assert report is not None
     assert report.step == 150
     assert desk.hints == [KEY]
 

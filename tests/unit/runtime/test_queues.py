@@ -58,7 +58,6 @@ def test_of_a_job_without_a_queue_nothing_is_asked() -> None:
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
 def test_the_version_that_the_cluster_has_is_found_by_asking(version: str) -> None:
     queue = read(cluster_with(version))
-    assert queue is not None
     assert (queue.version, queue.workload, queue.problem) == (f"kueue.x-k8s.io/{version}", None, "")
 
 
@@ -72,7 +71,6 @@ def test_once_found_a_version_is_asked_first() -> None:
 
 def test_a_cluster_without_kueue_is_a_sentence(snapshot: SnapshotAssertion) -> None:
     queue = read(cluster_with())
-    assert queue is not None
     assert queue.version == ""
     assert "research" in queue.problem
     assert queue.problem == snapshot
@@ -100,12 +98,10 @@ def test_all_workloads_of_a_job_with_several_slices_are_read_with_one_request(ve
     ours = [owned(job, number, version=version) for number in range(2)]
     cluster = cluster_with(version, workloads=[*ours, owned(job, 2, "of another job", version)])
     queue = read(cluster, job)
-    assert queue is not None
     names = [other.workload.name for other in queue.others if other.workload]
     assert sorted(names) == sorted(workload["metadata"]["name"] for workload in ours)
     assert len(cluster.paths) == (1 if version == "v1beta2" else 2)
     there, missing = queue.at(names[1]), queue.at("missing")
-    assert there.workload is not None
     assert (there.workload.name, len(there.others)) == (names[1], 1)
     assert (missing.workload, len(missing.others)) == (None, 2)
 
@@ -113,7 +109,6 @@ def test_all_workloads_of_a_job_with_several_slices_are_read_with_one_request(ve
 @pytest.mark.parametrize(("versions", "said"), [((), "has no Kueue"), (("v1beta2",), "kueue.enabled=true")])
 def test_what_is_missing_for_a_job_with_several_slices_is_a_sentence(versions: tuple[str, ...], said: str) -> None:
     queue = read(cluster_with(*versions, refusal=NO_RIGHTS if versions else None), a_job(**MOVING))
-    assert queue is not None
     assert said in queue.problem
 
 
@@ -127,7 +122,6 @@ def test_a_job_with_several_slices_that_has_left_its_queue_has_none() -> None:
 
 def test_an_operator_without_the_right_says_which_value_of_the_chart_grants_it() -> None:
     queue = read(cluster_with("v1beta2", refusal=NO_RIGHTS))
-    assert queue is not None
     assert "kueue.enabled=true" in queue.problem
 
 
@@ -135,7 +129,6 @@ def test_a_priority_class_that_does_not_exist_is_a_sentence(snapshot: SnapshotAs
     job = a_job()
     job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "urgent"
     queue = read(cluster_with("v1beta2"), job)
-    assert queue is not None
     assert queue.problem.startswith("WorkloadPriorityClass urgent ")
     assert queue.problem == snapshot
 
@@ -144,7 +137,6 @@ def test_the_priority_of_the_pods_is_that_of_the_workload() -> None:
     cluster = cluster_with("v1beta2")
     cluster.put({"metadata": {"name": "high"}, "value": 7}, resource=PRIORITY_CLASSES)
     queue = read(cluster, a_job(**{"spec.trainer.priorityClassName": "high"}))
-    assert queue is not None
     assert queue.priority == Priority("scheduling.k8s.io", "high", 7)
     assert cluster.paths[-1] == "/apis/scheduling.k8s.io/v1/priorityclasses/high"
 
@@ -155,7 +147,6 @@ def test_topology_aware_placement_is_refused_in_words() -> None:
     conditions = [{"type": "Admitted", "status": "True"}]
     status = {"admission": {"podSetAssignments": [assignment]}, "conditions": conditions}
     queue = read(cluster_with("v1beta2", workloads=[owned(job, status=status)]), job)
-    assert queue is not None
     assert "topology-aware scheduling" in queue.problem
 
 
@@ -248,7 +239,6 @@ def test_pods_ready_goes_through_kueues_four_reasons(
     if told is None:
         assert body is None
     else:
-        assert body is not None
         (condition,) = body["status"]["conditions"]
         assert (condition["status"], condition["reason"]) == told
 

@@ -108,7 +108,6 @@ async def test_a_report_is_shown_in_the_status(store: FakeCluster, listening: tu
     inboxes.put(KEY, WorkerReport(1, pod["metadata"]["uid"], NOON, ReportPhase.TRAINING, 7))
     await reconciler.reconcile(KEY)
     progress = (await status_of(store)).progress
-    assert progress is not None
     assert progress.step == 7
 
 
@@ -140,7 +139,6 @@ async def test_a_refusal_is_told_in_the_clusters_own_words(
     again = await reconcile_until_believed(reconciler, clock)
     status = await status_of(store)
     stalled = find(status.conditions, ConditionType.STALLED)
-    assert stalled is not None
     assert again is not None
     assert (status.state, stalled.reason) == (State.BLOCKED, reason)
     assert str(refusal)[:60] in stalled.message
@@ -241,7 +239,6 @@ async def test_a_foreign_pod_with_the_name_of_a_worker_is_a_conflict(
     for _ in range(2):
         await reconciler.reconcile(KEY)
     stalled = find((await status_of(store)).conditions, ConditionType.STALLED)
-    assert stalled is not None
     assert stalled.reason == "NameConflict"
     assert "Pod digits-1-0-2 " in stalled.message
     assert stalled.message == snapshot
@@ -520,7 +517,6 @@ async def test_what_a_users_program_said_stays_out_of_the_operators_log(
     store.set_pod_status("default", "digits-1-0-2", failed["metadata"]["uid"], status)
     await reconciler.reconcile(KEY)
     found = (await status_of(store)).last_failure
-    assert found is not None
     assert "hunter2" in found.message
     assert "hunter2" not in caplog.text
     assert "job is Failed" in caplog.text

@@ -117,7 +117,8 @@ class GangCallback:
     """Runs after all other callbacks. `step`: steps done. `loss`: the last global loss that was read. `metrics`: those
     of the last evaluation.
 
-    `ends_epoch`: the run resumes between an epoch's last batch and its end. `rate` returns the learning rate. `keeps`:
+    `begins_epoch`: the run resumes at the beginning of an epoch. `ends_batch`: it resumes between a step and what
+    follows from it, which is its validation, schedulers and an epoch's end. `rate` returns the learning rate. `keeps`:
     the run stores checkpoints. `document`: the document of the checkpoint that the run resumes from, which holds an
     earlier `entries`.
     """
@@ -144,7 +145,7 @@ class GangCallback:
         self.step = instruments.first
         self.position = position
         self.loss: float | None = None
-        self.ends_epoch = False
+        self.begins_epoch = self.ends_batch = False
         self.metrics: dict[str, float] = {}
         self.logged: set[str] = set()
         self.local: dict[str, Any] = {}
@@ -166,6 +167,14 @@ class GangCallback:
                 self._instruments.outputs.add_finding(Finding("Lightning", self.step, text))
         # In every step Lightning would broadcast whether rank 0 has received SIGTERM.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+        hook = module.on_train_batch_end
+
+        def end_batch(outputs: Any, batch: Any, batch_idx: int) -> None:
+            hook(outputs, batch, batch_idx)
+            self._end_batch(trainer, module, batch, batch_idx)
+
+        # Lightning calls the module after all callbacks; what it changes belongs to the step and its checkpoint.
+        module.on_train_batch_end = end_batch
         self._instruments.clock.enter(Phase.HOST)
 
     def _check_state(self, trainer: Any, module: Any) -> None:
@@ -185,7 +194,7 @@ class GangCallback:
         count = self.step * self._hp.accumulation_steps + batch_idx % self._hp.accumulation_steps + 1
         self._gradients.seed(random_seed(self._hp.seed, count, self._backend.drawing_rank))
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def _end_batch(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         if module.automatic_optimization and trainer.global_step == self._seen:
             # In one graph the activations of all passes would be alive at once.
             self._backend.sync()
@@ -227,7 +236,8 @@ class GangCallback:
         }
 
     def _restore(self, trainer: Any, module: Any) -> None:
-        """Restores what Lightning does not, for callbacks that freeze, unfreeze or wait for metrics."""
+        """Restores what Lightning does not, for callbacks that freeze, unfreeze or wait for metrics, and for modules
+        that accumulate by themselves."""
         before = {
             name: frozenset(self._document.get(name, ())) for name in ("trained", "frozen", "inTraining", "resting")
         }
@@ -238,13 +248,19 @@ class GangCallback:
         for name, child in module.named_modules():
             if name in before["inTraining"] | before["resting"]:
                 child.training = name in before["inTraining"]
+        for name, gradient in trainer.strategy.kept_gradients.items():
+            parameter = module.get_parameter(name)
+            parameter.grad = gradient.to(parameter.device)
         metrics = {name: torch.tensor(value) for name, value in self._document["metrics"].items()}
         trainer.callback_metrics.update(metrics)
         # Otherwise Lightning would skip schedulers that wait for metrics at the end of this epoch.
         trainer.fit_loop._restarting = False
-        if self.ends_epoch:
-            loop = trainer.fit_loop.epoch_loop
-            # Lightning would skip the validation after the last batch, which the stopped run did not reach.
+        loop = trainer.fit_loop.epoch_loop
+        if self.begins_epoch:
+            # Lightning would make an update of schedulers before the first step.
+            loop.restarting = False
+        if self.ends_batch:
+            # Lightning would begin with the next batch.
             loop.val_loop.restarting = False
             loop.advance = lambda fetcher: delattr(loop, "advance")
 
@@ -264,7 +280,7 @@ class GangCallback:
         if saves or last or stopping:
             self._note_modes(trainer.lightning_module)
         if last or stopping:
-            self._save(trainer, now=stopping)
+            self._save(trainer, now=stopping, in_batch=True)
         elif saves:
             self._save_soon(trainer)
         instruments.after_step(self._signals, step, ends=last or stopping)
@@ -284,17 +300,18 @@ class GangCallback:
         if trainer.is_last_batch or loop.epoch_loop._should_check_val_fx(loop._data_fetcher):
             self._postponed = True
         else:
-            self._save(trainer)
+            self._save(trainer, in_batch=True)
 
-    def _save(self, trainer: Any, *, now: bool = False, epoch_begins: bool = False) -> None:
+    def _save(self, trainer: Any, *, now: bool = False, in_batch: bool = False, epoch_begins: bool = False) -> None:
         self._saved, self._postponed = self.step, False
         if self._keeps:
-            self._take_state(trainer, epoch_begins=epoch_begins)
+            self._take_state(trainer, in_batch=in_batch, epoch_begins=epoch_begins)
         closes = self.step == self._hp.last_step or trainer.should_stop
         self._instruments.save(self.step, self.position, now=now, closes=closes)
 
-    def _take_state(self, trainer: Any, *, epoch_begins: bool = False) -> None:
+    def _take_state(self, trainer: Any, *, in_batch: bool = False, epoch_begins: bool = False) -> None:
         self.entries = {
+            "inBatch": in_batch,
             "epochBegins": epoch_begins,
             "loss": self.loss,
             "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
@@ -319,7 +336,8 @@ class GangCallback:
     def on_validation_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
         self._backend.sync()
 
-    def on_validation_end(self, trainer: Any, module: Any) -> None:
+    def end_validation(self, trainer: Any) -> None:
+        """Called after all hooks of the validation's end."""
         self._backend.sync()
         if trainer.sanity_checking:
             self._evaluation.close()

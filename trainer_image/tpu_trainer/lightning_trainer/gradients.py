@@ -38,6 +38,8 @@ class Gradients:
         self._begun: int | None = None
         self._drawn = 0
         self._stepped = False
+        # Of a module that accumulates by itself.
+        self._unused: set[nn.Parameter] = set()
         self._loss: Loss | None = None
         self._sums: Sums | None = None
         self._flags = Flags(backend)
@@ -93,6 +95,7 @@ class Gradients:
             sums = exchange(parameters, loss, requests, self._backend)
         for parameter, gradient in set_aside:
             parameter.grad = gradient
+        self._unused |= self._changed
         self._changed.clear()
         if self._sums is not None:
             added = sums.signals.clone()
@@ -103,10 +106,16 @@ class Gradients:
             sums = Sums(self._sums.signals + added, torch.maximum(self._sums.norm, sums.norm))
         self._sums = sums
 
-    def optimizer_steps(self) -> None:
-        """Called before a step of an optimizer. Raises UserCodeError as `signals` does."""
+    def optimizer_steps(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Called before a step of the parameters' optimizer. Raises UserCodeError as `signals` does."""
         self._stepped = True
+        self._unused.difference_update(parameters)
         self._refuse_own(bool(self._changed))
+
+    def unused(self, module: nn.Module) -> dict[str, Tensor]:
+        """Returns the gradients, by name, with which no optimizer has made a step yet."""
+        named = module.named_parameters()
+        return {name: p.grad for name, p in named if p in self._unused and p.grad is not None}
 
     def _refuse_own(self, has_own: bool) -> None:
         if self._manual and has_own:

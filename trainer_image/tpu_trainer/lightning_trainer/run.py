@@ -191,17 +191,17 @@ class LightningTraining:
             division,
             hp,
             rates,
-            lambda: callback.step,
-            callback.take_final_state,
+            callback,
         )
         if checkpoint is not None:
             strategy.state = state_of_snapshot(checkpoint.snapshot)
             strategy.kept_rates = resumed["lightningRates"]
-            if resumed["epochBegins"] or not exact:
-                begin_epoch(strategy.state, None if exact else start.step)
-            elif not position.offset:
-                end_epoch(strategy.state)
-                callback.ends_epoch = True
+            callback.begins_epoch = resumed["epochBegins"] or not exact
+            callback.ends_batch = not callback.begins_epoch and (resumed.get("inBatch", False) or not position.offset)
+            if not exact:
+                set_steps(strategy.state, start.step)
+            if callback.ends_batch:
+                end_batch(strategy.state)
         log_everywhere(module, callback.logged, callback.local)
         self.context.begin(start.step)
         done = describe_nothing_left(start, checkpoint, hp)
@@ -382,31 +382,18 @@ class LoggerFiles:
             print(f"report: cannot upload the module's logs: {error}", file=sys.stderr, flush=True)
 
 
-def begin_epoch(state: dict[str, Any], step: int | None = None) -> None:
-    """Makes Lightning's loops resume at the beginning of an epoch, by resetting the last epoch's counts of batches in
-    `state`, Lightning's checkpoint, in place. Optimizers, callbacks and schedulers keep their state.
-
-    `step`: the steps done, if batches had another size; None if Lightning's own count stands.
-    """
+def set_steps(state: dict[str, Any], step: int) -> None:
+    """Sets Lightning's own count of steps in `state`, Lightning's checkpoint, in place."""
     loops = state["loops"]["fit_loop"]
-    loops["epoch_loop.batch_progress"]["is_last_batch"] = False
-    steps = loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]
-    for progress in (
-        loops["epoch_loop.batch_progress"],
-        loops["epoch_loop.scheduler_progress"],
-        loops["epoch_loop.manual_optimization.optim_step_progress"],
-        *steps.values(),
-    ):
-        progress["current"] = dict.fromkeys(progress["current"], 0)
-    if step is not None:
-        for progress in steps.values():
-            progress["total"] = dict.fromkeys(progress["total"], step)
-        loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step
+    for progress in loops["epoch_loop.automatic_optimization.optim_progress"]["optimizer"].values():
+        progress["total"] = dict.fromkeys(progress["total"], step)
+    loops["epoch_loop.state_dict"]["_batches_that_stepped"] = step
 
 
-def end_epoch(state: dict[str, Any]) -> None:
-    """Makes Lightning's loops resume between an epoch's last batch and its end. The state was saved within that batch,
-    so Lightning would otherwise skip the last hooks of this epoch and the first of the next one."""
+def end_batch(state: dict[str, Any]) -> None:
+    """Makes Lightning's loops resume between a batch and what follows from it. The state was saved within that batch,
+    so Lightning would otherwise skip its validation and schedulers, and at an epoch's end the last hooks of this epoch
+    and the first of the next one."""
     loops = state["loops"]["fit_loop"]
     for progress in (loops["epoch_loop.batch_progress"][part] for part in ("total", "current")):
         progress["completed"] = progress["processed"]

@@ -10,7 +10,7 @@ import math
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from tpu_trainer.gang.exchange import check_weight
 from tpu_trainer.gang.gather import DifferentiableTable, table, total
 from tpu_trainer.lightning.lightning_run import missing_loss_error
 from tpu_trainer.lightning.validation import connect, metrics_of
-from tpu_trainer.lightning_trainer.callbacks import refuse_callbacks
+from tpu_trainer.lightning_trainer.callbacks import GangCallback, refuse_callbacks
 from tpu_trainer.lightning_trainer.gradients import Gradients
 from tpu_trainer.lightning_trainer.loaders import Division
 from tpu_trainer.lightning_trainer.rates import OptimizerRates
@@ -34,15 +34,18 @@ from tpu_trainer.task.task import Hyperparameters
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+_GRADIENTS = "tpu_trainer_gradients"
+"""The key of the gradients of a module that accumulates by itself."""
+
 _RATES = "tpu_trainer_rates"
 """The key of the rates' state in a file that the module or a callback saves, and may load in the same run."""
 
 
 class GangStrategy:
-    """One replica's strategy. `step` returns the steps done; `at_end` is called with the Trainer after all hooks of the
-    training's end.
+    """One replica's strategy. Lightning calls its hooks last, after those of callbacks and module.
 
-    `state`: the state that Lightning saved last under `HERE`, or will load from there; `kept_rates`: its rates.
+    `state`: the state that Lightning saved last under `HERE`, or will load from there; `kept_rates`: its rates;
+    `kept_gradients`: its gradients, of a module that accumulates by itself.
     """
 
     strategy_name = "tpu_trainer"
@@ -55,12 +58,11 @@ class GangStrategy:
         division: Division,
         hp: Hyperparameters,
         rates: OptimizerRates,
-        step: Callable[[], int],
-        at_end: Callable[[Any], None],
+        callback: GangCallback,
     ) -> None:
         super().__init__()
         self._backend, self._gradients, self._division = backend, gradients, division
-        self._hp, self._rates, self._step, self._at_end = hp, rates, step, at_end
+        self._hp, self._rates, self._callback = hp, rates, callback
         self._placed = False
         self.world_size, self.global_rank, self.local_rank = share.world, share.rank, share.local_rank
         # As if every process were a node of one device: only the product of the two is right everywhere.
@@ -68,6 +70,7 @@ class GangStrategy:
         self.node_rank = share.rank
         self.state: Any = None
         self.kept_rates: list[Any] = []
+        self.kept_gradients: dict[str, Tensor] = {}
         self._weight: Tensor | None = None
         self._messages = 0
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
@@ -147,7 +150,7 @@ class GangStrategy:
         trainer = self.lightning_module.trainer
         if trainer.training and not trainer.in_batch:
             # After a validation or the end of an epoch: the step would be compiled with what they left pending.
-            self._gradients.settle(self._step())
+            self._gradients.settle(self._callback.step)
         if self.root_device.type == "xla":
             batch = self._backend.to_device(batch)
         return super().batch_to_device(batch, device, dataloader_idx)  # type: ignore[misc]
@@ -155,7 +158,7 @@ class GangStrategy:
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         # A hook may have added parameters.
         self._gradients.watch(self.lightning_module.parameters())
-        self._gradients.forward_begins(self._step())
+        self._gradients.forward_begins(self._callback.step)
         output = super().training_step(*args, **kwargs)  # type: ignore[misc]
         if output is None and self.world_size > 1 and self.lightning_module.automatic_optimization:
             raise missing_loss_error()
@@ -180,21 +183,23 @@ class GangStrategy:
         self._gradients.add(closure_loss if self._weight is None or manual else loss, weight)
         if manual or not module.trainer.fit_loop._should_accumulate():
             # Lightning's own method is the same without this.
-            self._gradients.average(self._step() + 1)
+            self._gradients.average(self._callback.step + 1)
         result: Tensor = precision.post_backward(closure_loss, module)
         return result
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._gradients.optimizer_steps()
-        self._rates.set(self._step())
-        return super().optimizer_step(*args, **kwargs)  # type: ignore[misc]
+    def optimizer_step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        self._gradients.optimizer_steps(p for group in optimizer.param_groups for p in group["params"])
+        self._rates.set(self._callback.step)
+        return super().optimizer_step(optimizer, *args, **kwargs)  # type: ignore[misc]
 
     def process_dataloader(self, dataloader: object) -> object:
         return self._division.divide(dataloader, training=self.lightning_module.trainer.training)
 
     def on_train_end(self) -> None:
-        """Calls `at_end`: Lightning calls the strategy last, after callbacks and module."""
-        self._at_end(self.lightning_module.trainer)
+        self._callback.take_final_state(self.lightning_module.trainer)
+
+    def on_validation_end(self) -> None:
+        self._callback.end_validation(self.lightning_module.trainer)
 
     # Collectives.
 
@@ -246,6 +251,8 @@ class GangStrategy:
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         if filepath == HERE:
             self.state = checkpoint
+            if not self.lightning_module.automatic_optimization:
+                checkpoint[_GRADIENTS] = self._gradients.unused(self.lightning_module)
         else:
             checkpoint[_RATES] = self._rates.state()
             super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
@@ -254,6 +261,7 @@ class GangStrategy:
         if checkpoint_path != HERE:
             return super().load_checkpoint(checkpoint_path, *args, **kwargs)  # type: ignore[misc]
         state, self.state = self.state, None
+        self.kept_gradients = state.pop(_GRADIENTS, {})
         return state
 
     if TYPE_CHECKING:

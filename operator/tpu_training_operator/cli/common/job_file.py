@@ -102,6 +102,12 @@ def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = 
         raise BadInput(path, error.problems) from None
 
 
+def with_uid(job: TPUTrainingJob) -> TPUTrainingJob:
+    """Gives the job a uid; the API server assigns the real one."""
+    metadata = {**job.metadata, "uid": "00000000-0000-0000-0000-000000000000"}
+    return job.model_copy(update={"metadata": metadata})
+
+
 def _job_in(path: Path) -> dict[str, Any]:
     try:
         documents = [document for document in load_all(read_text(path)) if document is not None]

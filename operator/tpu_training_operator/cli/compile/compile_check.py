@@ -16,14 +16,13 @@ from typing import Any
 import click
 
 from tpu_contract.run_spec import Loop
-from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.code.option import code_option, code_problem, module_paths
 from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.errors import BadInput, CommandError
-from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load, with_uid
 from tpu_training_operator.cli.compile.compile_report import SliceCheck, as_json, print_check, print_comparison
 from tpu_training_operator.domain.job.options import other_programs
 from tpu_training_operator.domain.job.recipe.compile_results import CompileResult
@@ -32,7 +31,6 @@ from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.trainer_report import CompiledStep
 from tpu_training_operator.domain.objects.run_spec import run_spec
 
-_UID = "00000000-0000-0000-0000-000000000000"
 _DOES_NOT_FIT = 1
 
 
@@ -138,7 +136,7 @@ def _check_slice(request: CompileRequest, resolution: Resolution, *, largest: bo
 def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> dict[str, Any]:
     """Returns the trainer's answer. Raises CommandError if there is none."""
     file, python_path = request.file, request.python_path
-    job = TPUTrainingJob.model_validate(dict(file.job) | {"metadata": {**file.job.metadata, "uid": _UID}})
+    job = with_uid(file.job)
     job_env = {variable.name: variable.value for variable in job.spec.trainer.env or () if variable.value is not None}
     paths = [*map(str, python_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory(prefix="tpujob-") as name:

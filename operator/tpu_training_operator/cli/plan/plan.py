@@ -12,15 +12,13 @@ from typing import Any
 
 import click
 
-from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.ladder import Begin
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
-from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load
+from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load, with_uid
 from tpu_training_operator.cli.plan.compile_results_file import OPTION, CompiledSteps
 from tpu_training_operator.cli.plan.ladder import planned_rungs, print_ladder
 from tpu_training_operator.domain.job.naming import workers
-from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.cost import cost_of
 from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
 from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
@@ -28,8 +26,6 @@ from tpu_training_operator.domain.objects.shared import config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.plan.checks.entry_check import is_wanted
 
-# The API server assigns the real one.
-_UID = "00000000-0000-0000-0000-000000000000"
 _FIRST_ATTEMPT = 1
 _LADDER_WIDTH = 140
 
@@ -133,8 +129,9 @@ def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: Comp
 
 def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     """Yields the objects of the entry check, then those of the first attempt."""
-    first = _with_uid((*file.lower_rungs, *file.options)[0])
-    job = first.job
+    first = (*file.lower_rungs, *file.options)[0]
+    job = with_uid(first.job)
+    first = replace(first, job=job)
     if is_wanted(job.spec):
         yield entry_check_config_map(first)
         yield entry_check_pod(job, first.resolution)
@@ -142,12 +139,6 @@ def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     yield config_map(job, first.resolution, _FIRST_ATTEMPT)
     for worker in workers(first.layout, _FIRST_ATTEMPT):
         yield worker_pod(job, first.resolution, worker)
-
-
-def _with_uid(option: SliceOption) -> SliceOption:
-    """Gives the option's job a uid, as the API server will."""
-    metadata = {**option.job.metadata, "uid": _UID}
-    return replace(option, job=TPUTrainingJob.model_validate(dict(option.job) | {"metadata": metadata}))
 
 
 def _as_text(document: Any, output: str) -> str:

@@ -274,19 +274,19 @@ _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 
 def slim(pod: Object) -> dict[str, Any]:
     """Returns the pod with only its version and the fields that can change a plan."""
-    status = _only(pod.get("status") or {}, _STATUS)
+    status = only(pod.get("status") or {}, _STATUS)
     if conditions := status.get("conditions"):
         status["conditions"] = [
-            _only(condition, _CONDITION) for condition in conditions if condition["type"] in _CONDITIONS
+            only(condition, _CONDITION) for condition in conditions if condition["type"] in _CONDITIONS
         ]
     for name in ("initContainerStatuses", "containerStatuses"):
         if containers := status.get(name):
-            status[name] = [_only(container, _CONTAINER_STATUS) for container in containers]
-    metadata = _only(pod["metadata"], _METADATA)
+            status[name] = [only(container, _CONTAINER_STATUS) for container in containers]
+    metadata = only(pod["metadata"], _METADATA)
     owner = controller(pod)
-    metadata["ownerReferences"] = [_only(owner, _OWNER)] if owner else []
-    metadata["labels"] = _only(pod["metadata"].get("labels") or {}, _LABELS)
-    spec = _only(pod.get("spec") or {}, _SPEC)
+    metadata["ownerReferences"] = [only(owner, _OWNER)] if owner else []
+    metadata["labels"] = only(pod["metadata"].get("labels") or {}, _LABELS)
+    spec = only(pod.get("spec") or {}, _SPEC)
     if WorkerPod(pod).runs_trainer:
         spec["containers"] = [_TRAINER]
     if WorkerPod(pod).was_taken_by_kueue:
@@ -299,7 +299,7 @@ def slim_worker(pod: Object) -> dict[str, Any] | None:
     return slim(pod) if job_of(pod) else None
 
 
-def _only(fields: Object, names: Sequence[str]) -> dict[str, Any]:
+def only(fields: Object, names: Sequence[str]) -> dict[str, Any]:
     return {name: fields[name] for name in names if name in fields}
 
 

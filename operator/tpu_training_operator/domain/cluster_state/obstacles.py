@@ -6,7 +6,6 @@ default limits that contradict the pod's requests.
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import Reason
@@ -57,7 +56,10 @@ def explain_change(asked: Object, created: Object) -> Obstacle | None:
     Without its label or owner the pod would run unseen beside its gang, and a worker that restarts in place cannot
     rejoin.
     """
-    label, owner, policy = ([read(pod) for pod in (asked, created)] for read in (_job_label, _owner, _restart_policy))
+    pods = (asked, created)
+    label = [(pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME) for pod in pods]
+    owner = [controller(pod).get("uid") for pod in pods]
+    policy = [(pod.get("spec") or {}).get("restartPolicy") for pod in pods]
     lost = [
         (owner, "without its owner reference"),
         (label, f"without its label {LABEL_JOB_NAME}"),
@@ -71,18 +73,6 @@ def explain_change(asked: Object, created: Object) -> Obstacle | None:
         " webhook or policy of the cluster changed it; exempt the pods of TPUTrainingJobs from it"
     )
     return Obstacle(Reason.INVALID_OBJECT, message)
-
-
-def _job_label(pod: Object) -> Any:
-    return (pod["metadata"].get("labels") or {}).get(LABEL_JOB_NAME)
-
-
-def _owner(pod: Object) -> Any:
-    return controller(pod).get("uid")
-
-
-def _restart_policy(pod: Object) -> Any:
-    return (pod.get("spec") or {}).get("restartPolicy")
 
 
 def limit_range_remedy(refusal: str, pod: Object) -> str:

@@ -5,7 +5,7 @@ Otherwise torchrun's closing lines contain the exit code of that process, and so
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from signal import Signals
@@ -44,7 +44,9 @@ def read_launcher(text: str) -> Launched | None:
         return None
     number, rank = int(code[0]), fields.get("rank", "?").partition(" ")[0]
     above = lines[: next((index for index, line in enumerate(lines) if _AGENT_SAYS.search(line)), 0)]
-    words = _recorded_traceback(fields.get("traceback", "")) or _printed_traceback(above, rank)
+    # Of a program that records its errors (`@record`); "To enable traceback see ..." for any other.
+    recorded = fields.get("traceback", "")
+    words = recorded if recorded.startswith(_TRACEBACK) else _printed_traceback(above, rank)
     exit_code = number if number >= 0 else _SIGNALLED - number
     return Launched(exit_code, words or f"rank {rank} {_describe_end(number, above)}")
 
@@ -75,20 +77,12 @@ def _fields(lines: Sequence[str]) -> Mapping[str, str]:
     return fields
 
 
-def _recorded_traceback(traceback: str) -> str:
-    """Returns the traceback of a program that records its errors (`@record`); empty if it does not."""
-    return traceback if traceback.startswith(_TRACEBACK) else ""
-
-
 def _printed_traceback(above: Sequence[str], rank: str) -> str:
     """Returns the last traceback above the agent's lines, of that rank if lines name ranks; empty if there is none."""
     marked = [line for line in above if (prefix := _RANK.match(line)) and prefix[1] == rank]
-    return "\n".join(_last_traceback([_RANK.sub("", line) for line in marked or above]))
-
-
-def _last_traceback(lines: Sequence[str]) -> Iterator[str]:
+    lines = [_RANK.sub("", line) for line in marked or above]
     starts = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
-    yield from lines[starts[-1] :] if starts else ()
+    return "\n".join(lines[starts[-1] :]) if starts else ""
 
 
 def _describe_end(code: int, above: Sequence[str]) -> str:

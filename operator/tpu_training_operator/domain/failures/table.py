@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
 from functools import lru_cache
+from operator import attrgetter
+from signal import Signals
 
 from tpu_contract.protocol import ExitCode
 from tpu_training_operator.api.failures import FailureReason
@@ -57,21 +59,7 @@ _CODES = {code.name: code for code in EXIT_CODE_CLASSES}
 DEVICE_FAULTS = frozenset({FailureReason.DEVICE_BUSY, FailureReason.DEVICE_FAILED, FailureReason.DEVICES_UNHEALTHY})
 
 # Exit codes of programs that a signal ended because of an error in them: 128 plus the signal.
-_SIGNALS = {
-    129: "SIGHUP",
-    130: "SIGINT",
-    131: "SIGQUIT",
-    132: "SIGILL",
-    133: "SIGTRAP",
-    134: "SIGABRT",
-    135: "SIGBUS",
-    136: "SIGFPE",
-    139: "SIGSEGV",
-    141: "SIGPIPE",
-    152: "SIGXCPU",
-    153: "SIGXFSZ",
-    159: "SIGSYS",
-}
+_SIGNALS = {128 + number: Signals(number).name for number in (1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 24, 25, 31)}
 _AT_ONCE = timedelta(0)
 # Patience counts from when the pod got its node. A Secret or an image may arrive just after the job that needs it.
 _MOMENT = timedelta(minutes=1)
@@ -218,9 +206,7 @@ def own_words(pod: WorkerPod) -> str:
 def _lost_its_peer(pod: WorkerPod) -> bool:
     """Tells whether a loop of the user's own lost its peer; the trainer has an exit code for that."""
     return (
-        not pod.runs_trainer
-        and own_exit_code(pod) == ExitCode.UserError
-        and _is_in(_both_ends(own_words(pod)), _CONNECTION_LOST)
+        not pod.runs_trainer and own_exit_code(pod) == ExitCode.UserError and _is_in(own_words(pod), _CONNECTION_LOST)
     )
 
 
@@ -235,10 +221,6 @@ def _kubelet_message(pod: WorkerPod) -> str:
 def _waiting_message(pod: WorkerPod) -> str:
     reason, message = pod.waiting()
     return message or f"the container waits in {reason}"
-
-
-def _last_words(pod: WorkerPod) -> str:
-    return pod.last_words
 
 
 def _words_or_code(pod: WorkerPod) -> str:
@@ -283,9 +265,7 @@ def _mentions(text: re.Pattern[str]) -> Sign:
     """Returns the sign that the text occurs in a message of the pod, of its waiting container or of its ended one."""
 
     def mentions(pod: WorkerPod) -> bool:
-        return any(
-            _is_in(_both_ends(message), text) for message in (status_message(pod), pod.waiting()[1], pod.last_words)
-        )
+        return any(_is_in(message, text) for message in (status_message(pod), pod.waiting()[1], pod.last_words))
 
     return mentions
 
@@ -293,12 +273,9 @@ def _mentions(text: re.Pattern[str]) -> Sign:
 # The workers of a gang often fail with the same text.
 @lru_cache(maxsize=256)
 def _is_in(message: str, text: re.Pattern[str]) -> bool:
-    return text.search(message) is not None
-
-
-def _both_ends(message: str) -> str:
-    """Returns the beginning and the end of a long text: searching takes time, and there are thousands of pods."""
-    return message if len(message) <= 2 * _SEARCHED else f"{message[:_SEARCHED]}\n{message[-_SEARCHED:]}"
+    """Searches the beginning and the end of a long text: searching takes time, and there are thousands of pods."""
+    ends = message if len(message) <= 2 * _SEARCHED else f"{message[:_SEARCHED]}\n{message[-_SEARCHED:]}"
+    return text.search(ends) is not None
 
 
 def _both(first: Sign, second: Sign) -> Sign:
@@ -310,15 +287,7 @@ def _never_ran(pod: WorkerPod) -> bool:
     return pod.phase == "Failed" and not pod.exit_code
 
 
-def _ended_by_kubelet(pod: WorkerPod) -> bool:
-    """Tells whether the kubelet refused or stopped the pod. It gives no reason if a container simply ends."""
-    return bool(status_reason(pod))
-
-
-def _always(_: WorkerPod) -> bool:
-    return True
-
-
+_last_words: Callable[[WorkerPod], str] = attrgetter("last_words")
 _AFTER_THE_TRAINING = "the program failed after its training had ended"
 DELETED_WHILE_RUNNING = "the pod was deleted while the gang was running"
 _FORGOTTEN = "the node lost track of the container, as happens when a node restarts"
@@ -348,12 +317,8 @@ _PULLS = _waits_as(
 _CREATES = _waits_as(
     "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError", "PreStartHookError"
 )
-_USER, _INFRASTRUCTURE, _PREEMPTION, _UNKNOWN = (
-    FailureClass.USER_ERROR,
-    FailureClass.INFRASTRUCTURE,
-    FailureClass.PREEMPTION,
-    FailureClass.UNKNOWN,
-)
+_USER, _INFRASTRUCTURE = FailureClass.USER_ERROR, FailureClass.INFRASTRUCTURE
+_PREEMPTION, _UNKNOWN = FailureClass.PREEMPTION, FailureClass.UNKNOWN
 
 _DISRUPTED = (
     FailureRow("NodeLost", _INFRASTRUCTURE, _disrupted_by(TAINT_EVICTION, NODE_GONE), _disruption_message),
@@ -382,7 +347,7 @@ _ENDED_FROM_OUTSIDE = (
         _kubelet_message,
     ),
     # OutOfcpu, NodeAffinity, TopologyAffinityError and any other reason to refuse a pod: the cause is the node.
-    FailureRow(status_reason, _INFRASTRUCTURE, _ended_by_kubelet, _kubelet_message),
+    FailureRow(status_reason, _INFRASTRUCTURE, lambda pod: bool(status_reason(pod)), _kubelet_message),
     FailureRow(FailureReason.POD_DELETED, _INFRASTRUCTURE, was_deleted_first, _add_last_words(DELETED_WHILE_RUNNING)),
     # After a restart of the node, containerd does not know how the container ended (255), or the kubelet cannot find
     # it.
@@ -432,7 +397,7 @@ _EXIT_CODES = (
     # 128 + SIGKILL and 128 + SIGTERM: ended from outside, not by the program.
     FailureRow("Killed", _INFRASTRUCTURE, _exited_with(137, 143), _describe_kill, is_early=True),
     FailureRow("Crashed", _UNKNOWN, _exited_with(*_SIGNALS), _describe_crash, doubt=Doubt.IN_OWN_LOOP),
-    FailureRow("ExitCode", _UNKNOWN, _always, _words_or_code, doubt=Doubt.IN_OWN_LOOP),
+    FailureRow("ExitCode", _UNKNOWN, lambda _: True, _words_or_code, doubt=Doubt.IN_OWN_LOOP),
 )
 _NEVER_STARTS = (
     FailureRow("InvalidImageName", _USER, _waits_as("InvalidImageName"), _waiting_message, _AT_ONCE),

@@ -55,8 +55,9 @@ def layout_of(ref: SliceRef, field: str) -> SliceLayout:
         offered = [shape.machine_type.name for shape in shapes if shape.machine_type]
         shapes = tuple(s for s in shapes if s.machine_type and s.machine_type.name == ref.machine_type)
         if not shapes:
+            offer = f"it exists on {', '.join(dict.fromkeys(offered))}" if offered else "leave it out"
             raise InvalidJob(
-                [Problem(f"{field}.machineType", f"{ref.machine_type!r} does not have this slice; {_offer(offered)}")]
+                [Problem(f"{field}.machineType", f"{ref.machine_type!r} does not have this slice; {offer}")]
             )
     return SliceLayout(shapes[0], ref.count)
 
@@ -81,7 +82,3 @@ def _declared_shape(ref: SliceRef, field: str, chips_per_host: int) -> Shape:
         default=True,
         verified=False,
     )
-
-
-def _offer(machine_types: list[str]) -> str:
-    return f"it exists on {', '.join(dict.fromkeys(machine_types))}" if machine_types else "leave it out"

@@ -1,10 +1,15 @@
-"""The actions that a plan may ask for: the operator's only effects, apart from writing the status."""
+"""The actions that a plan may ask for: the operator's only effects, apart from writing the status.
 
-from dataclasses import dataclass
+The log names them by their `verb`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, overload
 
 from tpu_training_operator.api.conditions import EventReason
+from tpu_training_operator.domain.job.naming import WorkerId
 
 AT_ONCE = timedelta(0)
 
@@ -23,28 +28,50 @@ class Create:
     for_better_slice: bool = False
     again: bool = False
 
+    @property
+    def verb(self) -> str:
+        return f"create {self.body['kind']}"
+
 
 @dataclass(frozen=True)
-class DeletePod:
-    """Delete the pod with this uid, never another of the same name. `force`: without waiting for a dead node."""
+class Creations(Sequence[Create]):
+    """Creations of one pod for each worker. A pod is built only when it is asked for: thousands of bodies at once would
+    not fit into the operator's memory, and would block the event loop for seconds. `build` gets the worker and then the
+    `arguments`."""
 
+    workers: tuple[WorkerId, ...]
+    build: Callable[..., Create]
+    arguments: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    @overload
+    def __getitem__(self, index: int) -> Create: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Creations": ...
+
+    def __getitem__(self, index: int | slice) -> "Create | Creations":
+        if isinstance(index, slice):
+            return replace(self, workers=self.workers[index])
+        return self.build(self.workers[index], *self.arguments)
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Delete the object with this uid, never another of the same name. `uid` None: whichever one the job controls, if
+    there is one. `force`: without waiting for a dead node."""
+
+    kind: str
     name: str
-    uid: str
+    uid: str | None = None
     force: bool = False
+    api_version: str = "v1"
 
-
-@dataclass(frozen=True)
-class DeleteConfigMap:
-    """Delete the ConfigMap, if it exists and the job controls it."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class DeleteEndpointSlice:
-    """Delete the EndpointSlice, if it exists and the job controls it."""
-
-    name: str
+    @property
+    def verb(self) -> str:
+        return f"delete {self.kind}" + (" by force" if self.force else "")
 
 
 @dataclass(frozen=True)
@@ -54,19 +81,14 @@ class Publish:
 
     bodies: tuple[dict[str, Any], ...]
     version: str
-
-
-@dataclass(frozen=True)
-class DeleteJob:
-    """Delete the job itself, with everything it owns."""
-
-    name: str
-    uid: str
+    verb = "publish addresses"
 
 
 @dataclass(frozen=True)
 class AskForStacks:
     """Ask the reporting worker to send the stacks of its threads with its next report."""
+
+    verb = "ask for stacks"
 
 
 @dataclass(frozen=True)
@@ -74,6 +96,7 @@ class WarnPlaceholderRefused:
     """Send an event about why the gang cannot ask for a better slice, and note that it was sent."""
 
     why: str
+    verb = "warn about placeholders"
 
 
 @dataclass(frozen=True)
@@ -81,6 +104,7 @@ class LookAtEvents:
     """Read the events of these pods and note them. `pods`: names and uids."""
 
     pods: tuple[tuple[str, str], ...]
+    verb = "look at events"
 
 
 @dataclass(frozen=True)
@@ -88,6 +112,7 @@ class UpdateWorkload:
     """Replace the spec of the job's Workload, if it is still the one that was read."""
 
     body: dict[str, Any]
+    verb = "update Workload"
 
 
 @dataclass(frozen=True)
@@ -98,29 +123,20 @@ class WriteWorkloadStatus:
     body: dict[str, Any]
     frees_quota: bool = False
 
-
-@dataclass(frozen=True)
-class DeleteWorkload:
-    """Delete this Workload of the job, and with it the quota that it holds. `version`: that of Kueue's API."""
-
-    version: str
-    name: str
-    uid: str
+    @property
+    def verb(self) -> str:
+        return "give quota back" if self.frees_quota else "report to Kueue"
 
 
 Action = (
     Create
+    | Delete
     | Publish
-    | DeletePod
-    | DeleteConfigMap
-    | DeleteEndpointSlice
-    | DeleteJob
     | AskForStacks
     | WarnPlaceholderRefused
     | LookAtEvents
     | UpdateWorkload
     | WriteWorkloadStatus
-    | DeleteWorkload
 )
 
 

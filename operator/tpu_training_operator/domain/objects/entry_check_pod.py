@@ -84,13 +84,9 @@ def _container(job: TPUTrainingJob, container: Object) -> Object:
 
 def _env(worker_variables: list[Object]) -> list[Object]:
     """Returns the worker's variables for the check, in their order: later ones may refer to earlier ones."""
-    variables = (variable for variable in worker_variables if not variable["name"].startswith(_OF_A_SLICE))
-    return [_MARK, *map(_on_a_cpu, variables)]
-
-
-def _on_a_cpu(variable: Object) -> Object:
-    name = variable["name"]
-    return {"name": name, "value": _ON_A_CPU[name]} if name in _ON_A_CPU else variable
+    variables = [variable for variable in worker_variables if not variable["name"].startswith(_OF_A_SLICE)]
+    replaced = {name: {"name": name, "value": value} for name, value in _ON_A_CPU.items()}
+    return [_MARK, *(replaced.get(variable["name"], variable) for variable in variables)]
 
 
 def _resources(job: TPUTrainingJob) -> Object:

@@ -5,14 +5,13 @@ pulls in advance. It has no volumes, no environment and no token.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.options import SliceOption
-from tpu_training_operator.domain.objects.actions import Action, Create
+from tpu_training_operator.domain.objects.actions import Create, Creations
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_nodes import pool_labels
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
@@ -25,39 +24,17 @@ _COPIED = ("restartPolicy", "securityContext", "nodeSelector", "affinity", "tole
 _OF_CONTAINER = ("name", "image", "imagePullPolicy", "resources", "securityContext")
 
 
-@dataclass(frozen=True)
-class PlaceholderCreations(Sequence[Action]):
-    """The batch that asks for the nodes of a better slice. Each pod is built only when it is asked for, like those of a
-    gang. Part of a slice is of no use, so the first refusal ends the batch."""
-
-    option: SliceOption
-    workers: tuple[WorkerId, ...]
-
-    def __len__(self) -> int:
-        return len(self.workers)
-
-    @overload
-    def __getitem__(self, index: int) -> Action: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "PlaceholderCreations": ...
-
-    def __getitem__(self, index: int | slice) -> "Action | PlaceholderCreations":
-        if isinstance(index, slice):
-            return replace(self, workers=self.workers[index])
-        return Create(_placeholder(self.option, self.workers[index]), optional=True, for_better_slice=True)
-
-
-def missing_placeholders(option: SliceOption, first: int, existing: Sequence[str]) -> PlaceholderCreations:
+def missing_placeholders(option: SliceOption, first: int, existing: Sequence[str]) -> Creations:
     """Returns the creations of the missing placeholders for the slices from `first` on; earlier slices already run.
-    `existing`: the names of the placeholders that exist."""
+    Part of a slice is of no use, so the first refusal ends the batch. `existing`: the names of the placeholders that
+    exist."""
     known, name = set(existing), option.job.name
     wanted = (worker for worker in naming.workers(option.layout, 0) if worker.slice >= first)
     missing = (worker for worker in wanted if naming.placeholder_name(name, option.number, worker) not in known)
-    return PlaceholderCreations(option, tuple(missing))
+    return Creations(tuple(missing), _create, (option,))
 
 
-def _placeholder(option: SliceOption, worker: WorkerId) -> Object:
+def _create(worker: WorkerId, option: SliceOption) -> Create:
     job = option.job
     worker_body = worker_pod(job, option.resolution, worker)
     spec = {name: worker_body["spec"][name] for name in _COPIED if name in worker_body["spec"]}
@@ -81,4 +58,5 @@ def _placeholder(option: SliceOption, worker: WorkerId) -> Object:
         constants.LABEL_ALTERNATIVE: str(option.number),
     }
     name = naming.placeholder_name(job.name, option.number, worker)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata(job, name, labels), "spec": spec}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata(job, name, labels), "spec": spec}
+    return Create(body, optional=True, for_better_slice=True)

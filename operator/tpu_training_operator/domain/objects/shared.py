@@ -22,24 +22,10 @@ from tpu_training_operator.domain.objects.run_spec import run_spec
 Object = dict[str, Any]
 
 
-def owner_reference(job: TPUTrainingJob) -> Object:
-    return {
-        "apiVersion": constants.API_VERSION,
-        "kind": constants.KIND,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-
-
 def metadata(job: TPUTrainingJob, name: str, labels: dict[str, str]) -> Object:
-    return {
-        "name": name,
-        "namespace": job.namespace,
-        "labels": labels,
-        "ownerReferences": [owner_reference(job)],
-    }
+    owner = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "name": job.name, "uid": job.uid}
+    owners = [owner | {"controller": True, "blockOwnerDeletion": True}]
+    return {"name": name, "namespace": job.namespace, "labels": labels, "ownerReferences": owners}
 
 
 def service(job: TPUTrainingJob) -> Object:

@@ -5,7 +5,6 @@ TPU_PROCESS_ADDRESSES or TPU_PROCESS_PORT: torch_xla sets them for each process 
 whole host would give it wrong bounds. GKE's device plugin provides TPU_SKIP_MDS_QUERY and the topology.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from tpu_contract import protocol
@@ -40,7 +39,10 @@ def worker_env(
     The user cannot override them, because their names are reserved. `reporting`: where this worker reports to; None if
     it does not.
     """
-    layout = resolution.layout
+    layout, torch = resolution.layout, job.spec.trainer.torch or TorchRuntime()
+    # The hosts of the user's own loop meet through torch.distributed. With torch_xla, libtpu joins them, and torch_xla
+    # would take RANK as a sign of torchrun.
+    is_torchrun = job.spec.trainer.command is not None and job.spec.trainer.backend is BackendName.TORCH
     leader = naming.leader_dns_name(job.name, job.namespace, layout, worker.attempt)
     values = {
         # A single host needs no DNS.
@@ -56,7 +58,7 @@ def worker_env(
         "TPUJOB_ATTEMPT": str(worker.attempt),
         protocol.ENV_TERMINATION_LOG: constants.TERMINATION_LOG,
         protocol.ENV_RUN_SPEC: f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}",
-        **_torchrun_hosts_env(job, resolution, worker),
+        **(_torchrun_hosts_env(resolution, worker) if is_torchrun else {}),
         **_code_env(job.spec.trainer.code),
     }
     if job.spec.trainer.backend is not BackendName.TORCH:
@@ -72,15 +74,17 @@ def worker_env(
     if reporting is not None:
         values |= _reporting_env(job, reporting)
     user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
-    if all(variable["name"] != _PROCESSES for variable in user):
-        values |= _process_batch_env(job, resolution)
+    user_names = {variable["name"] for variable in user}
+    processes_env = _torchrun_processes_env(torch, resolution, worker) if is_torchrun else {}
+    defaults = CONTAINER_USER | processes_env | _torch_tpu_env(job, layout, worker)
+    if is_torchrun and _PROCESSES not in user_names:
+        # The share of one of torchrun's processes. Those are not replicas, which count TPU devices on any hardware.
+        batch, processes = resolution.recipe.batch, layout.hosts * torch.processes_per_host
+        values["TPUJOB_PER_PROCESS_BATCH_SIZE"] = str(batch.total // batch.accumulation // processes)
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         _worker_host_names(job, layout, worker),
-        *_defaults_for(
-            CONTAINER_USER | _torchrun_processes_env(job, resolution, worker) | _torch_tpu_env(job, layout, worker),
-            user,
-        ),
+        *({"name": name, "value": value} for name, value in defaults.items() if name not in user_names),
         *user,
     ]
 
@@ -116,18 +120,8 @@ def _code_env(code: Code | None) -> dict[str, str]:
     }
 
 
-def _is_joined_by_torch(job: TPUTrainingJob) -> bool:
-    """Tells whether the hosts of the user's own loop meet through torch.distributed.
-
-    With torch_xla, libtpu joins the hosts, and torch_xla would take RANK as a sign of torchrun.
-    """
-    return job.spec.trainer.command is not None and job.spec.trainer.backend is BackendName.TORCH
-
-
-def _torchrun_hosts_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
+def _torchrun_hosts_env(resolution: Resolution, worker: WorkerId) -> dict[str, str]:
     """Returns the options that join torchrun's hosts; torchrun reads them from PET_* variables."""
-    if not _is_joined_by_torch(job):
-        return {}
     return {
         "PET_NNODES": str(resolution.layout.hosts),
         "PET_NODE_RANK": str(naming.host_index(resolution.layout, worker)),
@@ -136,12 +130,9 @@ def _torchrun_hosts_env(job: TPUTrainingJob, resolution: Resolution, worker: Wor
     }
 
 
-def _torchrun_processes_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
+def _torchrun_processes_env(torch: TorchRuntime, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
     """Returns how many processes torchrun starts. With only one, its rank is set too, so that a script also runs
     without torchrun (`env://`)."""
-    if not _is_joined_by_torch(job):
-        return {}
-    torch = job.spec.trainer.torch or TorchRuntime()
     count = {_PROCESSES: str(torch.processes_per_host)}
     if torch.processes_per_host > 1:
         return count
@@ -175,16 +166,6 @@ def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -
     return values
 
 
-def _process_batch_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
-    """Returns the share of the batch of one of torchrun's processes. Those are not replicas, which count TPU devices on
-    any hardware."""
-    if not _is_joined_by_torch(job):
-        return {}
-    processes = resolution.layout.hosts * (job.spec.trainer.torch or TorchRuntime()).processes_per_host
-    batch = resolution.recipe.batch
-    return {"TPUJOB_PER_PROCESS_BATCH_SIZE": str(batch.total // batch.accumulation // processes)}
-
-
 def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
     """Returns the trainer's variables, and those of Kubeflow Trainer (KEP-2779) that Hugging Face's callbacks use."""
     place = f"namespaces/{job.namespace}"
@@ -207,8 +188,3 @@ def _worker_host_names(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerI
         return {"name": "TPU_WORKER_HOSTNAMES", "value": _LOCALHOST}
     reference = {"name": naming.config_map_name(job.name, worker.attempt), "key": hosts_key(worker.slice)}
     return {"name": "TPU_WORKER_HOSTNAMES", "valueFrom": {"configMapKeyRef": reference}}
-
-
-def _defaults_for(values: Mapping[str, str], user: list[EnvVar]) -> list[EnvVar]:
-    user_names = {variable["name"] for variable in user}
-    return [{"name": name, "value": value} for name, value in values.items() if name not in user_names]

@@ -1,8 +1,7 @@
 """Builds the pod of one worker, which is one host of a slice."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.catalogue import MachineType
@@ -10,14 +9,11 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.trainer import SHARED_MEMORY, SecurityContext, Trainer, mounts_shared_memory
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
-from tpu_training_operator.domain.cluster_state.workload import PodSettings
 from tpu_training_operator.domain.job.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
-from tpu_training_operator.domain.objects.actions import Action, Create
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_env import worker_env
 from tpu_training_operator.domain.objects.worker_nodes import affinity, node_selector, pool_labels, tolerations
-from tpu_training_operator.domain.objects.workload import with_pod_settings
 
 Object = dict[str, Any]
 
@@ -30,35 +26,6 @@ _CODE_ARCHIVE_VOLUME = "tpu-training-archive"
 _ANNOTATIONS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 # The kubelet renews the token after four fifths of this time.
 _TOKEN_SECONDS = 3600
-
-
-@dataclass(frozen=True)
-class WorkerCreations(Sequence[Action]):
-    """The batch that creates a gang's pods. Each pod is built only when it is asked for: thousands of bodies at once
-    would not fit into the operator's memory, and would block the event loop for seconds. `settings`: what Kueue
-    adds."""
-
-    job: TPUTrainingJob
-    resolution: Resolution
-    workers: tuple[WorkerId, ...]
-    reporting: Reporting | None
-    avoid: tuple[str, ...]
-    settings: PodSettings | None = None
-
-    def __len__(self) -> int:
-        return len(self.workers)
-
-    @overload
-    def __getitem__(self, index: int) -> Action: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "WorkerCreations": ...
-
-    def __getitem__(self, index: int | slice) -> "Action | WorkerCreations":
-        if isinstance(index, slice):
-            return replace(self, workers=self.workers[index])
-        pod = worker_pod(self.job, self.resolution, self.workers[index], self.reporting, self.avoid)
-        return Create(pod if self.settings is None else with_pod_settings(pod, self.settings))
 
 
 def worker_pod(

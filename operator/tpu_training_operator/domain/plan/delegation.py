@@ -26,7 +26,7 @@ from tpu_training_operator.domain.objects.actions import Event, UpdateWorkload, 
 from tpu_training_operator.domain.objects.workload import is_for_other_workers
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.invalid import plan_invalid
-from tpu_training_operator.domain.plan.parse_cache import ParseCache
+from tpu_training_operator.domain.plan.parse_cache import read_job
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan
 from tpu_training_operator.domain.plan.queue.queueing import (
     ask_for,
@@ -44,7 +44,7 @@ _LONGEST_STOP = timedelta(minutes=10)
 _SHOWN_HERE = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.SUSPENDED)
 
 
-def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS) -> Plan | None:
+def plan_delegated(look: JobState, max_hosts: int = MAX_HOSTS) -> Plan | None:
     """Plans for a job that this operator does not run, and which has no worker here; None if it does run it."""
     queue, status, manager = look.observed.queue, look.status, manager_of(look.observed.job)
     if not manager:
@@ -58,9 +58,7 @@ def plan_delegated(look: JobState, cache: ParseCache, max_hosts: int = MAX_HOSTS
         return _wait_without_queue(look)
     workload = queue.workload
     try:
-        batches = (
-            _create(look, queue, cache, max_hosts) if workload is None else _next_step(look, queue, workload, cache)
-        )
+        batches = _create(look, queue, max_hosts) if workload is None else _next_step(look, queue, workload)
     except InvalidJob as error:
         return plan_invalid(replace(look, status=Status()), error)
     if workload is not None and _has_copy(workload):
@@ -103,18 +101,18 @@ def _has_copy(workload: Workload) -> bool:
     return workload.is_true("Admitted") or (workload.is_evicted and workload.holds_quota)
 
 
-def _create(look: JobState, queue: Queue, cache: ParseCache, max_hosts: int) -> Batches:
+def _create(look: JobState, queue: Queue, max_hosts: int) -> Batches:
     """Checks the job and creates its Workload. From then on the operator of the other cluster checks it. Raises
     InvalidJob."""
     job = look.observed.job
-    options = cache.job(job)
-    check_options((*options, *cache.lower_rungs(job)), job, max_hosts)
+    options, lower_rungs = read_job(job)
+    check_options((*options, *lower_rungs), job, max_hosts)
     if queue.problem or _is_to_be_suspended(look):
         return ()
     return (Batch((ask_for(options[0], queue),)),)
 
 
-def _next_step(look: JobState, queue: Queue, workload: Workload, cache: ParseCache) -> Batches:
+def _next_step(look: JobState, queue: Queue, workload: Workload) -> Batches:
     """Returns the next change of the Workload. Raises InvalidJob."""
     suspends = _is_to_be_suspended(look)
     if workload.is_going or workload.is_finished:
@@ -125,7 +123,7 @@ def _next_step(look: JobState, queue: Queue, workload: Workload, cache: ParseCac
         has_stopped = not workload.is_active or _copy_has_stopped(look, workload)
         return (release_quota(workload, look.now),) if has_stopped else ()
     if not suspends and not workload.is_active and is_true(look.status.conditions, ConditionType.SUSPENDED):
-        if is_for_other_workers(dict(workload.raw), ask_for(cache.job(look.observed.job)[0], queue).body):
+        if is_for_other_workers(dict(workload.raw), ask_for(read_job(look.observed.job)[0][0], queue).body):
             return delete_workloads([workload])
         return (Batch((UpdateWorkload(workload.with_active(True)),)),)
     if workload.is_admitted:

@@ -1,30 +1,27 @@
 """Creates the gang of an attempt, watches it, and replaces it when it fails."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
 from tpu_training_operator.api.failures import FailureReason
+from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.status import Activity, Failure, PlacementReason, State
 from tpu_training_operator.api.words import every
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
+from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
+from tpu_training_operator.domain.cluster_state.workload import PodSettings
 from tpu_training_operator.domain.failures.first import first_failure, hang_failure, missing_worker, next_look
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT, stacks_due, standstill, straggler
-from tpu_training_operator.domain.job.naming import config_map_name
-from tpu_training_operator.domain.objects.actions import (
-    AT_ONCE,
-    Action,
-    AskForStacks,
-    Create,
-    DeleteConfigMap,
-    DeleteEndpointSlice,
-    Event,
-)
+from tpu_training_operator.domain.job.naming import WorkerId, config_map_name
+from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, AskForStacks, Create, Creations, Delete, Event
 from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
 from tpu_training_operator.domain.objects.shared import config_map, service
-from tpu_training_operator.domain.objects.worker_pod import WorkerCreations
+from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.workload import with_pod_settings
 from tpu_training_operator.domain.plan.blocked import show_obstacle
 from tpu_training_operator.domain.plan.checks.entry_check import delete_check_config_map
 from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
@@ -32,8 +29,7 @@ from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
 from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
 from tpu_training_operator.domain.plan.common.slice_record import find_strays
-from tpu_training_operator.domain.plan.placement.moving import carry_out, move
-from tpu_training_operator.domain.plan.placement.search import next_slice
+from tpu_training_operator.domain.plan.placement.search import carry_out, move, next_slice
 from tpu_training_operator.domain.plan.plan import Batch, Batches, Freshness, Plan
 from tpu_training_operator.domain.plan.queue.queueing import read_placement
 from tpu_training_operator.domain.plan.restarts.restart import fail_or_restart, release
@@ -96,18 +92,30 @@ def _create_missing(ctx: Context) -> Plan:
         *(_delete_shared(ctx, attempt - 1) if attempt > 1 else delete_check_config_map(ctx)),
         *isolate(ctx, again=attempt > 1),
     ]
-    avoid = tuple(ctx.status.avoided_nodes)
-    workers = WorkerCreations(job, ctx.resolution, tuple(ctx.missing), ctx.reporting, avoid, where)
+    arguments = (job, ctx.resolution, ctx.reporting, ctx.status.avoided_nodes, where)
+    workers = Creations(tuple(ctx.missing), _create_worker, arguments)
     return Plan((Batch(shared), Batch(workers, Freshness.FRESH_ALL)))
+
+
+def _create_worker(
+    worker: WorkerId,
+    job: TPUTrainingJob,
+    resolution: Resolution,
+    reporting: Reporting | None,
+    avoid: Sequence[str],
+    settings: PodSettings | None,
+) -> Create:
+    pod = worker_pod(job, resolution, worker, reporting, avoid)
+    return Create(pod if settings is None else with_pod_settings(pod, settings))
 
 
 def _delete_shared(ctx: Context, attempt: int) -> Iterator[Action]:
     """Yields the deletions of the attempt's ConfigMap and EndpointSlices: its workers' names must not resolve to
     addresses that other pods may have by now."""
-    yield DeleteConfigMap(config_map_name(ctx.job.name, attempt))
+    yield Delete("ConfigMap", config_map_name(ctx.job.name, attempt))
     of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.lower_rungs))
     for name in max(of_each, key=len):
-        yield DeleteEndpointSlice(name)
+        yield Delete("EndpointSlice", name, api_version="discovery.k8s.io/v1")
 
 
 def _wait_before_attempt(ctx: Context) -> timedelta:

@@ -104,8 +104,10 @@ class _Invalid:
             return succeed(self.look, self._gang, status.goodput, status.resolved.train_steps)
         if self.look.is_suspended or self.look.is_held:
             return self._rest()
-        if (left := self._active_time_left()) is not None and left <= AT_ONCE:
-            message = describe_deadline(self._policy.active_deadline_seconds)
+        limit = self._policy.active_deadline_seconds
+        left = None if limit is None else timedelta(seconds=limit - active_seconds(self._goodput))
+        if left is not None and left <= AT_ONCE:
+            message = describe_deadline(limit)
             return fail(self.look, replace(status, goodput=self._goodput), Reason.DEADLINE_EXCEEDED, message)
         if (cause := self._find_cause()) is not None:
             return self._stop(cause)
@@ -115,7 +117,8 @@ class _Invalid:
         watched = Plan(status=self._present(status), events=events)
         again = LOOK_AGAIN if self.look.observed.queue else None
         start = self._start_limit[0] - self.look.now if self._start_limit else None
-        return watched.due_within(left, again, start, next_look(self._gang, self.look.now), self._until_spent())
+        until_spent = budget.until_spent(self._spent, self.look.holding) if self._spent else None
+        return watched.due_within(left, again, start, next_look(self._gang, self.look.now), until_spent)
 
     def _adopt(self, unknown: Sequence[WorkerPod]) -> Plan:
         """Records the attempt of these workers: the status was lost, or shows an earlier one."""
@@ -151,13 +154,6 @@ class _Invalid:
         limit = read_budget(self.look)
         used = budget.count_used(self.look, self.status)
         return None if limit is None else budget.Spent(used, limit.chip_hours * 3600)
-
-    def _until_spent(self) -> timedelta | None:
-        return None if self._spent is None else budget.until_spent(self._spent, self.look.holding)
-
-    def _active_time_left(self) -> timedelta | None:
-        limit = self._policy.active_deadline_seconds
-        return None if limit is None else timedelta(seconds=limit - active_seconds(self._goodput))
 
     @cached_property
     def _goodput(self) -> Goodput:
@@ -219,7 +215,9 @@ class _Invalid:
 
     def _rest(self) -> Plan:
         """Stops the workers and gives the quota back, until the spec is valid."""
-        pods, limit = self._all_workers(), read_budget(self.look)
+        # Failed workers are kept for their logs.
+        known = self.look.observed.before_attempt(self.status.attempt + 1)
+        pods, limit = [pod for pod in known if pod.phase != "Failed"], read_budget(self.look)
         if self._spent and self._spent.is_all and limit and limit.on_exceeded is OnExceeded.FAIL and not pods:
             return fail(self.look, self.status, Reason.BUDGET_EXCEEDED, self._spent.words())
         batches = (*delete_pods(pods, self.look.now), *give_up_quota(self.look.observed))
@@ -227,12 +225,6 @@ class _Invalid:
         queue = self.look.observed.queue
         again = LOOK_AGAIN if queue and (queue.workload or queue.others) else None
         return Plan(batches, shown).due_within(look_again(pods, self.look.now), again)
-
-    def _all_workers(self) -> Sequence[WorkerPod]:
-        """Returns the workers of all attempts up to the present one, except failed ones, which are kept for their
-        logs."""
-        known = self.look.observed.before_attempt(self.status.attempt + 1)
-        return [pod for pod in known if pod.phase != "Failed"]
 
     def _present(self, status: Status, also: str = "") -> Status:
         message = f"{self.error}; {also}" if also else str(self.error)

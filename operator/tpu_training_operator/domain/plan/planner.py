@@ -37,7 +37,7 @@ from tpu_training_operator.domain.plan.delegation import plan_delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
 from tpu_training_operator.domain.plan.invalid import plan_invalid, read_budget
 from tpu_training_operator.domain.plan.ladder import finish_rung
-from tpu_training_operator.domain.plan.parse_cache import ParseCache
+from tpu_training_operator.domain.plan.parse_cache import read_job, read_status
 from tpu_training_operator.domain.plan.placement.return_to_preferred import hold_nodes, move_once_held
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 from tpu_training_operator.domain.plan.queue.better_slice import ask_for_better_slice, move_once_admitted
@@ -54,8 +54,6 @@ from tpu_training_operator.domain.plan.stopping import budget
 from tpu_training_operator.domain.plan.stopping.departure import delete_when_due, leave, stop_remaining_pods
 from tpu_training_operator.domain.plan.stopping.suspension import BY_USER, suspend
 
-_NO_CACHE = ParseCache(0)
-
 
 def plan(
     observed: Observed,
@@ -64,16 +62,15 @@ def plan(
     *,
     network_policy: WorkerNetworkPolicy | None = None,
     max_hosts: int = MAX_HOSTS,
-    cache: ParseCache = _NO_CACHE,
 ) -> Plan:
     """Plans the next actions and the status to write. The same arguments give the same plan.
 
     `reporting`: where the workers report to; None if no operator listens. `network_policy`: what keeps other pods from
     the workers; None if nothing should. `max_hosts`: a larger job is not started; one that has started under another
-    bound continues. `cache`: keeps parsed specs and statuses between passes.
+    bound continues.
     """
-    look = JobState(observed, cache.status(observed.job.get("status")), now)
-    if (elsewhere := plan_delegated(look, cache, max_hosts)) is not None:
+    look = JobState(observed, read_status(observed.job.get("status")), now)
+    if (elsewhere := plan_delegated(look, max_hosts)) is not None:
         return elsewhere
     if look.is_leaving:
         return _complete(leave(look), look, look.status)
@@ -82,7 +79,7 @@ def plan(
             stop_remaining_pods(look).then(end_workloads(look)), look, look.status
         )
     try:
-        ctx = _read(look, cache, max_hosts)
+        ctx = _read(look, max_hosts)
     except InvalidJob as error:
         return _plan_without_spec(look, error)
     ctx = replace(ctx, reporting=reporting, network_policy=network_policy)
@@ -92,11 +89,11 @@ def plan(
     return _complete(_contribute(ctx, _decide(ctx)), ctx, look.status, limit, ctx.option)
 
 
-def _read(look: JobState, cache: ParseCache, max_hosts: int) -> Context:
+def _read(look: JobState, max_hosts: int) -> Context:
     """Reads the spec, and applies what the workers have reported to the status. Raises InvalidJob."""
     observed, status = look.observed, look.status
     job = _drop_entry_check(observed.job) if status.attempt or observed.pods else observed.job
-    options, lower = cache.job(job), cache.lower_rungs(job)
+    options, lower = read_job(job)
     observed = observed.within([option.layout for option in (*options, *lower)])
     has_begun = status.attempt > 0 or bool(observed.pods)
     if not has_begun or look.is_suspended:

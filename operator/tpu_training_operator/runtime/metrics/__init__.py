@@ -3,15 +3,20 @@
 Parts of the operator take `Metrics | None` and report events as they happen; docs/metrics.md explains each series.
 Every series exists from the start, at 0. This bounds their number, keeps the names of jobs out of labels, and lets
 rate() see the first event: Prometheus does not count an increase from nothing.
+
+/metrics has neither encryption nor authentication: it serves numbers, no names, and only inside the cluster's network
+(docs/install.md).
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from itertools import product
 from typing import Any, NamedTuple
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
@@ -20,6 +25,7 @@ from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import ChipSeconds, Goodput, State, Status
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import transitions
+from tpu_training_operator.runtime.ports import Bounds, serve_bounded
 from tpu_training_operator.version import version
 
 
@@ -299,7 +305,7 @@ class Metrics:
             self._count("tpujob_goodput_seconds_total", account, by=seconds)
         for account, chip_seconds in transitions.chip_seconds_by_account(before, after).items():
             self._count("tpujob_chip_seconds_total", account, by=chip_seconds)
-        if transitions.exceeded_budget(before, after):
+        if transitions.is_over_budget(after) and not transitions.is_over_budget(before):
             self._count("tpujob_chip_budgets_exceeded_total")
         if ready := transitions.readiness(before, after):
             name = "tpujob_recovery_seconds" if ready.after_failure else "tpujob_gang_ready_seconds"
@@ -319,3 +325,27 @@ class Metrics:
             due = loop.time() + _LAG_PERIOD_SECONDS
             await asyncio.sleep(_LAG_PERIOD_SECONDS)
             self._observe("tpujob_event_loop_lag_seconds", max(0.0, loop.time() - due))
+
+
+_BOUNDS = Bounds(connections=32)
+
+
+@asynccontextmanager
+async def serve_metrics(port: int, metrics: Metrics) -> AsyncIterator[None]:
+    """Serves on `port` of every address, and measures the event loop, until the block ends. Raises OSError if the port
+    is taken."""
+
+    async def answer(request: web.Request) -> web.Response:
+        body, content_type = metrics.exposition(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    lag = asyncio.create_task(metrics.watch_event_loop(), name="event loop lag")
+    try:
+        async with serve_bounded(app, port, _BOUNDS):
+            yield
+    finally:
+        lag.cancel()
+        with suppress(asyncio.CancelledError):
+            await lag

@@ -82,12 +82,7 @@ def chip_seconds_by_account(before: Status, after: Status) -> dict[str, int]:
     return _count_added(before, after, *spent)
 
 
-def exceeded_budget(before: Status, after: Status) -> bool:
-    """Returns whether the job was just stopped because its budget of chip-hours is used up."""
-    return _over_budget(after) and not _over_budget(before)
-
-
-def _over_budget(status: Status) -> bool:
+def is_over_budget(status: Status) -> bool:
     """Returns whether the budget has stopped the job. One that is to fail is suspended first."""
     conditions = (find(status.conditions, kind) for kind in (ConditionType.SUSPENDED, ConditionType.FAILED))
     return any(end is not None and end.is_true and end.reason == Reason.BUDGET_EXCEEDED for end in conditions)

@@ -8,7 +8,6 @@ name (NAM4) or of two regions that the owner chose (a multi-region's name, with 
 
 import re
 from collections.abc import Iterator, Sequence
-from enum import Enum, auto
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, Reason
@@ -46,17 +45,13 @@ _TROUBLES = {
 _MOST_BUCKETS = 8
 
 
-class Near(Enum):
-    LOCAL = auto()
-    REMOTE = auto()
-    UNKNOWN = auto()
-
-
 _REASONS = {
-    Near.LOCAL: (True, Reason.BUCKETS_IN_REGION),
-    Near.REMOTE: (False, Reason.BUCKET_OUTSIDE_REGION),
-    Near.UNKNOWN: (None, Reason.BUCKET_REGION_UNKNOWN),
+    True: Reason.BUCKETS_IN_REGION,
+    False: Reason.BUCKET_OUTSIDE_REGION,
+    None: Reason.BUCKET_REGION_UNKNOWN,
 }
+# Whether a bucket is near, or None if that is unknown, and an explanation.
+Judgement = tuple[bool | None, str]
 
 
 def record_distance(ctx: Context, status: Status) -> Status:
@@ -65,8 +60,7 @@ def record_distance(ctx: Context, status: Status) -> Status:
     if judgement is None:
         return status
     near, message = judgement
-    value, reason = _REASONS[near]
-    return ctx.with_condition(status, ConditionType.DATA_IN_REGION, value, reason, message)
+    return ctx.with_condition(status, ConditionType.DATA_IN_REGION, near, _REASONS[near], message)
 
 
 def explain_distance(ctx: Context) -> str | None:
@@ -77,10 +71,10 @@ def explain_distance(ctx: Context) -> str | None:
     if judgement is None:
         return "the entry check did not say where the job's buckets are"
     near, message = judgement
-    return None if near is Near.LOCAL else message
+    return None if near else message
 
 
-def _judge(ctx: Context) -> tuple[Near, str] | None:
+def _judge(ctx: Context) -> Judgement | None:
     pod = ctx.observed.entry_check_pod
     seen = pod.trainer_message.places if pod is not None and pod.trainer_message is not None else None
     if ctx.job.spec.entry_check.data_in_region is DataInRegion.IGNORE or seen is None or not seen.buckets:
@@ -111,22 +105,22 @@ def region_of(place: str) -> str:
     return place if _REGION.match(place) else ""
 
 
-def judge_locality(buckets: Sequence[Bucket], region: str) -> tuple[Near, str]:
+def judge_locality(buckets: Sequence[Bucket], region: str) -> Judgement:
     """Judges all buckets together, the worst first. `region`: the slice's, "" if it is unknown."""
     judgements = [_judge_bucket(bucket, region) for bucket in buckets]
-    order = (Near.REMOTE, Near.UNKNOWN, Near.LOCAL)
-    worst = min((near for near, _ in judgements), key=order.index, default=Near.LOCAL)
+    order = (False, None, True)
+    worst = min((near for near, _ in judgements), key=order.index, default=True)
     return worst, "; ".join(text for kind in order for near, text in judgements if near is kind)
 
 
-def _judge_bucket(bucket: Bucket, region: str) -> tuple[Near, str]:
+def _judge_bucket(bucket: Bucket, region: str) -> Judgement:
     name = f"gs://{bucket.name}"
     if bucket.trouble or not bucket.location:
         why = _TROUBLES.get(bucket.trouble, _TROUBLES["unavailable"])
-        return Near.UNKNOWN, f"{name}: {why}" + (f": {bucket.said}" if bucket.said else "")
+        return None, f"{name}: {why}" + (f": {bucket.said}" if bucket.said else "")
     if not region:
         where = "the slice's region is not known; set topology.kubernetes.io/region in trainer.nodeSelector"
-        return Near.UNKNOWN, f"{name} is in {bucket.location}; {where}"
+        return None, f"{name} is in {bucket.location}; {where}"
     if pair := tuple(bucket.regions[:2]) or _NAMED_PAIRS.get(bucket.location, ()):
         what = f"the dual-region of {' and '.join(pair)}"
         return _judge_place(name, what, region in pair, region, pair[0])
@@ -135,7 +129,7 @@ def _judge_bucket(bucket: Bucket, region: str) -> tuple[Near, str]:
         is_inside = region.startswith(prefix) and region not in outside
         return _judge_place(name, f"the multi-region {bucket.location.upper()}", is_inside, region, prefix)
     if not _REGION.match(bucket.location):
-        return Near.UNKNOWN, f"{name} is in {bucket.location}, which this operator does not know"
+        return None, f"{name} is in {bucket.location}, which this operator does not know"
     return _judge_place(name, bucket.location, bucket.location == region, region, bucket.location)
 
 
@@ -145,9 +139,9 @@ def _continent(region: str) -> str:
     return "northamerica" if name == "us" else name
 
 
-def _judge_place(name: str, what: str, is_inside: bool, region: str, like: str) -> tuple[Near, str]:
+def _judge_place(name: str, what: str, is_inside: bool, region: str, like: str) -> Judgement:
     if is_inside:
         with_it = "as the slice is" if what == region else f"which includes {region}"
-        return Near.LOCAL, f"{name} is in {what}, {with_it}"
+        return True, f"{name} is in {what}, {with_it}"
     cost = _SAME_CONTINENT if _continent(like) == _continent(region) else _OTHER_CONTINENT
-    return Near.REMOTE, f"{name} is in {what}, and the slice is in {region}: {_SLOW} {cost}"
+    return False, f"{name} is in {what}, and the slice is in {region}: {_SLOW} {cost}"

@@ -23,7 +23,7 @@ from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.failures.entry_check import CheckOutcome, CheckVerdict, next_verdict, verdict
 from tpu_training_operator.domain.job.naming import config_map_name
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Create, DeleteConfigMap, Event
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Create, Delete, Event
 from tpu_training_operator.domain.objects.entry_check_pod import REPLICA_ZERO, entry_check_config_map, entry_check_pod
 from tpu_training_operator.domain.plan.blocked import show_obstacle
 from tpu_training_operator.domain.plan.checks.data_in_region import explain_distance, record_distance
@@ -86,7 +86,7 @@ def delete_check_config_map(ctx: Context) -> Sequence[Action]:
     """Returns the deletion of the check's ConfigMap. The pod stays for its log."""
     if find(ctx.status.conditions, _CHECKED) is None:
         return ()
-    return (DeleteConfigMap(config_map_name(ctx.job.name, REPLICA_ZERO.attempt)),)
+    return (Delete("ConfigMap", config_map_name(ctx.job.name, REPLICA_ZERO.attempt)),)
 
 
 def is_wanted(spec: Spec) -> bool:

@@ -13,14 +13,14 @@ The attempt, its slice, its rung and whether it may have workers are written tog
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, without_condition
+from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, without_condition
 from tpu_training_operator.api.status import Activity, Move, PlacementReason, State, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
-from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState, is_held
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.progress import carry_over
 from tpu_training_operator.domain.plan.common.rung_status import record_rung
@@ -56,7 +56,7 @@ def begin_attempt(
     job is. `events`: those before the attempt's own."""
     if ctx.attempt == 0 or option.number != ctx.option.number or not ctx.may_have_workers:
         status = record_admission(ctx, status, option, why.message)
-    waits = is_queued(status)
+    waits = is_held(status)
     status = replace(
         status,
         attempt=ctx.next_attempt,
@@ -109,12 +109,6 @@ def record_admission(ctx: Context, status: Status, option: SliceOption, message:
     if queue.workload is None or not queue.workload.is_admitted:
         return ctx.with_condition(status, ConditionType.ADMITTED, False, Reason.QUEUED, message)
     return ctx.with_condition(status, ConditionType.ADMITTED, True, Reason.ADMITTED, describe_admission(queue))
-
-
-def is_queued(status: Status) -> bool:
-    """Whether the status says that the job waits for its admission."""
-    admitted = find(status.conditions, ConditionType.ADMITTED)
-    return admitted is not None and not admitted.is_true
 
 
 def describe_admission(queue: Queue) -> str:

@@ -24,7 +24,7 @@ from tpu_training_operator.api.conditions import (
 from tpu_training_operator.api.status import Activity, Goodput, State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time
 from tpu_training_operator.domain.plan.common import ledger
-from tpu_training_operator.domain.plan.common.chips import Holding, read_holding
+from tpu_training_operator.domain.plan.common.ledger import Holding, read_holding
 
 
 class Kstatus(Enum):
@@ -43,6 +43,12 @@ class ReadyState:
     kind: Kstatus
     reason: Reason
     message: str
+
+
+def is_held(status: Status) -> bool:
+    """Whether the job waits in a queue, so that its workers are stopped, if it has any."""
+    admitted = find(status.conditions, ConditionType.ADMITTED)
+    return admitted is not None and not admitted.is_true
 
 
 @dataclass(frozen=True)
@@ -75,9 +81,7 @@ class JobState:
 
     @property
     def is_held(self) -> bool:
-        """Whether the job waits in a queue, so that its workers are stopped, if it has any."""
-        admitted = find(self.status.conditions, ConditionType.ADMITTED)
-        return admitted is not None and not admitted.is_true
+        return is_held(self.status)
 
     @cached_property
     def holding(self) -> Holding:

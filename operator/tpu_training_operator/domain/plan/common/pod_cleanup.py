@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
 from tpu_training_operator.domain.failures.pod_signs import NODE_GONE, TAINT_EVICTION
-from tpu_training_operator.domain.objects.actions import AT_ONCE, DeletePod
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Delete
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Freshness
 
 # A node under load takes a while to report that a container has stopped.
@@ -21,7 +21,7 @@ def delete_pods(pods: Iterable[WorkerPod], now: datetime, needs: Freshness = Fre
     """Returns one batch that deletes these pods, by force where their nodes do not release them; no batch without
     pods."""
     unwanted = list(pods)
-    asked = [DeletePod(pod.name, pod.uid) for pod in unwanted if not pod.is_terminating]
+    asked = [Delete("Pod", pod.name, pod.uid) for pod in unwanted if not pod.is_terminating]
     actions = (*asked, *_force_deletions(unwanted, now))
     return (Batch(actions, needs),) if actions else ()
 
@@ -33,8 +33,8 @@ def delete_by_force(pods: Iterable[WorkerPod], now: datetime, needs: Freshness =
     return (Batch(actions, needs),) if actions else ()
 
 
-def _force_deletions(pods: Iterable[WorkerPod], now: datetime) -> Iterator[DeletePod]:
-    return (DeletePod(pod.name, pod.uid, force=True) for pod in pods if _force_time(pod) <= now)
+def _force_deletions(pods: Iterable[WorkerPod], now: datetime) -> Iterator[Delete]:
+    return (Delete("Pod", pod.name, pod.uid, force=True) for pod in pods if _force_time(pod) <= now)
 
 
 def find_blockers(pods: Iterable[WorkerPod]) -> list[WorkerPod]:

@@ -23,20 +23,15 @@ def choose_option(options: Sequence[SliceOption], status: Status, pods: Sequence
     If the status names none of the job's slices, the labels of the attempt's workers decide.
     """
     placement = status.placement
-    if placement is not None and (named := _find_named(options, placement)) is not None:
-        return named
+    named = [option for option in options if placement is not None and str(option) == placement.slice]
+    if placement is not None and named:
+        return next((option for option in named if option.number == placement.option_index), named[0])
     attempt = status.attempt or max((pod.worker.attempt for pod in pods), default=0)
     known = {option.number: option for option in options}
     labelled = (
         known[pod.option_number] for pod in pods if pod.worker.attempt == attempt and pod.option_number in known
     )
     return next(labelled, options[0])
-
-
-def _find_named(options: Sequence[SliceOption], placement: Placement) -> SliceOption | None:
-    """Returns the option with the placement's number and slice; else the first with that slice."""
-    called = [option for option in options if str(option) == placement.slice]
-    return next((option for option in called if option.number == placement.option_index), next(iter(called), None))
 
 
 def find_strays(option: SliceOption, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
@@ -78,12 +73,6 @@ def _drop_moves(moves: Sequence[Move]) -> list[Move]:
     return moves_left
 
 
-def record_arrival(placement: Placement) -> Placement:
-    """Records that all workers are ready where the job is. This is a fact and not a comparison of times, which have
-    whole seconds: a gang may be lost in the second in which it became ready."""
-    return replace(placement, has_run=True, moves_for_capacity=0)
-
-
 def is_wrong(status: Status, option: SliceOption) -> bool:
     """Whether the placement must be corrected. A job that began before placements existed gets its first one with the
     next write."""
@@ -103,5 +92,7 @@ def keep_record(after: Status, before: Status, option: SliceOption, now: datetim
             placement, option, PlacementReason.STATUS_LOST if option.number else PlacementReason.PREFERRED, now
         )
     if is_true(after.conditions, ConditionType.GANG_READY):
-        placement = record_arrival(placement)
+        # A fact, and not a comparison of times, which have whole seconds: a gang may be lost in the second in which it
+        # became ready.
+        placement = replace(placement, has_run=True, moves_for_capacity=0)
     return charge_slice(replace(after, placement=placement), before, str(option))

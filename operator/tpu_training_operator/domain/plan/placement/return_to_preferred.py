@@ -26,8 +26,7 @@ from tpu_training_operator.domain.objects.actions import AT_ONCE, WarnPlaceholde
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, delete_pods, describe_stuck, is_stuck
-from tpu_training_operator.domain.plan.placement.moving import move
-from tpu_training_operator.domain.plan.placement.search import may_move_again
+from tpu_training_operator.domain.plan.placement.search import may_move_again, move
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Freshness, Plan, Turn
 
 
@@ -85,9 +84,7 @@ def _find_reachable(ctx: Context) -> SliceOption | None:
     if turns is None or turns < 0 or 0 in _find_coming_up(ctx):
         return None
     preferred = ctx.options[0]
-    more = _count_whole_slices(
-        preferred, [pod for pod in ctx.observed.placeholders if pod.option_number == preferred.number]
-    )
+    more = _count_whole_slices(preferred, _placeholders_for(ctx, preferred))
     reachable = more + preferred.layout.slices - _count_lacking(ctx, preferred)
     better = [option for option in ctx.options if option.is_own and option.number < ctx.option.number]
     return next((option for option in better if more and option.layout.slices <= reachable), None)
@@ -114,24 +111,13 @@ def _find_target(ctx: Context) -> SliceOption | None:
     turns = count_turns(ctx)
     if turns is None or turns < 0:
         return None
-    better = [option for option in ctx.options if option.number < ctx.option.number and _is_asked_for(option)]
+    # Placeholders ask for all of spec.slice; fewer slices are an outcome (`_find_reachable`).
+    asked_for = [option for option in ctx.options if option.number == 0 or not option.is_own]
+    better = [option for option in asked_for if option.number < ctx.option.number]
     coming = _find_coming_up(ctx)
-    for option in better:
-        if option.number in coming:
-            return option
     number = turns % (len(better) + 1)
-    return better[number] if number < len(better) else None
-
-
-def _is_asked_for(option: SliceOption) -> bool:
-    """Whether placeholders ask for the slice. They ask for all of spec.slice; fewer slices are an outcome
-    (`_find_reachable`)."""
-    return option.number == 0 or not option.is_own
-
-
-def _holds_node_for(pod: WorkerPod, target: SliceOption) -> bool:
-    """Whether the placeholder holds a node for the gang on `target`."""
-    return pod.option_number == (0 if target.is_own else target.number)
+    in_turn = better[number] if number < len(better) else None
+    return next((option for option in better if option.number in coming), in_turn)
 
 
 def count_turns(ctx: Context) -> int | None:
@@ -185,7 +171,8 @@ def _find_coming_up(ctx: Context) -> set[int]:
 def _awaits_next_gang(pod: WorkerPod, ctx: Context) -> bool:
     """Whether the placeholder's node waits for a worker of this attempt that does not exist yet."""
     is_stopped = ctx.is_suspended or ctx.is_held or ctx.job.spec.run_policy.suspend or ctx.is_refused
-    return _holds_node_for(pod, ctx.option) and bool(ctx.missing) and not is_stopped
+    is_for_gang = pod.option_number == (0 if ctx.option.is_own else ctx.option.number)
+    return is_for_gang and bool(ctx.missing) and not is_stopped
 
 
 def _create_missing(ctx: Context, target: SliceOption, asking: Iterable[WorkerPod]) -> Batches:

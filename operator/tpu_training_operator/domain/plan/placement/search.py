@@ -1,4 +1,4 @@
-"""When a gang that finds no nodes moves to the next of its slices.
+"""How a job moves to another of its slices, and when a gang that finds no nodes does.
 
 Without alternatives, a gang waits as long as it takes. With alternatives, it waits for each slice in turn, and after
 the last one starts over, because any of them may be free by now. Every round without success doubles the waits, up to
@@ -10,22 +10,29 @@ for the fewest, which it may get where the provider grants all nodes or none.
 In the first round, a gang does not wait for what the cluster will never grant: a quota too small for the gang, an
 admission policy. What the cluster may grant later, such as a quota that others use up now,
 it waits for as it does for nodes. In a queue, a gang waits for its admission in the same way.
+
+A move is the next attempt on another slice. One status write raises the attempt and names the slice; later passes stop
+the old workers, wait until they are gone and create the new ones, as after a restart. So two gangs never run at once,
+and if the operator dies, the next one continues the move. No failure class is charged.
 """
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from tpu_training_operator.api.conditions import Condition, ConditionType, Reason, find
+from tpu_training_operator.api.conditions import Condition, ConditionType, EventReason, Reason, find
 from tpu_training_operator.api.placement import OnLoss
-from tpu_training_operator.api.status import PlacementReason
+from tpu_training_operator.api.status import LONGEST_TEXT, Activity, Goodput, Move, PlacementReason, Progress
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE
+from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.context import Context
+from tpu_training_operator.domain.plan.common.ledger import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.slice_record import FOR_CAPACITY
+from tpu_training_operator.domain.plan.plan import Plan
 
 _LONGEST_WAIT = timedelta(hours=1)
 # These turn a second into an hour. With more, the longest wait that a job may name would end beyond the last possible
@@ -60,16 +67,20 @@ def next_slice(ctx: Context) -> PendingMove | None:
     if len(ctx.options) == 1 or ctx.is_on_lower_rung or ctx.is_running:
         return None
     waits_since, was_here = _waiting_since(ctx)
-    if was_here and not _may_move_on_loss(ctx):
+    policy = ctx.job.spec.placement
+    if was_here and not (policy is not None and policy.on_loss is OnLoss.MOVE and may_move_again(ctx)):
         return None
     to = _next_option(ctx)
     if ctx.queue is not None and (ctx.attempt == 0 or ctx.is_held):
         return _next_without_quota(ctx, ctx.queue, to)
-    if not _lacks_something(ctx):
+    if _refusal(ctx) is None and all(pod.node is not None for pod in ctx.pods):
         return None
     certain = _certain_refusal(ctx)
     wait = _wait(ctx, to, certain=certain is not None)
-    at = max(waits_since + wait, _first_pod_time(ctx) + min(wait, _TO_SCHEDULE), _latest_node_deadline(ctx))
+    # The wait may be over before the attempt has a worker: the backoff and the end of the old workers count, and the
+    # scheduler needs a moment to find free nodes.
+    first_pod_time = min((pod.created for pod in ctx.pods), default=_LONG_AGO)
+    at = max(waits_since + wait, first_pod_time + min(wait, _TO_SCHEDULE), _latest_node_deadline(ctx))
     if certain is not None:
         return PendingMove(to, at, PlacementReason.NOT_ADMITTED, certain)
     limit = f"{wait.total_seconds():.0f} s"
@@ -150,16 +161,6 @@ def _count_stops(ctx: Context) -> int:
     return 1 + others + any(option.is_own and option.number for option in ctx.options)
 
 
-def _may_move_on_loss(ctx: Context) -> bool:
-    policy = ctx.job.spec.placement
-    return policy is not None and policy.on_loss is OnLoss.MOVE and may_move_again(ctx)
-
-
-def _lacks_something(ctx: Context) -> bool:
-    """Whether the gang lacks nodes, or permission to create its workers."""
-    return _refusal(ctx) is not None or any(pod.node is None for pod in ctx.pods)
-
-
 def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
     """Returns since when the gang waits, and whether it has run on this slice before."""
     changed = {condition.type: parse_time(condition.last_transition_time) for condition in ctx.status.conditions}
@@ -183,12 +184,6 @@ def _wait(ctx: Context, to: SliceOption, *, certain: bool) -> timedelta:
     first_wait = to.choice.wait if to.number else max(option.choice.wait for option in ctx.options)
     doubled: timedelta = first_wait * (1 << rounds)
     return min(doubled, max(first_wait, _LONGEST_WAIT))
-
-
-def _first_pod_time(ctx: Context) -> datetime:
-    """Returns when the attempt got its first worker. The wait may be over before that, because the backoff and the end
-    of the old workers count, and the scheduler needs a moment to find free nodes."""
-    return min((pod.created for pod in ctx.pods), default=_LONG_AGO)
 
 
 def _latest_node_deadline(ctx: Context) -> datetime:
@@ -232,3 +227,68 @@ def _is_too_small(message: str, hosts: int) -> bool:
     limited = {name: int(amount) for name, amount in _AMOUNT.findall(match["limited"])}
     requested = {name: int(amount) for name, amount in _AMOUNT.findall(match["requested"])}
     return any(name in limited and amount * hosts > limited[name] for name, amount in requested.items())
+
+
+def carry_out(ctx: Context, due: PendingMove) -> Plan:
+    return move(ctx, due.to, due.reason, due.why)
+
+
+def move(ctx: Context, to: SliceOption, reason: PlacementReason, why: str) -> Plan:
+    """Plans the next attempt on `to`. `why`: a clause for people."""
+    record = _record(ctx, to, reason, why)
+    is_move = to.number != ctx.option.number
+    where = f" at step {record.step} ({record.examples} examples)" if record.step else ""
+    begins = f"moves from {ctx.option} to {to}{where}" if is_move else f"starts on {to}"
+    status = replace(
+        ctx.status,
+        progress=_translate(ctx.status.progress, ctx.option, to),
+        restarts=replace(ctx.status.restarts, next_attempt_time=None),
+        goodput=_settle_stopped(ctx),
+    )
+    return begin_attempt(
+        ctx,
+        to,
+        Why(Reason.MOVING, EventReason.MOVING, f"attempt {ctx.next_attempt} {begins}: {why}"),
+        status,
+        then=Activity.MOVING if ctx.has_trained else Activity.QUEUE,
+        placed=reason,
+        move=record if is_move else None,
+    )
+
+
+def _settle_stopped(ctx: Context) -> Goodput:
+    """Returns the goodput of a gang that stops, after it has saved. The time of one that has failed is already
+    accounted for."""
+    if not ctx.is_running:
+        return ctx.settled_goodput()
+    goodput = ctx.goodput_at_end(ctx.now)
+    return mark_saved(goodput) if ctx.job.spec.checkpoint is not None else mark_lost(goodput)
+
+
+def _record(ctx: Context, to: SliceOption, reason: PlacementReason, why: str) -> Move:
+    step = ctx.status.progress.step if ctx.status.progress else None
+    return Move(
+        from_=ctx.option.number,
+        to=to.number,
+        from_slice=str(ctx.option),
+        to_slice=str(to),
+        step=step,
+        examples=None if step is None else step * ctx.resolution.recipe.batch.total,
+        at=format_time(ctx.now),
+        reason=str(reason),
+        why=why[:LONGEST_TEXT],
+    )
+
+
+def _translate(progress: Progress | None, before: SliceOption, after: SliceOption) -> Progress | None:
+    """Translates the steps to another global batch: the same examples are another number of steps."""
+    sizes = before.resolution.recipe.batch.total, after.resolution.recipe.batch.total
+    if progress is None or sizes[0] == sizes[1]:
+        return progress
+    saved = progress.checkpoint_step
+    return replace(
+        progress,
+        step=progress.step * sizes[0] // sizes[1],
+        total_steps=after.resolution.recipe.train_steps,
+        checkpoint_step=None if saved is None else saved * sizes[0] // sizes[1],
+    )

@@ -18,11 +18,11 @@ from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.job.options import SliceOption
-from tpu_training_operator.domain.objects.actions import AT_ONCE, Create, DeleteConfigMap, UpdateWorkload
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Create, Delete, UpdateWorkload
 from tpu_training_operator.domain.objects.workload import with_queue_of
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.placement.moving import move
 from tpu_training_operator.domain.plan.placement.return_to_preferred import count_turns, turn_length, until_next_turn
+from tpu_training_operator.domain.plan.placement.search import move
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan
 from tpu_training_operator.domain.plan.queue.queueing import (
     ask_for,
@@ -112,7 +112,7 @@ def _delete_left_behind(ctx: Context) -> Batches:
     """Deletes the ConfigMap of the attempt before one that only waits: a later attempt deletes only that of the attempt
     right before it."""
     name = config_map_name(ctx.job.name, ctx.attempt - 1)
-    return (Batch((DeleteConfigMap(name),)),) if ctx.is_held and ctx.attempt > 1 else ()
+    return (Batch((Delete("ConfigMap", name),)),) if ctx.is_held and ctx.attempt > 1 else ()
 
 
 def _next_step(ctx: Context, target: SliceOption) -> Batches:

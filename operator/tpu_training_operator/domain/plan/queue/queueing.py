@@ -32,7 +32,7 @@ from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import (
     AT_ONCE,
     Create,
-    DeleteWorkload,
+    Delete,
     Event,
     UpdateWorkload,
     WriteWorkloadStatus,
@@ -50,8 +50,7 @@ from tpu_training_operator.domain.plan.common.attempt import describe_admission
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
-from tpu_training_operator.domain.plan.placement.moving import carry_out
-from tpu_training_operator.domain.plan.placement.search import next_slice
+from tpu_training_operator.domain.plan.placement.search import carry_out, next_slice
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Freshness, Plan, Turn
 
 # Usually a watch reports sooner what Kueue does. These looks are for a watch that is broken or not allowed.
@@ -202,7 +201,7 @@ def deactivate(workload: Workload) -> Batch:
 
 def delete_workloads(workloads: Iterable[Workload]) -> Batches:
     """Returns one batch that deletes these Workloads, and with them the quota that they hold; none without any."""
-    actions = [DeleteWorkload(workload.version, workload.name, workload.uid) for workload in workloads]
+    actions = [Delete("Workload", workload.name, workload.uid, api_version=workload.version) for workload in workloads]
     return (Batch(actions, Freshness.FRESH_ALL),) if actions else ()
 
 

@@ -8,10 +8,11 @@ stopped here: no failure is charged, and no attempt begins. Only with `kubectl d
 from dataclasses import replace
 from datetime import timedelta
 
+from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, is_true
 from tpu_training_operator.api.status import Activity, State
 from tpu_training_operator.domain.cluster_state.observed import parse_time
-from tpu_training_operator.domain.objects.actions import AT_ONCE, DeleteJob, Event
+from tpu_training_operator.domain.objects.actions import AT_ONCE, Delete, Event
 from tpu_training_operator.domain.plan.at_rest import time_to_live
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, delete_pods, next_force
@@ -52,7 +53,8 @@ def delete_when_due(look: JobState) -> Plan | None:
     left, metadata = _time_left(look), look.observed.job["metadata"]
     if left is None or left > AT_ONCE:
         return None
-    deletion = Batch((DeleteJob(metadata["name"], metadata["uid"]),), Freshness.FRESH_ALL)
+    name, uid = metadata["name"], metadata["uid"]
+    deletion = Batch((Delete(constants.KIND, name, uid, api_version=constants.API_VERSION),), Freshness.FRESH_ALL)
     # The status stays as it is, because a job that is gone takes no write.
     return Plan(batches=(deletion,), status=look.status)
 
