@@ -24,7 +24,7 @@ class Cause:
     reason: Reason
     event: EventReason
     message: str
-    suspended_message: str
+    suspended_message: str = ""
     stopping_message: str = "waiting for {} to stop"
     warning: bool = False
 
