@@ -33,7 +33,7 @@ from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, lo
 from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Plan, Turn
 from tpu_training_operator.domain.plan.queue.queueing import explain_eviction, give_up_quota
-from tpu_training_operator.domain.plan.restarts.start_deadline import find_late, find_partly_placed
+from tpu_training_operator.domain.plan.restarts.waiting import find_late, find_partly_placed
 from tpu_training_operator.domain.plan.start import later_workers, may_be_newer_than_read
 from tpu_training_operator.domain.plan.stopping import budget
 from tpu_training_operator.domain.plan.stopping.suspension import BY_USER, Cause

@@ -41,11 +41,12 @@ from tpu_training_operator.domain.plan.ladder import finish_rung
 from tpu_training_operator.domain.plan.parse_cache import read_job, read_status
 from tpu_training_operator.domain.plan.placement.return_to_preferred import hold_nodes, move_once_held
 from tpu_training_operator.domain.plan.plan import Plan, Turn
-from tpu_training_operator.domain.plan.queue.better_slice import ask_for_better_slice, move_once_admitted
 from tpu_training_operator.domain.plan.queue.queueing import (
     LOOK_AT_RUNNING,
+    ask_for_better_slice,
     end_workloads,
     look_at_suspended,
+    move_once_admitted,
     tell_pods_ready,
     wait_for_admission,
 )
