@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from tests.trainer import tasks
-from tpu_trainer import Hooks, Hyperparameters, Task
+from tpu_trainer import Hyperparameters, Task
 
 BROKEN = 17
 """The example that makes one step of every epoch infinite."""
@@ -54,10 +54,6 @@ def _experts(*widths: int) -> Task:
         return tasks.loss(model, batch)
 
     return Task(model=Experts(widths), train=examples(), loss=loss)
-
-
-def alike(hp: Hyperparameters) -> Task:
-    return _experts(32, 32)
 
 
 def unlike(hp: Hyperparameters) -> Task:
@@ -102,42 +98,6 @@ def shifted(hp: Hyperparameters) -> Task:
     for number, expert in enumerate(task.model.experts):
         expert.append(Shifted(number + 0.5))
     return task
-
-
-class Late(nn.Module):
-    """`late` is frozen at first, and in use only in some steps; `spare` is never in use; `centre` takes part in the
-    training, and every pass replaces it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.late, self.spare = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.head = nn.Linear(8, tasks.CLASSES)
-        self.register_buffer("centre", torch.zeros(8))
-        self.late.requires_grad_(False)
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.first(x)) - self.centre
-        self.centre = 0.9 * self.centre + 0.1 * hidden.detach().mean(0)
-        self.calls += 1
-        return self.head(hidden + self.late(hidden) if self.calls % 3 == 0 else hidden)
-
-
-class Unfreezing(Hooks):
-    """Unfreezes what is late before a step that does not use it."""
-
-    def __init__(self, model: Late) -> None:
-        self._model = model
-
-    def step_begins(self, batch: Any, step: int) -> None:
-        if step == 8:
-            self._model.late.requires_grad_(True)
-
-
-def unfreezing(hp: Hyperparameters) -> Task:
-    model = Late()
-    every = lambda given, hp: torch.optim.AdamW(model.parameters(), lr=hp.learning_rate)  # noqa: E731
-    return Task(model=model, train=examples(), loss=tasks.loss, hooks=Unfreezing(model), optimizer=every)
 
 
 class Counting(Optimizer):

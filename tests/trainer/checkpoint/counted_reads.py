@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from tpu_contract.protocol import HISTORY_FILE
 from tpu_trainer.checkpoint.commit import COMMIT
-from tpu_trainer.reporting.reporter import HISTORY
 from tpu_trainer.storage.store import DirectoryStore
 from tpu_trainer.worker.entry import main
 
@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
     def counting(store: DirectoryStore, name: str) -> bytes:
         data = read(store, name)
-        counted[0] += 0 if name.endswith((COMMIT, HISTORY)) else len(data)
+        counted[0] += 0 if name.endswith((COMMIT, HISTORY_FILE)) else len(data)
         return data
 
     DirectoryStore.read = counting

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer import plain
 from tests.trainer.gang_processes import DEADLINE, TWO_PER_HOST, Gang, Launcher, chips, run_spec
-from tests.trainer.reference import reference_losses
 from tpu_contract.protocol import ExitCode
 from tpu_contract.run_spec import TorchSpec, parse_run_spec
 from tpu_trainer.contract.environment import WorkerEnvironment
@@ -113,7 +113,7 @@ def start_two_per_host(launcher: Launcher, hosts: int, **changes: Any) -> Gang:
 def test_two_processes_per_host_follow_plain_pytorch(launcher: Launcher, hosts: int) -> None:
     gang = start_two_per_host(launcher, hosts)
     assert set(gang.wait()) == {0}, gang.output()
-    assert gang.losses() == pytest.approx(reference_losses("sgd", steps=24, warmup=5, batch=16, seed=3), abs=1e-5)
+    assert gang.losses() == pytest.approx(plain.small("sgd"), abs=1e-5)
 
 
 def test_sigterm_to_one_host_stops_all_processes_of_all_hosts_after_one_step(launcher: Launcher) -> None:

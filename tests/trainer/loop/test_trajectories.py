@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from tests.trainer import plain
 from tests.trainer.counting_compilations import EVERY
 from tests.trainer.gang_processes import KINDS, Gang, Launcher, run_spec, start_replicas
-from tests.trainer.reference import reference_losses
 
 CLOSE = 1e-5
 """Float32 sums in another order differ by some 1e-7; a wrong batch, rate or mean by 1e-2."""
@@ -16,7 +16,7 @@ CLOSE = 1e-5
 
 def assert_follows_reference(gang: Gang, optimizer: str) -> None:
     assert set(gang.wait()) == {0}, gang.output()
-    expected = reference_losses(optimizer, steps=24, warmup=5, batch=16, seed=3)
+    expected = plain.small(optimizer)
     assert gang.losses() == pytest.approx(expected, abs=CLOSE)
 
 
@@ -42,9 +42,9 @@ def test_losses_equal_plain_pytorch_on_the_whole_batch_and_every_example_is_eval
 
 def test_evaluations_during_training_do_not_change_it(launcher: Launcher) -> None:
     recipe = {"entrypoint": "tests.trainer.tasks:counted", "hosts": 2}
-    plain, evaluated = (launcher.start(run_spec(**recipe, **more)) for more in ({}, {"evaluateEverySteps": 10}))
-    assert {*plain.wait(), *evaluated.wait()} == {0}, evaluated.output()
-    assert evaluated.losses() == plain.losses()
+    unevaluated, evaluated = (launcher.start(run_spec(**recipe, **more)) for more in ({}, {"evaluateEverySteps": 10}))
+    assert {*unevaluated.wait(), *evaluated.wait()} == {0}, evaluated.output()
+    assert evaluated.losses() == unevaluated.losses()
     assert [made["step"] for made in evaluated.recorded().evaluations] == [10, 20, 24]
 
 

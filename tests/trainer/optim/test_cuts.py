@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.trainer import plain
 from tests.trainer.cuts_on_standin import SCENARIOS, STOPS_AFTER
 from tests.trainer.gang_processes import Launcher
 from tests.trainer.loop.test_trajectories import CLOSE
-from tests.trainer.reference import reference_losses
 
 Found = dict[str, list[dict[str, Any]]]
 
@@ -76,7 +76,7 @@ def test_only_work_that_is_put_off_is_waited_for(mode: str, found: Found) -> Non
 
 def test_the_stand_in_trains_as_plain_pytorch_does(found: Found) -> None:
     (run,) = found["plain"]
-    assert run["losses"] == pytest.approx(reference_losses("sgd", 24, 5, 16, 3), abs=CLOSE)
+    assert run["losses"] == pytest.approx(plain.small("sgd"), abs=CLOSE)
 
 
 def test_a_run_that_one_replica_is_told_to_stop_continues_as_if_it_had_not_been(found: Found) -> None:

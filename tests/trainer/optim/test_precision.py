@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.trainer import tasks
+from tests.trainer import plain, tasks
 from tests.trainer.gang_processes import Launcher, start_replicas
-from tests.trainer.reference import reference_losses
 from tests.trainer.whole_runs import Ran, run
 from tpu_contract.protocol import ExitCode
 from tpu_trainer import Hyperparameters, Task
@@ -90,7 +89,7 @@ def test_mixed_losses_stay_close_to_float32(replicas: int) -> None:
 def test_mixed_losses_stay_close_to_float32_on_xla(launcher: Launcher, kind: str) -> None:
     gang = start_replicas(launcher, kind, 2, precision="BFloat16Mixed", gradientClipNorm="1e9")
     assert set(gang.wait()) == {0}, gang.output()
-    expected = reference_losses("sgd", steps=24, warmup=5, batch=16, seed=3)
+    expected = plain.small("sgd")
     assert gang.losses() == pytest.approx(expected, abs=BAND)
     assert max(abs(a - b) for a, b in zip(gang.losses(), expected, strict=True)) > 1e-5
 

@@ -378,17 +378,17 @@ def log_everywhere(module: Any, logged: set[str], local: dict[str, Any]) -> None
     def log(*args: Any, **options: Any) -> None:
         arguments = parameters.bind(*args, **options).arguments
         arguments["prog_bar"] = False
-        monitors = [config.monitor for config in module.trainer.lr_scheduler_configs if config.reduce_on_plateau]
-        if any(monitor.removesuffix("_step").removesuffix("_epoch") == arguments["name"] for monitor in monitors):
-            arguments["sync_dist"] = True
-        if not module.trainer.training:
-            check_name(arguments["name"])
-            logged.add(arguments["name"])
+        name, validates = arguments["name"], not module.trainer.training
+        if validates:
+            check_name(name)
+            logged.add(name)
             at_end = module._current_fx_name == "on_validation_epoch_end" and not module.trainer.sanity_checking
             if at_end and not is_metric(arguments["value"]) and not arguments.get("sync_dist"):
-                local[arguments["name"]] = arguments["value"]
-            if not arguments.get("rank_zero_only"):
-                arguments["sync_dist"] = True
+                local[name] = arguments["value"]
+        monitors = [config.monitor for config in module.trainer.lr_scheduler_configs if config.reduce_on_plateau]
+        is_awaited = any(monitor in (name, f"{name}_step", f"{name}_epoch") for monitor in monitors)
+        if (validates or is_awaited) and not arguments.get("rank_zero_only"):
+            arguments["sync_dist"] = True
         original(**arguments)
 
     module.log = log
