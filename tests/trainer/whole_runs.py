@@ -22,8 +22,9 @@ from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.loop import preparation
-from tpu_trainer.loop.entrypoint import Loaded, with_hooks
+from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.reporting.progress import ProgressLog
+from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Hyperparameters, Task
 from tpu_trainer.worker import replica
 
@@ -91,7 +92,7 @@ def run(made: Made, replicas: int = 1, *, stop: Callable[[], bool] | None = None
     def one(backend: ThreadBackend) -> Outcome:
         def load(entrypoint: str, hp: Hyperparameters, loop: str, share: Any) -> Loaded:
             given = made(hp, backend.rank)
-            loaded = given if isinstance(given, Loaded) else with_hooks(given)
+            loaded = given if isinstance(given, Loaded) else Loaded(given, given.hooks or Hooks())
             models[backend.rank] = loaded.task.model
             return loaded
 

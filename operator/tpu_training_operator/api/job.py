@@ -522,7 +522,7 @@ class TPUTrainingJob(ApiModel):
 
     @property
     def namespace(self) -> str:
-        return str(self.metadata.get("namespace", "default"))
+        return str(self.metadata.get("namespace") or "default")
 
     @property
     def uid(self) -> str:

@@ -93,9 +93,11 @@ class WorkerLogs:
                 yield path.parent.name, line
 
 
-def _unmanaged(job: dict[str, Any]) -> dict[str, Any]:
-    """Returns the job without `managedBy`, so that it runs here, whatever manages it in a cluster."""
-    return {**job, "spec": {name: value for name, value in job["spec"].items() if name != "managedBy"}}
+def _adapt_job(job: dict[str, Any]) -> dict[str, Any]:
+    """Returns the job in a namespace, and without `managedBy`: it runs here, whatever manages it in a cluster."""
+    metadata = {**job["metadata"], "namespace": job["metadata"].get("namespace") or "default"}
+    spec = {name: value for name, value in job["spec"].items() if name != "managedBy"}
+    return {**job, "metadata": metadata, "spec": spec}
 
 
 async def run_job(
@@ -113,6 +115,7 @@ async def run_job(
     """
     started = time.monotonic()
     store, inboxes = LocalStore(), Inboxes(_now)
+    job = _adapt_job(job)
     key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
     pods_directory = pods_below(directory)
     _clear(pods_directory, key.name)
@@ -129,7 +132,7 @@ async def run_job(
         list_jobs = partial(jobs_to_reconcile, store, (key.namespace,), _now)
         controller = Controller(reconciler, list_jobs, settle_seconds=0.01, workers=1)
         store.subscribe(lambda _: controller.enqueue(key))
-        created = await store.create(_unmanaged(job))
+        created = await store.create(job)
         control = asyncio.create_task(controller.run())
         try:
             cancelled = await _was_interrupted(_wait_until_finished(watch, kubelet), interrupts.get())

@@ -235,7 +235,7 @@ def test_hosts_that_train_apart_get_a_warning(
         monkeypatch.setenv(f"TPUJOB_{name}", value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "0")
-    monkeypatch.setattr("tpu_trainer.callbacks.joined.world_size", lambda: joined)
+    monkeypatch.setattr("tpu_trainer.callbacks.run.world_size", lambda: joined)
     with session(agree=agree) as run:
         run.step(20, 0.5)
     assert [text.partition(",")[0] for text in warnings(job)] == [

@@ -27,7 +27,7 @@ from tpu_trainer.checkpoint.handover import (
     give_optimizer,
     read_once,
 )
-from tpu_trainer.checkpoint.snapshot import Snapshot, take_snapshot
+from tpu_trainer.checkpoint.snapshot import LiveState, Snapshot, take_snapshot
 from tpu_trainer.contract.errors import PeerLostError, StorageDeniedError, TrainerError, UserCodeError
 from tpu_trainer.optim.update import Average
 
@@ -96,7 +96,9 @@ def trained(make: Callable[[int], Parts]) -> LoadedCheckpoint:
     train(model, optimizer)
     average = {name: parameter.detach() / 2 for name, parameter in model.named_parameters()}
     hooks = {"best": torch.arange(SMALL + 1.0), "worst": torch.tensor(-0.0), "note": "three"}
-    snapshot = take_snapshot(model, optimizer, hooks, 3, 48, {"loss": float("nan"), "position": [0, 48]}, average)
+    snapshot = take_snapshot(
+        LiveState(model, optimizer, average), hooks, 3, 48, {"loss": float("nan"), "position": [0, 48]}
+    )
     return LoadedCheckpoint(Folder(3, "5f0c1234", 1), Commit(3, 48, author(), {"state.json": Mark(3, 4)}), snapshot)
 
 
@@ -112,7 +114,7 @@ def test_all_processes_hold_what_the_reader_has_read(make: Callable[[int], Parts
         give_optimizer(given, optimizer, backend)
         give_average(given, average, backend)
         state = fetch_hooks_state(given, backend)
-        return given, take_snapshot(model, optimizer, state, 3, 48, {}, average.tensors), (model, optimizer)
+        return given, take_snapshot(LiveState(model, optimizer, average.tensors), state, 3, 48, {}), (model, optimizer)
 
     expected = flat(found.snapshot.tensors)
     for given, held, (model, optimizer) in together(continued):

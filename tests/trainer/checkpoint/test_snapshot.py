@@ -16,6 +16,7 @@ from torch import nn
 from tests.trainer.checkpoint.runs import assert_same
 from tpu_trainer.checkpoint.snapshot import (
     STORABLE,
+    LiveState,
     Snapshot,
     fingerprint,
     hooks_state,
@@ -90,7 +91,7 @@ def train(model: Tied, optimizer: torch.optim.Optimizer, steps: int, seed: int) 
 
 
 def take(model: nn.Module, optimizer: torch.optim.Optimizer, **hooks: Any) -> Snapshot:
-    return take_snapshot(model, optimizer, hooks, 3, 48, {"position": 48, "loss": float("inf")})
+    return take_snapshot(LiveState(model, optimizer), hooks, 3, 48, {"position": 48, "loss": float("inf")})
 
 
 def through_files(snapshot: Snapshot) -> Snapshot:

@@ -27,7 +27,7 @@ from tpu_trainer.checkpoint.catalogue import CheckpointTarget, PeerParts, make_r
 from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, PartWriter
 from tpu_trainer.checkpoint.commit import COMMIT, Folder
 from tpu_trainer.checkpoint.parts import WHOLE, CheckpointPart, Item, describe_layout, divide, file_of
-from tpu_trainer.checkpoint.snapshot import Snapshot, replicated_tensors
+from tpu_trainer.checkpoint.snapshot import LiveState, Snapshot, replicated_tensors
 from tpu_trainer.checkpoint.together import Channel, Writers, find_writers, write_part
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.findings import NumericalHealth
@@ -83,7 +83,9 @@ def test_other_names_are_no_tensors(name: str) -> None:
 def test_buffers_are_not_divided_since_they_differ_from_replica_to_replica() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert {name for _, name in replicated_tensors(model, optimizer)} == {name for name, _ in model.named_parameters()}
+    assert {name for _, name in replicated_tensors(LiveState(model, optimizer))} == {
+        name for name, _ in model.named_parameters()
+    }
 
 
 def test_hosts_that_order_their_parameters_differently_do_not_agree() -> None:

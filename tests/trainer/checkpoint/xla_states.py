@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.trainer.checkpoint.runs import flat
 from tests.trainer.checkpoint.test_snapshot import Tied, through_files
-from tpu_trainer.checkpoint.snapshot import Snapshot, restore_model, restore_optimizer, take_snapshot
+from tpu_trainer.checkpoint.snapshot import LiveState, Snapshot, restore_model, restore_optimizer, take_snapshot
 from tpu_trainer.gang.backends.base import move_model
 
 METRICS = ("TransferFromDeviceTime", "CompileTime", "ExecuteTime")
@@ -44,7 +44,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: 
 
 
 def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
-    return take_snapshot(model, optimizer, {"ema": next(model.parameters()).data}, 3, 48, {})
+    return take_snapshot(LiveState(model, optimizer), {"ema": next(model.parameters()).data}, 3, 48, {})
 
 
 def counts() -> dict[str, int]:

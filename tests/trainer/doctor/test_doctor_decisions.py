@@ -27,6 +27,7 @@ from tpu_trainer.doctor.stragglers import (
     find_slow_host,
     input_share,
 )
+from tpu_trainer.gang.gather import EXACT
 
 
 class Pair(NamedTuple):
@@ -147,13 +148,11 @@ def test_an_interval_shorter_than_two_seconds_is_not_judged() -> None:
     assert waiting.judge(1, hosts(0.1, total=SHORTEST_SECONDS))
 
 
-@given(
-    st.integers(0, 2**16), st.floats(0, 1e4, width=32), st.integers(0, 2**20), st.integers(0, 2**16 - 1), st.integers(0)
-)
+@given(st.integers(0, 2**16), st.floats(0, 1e4, width=32), st.integers(0, 2**20), st.integers(0, EXACT - 1))
 def test_vitals_survive_the_float32_row_they_travel_in(
-    host: int, seconds: float, compilations: int, high: int, low: int
+    host: int, seconds: float, compilations: int, digest: int
 ) -> None:
-    vitals = Vitals(host, seconds, seconds, seconds, compilations, (high, low % 2**16))
+    vitals = Vitals(host, seconds, seconds, seconds, compilations, digest)
     assert Vitals.of(torch.tensor(vitals.row(), dtype=torch.float32).tolist()) == vitals
 
 

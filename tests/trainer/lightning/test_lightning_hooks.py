@@ -21,6 +21,7 @@ from tpu_trainer.data.order import Share
 from tpu_trainer.lightning import adopt
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.optim.optimizers import find_unused_settings
+from tpu_trainer.optim.schedulers import build_schedulers
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Hyperparameters, Task
 
@@ -108,11 +109,14 @@ class Run:
         self.hooks: Hooks
         self.task, self.hooks = adopt(module, None, self.hp, Share(0, 1))
         self.optimizer = self.hooks.configure(module.parameters(), self.hp)
+        self.schedules = build_schedulers(self.task, self.hooks, self.optimizer, self.hp)
         self.module, self.done = module, 0
         self.rates: list[float] = []
 
     def begin(self, step: int = 0, epoch: int = 0) -> Run:
         self.done = step
+        self.hooks.step_made(step)
+        self.schedules.fast_forward(self.optimizer, step, epoch)
         self.hooks.fit_begins(self.optimizer, step)
         self.hooks.train_begins()
         self.hooks.epoch_begins(epoch)
@@ -122,6 +126,7 @@ class Run:
         for _ in range(count):
             if self.done and self.done % EPOCH == 0:
                 self.hooks.epoch_ends(self.done // EPOCH - 1)
+                self.schedules.after("epoch", self.done // EPOCH)
                 self.hooks.epoch_begins(self.done // EPOCH)
             self.done += 1
             self.rates.append(self.optimizer.param_groups[0]["lr"])
@@ -134,6 +139,8 @@ class Run:
             self.hooks.before_update(self.optimizer)
             self.optimizer.step()
             self.optimizer.zero_grad()
+            self.hooks.step_made(self.done)
+            self.schedules.after("step", self.done)
             self.hooks.after_step(batch, loss.detach(), self.done)
         return self
 
@@ -205,7 +212,7 @@ def test_a_module_changes_the_averaged_gradients_before_they_are_clipped(clip: s
 
 
 def test_without_a_scheduler_the_recipes_schedule_holds() -> None:
-    assert not Run(Line()).hooks.own_schedule
+    assert not Run(Line()).hooks.scheduled
 
 
 SCHEDULES: dict[str, Callable[[SGD, int], Any]] = {

@@ -241,14 +241,11 @@ def test_a_rate_scaled_for_another_optimizer_is_reported(base: Any, name: str, n
     ] * another
 
 
-class _OwnSchedule(Hooks):
-    own_schedule = True
-
-
 def test_a_schedule_that_the_task_replaces_is_reported() -> None:
     hp = recipe(name="sgd")
     task = dataclasses.replace(tasks.small(hp), optimizer=lambda p, hp: torch.optim.SGD(p, lr=hp.learning_rate))
-    (said,) = find_unused_settings(task, _OwnSchedule(), build_optimizer(task, hp), hp)
+    scheduling = dataclasses.replace(task, scheduler=lambda optimizer, hp: None)
+    (said,) = find_unused_settings(scheduling, Hooks(), build_optimizer(task, hp), hp)
     assert said.startswith("the task schedules the")
     assert "5 steps" in said
     assert list(find_unused_settings(task, Hooks(), build_optimizer(task, hp), hp)) == []

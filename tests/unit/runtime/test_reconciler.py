@@ -335,7 +335,7 @@ async def a_restart_is_due(store: FakeCluster, reconciler: Reconciler) -> None:
         await reconciler.reconcile(KEY)
     failed = await store.get(PODS, "default", "digits-1-0-2")
     evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
-    store.set_pod_status("default", "digits-1-0-2", failed["metadata"]["uid"], evicted)
+    store.set_pod_status(failed, evicted)
     await reconciler.reconcile(KEY)
     assert (await status_of(store)).attempt == 2
 
@@ -514,7 +514,7 @@ async def test_what_a_users_program_said_stays_out_of_the_operators_log(
         await reconciler.reconcile(KEY)
     failed = await store.get(PODS, "default", "digits-1-0-2")
     status = exited(1, "token=hunter2")["status"]
-    store.set_pod_status("default", "digits-1-0-2", failed["metadata"]["uid"], status)
+    store.set_pod_status(failed, status)
     await reconciler.reconcile(KEY)
     found = (await status_of(store)).last_failure
     assert "hunter2" in found.message

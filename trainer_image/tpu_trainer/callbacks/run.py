@@ -16,8 +16,7 @@ from typing import Any
 from tpu_contract.protocol import ENV_KUBEFLOW_URL, Check, ExitCode, Phase
 from tpu_contract.run_spec import NO_ENTRYPOINT, NotFinitePolicy
 from tpu_trainer.callbacks.ending import ExitHook, outcome_of_loop
-from tpu_trainer.callbacks.joined import warn_of_separate_models
-from tpu_trainer.callbacks.stop import Agree, Agreement, StopRequest, torch_store
+from tpu_trainer.callbacks.stop import Agree, Agreement, StopRequest, torch_store, world_size
 from tpu_trainer.contract.clock import Clock, StepPace, process_seconds
 from tpu_trainer.contract.environment import check_agreement, read_environment, read_run_spec
 from tpu_trainer.contract.errors import BadSpecError, NotFiniteError, PreemptedError, UserCodeError
@@ -289,6 +288,19 @@ class Run:
         values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
         rate, saved = self._throughput.rate, self._progress.checkpoint_step
         return Outcome(code, ending + values, step, metrics, rate, checkpoint_step=saved)
+
+
+def warn_of_separate_models(hosts: int) -> str | None:
+    """Returns a warning if torch.distributed, which joins the hosts with backend Torch, has joined fewer processes.
+    Nothing else notices: each of them learns, and the job succeeds with the model of one of them."""
+    joined = world_size()
+    if joined >= hosts:
+        return None
+    return (
+        f"torch.distributed joins {joined if joined > 1 else 'no'} processes, and the job has {hosts} hosts: each host"
+        " trains its own model, unless the hosts exchange gradients in another way. Start the script with torchrun,"
+        " without --standalone and --nnodes, and check that it calls init_process_group (docs/command.md)"
+    )
 
 
 class Losses:

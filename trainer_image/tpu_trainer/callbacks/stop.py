@@ -102,10 +102,15 @@ def steps_ahead(step_seconds: float) -> int:
 
 def torch_store() -> Store | None:
     """Returns torch.distributed's store; None while this process is alone, or has not joined the others."""
+    if world_size() == 1:
+        return None
+    store: Store = sys.modules["torch.distributed"].distributed_c10d._get_default_store()
+    return store
+
+
+def world_size() -> int:
+    """Returns how many processes torch.distributed joins; 1 without it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    if distributed.get_world_size() == 1:
-        return None
-    store: Store = distributed.distributed_c10d._get_default_store()
-    return store
+        return 1
+    return int(distributed.get_world_size())

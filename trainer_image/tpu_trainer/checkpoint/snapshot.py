@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
@@ -62,55 +62,60 @@ class Snapshot:
     part: CheckpointPart = WHOLE
 
 
+@dataclass(frozen=True)
+class LiveState:
+    """The state of a run that a checkpoint copies.
+
+    average: the averaged weights. sharding: how the optimizer's state is divided, if it is; each call that copies it is
+    then a collective. together: all processes read the same tensors in the same order (Backend.reads_together).
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    average: Tensors = field(default_factory=dict)
+    sharding: OptimizerSharding | None = None
+    together: bool = False
+
+    def tensors(self, of_optimizer: Tensors, of_hooks: Tensors) -> dict[str, Tensors]:
+        """Returns all tensors on their devices, by file."""
+        return {
+            "model": _unique_tensors(self.model),
+            "optimizer": of_optimizer,
+            "hooks": of_hooks,
+            "ema": self.average,
+        }
+
+
 def take_snapshot(
-    model: nn.Module,
-    optimizer: Optimizer,
+    run: LiveState,
     hooks_state: Mapping[str, Any],
     step: int,
     examples: int,
     document: Mapping[str, Any],
-    average: Tensors | None = None,
     elsewhere: Collection[Item] = (),
     part: CheckpointPart = WHOLE,
-    sharding: OptimizerSharding | None = None,
-    together: bool = False,
 ) -> Snapshot:
     """Copies everything but `elsewhere`, which other hosts copy, so that training can go on at once. Leaves out the
     optimizer's parameter groups: rates come from the recipe, which may be a new one.
 
-    sharding: how the optimizer's state is divided, if it is; this call is then a collective. together: every other
-    process calls `take_part` meanwhile and reads the same tensors in the same order (Backend.reads_together), so this
-    one reads `elsewhere`, too, and drops it.
-
-    Waits for the device, so call it at the end of a step: pending work would be computed for this copy alone.
+    If processes read together, every other one calls `take_part` meanwhile, and this one reads `elsewhere`, too, and
+    drops it. Waits for the device, so call it at the end of a step: pending work would be computed for this copy alone.
 
     Raises:
         UserCodeError: the state holds something that a checkpoint cannot keep.
     """
-    state, of_optimizer = take_apart(_optimizer_state(optimizer), "the optimizer's state")
+    state, of_optimizer = take_apart(_optimizer_state(run.optimizer), "the optimizer's state")
     hooks, of_hooks = take_apart(hooks_state, "the state of the task's hooks")
-    trees = {"optimizer": {**_optimizer_shape(optimizer), "state": state}, "hooks": hooks}
-    live = _live_tensors(model, of_optimizer, of_hooks, average)
-    tensors = _copy_wanted(live, lambda item: item not in elsewhere, sharding, together)
+    trees = {"optimizer": {**_optimizer_shape(run.optimizer), "state": state}, "hooks": hooks}
+    tensors = _copy_wanted(run, run.tensors(of_optimizer, of_hooks), lambda item: item not in elsewhere)
     return Snapshot(step, examples, document, trees, tensors, part)
 
 
-def take_part(
-    model: nn.Module,
-    optimizer: Optimizer,
-    hooks_state: Mapping[str, Any],
-    average: Tensors | None,
-    mine: Collection[Item],
-    sharding: OptimizerSharding | None,
-    together: bool,
-) -> dict[str, Tensors]:
-    """Copies `mine` while another process takes the snapshot. sharding, together: as for `take_snapshot`.
-
-    Never holds more than `mine`, what `sharding` gathers at a time, and one tensor in host memory.
-    """
+def take_part(run: LiveState, hooks_state: Mapping[str, Any], mine: Collection[Item]) -> dict[str, Tensors]:
+    """Copies `mine` while another process takes the snapshot. Never holds more than that, what `sharding` gathers at a
+    time, and one tensor in host memory."""
     _, of_hooks = take_apart(hooks_state, "the state of the task's hooks")
-    live = _live_tensors(model, optimizer_tensors(optimizer), of_hooks, average)
-    return _copy_wanted(live, lambda item: item in mine, sharding, together)
+    return _copy_wanted(run, run.tensors(optimizer_tensors(run.optimizer), of_hooks), lambda item: item in mine)
 
 
 def check_state(optimizer: Optimizer, hooks_state: Callable[[], Mapping[str, Any]]) -> None:
@@ -134,42 +139,28 @@ def check_state(optimizer: Optimizer, hooks_state: Callable[[], Mapping[str, Any
     take_apart(state, "the state of the task's hooks")
 
 
-def replicated_tensors(
-    model: nn.Module, optimizer: Optimizer, average: Tensors | None = None, sharding: OptimizerSharding | None = None
-) -> dict[Item, Tensor]:
+def replicated_tensors(run: LiveState) -> dict[Item, Tensor]:
     """Returns the tensors that any host can store, on their devices: tensors that are equal in every replica, and,
     without values, tensors that are divided among the replicas. Buffers are not among them: each replica's batches
     change them."""
-    of_optimizer: Tensors = optimizer_tensors(optimizer)
-    if sharding is not None:
-        of_optimizer = sharding.describe(of_optimizer)
-    weights = {name: value for name, value in _unique_tensors(model).items() if isinstance(value, nn.Parameter)}
-    files: dict[str, Tensors] = {"model": weights, "optimizer": of_optimizer, "ema": average or {}}
+    of_optimizer: Tensors = optimizer_tensors(run.optimizer)
+    if run.sharding is not None:
+        of_optimizer = run.sharding.describe(of_optimizer)
+    weights = {name: value for name, value in _unique_tensors(run.model).items() if isinstance(value, nn.Parameter)}
+    files: dict[str, Tensors] = {"model": weights, "optimizer": of_optimizer, "ema": run.average}
     return {(file, name): tensor for file, tensors in files.items() for name, tensor in tensors.items()}
 
 
-def _live_tensors(
-    model: nn.Module, of_optimizer: Tensors, of_hooks: Tensors, average: Tensors | None
-) -> dict[str, Tensors]:
-    return {"model": _unique_tensors(model), "optimizer": of_optimizer, "hooks": of_hooks, "ema": average or {}}
-
-
-def _copy_wanted(
-    live: Mapping[str, Tensors], wanted: Callable[[Item], bool], sharding: OptimizerSharding | None, together: bool
-) -> dict[str, Tensors]:
+def _copy_wanted(run: LiveState, live: Mapping[str, Tensors], wanted: Callable[[Item], bool]) -> dict[str, Tensors]:
     """Copies the `wanted` tensors to the host; reads all `live` ones for it if processes read together."""
     here = {
         file: {name: tensor for name, tensor in tensors.items() if wanted((file, name))}
         for file, tensors in live.items()
     }
+    sharding = run.sharding
     gathered = {} if sharding is None else sharding.gather(live["optimizer"], here["optimizer"])
-    return _read_all(live, here, gathered, sharding) if together else copy_to_host(here, gathered)
-
-
-def _read_all(
-    live: Mapping[str, Tensors], here: Mapping[str, Tensors], gathered: Tensors, sharding: OptimizerSharding | None
-) -> dict[str, Tensors]:
-    """Copies the tensors that are `here` to the host; reads all `live` ones, except those that were `gathered`."""
+    if not run.together:
+        return copy_to_host(here, gathered)
     divided: Collection[str] = () if sharding is None else sharding.parts(live["optimizer"])
     copies: dict[str, Tensors] = {}
     for file, tensors in live.items():
@@ -307,13 +298,13 @@ def tensor_files(tensors: Mapping[str, Tensors], part: CheckpointPart) -> Iterat
             yield part.name(file), safetensors.torch.save(dict(named))
 
 
-def weight_files(model: nn.Module, average: Tensors | None = None) -> Iterator[tuple[str, bytes]]:
+def weight_files(model: nn.Module, average: Tensors) -> Iterator[tuple[str, bytes]]:
     """Yields name and content of the files that hold weights, for a run that keeps no checkpoints.
 
     Raises:
         UserCodeError: the model holds something that these files cannot keep.
     """
-    for file, tensors in (("model", _unique_tensors(model)), ("ema", average or {})):
+    for file, tensors in (("model", _unique_tensors(model)), ("ema", average)):
         for name, tensor in tensors.items():
             _check_storable(f"{file}: {name}", tensor)
         here = dict(zip(tensors, _to_host(list(tensors.values())), strict=True))

@@ -8,11 +8,11 @@ make equal updates. A difference of one bit means that some update was not equal
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from tpu_trainer.contract.clock import Clock
 from tpu_trainer.contract.errors import DivergedError, PeerLostError
 from tpu_trainer.contract.findings import ranges
 from tpu_trainer.gang.backends.base import Backend
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 AGREE_SECONDS = 1200.0
 """How long to wait for a replica before it counts as lost. Hosts compile at different speeds, some for many minutes."""
@@ -80,9 +83,9 @@ class Programs:
         self._next += 1
         # Waiting for the others is not this host's work.
         with self._clock.during(Phase.DEVICE):
-            verdict, _, text = self._exchange(at, program, step).partition(":")
+            verdict, _, text = self._exchange(self._backend.store, at, program, step).partition(":")
         if verdict == _DIVERGED:
-            self._wait_for_readers(at)
+            self._wait_for_readers(self._backend.store, at)
             raise DivergedError(text, step)
         if verdict == _LEFT:
             raise PeerLostError(f"step {step}: {text}")
@@ -94,9 +97,8 @@ class Programs:
                 text = f"{replicas([self._backend.rank])} failed before its program could be compared"
                 store.set(f"program/{self._next}/verdict", f"{_LEFT}:{text}")
 
-    def _exchange(self, at: str, program: str, step: int) -> str:
-        store, rank, world = self._backend.store, self._backend.rank, self._backend.world
-        assert store is not None
+    def _exchange(self, store: Store, at: str, program: str, step: int) -> str:
+        rank, world = self._backend.rank, self._backend.world
         try:
             store.set(f"{at}/{rank}", program)
             if store.add(f"{at}/present", 1) == world:
@@ -107,26 +109,23 @@ class Programs:
             # It is not read after the verdict, and a long run must not fill the store.
             store.delete_key(f"{at}/{rank}")
         except RuntimeError as error:
-            raise PeerLostError(f"step {step}, comparing programs: {self._explain_failure(at, error)}") from error
+            why = self._explain_failure(store, at, error)
+            raise PeerLostError(f"step {step}, comparing programs: {why}") from error
         return verdict
 
-    def _explain_failure(self, at: str, error: RuntimeError) -> str:
+    def _explain_failure(self, store: Store, at: str, error: RuntimeError) -> str:
         """Returns why a comparison failed: which replicas did not arrive, or that the store cannot be reached."""
-        store, world = self._backend.store, self._backend.world
-        assert store is not None
         with suppress(RuntimeError):
-            absent = [rank for rank in range(world) if not store.check([f"{at}/{rank}"])]
+            absent = [rank for rank in range(self._backend.world) if not store.check([f"{at}/{rank}"])]
             if absent:
                 late = f"did not arrive within {self._limit.total_seconds():g} s"
                 return f"{replicas(absent)} {late}; whether their program differs is unknown"
         return str(error).partition("\n")[0]
 
-    def _wait_for_readers(self, at: str) -> None:
+    def _wait_for_readers(self, store: Store, at: str) -> None:
         """Waits until all have read the verdict, since the store ends with the process that serves it."""
-        store, world = self._backend.store, self._backend.world
-        assert store is not None
         with suppress(RuntimeError):
-            if store.add(f"{at}/read", 1) == world:
+            if store.add(f"{at}/read", 1) == self._backend.world:
                 store.set(f"{at}/all-read", "")
             store.wait([f"{at}/all-read"], timedelta(seconds=_VERDICT_READ_SECONDS))
 
@@ -169,23 +168,6 @@ def are_finite(tensors: Sequence[Tensor]) -> Tensor:
     """Tests whether all elements of each tensor are finite: bool, shape [len(tensors)], on the tensors' device."""
     with torch.no_grad():
         return torch.stack([torch.isfinite(_testable(tensor.detach())).all() for tensor in tensors])
-
-
-def digest(sums: Tensor) -> tuple[int, int]:
-    """Returns a checksum of checksums in host memory, as two 16-bit halves, which float32 holds exactly."""
-    checksum = zlib.crc32(sums.numpy().tobytes())
-    return checksum >> 16, checksum & 0xFFFF
-
-
-def halves(sums: Tensor) -> list[int]:
-    """Returns the checksums in 16-bit halves, two per tensor."""
-    return [half for value in sums.tolist() for half in (value >> 16 & 0xFFFF, value & 0xFFFF)]
-
-
-def first_difference(rows: Sequence[Sequence[float]]) -> int:
-    """Returns the index of the first tensor whose halves differ between rows."""
-    columns = list(zip(*rows, strict=True))
-    return next(index for index, column in enumerate(columns) if len(set(column)) > 1) // 2
 
 
 def _testable(tensor: Tensor) -> Tensor:

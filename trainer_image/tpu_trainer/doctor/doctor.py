@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from tpu_contract.protocol import PROGRAM_CHECKS, XLA_CHECKS, Check, Phase
@@ -25,10 +24,7 @@ from tpu_trainer.doctor.agreement import (
     Programs,
     are_finite,
     checksums,
-    digest,
     find_odd_ranks,
-    first_difference,
-    halves,
     replicas,
     running_statistics,
 )
@@ -37,19 +33,16 @@ from tpu_trainer.doctor.finite import AVERAGE, STATISTICS, WEIGHTS, Finiteness
 from tpu_trainer.doctor.padding import padding_advice, products_of, rows_of
 from tpu_trainer.doctor.stragglers import SlowHostDetector, Vitals
 from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.gather import checksum, gather_whole
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-_NO_DIGEST = (0, 0)
 
 
 class Doctor:
     """Runs all checks. `model` is on its device; `host`: this host's index in the job; `pace`: for the watchdog;
     `health`: from the checkpoint that the run continues from; `average`: the averaged weights by name, kept up to date
     by their owner; `known_steps`: the trainer makes the steps, and so knows how many programs a step has.
-
-    `seconds`: the time that each check has taken so far, with waiting for the other replicas.
     """
 
     def __init__(
@@ -66,7 +59,6 @@ class Doctor:
         average: Mapping[str, Tensor] | None = None,
         known_steps: bool = True,
     ) -> None:
-        self.seconds = {"programs": 0.0, "counters": 0.0, "checkup": 0.0}
         self._spec, self._backend, self._clock = spec, backend, clock
         self._model, self._host, self._pace = model, host, pace
         # A divided optimizer joins its parts in several rounds. Where hosts exchange values in host memory, each round
@@ -107,20 +99,18 @@ class Doctor:
             PeerLostError: a replica did not arrive at the comparison.
         """
         if self._counts.steps < WARM_UP_STEPS or self._compare_once_more:
-            with self._timed("programs"):
-                self._programs.compare(step, tensors)
+            self._programs.compare(step, tensors)
 
     def after_step(self, step: int, batch: Any) -> None:
         """Counts a step. `batch`: the batch of its last pass."""
-        with self._timed("counters"):
-            self._compare_once_more = False
-            self._counts.after_step(step, batch)
-            self._pace.step_done(step)
-            if self._counts.steps == 1:
-                self._check_padding(step, batch)
-            elif self._counts.steps == WARM_UP_STEPS:
-                # Programs are compiled: from now on, times are typical.
-                self._since = self._clock.seconds()
+        self._compare_once_more = False
+        self._counts.after_step(step, batch)
+        self._pace.step_done(step)
+        if self._counts.steps == 1:
+            self._check_padding(step, batch)
+        elif self._counts.steps == WARM_UP_STEPS:
+            # Programs are compiled: from now on, times are typical.
+            self._since = self._clock.seconds()
 
     def set_aside(self) -> AbstractContextManager[None]:
         """Excludes what the device's runtime counts in the block from the steps' counts."""
@@ -134,8 +124,17 @@ class Doctor:
         """
         if last:
             self._counts.close_window(step)
-        with self._timed("checkup"), self._clock.during(Phase.DEVICE), self.set_aside():
-            self._checkup(step, last)
+        with self._checking():
+            digest, sums = 0, None
+            if self._backend.world > 1:
+                (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
+                digest = _digest(sums)
+            vitals = [Vitals.of(row) for row in self._backend.gather(self._vitals(digest).row())]
+            if sums is not None:
+                self._check_equal(step, [replica.digest for replica in vitals], sums)
+            self._compare_compilations(step, vitals)
+            if self._slow_hosts.judge(step, vitals, last=last):
+                self._since = self._clock.seconds()
 
     def judge_parameters(self, step: int) -> None:
         """Tests that parameters and running statistics are finite, and the parameters equal in all replicas; a
@@ -145,7 +144,7 @@ class Doctor:
             DivergedError: in every replica, if their parameters differ.
             NotFiniteError: in every replica, if one of them is not finite, unless the recipe allows that.
         """
-        with self._timed("checkup"), self._clock.during(Phase.DEVICE), self.set_aside():
+        with self._checking():
             self._judge_parameters(step)
 
     def leave(self) -> None:
@@ -153,10 +152,9 @@ class Doctor:
         self._programs.leave()
 
     @contextmanager
-    def _timed(self, check: str) -> Iterator[None]:
-        start = perf_counter()
-        yield
-        self.seconds[check] += perf_counter() - start
+    def _checking(self) -> Iterator[None]:
+        with self._clock.during(Phase.DEVICE), self.set_aside():
+            yield
 
     def _check_padding(self, step: int, batch: Any) -> None:
         per_replica = self._spec.batch.per_replica
@@ -164,19 +162,7 @@ class Doctor:
         if advice is not None and self._spec.backend != "torch":
             self._findings.report(Check.PADDING, step, advice)
 
-    def _checkup(self, step: int, last: bool) -> None:
-        sums = None
-        if self._backend.world > 1:
-            (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
-        local = self._vitals(_NO_DIGEST if sums is None else digest(sums))
-        vitals = [Vitals.of(row) for row in self._backend.gather(local.row())]
-        if sums is not None:
-            self._check_equal(step, [replica.digest for replica in vitals], sums)
-        self._compare_compilations(step, vitals)
-        if self._slow_hosts.judge(step, vitals, last=last):
-            self._since = self._clock.seconds()
-
-    def _vitals(self, parameters: tuple[int, int]) -> Vitals:
+    def _vitals(self, parameters: int) -> Vitals:
         spent = {phase: seconds - self._since[phase] for phase, seconds in self._clock.seconds().items()}
         work = spent[Phase.INPUT] + spent[Phase.HOST]
         compilations = self._counts.compilations - self._compilations
@@ -201,21 +187,22 @@ class Doctor:
         finite = fetched[0].tolist() if tensors else []
         # Counted from one, so that zero means none.
         first_bad = 0 if all(finite) else finite.index(False) + 1
-        rows = self._backend.gather([first_bad, *(digest(fetched[-1]) if several else _NO_DIGEST)])
+        rows = self._backend.gather([first_bad, _digest(fetched[-1]) if several else 0])
         if several:
-            self._check_equal(step, [(int(high), int(low)) for _, high, low in rows], fetched[-1])
-        if (first := min((int(bad) for bad, *_ in rows if bad), default=0)) == 0:
+            self._check_equal(step, [int(digest) for _, digest in rows], fetched[-1])
+        if (first := min((int(bad) for bad, _ in rows if bad), default=0)) == 0:
             return
         part, name, _ = tensors[first - 1]
         self.finiteness.judge_part(step, part, name)
 
-    def _check_equal(self, step: int, digests: Sequence[tuple[int, int]], sums: Tensor) -> None:
+    def _check_equal(self, step: int, digests: Sequence[int], sums: Tensor) -> None:
         if (parties := find_odd_ranks(digests)) is None:
             return
         odd, others = parties
         # All replicas have read the same rows, so all of them arrive at this gather.
-        names = [name for name, _ in self._model.named_parameters()]
-        name = names[first_difference(self._backend.gather(halves(sums)))]
+        columns = zip(*gather_whole(sums.tolist(), self._backend), strict=True)
+        names = (name for name, _ in self._model.named_parameters())
+        name = next(name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1)
         raise DivergedError(
             f"after step {step} the parameters of {replicas(odd)} differ from those of {replicas(others)}, first in "
             f"{name}. All replicas were given the same gradients, so one of them changed the parameter differently: "
@@ -239,3 +226,8 @@ class Doctor:
             f"{replicas(others)} {counts[others[0]]}: their batches differ in shape, or a branch depends on their own "
             "data. On TPU all replicas must run the same program in every step, or they wait for each other forever",
         )
+
+
+def _digest(sums: Tensor) -> int:
+    """Returns a checksum of checksums in host memory."""
+    return int(checksum(sums.numpy().tobytes()))

@@ -7,6 +7,7 @@ the terms, so equal weights have equal checksums on every machine and slice.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from tpu_trainer.contract.errors import user_code
-from tpu_trainer.doctor.agreement import bits, digest
+from tpu_trainer.doctor.agreement import bits
 from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.gang.gather import gather_whole
 
 _PIECE = 1 << 22
 """Elements that are mixed at once where every operation allocates a tensor."""
@@ -49,9 +51,8 @@ def checksum_of(model: nn.Module, average: Mapping[str, Tensor], backend: Backen
     # Pending work belongs to no step and must not be compiled into one.
     backend.sync()
     (sums,) = backend.to_host([checksums])
-    # In halves, which float32 holds exactly.
-    (high, low), *_ = backend.gather(digest(sums))
-    return f"{int(high) << 16 | int(low):08x}"
+    (first, *_) = gather_whole([zlib.crc32(sums.numpy().tobytes())], backend)
+    return f"{first[0]:08x}"
 
 
 def tensor_checksum(tensor: Tensor) -> Tensor:

@@ -7,11 +7,13 @@ rounded up: rows to 8, features to 128 (Cloud TPU performance guide: batch a mul
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+
+from tpu_trainer.gang.backends.base import tensors_of
 
 ROWS, FEATURES = 8, 128
 
@@ -35,8 +37,16 @@ class Product:
         return self.outputs * self.inputs
 
     @property
+    def shape(self) -> list[int]:
+        return [self.outputs, self.inputs]
+
+    @property
+    def computed(self) -> list[int]:
+        return [_up(size, FEATURES) for size in self.shape]
+
+    @property
     def padded(self) -> int:
-        return _up(self.outputs, FEATURES) * _up(self.inputs, FEATURES)
+        return math.prod(self.computed)
 
 
 def products_of(model: nn.Module) -> list[Product]:
@@ -59,7 +69,7 @@ def rows_of(batch: Any, per_replica: int) -> int:
     Taken from the largest tensor of the batch: [examples, features], or [examples, positions, ...] if it has more than
     two dimensions or holds integers.
     """
-    largest = max(_tensors(batch), key=Tensor.numel, default=None)
+    largest = max(tensors_of(batch), key=Tensor.numel, default=None)
     if largest is None or largest.dim() < 2:
         return per_replica
     positions = largest.shape[1:] if not largest.is_floating_point() else largest.shape[1:-1]
@@ -85,23 +95,15 @@ def padding_advice(products: Sequence[Product], rows: int, per_replica: int) -> 
             f"multiple of {ROWS} (best of {FEATURES})"
         )
     worst = sorted(products, key=lambda product: product.useful - product.padded)[:_MOST_NAMED]
-    descriptions = [_describe(product) for product in worst if product.padded > product.useful]
+    descriptions = [
+        f"{product.name} {product.shape} is computed as {product.computed}"
+        for product in worst
+        if product.padded > product.useful
+    ]
     if descriptions:
         advice.append(f"{'; '.join(descriptions)}: make features multiples of {FEATURES}")
     return f"on TPU about {waste:.0%} of the matrix products' work is padding. {'. '.join(advice)}"
 
 
-def _describe(product: Product) -> str:
-    computed = [_up(product.outputs, FEATURES), _up(product.inputs, FEATURES)]
-    return f"{product.name} {[product.outputs, product.inputs]} is computed as {computed}"
-
-
 def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
-
-
-def _tensors(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch]
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]

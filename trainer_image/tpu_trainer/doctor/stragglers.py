@@ -28,7 +28,7 @@ class Vitals:
     """One process since the last checkup that was long enough. Seconds: `work` is the host's own, including the wait
     for `input`; `total` adds the wait for the device and the peers.
 
-    compilations: in its steps, after the warm-up. digest: of its parameters, in two halves.
+    compilations: in its steps, after the warm-up. digest: of its parameters.
     """
 
     host: int
@@ -36,17 +36,16 @@ class Vitals:
     work: float
     total: float
     compilations: int
-    digest: tuple[int, int] = (0, 0)
+    digest: int = 0
 
     def row(self) -> list[float]:
         """Returns the row to gather; integers are below 2**24, so float32 holds them exactly."""
-        *numbers, digest = astuple(self)
-        return [*numbers, *digest]
+        return [*astuple(self)]
 
     @staticmethod
     def of(row: Sequence[float]) -> Vitals:
-        host, waited, work, total, compilations, high, low = row
-        return Vitals(int(host), waited, work, total, int(compilations), (int(high), int(low)))
+        host, waited, work, total, compilations, digest = row
+        return Vitals(int(host), waited, work, total, int(compilations), int(digest))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from tpu_trainer.gang.exchange import check_weight, widen
 from tpu_trainer.lightning.lightning_run import missing_loss_error, only_under_lightning, skipped_epoch_error
 from tpu_trainer.lightning.optimizers import read_configuration
 from tpu_trainer.lightning.session import ModuleSession, overrides
-from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Batch, Hyperparameters
 
@@ -30,7 +29,6 @@ class LightningHooks(Hooks):
 
     def __init__(self, session: ModuleSession, hp: Hyperparameters) -> None:
         self._session, self._view, self._hp = session, session.view, hp
-        self._schedules: Schedules | None = None
         self.clips = session.has("configure_gradient_clipping")
         if hp.gradient_clip_norm is not None:
             self._view.gradient_clip_val, self._view.gradient_clip_algorithm = hp.gradient_clip_norm, "norm"
@@ -48,12 +46,9 @@ class LightningHooks(Hooks):
             returned = session.module.configure_optimizers()  # type: ignore[operator]
         optimizer, scheduler = read_configuration(returned)
         self.scheduled = () if scheduler is None else (scheduler,)
-        self._schedules = Schedules(optimizer, self.scheduled, self._advance)
-        self.monitors = self._schedules.monitors
-        if self.monitors and hp.evaluate_every_steps is None:
+        if scheduler is not None and scheduler.monitor is not None and hp.evaluate_every_steps is None:
             # Lightning's Trainer evaluates at the end of every epoch.
             raise only_under_lightning("ReduceLROnPlateau without recipe.evaluateEverySteps")
-        self.own_schedule = scheduler is not None
         self._view.optimizers = [optimizer]
         self._view.lr_scheduler_configs = list(self.scheduled)
         return optimizer
@@ -87,16 +82,15 @@ class LightningHooks(Hooks):
     def changes_gradients(self) -> bool:
         return self._session.has("on_after_backward") or self._session.has("on_before_optimizer_step")
 
+    def step_made(self, step: int) -> None:
+        self._view.global_step = step
+        self._view.current_epoch, _ = self._begun
+
     @property
     def remarks(self) -> Sequence[str]:
         return self._session.remarks
 
     def fit_begins(self, optimizer: Optimizer, step: int) -> None:
-        self._view.global_step = step
-        epoch, _ = self._begun
-        self._view.current_epoch = epoch
-        if self._schedules is not None:
-            self._schedules.fast_forward(optimizer, step, epoch)
         self._session.call("on_fit_start")
 
     @contextmanager
@@ -146,22 +140,12 @@ class LightningHooks(Hooks):
             self._session.call("configure_gradient_clipping", optimizer, **clipping)
 
     def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
-        self._view.global_step = step
-        if self._schedules is not None:
-            self._schedules.after("step", step)
         self._pass = 0
         self._batch_ends()
-
-    def evaluation_ends(self, step: int, metrics: Mapping[str, float]) -> None:
-        # After the last step no rate is left to change.
-        if self._schedules is not None and not self._session.trained:
-            self._schedules.evaluated(metrics)
 
     def epoch_ends(self, epoch: int) -> None:
         self._session.call("on_train_epoch_end")
         self._session.log.epoch_ends()
-        if self._schedules is not None:
-            self._schedules.after("epoch", epoch + 1)
 
     def train_ends(self, *, stopped: bool) -> None:
         if not stopped:
@@ -183,8 +167,6 @@ class LightningHooks(Hooks):
     def state(self) -> dict[str, Any]:
         steps = (self._index + 1) // self._hp.accumulation_steps
         state: dict[str, Any] = {"epoch": self._begun[0], "examples": steps * self._hp.global_batch_size}
-        if self._schedules is not None and (plateau := self._schedules.state()) is not None:
-            state["plateau"] = plateau
         if self._session.has("on_save_checkpoint"):
             checkpoint = self._checkpoint()
             self._session.call("on_save_checkpoint", checkpoint)
@@ -196,8 +178,6 @@ class LightningHooks(Hooks):
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._begun = (state["epoch"], state["examples"])
-        if self._schedules is not None:
-            self._schedules.load(state.get("plateau"))
         if self._session.has("on_load_checkpoint"):
             self._session.call("on_load_checkpoint", {**self._checkpoint(), **state.get("module", {})})
         if overrides(self._session.data, "load_state_dict") and "data" in state:
@@ -217,7 +197,7 @@ class LightningHooks(Hooks):
         self._outputs, self._batch = {}, None
         self._session.call("on_train_batch_end", outputs, batch, self._index)
 
-    def _advance(self, scheduler: Any, metric: float | None) -> None:
+    def advance_scheduler(self, scheduler: Any, metric: float | None) -> None:
         if self._session.has("lr_scheduler_step"):
             self._session.call("lr_scheduler_step", scheduler, metric)
         elif metric is not None:

@@ -51,7 +51,7 @@ from tpu_trainer.loop.ending import (
     warn_left_out,
     write_weights,
 )
-from tpu_trainer.loop.instruments import Instruments, build_instruments
+from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.storage import open_store
 from tpu_trainer.task.logbook import Logbook
 from tpu_trainer.task.task import Hyperparameters
@@ -318,7 +318,7 @@ class LightningTraining:
         # The module logs to Lightning's loggers, so there are no names to agree on later.
         logbook.agree()
         checksum = partial(checksum_of, self.module, {}, context.backend)
-        return build_instruments(context, self.module, hp, start, checkpoints, logbook, checksum, known_steps=False)
+        return Instruments(context, self.module, hp, start, checkpoints, logbook, checksum, known_steps=False)
 
     @property
     def _validates(self) -> bool:
@@ -343,7 +343,7 @@ class LightningTraining:
         if done is None:
             if not self._is_on_lower_rung:
                 save_result(callback.step, callback.position, instruments)
-                write_weights(self.context, callback.step, self.module)
+                write_weights(self.context, callback.step, self.module, {})
             with self.context.clock.during(Phase.CHECKPOINT):
                 keep_last(callback.step, callback.position, instruments)
         early = f" of {hp.last_step}, ended early by the module or a callback" if callback.step < hp.last_step else ""

@@ -21,7 +21,14 @@ from tpu_trainer.checkpoint.handover import read_once
 from tpu_trainer.checkpoint.origin import CheckpointSource, choose_named, choose_own
 from tpu_trainer.checkpoint.parts import WHOLE, CheckpointPart, Item
 from tpu_trainer.checkpoint.resume import Start, continued_start, document, fresh_start
-from tpu_trainer.checkpoint.snapshot import Snapshot, fingerprint, replicated_tensors, take_part, take_snapshot
+from tpu_trainer.checkpoint.snapshot import (
+    LiveState,
+    Snapshot,
+    fingerprint,
+    replicated_tensors,
+    take_part,
+    take_snapshot,
+)
 from tpu_trainer.checkpoint.together import Writers, find_writers, write_part
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import UserCodeError, user_code
@@ -37,7 +44,7 @@ from tpu_trainer.storage import open_store
 from tpu_trainer.task.task import Hyperparameters
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 Take = Callable[[int, Position, NumericalHealth, bool], Snapshot]
 """Makes the snapshot of a step, whole or as the first of several parts."""
@@ -124,10 +131,9 @@ class CheckpointStorage:
         Backend.reads_together."""
         began = work.start.step if resumed else None
         all_take_part = together or writers is not None or work.sharding is not None
+        run = LiveState(work.task.model, work.optimizer, work.averaged, work.sharding, together)
         if spec.checkpoint is not None and self.target is not None and not outputs.is_reporter and all_take_part:
-            return PartWriter(
-                _schedule(spec.checkpoint, spec), _part_taker(self.target, work, writers, together), began
-            )
+            return PartWriter(_schedule(spec.checkpoint, spec), _part_taker(self.target, run, work, writers), began)
 
         size = length_of(work.task.train, "train") if has_length(work.task.train) else None
 
@@ -135,24 +141,15 @@ class CheckpointStorage:
             record = document(work.start, step, position, work.rates.rate_after(step), work.hp, health)
             record |= {"trainExamples": size, "rates": work.rates.state(), "growth": work.group_changes.state()}
             record |= {"steering": work.policy.state(), "logged": work.logbook.state(), **work.closing.state()}
+            if (plateau := work.schedules.state()) is not None:
+                record["plateau"] = plateau
             if work.begun_with is not None:
                 record["begunWith"] = work.begun_with
             with user_code("the state of the task's hooks"):
                 state = work.hooks.state()
-            _, *parts_of_others = [set()] if alone or writers is None else writers.divide(*_replicated(work))
-            return take_snapshot(
-                work.task.model,
-                work.optimizer,
-                state,
-                step,
-                int(record["examples"]),
-                record,
-                _average(work),
-                elsewhere=set[Item]().union(*parts_of_others),
-                part=CheckpointPart(0, 1 + len(parts_of_others)),
-                sharding=work.sharding,
-                together=together,
-            )
+            _, *parts_of_others = [set()] if alone or writers is None else _divide(writers, run, work)
+            elsewhere, part = set[Item]().union(*parts_of_others), CheckpointPart(0, 1 + len(parts_of_others))
+            return take_snapshot(run, state, step, int(record["examples"]), record, elsewhere, part)
 
         repeats = work.sharding is None and not together
         return self.checkpoints_of(spec, take, outputs, began, writers, repeats=repeats)
@@ -230,29 +227,21 @@ def _describe_unshared(uri: str, unable: Sequence[int]) -> str:
 
 
 def _part_taker(
-    target: CheckpointTarget, work: PreparedTask, writers: Writers | None, together: bool
+    target: CheckpointTarget, run: LiveState, work: PreparedTask, writers: Writers | None
 ) -> Callable[[int], Callable[[], None] | None]:
     """Returns the `take` of a `PartWriter`, for a process that does not lead. A process that writes no part may still
-    hold a part of the optimizer's state, or have to read what the leader reads (`together`)."""
+    hold a part of the optimizer's state, or have to read what the leader reads."""
 
     def take(step: int) -> Callable[[], None] | None:
         state: Mapping[str, Any] = {}
-        if together:
+        if run.together:
             with user_code("the state of the task's hooks"):
                 state = work.hooks.state()
-        parts = [set[Item]()] if writers is None else writers.divide(*_replicated(work))
+        parts = [set[Item]()] if writers is None else _divide(writers, run, work)
         number = 0 if writers is None else writers.host
         # Host 0's part is the leader's. Empty parts are sent, too: there may be more parts than tensors.
         writes = 0 < number < len(parts)
-        tensors = take_part(
-            work.task.model,
-            work.optimizer,
-            state,
-            _average(work),
-            parts[number] if writes else (),
-            work.sharding,
-            together,
-        )
+        tensors = take_part(run, state, parts[number] if writes else ())
         if writers is None or not writes:
             return None
         folder = Folder(step, target.author.job, target.author.attempt)
@@ -262,15 +251,9 @@ def _part_taker(
     return take
 
 
-def _replicated(work: PreparedTask) -> tuple[dict[Item, Tensor], list[list[str]]]:
-    """Returns the tensors that any host may write, and the parameters in the order that numbers the optimizer's
-    state."""
-    tensors = replicated_tensors(work.task.model, work.optimizer, _average(work), work.sharding)
-    return tensors, work.group_changes.state()["names"]
-
-
-def _average(work: PreparedTask) -> Mapping[str, Tensor] | None:
-    return None if work.average is None else work.average.tensors
+def _divide(writers: Writers, run: LiveState, work: PreparedTask) -> list[set[Item]]:
+    # The groups' names, since their order numbers the optimizer's state.
+    return writers.divide(replicated_tensors(run), work.group_changes.state()["names"])
 
 
 def _describe_recipe(spec: RunSpec) -> dict[str, str]:

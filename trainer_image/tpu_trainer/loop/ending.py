@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpu_contract.protocol import MOST_METRICS, ExitCode
@@ -44,9 +43,7 @@ def save_result(step: int, position: Position, instruments: Instruments, *, agai
     instruments.outputs.progress.say(f"the last weights have the checksum {last[1]}")
 
 
-def write_weights(
-    context: RunContext, step: int, model: nn.Module, average: Mapping[str, Tensor] | None = None
-) -> None:
+def write_weights(context: RunContext, step: int, model: nn.Module, average: Mapping[str, Tensor]) -> None:
     """Writes the weights of a run without checkpoints into the directory of its report, on the user's machine. A file
     that cannot be written whole is left out, with a warning."""
     directory, writes = context.environment.report_directory, context.outputs.is_reporter
@@ -98,8 +95,8 @@ def stopped_outcome(step: int, loss: float | None, instruments: Instruments) -> 
     instruments.outputs.progress.checkpoint_step = checkpoints.last_step
     safe = _describe_checkpoint(step, checkpoints.last_step) if isinstance(checkpoints, Checkpointer) else ""
     summary = instruments.doctor.finiteness.summary
-    ending = _Ending(ExitCode.Preempted, f"stopped on request after {step} steps", safe + summary)
-    return _outcome(ending, step, loss, {}, instruments)
+    before, after = f"stopped on request after {step} steps", safe + summary
+    return _outcome(ExitCode.Preempted, before, after, step, loss, {}, instruments)
 
 
 def succeeded_outcome(
@@ -113,31 +110,29 @@ def succeeded_outcome(
             f"{cost.commits} checkpoints, {cost.size / 1e6:.1f} MB; they held up the training for {cost.blocked:.1f} s"
         )
     progress.checkpoint_step = checkpoints.last_step
-    ending = _Ending(ExitCode.Succeeded, summary, instruments.doctor.finiteness.summary)
-    return _outcome(ending, step, loss, evaluated, instruments)
-
-
-@dataclass(frozen=True)
-class _Ending:
-    """An exit code, and the text before and after the metrics in the run's last line."""
-
-    code: ExitCode
-    before: str
-    after: str
+    after = instruments.doctor.finiteness.summary
+    return _outcome(ExitCode.Succeeded, summary, after, step, loss, evaluated, instruments)
 
 
 def _outcome(
-    ending: _Ending, step: int, loss: float | None, evaluated: Mapping[str, float], instruments: Instruments
+    code: ExitCode,
+    before: str,
+    after: str,
+    step: int,
+    loss: float | None,
+    evaluated: Mapping[str, float],
+    instruments: Instruments,
 ) -> Outcome:
+    """`before`, `after`: the text before and after the metrics in the run's last line."""
     metrics = {**({} if loss is None else {"loss": loss}), **evaluated}
     values = "".join(f", {name} {value:.6g}" for name, value in metrics.items())
     progress = instruments.outputs.progress
     # What was logged comes last, because a message that is too long loses its last metrics.
     every = {**metrics, **progress.means, **metrics}
     best = None if progress.best is None else progress.best.as_json()
-    message = f"{ending.before}{values}{ending.after}"
-    rung = _rung_numbers(instruments, evaluated) if ending.code is ExitCode.Succeeded else None
-    return Outcome(ending.code, message, step, every, instruments.throughput.rate, best=best, rung=rung)
+    message = f"{before}{values}{after}"
+    rung = _rung_numbers(instruments, evaluated) if code is ExitCode.Succeeded else None
+    return Outcome(code, message, step, every, instruments.throughput.rate, best=best, rung=rung)
 
 
 def _rung_numbers(instruments: Instruments, evaluated: Mapping[str, float]) -> Mapping[str, Any] | None:

@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -21,7 +21,6 @@ from tpu_contract.run_spec import Loop
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.data.order import Share
 from tpu_trainer.lightning import LightningRun, adopt, is_lightning
-from tpu_trainer.optim.schedulers import SchedulingHooks
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Hyperparameters, Task
 
@@ -64,7 +63,7 @@ def load_entrypoint(
     if isinstance(made, Task):
         if loop == Loop.LIGHTNING:
             raise UserCodeError(f"entrypoint {entrypoint}: returned a Task; trainer.loop: Lightning is for modules")
-        return with_hooks(made)
+        return Loaded(made, made.hooks or Hooks())
     module, data = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
     if is_lightning(module):
         if loop == Loop.LIGHTNING:
@@ -77,14 +76,6 @@ def load_entrypoint(
         f"entrypoint {entrypoint}: returned {kind}; it must return a tpu_trainer.Task, a LightningModule, "
         "a pair (LightningModule, LightningDataModule), or a tpu_trainer.LightningRun"
     )
-
-
-def with_hooks(task: Task) -> Loaded:
-    """Returns the task with its hooks."""
-    if task.scheduler is None:
-        return Loaded(task, task.hooks or Hooks())
-    scheduling = SchedulingHooks(task)
-    return Loaded(replace(task, optimizer=scheduling.configure), scheduling)
 
 
 def _find(entrypoint: str) -> Any:

@@ -9,24 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tpu_contract.protocol import Phase
 from tpu_trainer.checkpoint.checkpointer import Checkpoints
 from tpu_trainer.checkpoint.resume import Start
-from tpu_trainer.contract.clock import Clock, process_seconds
+from tpu_trainer.contract.clock import process_seconds
 from tpu_trainer.contract.errors import NotFiniteError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.data.order import Position
 from tpu_trainer.doctor.doctor import Doctor
 from tpu_trainer.doctor.last_weights import Closing
-from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.exchange import MOST_STEPS, Loss, Signals, StepResults
 from tpu_trainer.loop.buffers import Buffers
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.reporting.history import FirstLossTime, Sample
-from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
 from tpu_trainer.task.logbook import Logbook
 from tpu_trainer.task.task import Batch, Hyperparameters
@@ -41,31 +39,52 @@ CHECKUP_EVERY = 100
 """Steps between the doctor's own collectives: who is slow, whose parameters differ."""
 
 
-@dataclass
 class Instruments:
-    """Watches one run.
+    """Watches one run of either loop.
 
-    first: steps done before this process's first. noise: None unless the noise scale is asked for. logbook: what the
-    task logs. merge_positions: returns the whole job's position in the data from this process's; a collective.
-    checksum: of the weights; a collective. closing: keeps the checksum for the next checkpoint.
+    merge_positions: returns the whole job's position in the data from this process's; a collective.
     """
 
-    backend: Backend
-    clock: Clock
-    doctor: Doctor
-    checkpoints: Checkpoints
-    throughput: Throughput
-    utilisation: Utilisation
-    noise: NoiseScale | None
-    outputs: RunOutputs
-    logbook: Logbook
-    buffers: Buffers
-    first: int = 0
-    merge_positions: Callable[[Position], Position] = lambda position: position
-    checksum: Callable[[], str] = str
-    closing: Closing = field(default_factory=Closing)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        model: nn.Module,
+        hp: Hyperparameters,
+        start: Start,
+        checkpoints: Checkpoints,
+        logbook: Logbook,
+        checksum: Callable[[], str],
+        *,
+        closing: Closing | None = None,
+        noise: NoiseScale | None = None,
+        average: Mapping[str, Tensor] | None = None,
+        known_steps: bool = True,
+    ) -> None:
+        """`logbook`: what the task logs. `checksum`: returns that of the weights; a collective. `closing`: keeps it for
+        the next checkpoint. `noise`: None unless the noise scale is asked for. `average`, `known_steps`: see
+        `Doctor`."""
+        # A module that makes its own steps does not accumulate, whatever the run spec says.
+        batch = replace(context.spec.batch, accumulation=hp.accumulation_steps, per_replica=hp.per_replica_batch_size)
+        spec, self.backend, self.outputs = replace(context.spec, batch=batch), context.backend, context.outputs
+        self.clock, self.checkpoints, self.logbook, self.noise = context.clock, checkpoints, logbook, noise
+        self.doctor = Doctor(
+            spec,
+            self.backend,
+            self.clock,
+            self.outputs.add_finding,
+            model=model,
+            host=context.environment.host_index,
+            pace=context.pace,
+            health=start.health,
+            average=average,
+            known_steps=known_steps,
+        )
+        self.throughput = Throughput(hp.global_batch_size, start.step)
+        self.utilisation = Utilisation(spec, self.backend.terms)
+        self.buffers = Buffers(model, self.backend)
+        self.merge_positions: Callable[[Position], Position] = lambda position: position
+        self.closing = closing or Closing()
+        self._checksum, self.first = checksum, start.step
         self.position: Position | None = None
         """The whole job's position in the data at the newest save."""
         self.saved: tuple[int, str] | None = None
@@ -94,12 +113,8 @@ class Instruments:
 
         return timed()
 
-    def left_out(self, text: str) -> None:
-        """Warns of parameters that the optimizer does not train."""
-        self.outputs.add_finding(Finding("Optimizer", self.first, text))
-
-    def of_data(self, text: str) -> None:
-        self.outputs.add_finding(Finding("Data", self.first, text))
+    def warn(self, check: str, text: str) -> None:
+        self.outputs.add_finding(Finding(check, self.first, text))
 
     def settle(self, step: int) -> None:
         """Runs what hooks left pending when an epoch ended with `step`: the next step would be another program."""
@@ -182,7 +197,7 @@ class Instruments:
     def weights(self) -> str:
         """Returns the weights' checksum; a collective outside the steps."""
         with self.clock.during(Phase.DEVICE), self.doctor.set_aside():
-            return self.checksum()
+            return self._checksum()
 
     def save(self, step: int, position: Position, *, now: bool, closes: bool = False) -> None:
         """Takes a checkpoint. `now`: the run is being stopped, so this returns once it is written. `closes`: it is the
@@ -253,50 +268,3 @@ class Instruments:
         self._norms.clear()
         self._learning_rates.clear()
         self._since, self._split = now, seconds
-
-
-def build_instruments(
-    context: RunContext,
-    model: nn.Module,
-    hp: Hyperparameters,
-    start: Start,
-    checkpoints: Checkpoints,
-    logbook: Logbook,
-    checksum: Callable[[], str],
-    *,
-    closing: Closing | None = None,
-    noise: NoiseScale | None = None,
-    average: Mapping[str, Tensor] | None = None,
-    known_steps: bool = True,
-) -> Instruments:
-    """Builds the instruments of a run of either loop. `average`, `known_steps`: see `Doctor`."""
-    # A module that makes its own steps does not accumulate, whatever the run spec says.
-    batch = replace(context.spec.batch, accumulation=hp.accumulation_steps, per_replica=hp.per_replica_batch_size)
-    spec, backend, outputs = replace(context.spec, batch=batch), context.backend, context.outputs
-    doctor = Doctor(
-        spec,
-        backend,
-        context.clock,
-        outputs.add_finding,
-        model=model,
-        host=context.environment.host_index,
-        pace=context.pace,
-        health=start.health,
-        average=average,
-        known_steps=known_steps,
-    )
-    return Instruments(
-        backend=backend,
-        clock=context.clock,
-        doctor=doctor,
-        checkpoints=checkpoints,
-        throughput=Throughput(hp.global_batch_size, start.step),
-        utilisation=Utilisation(spec, backend.terms),
-        noise=noise,
-        outputs=outputs,
-        logbook=logbook,
-        buffers=Buffers(model, backend),
-        first=start.step,
-        checksum=checksum,
-        closing=closing or Closing(),
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tpu_trainer.contract.errors import user_code
 from tpu_trainer.contract.stop import StopFlag
@@ -55,11 +56,12 @@ class TrainingLoop:
         model, start = work.task.model, work.start
         self.work, self.backend, self.instruments = work, backend, instruments
         self.stop, self.evaluate_now = stop, evaluate_now
-        self.trainable = Trainable(model, work.optimizer, instruments.left_out)
+        warn = partial(instruments.warn, "Optimizer")
+        self.trainable = Trainable(model, work.optimizer, warn)
         self.signals, self.flags, self.earlier = Signals(backend, start.step), Flags(backend), EarlierPasses(model)
         parts = (work.optimizer, work.hooks, work.average, work.clip_norm, backend)
         self.update = SkippingUpdate(*parts, model, instruments.doctor.set_aside) if work.skips else Update(*parts)
-        self.outside = OutsideParameters(model, backend.device, instruments.left_out)
+        self.outside = OutsideParameters(model, backend.device, warn)
         self.result, self.epoch = TrainingResult(start.step, None, start.position), start.position.epoch
 
     def run(self, batches: Iterator[tuple[Batch, Position]]) -> TrainingResult:
@@ -106,6 +108,8 @@ class TrainingLoop:
         # Before the sync: gradients that are alive there become outputs of the compiled graph.
         work.optimizer.zero_grad(set_to_none=True)
         with user_code("the end of a step"):
+            work.hooks.step_made(step)
+            work.schedules.after("step", step)
             work.hooks.after_step(batch, loss.mean, step)
         with instruments.sync(step, batch, parameters):
             backend.sync()
@@ -137,12 +141,16 @@ class TrainingLoop:
         return loss, batch, position
 
     def _change_epoch(self, step: int, epoch: int) -> None:
-        task, hooks, instruments = self.work.task, self.work.hooks, self.instruments
-        with user_code("the end of an epoch"), watch_attributes(task.train, not task.workers, instruments.of_data):
-            hooks.epoch_ends(self.epoch)
+        task, hooks, warn = self.work.task, self.work.hooks, partial(self.instruments.warn, "Data")
+        with user_code("the end of an epoch"), watch_attributes(task.train, not task.workers, warn):
+            self._end_epoch()
             hooks.epoch_begins(epoch)
         self.epoch = epoch
-        instruments.settle(step - 1)
+        self.instruments.settle(step - 1)
+
+    def _end_epoch(self) -> None:
+        self.work.hooks.epoch_ends(self.epoch)
+        self.work.schedules.after("epoch", self.epoch + 1)
 
     def _forward_backward(self, step: int, batch: Batch, drawn: int | None = None) -> Loss:
         """Adds the batch's gradients to the parameters'; returns its part of the step's loss. `drawn`: the step's seed,
@@ -194,7 +202,7 @@ class TrainingLoop:
             # A run that is stopped continues inside its epoch, and so does the job after a lower rung.
             goes_on = result.stopped or work.on_lower_rung
             if not goes_on:
-                work.hooks.epoch_ends(self.epoch)
+                self._end_epoch()
             work.hooks.train_ends(stopped=goes_on or result.early is not None)
         # What they have left pending would be compiled into the evaluation.
         self.backend.sync()

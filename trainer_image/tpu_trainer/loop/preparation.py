@@ -27,6 +27,7 @@ from tpu_trainer.loop.trainable import ParameterGroupChanges, PreparedTask, refu
 from tpu_trainer.optim.optimizers import build_optimizer, find_unused_settings, refuse_closure
 from tpu_trainer.optim.precision import apply_precision
 from tpu_trainer.optim.schedule import LearningRateSetter
+from tpu_trainer.optim.schedulers import build_schedulers
 from tpu_trainer.optim.sharding import OptimizerSharding, refuse_indivisible
 from tpu_trainer.optim.update import Average, count_on_device
 from tpu_trainer.task.hooks import Hooks
@@ -72,6 +73,7 @@ def prepare(
     start = replace(start_of(checkpoint, hp, spec, policy_state), ended=storage.ended(checkpoint))
     begun_with = _place_model(context, task.model, checkpoint)
     optimizer = build_optimizer(task, hp)
+    schedules = build_schedulers(task, hooks, optimizer, hp)
     refuse_closure(optimizer)
     sharding = _sharding(context, optimizer, task.model)
     if _compiles(context):
@@ -89,17 +91,17 @@ def prepare(
         hp,
         start.ramp,
         reduction_of(policy_state, spec),
-        own=hooks.own_schedule,
+        own=bool(schedules.schedulers),
         tell=tell,
         say=context.outputs.progress.say,
     )
-    policy, closing = EvaluationPolicy(spec, start, rates, hooks.monitors), Closing(start.ended)
+    policy, closing = EvaluationPolicy(spec, start, rates, schedules.monitors), Closing(start.ended)
     if evaluation_size(task) == 0:
         policy.check({})
     epochs = epochs_of(task, hp.train_steps, hp.global_batch_size)
     for text in (
         *find_unused_settings(task, hooks, optimizer, hp),
-        *find_differences(hooks.scheduled, hp.train_steps, epochs),
+        *find_differences(schedules.schedulers, hp.train_steps, epochs),
     ):
         tell(Finding("Recipe", start.step, text))
     work = PreparedTask(
@@ -108,6 +110,7 @@ def prepare(
         hp,
         optimizer,
         rates,
+        schedules,
         group_changes,
         start,
         policy,
@@ -137,6 +140,7 @@ def _restore(
     work.logbook.load(document.get("logged"))
     give_optimizer(checkpoint, work.optimizer, context.backend, work.sharding)
     work.rates.load(document.get("rates"))
+    work.schedules.load(document.get("plateau"))
     start = replace(work.start, ramp=work.rates.ramp)
     state = fetch_hooks_state(checkpoint, context.backend)
     with user_code("restoring the state of the task's hooks"):

@@ -19,10 +19,10 @@ from torch.nn.parameter import is_lazy
 from tpu_contract.words import several
 from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.doctor.last_weights import Closing, checksum_of
-from tpu_trainer.gang.backends.base import Backend
+from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.loop.evaluation_policy import EvaluationPolicy
 from tpu_trainer.optim.schedule import LearningRateSetter
+from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.optim.update import Average
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.logbook import Logbook
@@ -56,6 +56,7 @@ class PreparedTask:
     hp: Hyperparameters
     optimizer: Optimizer
     rates: LearningRateSetter
+    schedules: Schedules
     group_changes: ParameterGroupChanges
     start: Start
     policy: EvaluationPolicy
@@ -69,9 +70,10 @@ class PreparedTask:
     clip_norm: float | None = None
     sharding: OptimizerSharding | None = None
 
-    def checksum(self, backend: Backend) -> str:
-        """Returns the checksum of the model's weights and buffers, and of the averaged weights; a collective."""
-        return checksum_of(self.task.model, {} if self.average is None else self.average.tensors, backend)
+    @property
+    def averaged(self) -> Mapping[str, Tensor]:
+        """Returns the averaged weights by name, on the device; empty if the run averages none."""
+        return {} if self.average is None else self.average.tensors
 
 
 class Trainable:

@@ -19,6 +19,7 @@ from tpu_trainer.contract.outcome import Outcome, finite
 from tpu_trainer.data.batch_source import check_data, open_batches, open_data
 from tpu_trainer.data.loading import evaluation_size
 from tpu_trainer.data.order import Order
+from tpu_trainer.doctor.last_weights import checksum_of
 from tpu_trainer.gang.backends.base import move_model
 from tpu_trainer.lightning.lightning_run import only_under_lightning
 from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left
@@ -33,10 +34,11 @@ from tpu_trainer.loop.ending import (
 )
 from tpu_trainer.loop.entrypoint import Loaded
 from tpu_trainer.loop.evaluate import evaluate, try_evaluation
-from tpu_trainer.loop.instruments import Instruments, build_instruments
+from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.loop.loop import TrainingLoop, TrainingResult
 from tpu_trainer.loop.preparation import prepare
 from tpu_trainer.loop.trainable import PreparedTask
+from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.reporting.throughput import NoiseScale
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.logbook import pause_logging
@@ -92,17 +94,18 @@ def first_steps(context: RunContext, loaded: Loaded, count: int) -> TrainingResu
 
 def _instruments(context: RunContext, work: PreparedTask, checkpoints: Checkpoints) -> Instruments:
     backend, batch = context.backend, work.hp.global_batch_size
-    return build_instruments(
+    model = work.task.model
+    return Instruments(
         context,
-        work.task.model,
+        model,
         work.hp,
         work.start,
         checkpoints,
         work.logbook,
-        lambda: work.checksum(backend),
+        lambda: checksum_of(model, work.averaged, backend),
         closing=work.closing,
         noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
-        average=None if work.average is None else work.average.tensors,
+        average=work.averaged,
     )
 
 
@@ -135,8 +138,7 @@ class _Training:
         with self.context.clock.during(Phase.CHECKPOINT):
             keep_last(trained.step, trained.position, instruments)
             if not self.work.on_lower_rung:
-                average = None if self.work.average is None else self.work.average.tensors
-                write_weights(self.context, trained.step, self.work.task.model, average)
+                write_weights(self.context, trained.step, self.work.task.model, self.work.averaged)
                 self._finish()
         ending = trained.early or done or f"trained {trained.step} steps"
         return succeeded_outcome(ending, trained.step, trained.loss, evaluated, self.instruments)
@@ -144,6 +146,8 @@ class _Training:
     def train(self) -> TrainingResult:
         work, instruments, backend = self.work, self.instruments, self.context.backend
         with user_code("the start of the training"), work.group_changes.restored():
+            work.hooks.step_made(work.start.step)
+            work.schedules.fast_forward(work.optimizer, work.start.step, work.start.position.epoch)
             work.hooks.fit_begins(work.optimizer, work.start.step)
         if self.context.spec.checkpoint is not None:
             check_state(work.optimizer, work.hooks.state)
@@ -171,8 +175,9 @@ class _Training:
 
     def _evaluate_now(self, step: int) -> bool:
         """Evaluates in the middle of the training. Returns whether the evaluation is the best so far."""
+        work = self.work
         with self.context.clock.during(Phase.EVALUATE), self.instruments.doctor.set_aside():
-            metrics, values = self._evaluate(step)
+            metrics, values = self._evaluate(step, work.schedules)
             return self._judge(step, values, metrics)
 
     def _last_evaluation(self, trained: TrainingResult) -> tuple[dict[str, float], bool]:
@@ -205,8 +210,9 @@ class _Training:
         hp, share = self.work.hp, self.context.share
         return Order(hp.global_batch_size, hp.seed, share, hp.accumulation_steps, self.work.start.position)
 
-    def _evaluate(self, step: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns the metrics, and rank 0's values of those that the run follows."""
+    def _evaluate(self, step: int, schedules: Schedules | None = None) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns the metrics, and rank 0's values of those that the run follows. `schedules`: those that monitor a
+        metric make a step; after the last step no rate is left to change."""
         work, backend = self.work, self.context.backend
         if evaluation_size(work.task):
             self.instruments.evaluated = step, self.instruments.weights()
@@ -223,6 +229,8 @@ class _Training:
         if metrics:
             with user_code("the end of an evaluation"):
                 work.hooks.evaluation_ends(step, {**metrics, **values})
+                if schedules is not None:
+                    schedules.evaluated({**metrics, **values})
             backend.sync()
         return metrics, values
 

@@ -85,9 +85,9 @@ def find_unused_settings(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyp
             f"the module clips its gradients itself: recipe.gradientClipNorm {hp.gradient_clip_norm:g} is passed to "
             "its configure_gradient_clipping as gradient_clip_val, and nothing else is clipped"
         )
-    if task.optimizer is None:
+    if task.optimizer is None and task.scheduler is None:
         return
-    if hooks.own_schedule:
+    if hooks.scheduled or task.scheduler is not None:
         yield from find_unused_schedule(hp)
     yield from find_unused_by(optimizer, hp)
 

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.optim.optimizers import build_optimizer
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.horizon import SteppedScheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from tpu_trainer.task.task import Batch, Hyperparameters, Task
+    from tpu_trainer.task.task import Hyperparameters, Task
 
 
 _COUNTED = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
@@ -51,7 +47,7 @@ class Schedules:
     def __init__(
         self, optimizer: Optimizer, schedulers: Sequence[SteppedScheduler], advance: Callable[[Any, float | None], None]
     ) -> None:
-        self._schedulers = schedulers
+        self.schedulers = schedulers
         self._advance = advance
         self._fresh = [
             {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
@@ -59,30 +55,30 @@ class Schedules:
 
     def after(self, interval: str, count: int) -> None:
         """Advances the schedulers that are due after `count` steps or epochs."""
-        for item in self._schedulers:
+        for item in self.schedulers:
             if item.monitor is None and item.interval == interval and count % item.frequency == 0:
                 self._advance(item.scheduler, None)
 
     @property
     def monitors(self) -> tuple[str, ...]:
-        return tuple(item.monitor for item in self._schedulers if item.monitor is not None)
+        return tuple(item.monitor for item in self.schedulers if item.monitor is not None)
 
     def evaluated(self, metrics: Mapping[str, float]) -> None:
         """Steps the schedulers that monitor a metric. `metrics`: at least those."""
-        for item in self._schedulers:
+        for item in self.schedulers:
             if item.monitor is not None:
                 self._advance(item.scheduler, metrics[item.monitor])
 
     def state(self) -> dict[str, Any] | None:
         """Returns the counts of ReduceLROnPlateau, as JSON; its rates are in the checkpoint as the task's own."""
-        for item in self._schedulers:
+        for item in self.schedulers:
             if item.monitor is not None:
                 counted = {name: getattr(item.scheduler, name) for name in _COUNTED}
                 return {name: value if math.isfinite(value) else None for name, value in counted.items()}
         return None
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        for item in self._schedulers:
+        for item in self.schedulers:
             if item.monitor is not None and state is not None:
                 known = {name: value for name, value in state.items() if value is not None}
                 item.scheduler.load_state_dict(item.scheduler.state_dict() | known)
@@ -95,7 +91,7 @@ class Schedules:
         the schedulers' initial rates, not the checkpoint's. Takes some 10 microseconds a step. The rates of
         ReduceLROnPlateau, which do not follow from a number of steps, are the checkpoint's.
         """
-        if not self._schedulers or self.monitors or steps == 0:
+        if not self.schedulers or self.monitors or steps == 0:
             return
         # Groups that a hook has added keep the checkpoint's rates: their origin is unknown.
         added = optimizer.param_groups[len(self._fresh) :]
@@ -111,57 +107,13 @@ class Schedules:
         optimizer.param_groups.extend(added)
 
 
-class SchedulingHooks(Hooks):
-    """The hooks of a Task with a scheduler: the task's hooks, and the scheduler's steps between them."""
-
-    own_schedule = True
-
-    def __init__(self, task: Task) -> None:
-        self._task, self._hooks = task, task.hooks or Hooks()
-        self._schedules: Schedules | None = None
-        self._epoch = 0
-        for name in ("train_begins", "step_begins", "before_update", "evaluation_ends", "train_ends"):
-            setattr(self, name, getattr(self._hooks, name))
-
-    @property
-    def changes_gradients(self) -> bool:
-        return self._hooks.changes_gradients
-
-    def configure(self, parameters: Iterable[nn.Parameter], hp: Hyperparameters) -> Optimizer:
-        """Builds the Task's `optimizer` and its scheduler."""
-        spec = self._task.scheduler
-        build, interval = spec if isinstance(spec, tuple) else (spec, "step")
-        assert build is not None
-        optimizer = build_optimizer(self._task, hp)
+def build_schedulers(task: Task, hooks: Hooks, optimizer: Optimizer, hp: Hyperparameters) -> Schedules:
+    """Builds the Task's scheduler, if it has one, beside those that its hooks have built with the optimizer."""
+    scheduled = hooks.scheduled
+    if task.scheduler is not None:
+        build, interval = task.scheduler if isinstance(task.scheduler, tuple) else (task.scheduler, "step")
         with user_code("the task's scheduler"):
             scheduler = build(optimizer, hp)
         check_scheduler(scheduler, optimizer, "the task's scheduler")
-        self.scheduled = (SteppedScheduler(scheduler, interval),)
-        self._schedules = Schedules(optimizer, self.scheduled, lambda scheduler, _: scheduler.step())
-        return optimizer
-
-    def fit_begins(self, optimizer: Optimizer, step: int) -> None:
-        if self._schedules is not None:
-            self._schedules.fast_forward(optimizer, step, self._epoch)
-        self._hooks.fit_begins(optimizer, step)
-
-    def after_step(self, batch: Batch, loss: Tensor, step: int) -> None:
-        if self._schedules is not None:
-            self._schedules.after("step", step)
-        self._hooks.after_step(batch, loss, step)
-
-    def epoch_begins(self, epoch: int) -> None:
-        self._epoch = epoch
-        self._hooks.epoch_begins(epoch)
-
-    def epoch_ends(self, epoch: int) -> None:
-        self._hooks.epoch_ends(epoch)
-        if self._schedules is not None:
-            self._schedules.after("epoch", epoch + 1)
-
-    def state(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "hooks": self._hooks.state()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._epoch = int(state.get("epoch", 0))
-        self._hooks.load(state.get("hooks", {}))
+        scheduled = (*scheduled, SteppedScheduler(scheduler, interval))
+    return Schedules(optimizer, scheduled, hooks.advance_scheduler)

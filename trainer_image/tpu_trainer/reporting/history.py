@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -216,25 +216,18 @@ class RunHistory:
 
     def __init__(self, before: Mapping[str, Any] | None = None) -> None:
         before = before or {"strides": (1, 1, 1)}
-        losses, stretches, evaluations = (int(stride) for stride in before["strides"])
-        self._losses = Series(LossPoint.then, [LossPoint(**row) for row in before.get("losses", ())], losses)
-        self._stretches = Series(
-            StretchPoint.then, [StretchPoint(**row) for row in before.get("stretches", ())], stretches
-        )
-        earlier = [EvaluationPoint(**row) for row in before.get("evaluations", ())]
-        self._evaluations = Series(EvaluationPoint.then, earlier, evaluations)
+        losses, stretches, evaluations = before["strides"]
+        self._losses = _series(LossPoint, before.get("losses", ()), losses)
+        self._stretches = _series(StretchPoint, before.get("stretches", ()), stretches)
+        self._evaluations = _series(EvaluationPoint, before.get("evaluations", ()), evaluations)
         rates = before.get("rates", {"points": (), "stride": 1})
-        self._learning_rates = Series(
-            RatePoint.then, [RatePoint(**row) for row in rates["points"]], int(rates["stride"]), LOGGED_LIMIT
-        )
+        self._learning_rates = _series(RatePoint, rates["points"], rates["stride"], LOGGED_LIMIT)
         self._warnings = {row["check"]: FindingSummary(**row) for row in before.get("warnings", ())}
         self._attempts = [_parse_attempt(row) for row in before.get("attempts", ())]
         self._rates: dict[str, float] = {name: before[name] for name in _RATES if name in before}
         # Logged values are like losses: one per step, some of them not finite.
         self._logged = {
-            str(logged["name"]): Series(
-                LossPoint.then, [LossPoint(**row) for row in logged["points"]], int(logged["stride"]), LOGGED_LIMIT
-            )
+            str(logged["name"]): _series(LossPoint, logged["points"], logged["stride"], LOGGED_LIMIT)
             for logged in before.get("logged", ())
         }
 
@@ -273,7 +266,7 @@ class RunHistory:
             if curve.name not in self._logged:
                 if len(self._logged) >= LOGGED_CURVES:
                     continue
-                self._logged[curve.name] = Series(LossPoint.then, limit=LOGGED_LIMIT)
+                self._logged[curve.name] = _series(LossPoint, limit=LOGGED_LIMIT)
             for step, value in curve.points:
                 self._logged[curve.name].add(LossPoint.of(step, value))
 
@@ -302,6 +295,13 @@ class RunHistory:
             "strides": (self._losses.stride, self._stretches.stride, self._evaluations.stride),
             **self._rates,
         }
+
+
+def _series(
+    kind: type[P], rows: Iterable[Mapping[str, Any]] = (), stride: int = 1, limit: int | None = None
+) -> Series[P]:
+    """Returns a series, from the points that an earlier attempt has recorded."""
+    return Series(kind.then, [kind(**row) for row in rows], int(stride), limit)  # type: ignore[arg-type]
 
 
 def _parse_attempt(row: Mapping[str, Any]) -> AttemptRecord:

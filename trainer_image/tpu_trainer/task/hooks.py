@@ -27,10 +27,6 @@ class Hooks:
     or in all replicas on device tpu. An exception in a method ends the run as an error of the user's code.
     """
 
-    own_schedule = False
-    """Whether the task schedules its learning rate itself (`after_step`), instead of the recipe's warm-up and
-    schedule."""
-
     clips = False
     """Whether the task clips its gradients itself, in `before_update`."""
 
@@ -39,11 +35,15 @@ class Hooks:
         """Whether hooks may change the averaged gradients, so that their length must be measured again to clip them."""
         return type(self).before_update is not Hooks.before_update
 
-    monitors: tuple[str, ...] = ()
-    """Metrics that `evaluated` needs; known once the optimizer is built."""
-
     scheduled: tuple[SteppedScheduler, ...] = ()
-    """The schedulers of the task; known once the optimizer is built."""
+    """The schedulers of the optimizer, besides the Task's `scheduler`; known once it is built."""
+
+    def advance_scheduler(self, scheduler: Any, metric: float | None) -> None:
+        """Makes a scheduler's step, with its metric if it has one."""
+        scheduler.step()
+
+    def step_made(self, step: int) -> None:
+        """Called when `step` steps are made, before the schedulers' step."""
 
     @property
     def remarks(self) -> Sequence[str]:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,7 +12,7 @@ from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.code.entrypoint import find_problem
 from tpu_training_operator.cli.code.packing import PackedCode, size_text
-from tpu_training_operator.cli.common.job_file import JobFile, check
+from tpu_training_operator.cli.common.job_file import JobFile
 
 _MOST_SHOWN = 10
 _OF_THE_TRAINER = ("numpy", "safetensors", "torch", "torch_xla", "tpu_contract", "tpu_trainer")
@@ -85,10 +86,8 @@ def _shadowing_warnings(packed: PackedCode) -> Iterator[str]:
             yield f"{name} has the name of a package that the trainer imports: it would get yours; rename it"
 
 
-def add_code(file: JobFile, packed: PackedCode, uri: str) -> JobFile:
-    """Adds the code to the job. Raises BadInput."""
-    file.body["spec"]["trainer"]["code"] = {"uri": uri, "sha256": packed.sha256}
-    return check(file.path, file.body)
+def add_code(body: dict[str, Any], packed: PackedCode, uri: str) -> None:
+    body["spec"]["trainer"]["code"] = {"uri": uri, "sha256": packed.sha256}
 
 
 def code_summary(packed: PackedCode, uri: str) -> str:

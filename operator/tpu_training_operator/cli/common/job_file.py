@@ -92,7 +92,7 @@ def load(
 def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = ()) -> JobFile:
     """Checks the job in `body`, which was read from `path`. Raises BadInput with every problem found."""
     try:
-        job = parse_job(_with_namespace(body), except_rules=except_rules)
+        job = parse_job(body, except_rules=except_rules)
         if problems := list(_metadata_problems(job.metadata)):
             raise InvalidJob(problems)
         options, lower_rungs = options_of(job), lower_rungs_of(job)
@@ -104,8 +104,11 @@ def check(path: Path, body: dict[str, Any], *, except_rules: tuple[Rule, ...] = 
 
 def with_uid(job: TPUTrainingJob) -> TPUTrainingJob:
     """Gives the job a uid; the API server assigns the real one."""
-    metadata = {**job.metadata, "uid": "00000000-0000-0000-0000-000000000000"}
-    return job.model_copy(update={"metadata": metadata})
+    return with_metadata(job, uid="00000000-0000-0000-0000-000000000000")
+
+
+def with_metadata(job: TPUTrainingJob, **fields: str) -> TPUTrainingJob:
+    return TPUTrainingJob.model_validate(dict(job) | {"metadata": {**job.metadata, **fields}})
 
 
 def _job_in(path: Path) -> dict[str, Any]:
@@ -126,13 +129,6 @@ def _job_in(path: Path) -> dict[str, Any]:
         number = f"{len(jobs)} of them" if jobs else "none"
         raise BadInput(path, [Problem("", f"the file must hold one {KIND}; it holds {number}")])
     return candidates[0]
-
-
-def _with_namespace(body: dict[str, Any]) -> dict[str, Any]:
-    metadata = body.get("metadata")
-    if isinstance(metadata, dict) and metadata.get("namespace") is None:
-        metadata["namespace"] = "default"
-    return body
 
 
 def _metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:

@@ -140,7 +140,8 @@ def _with_code(file: JobFile, packed: PackedCode, directory: Path) -> JobFile:
     """Puts the code into the run's directory, where the workers fetch it as from a shared volume."""
     uri = str(directory / f"code-{packed.sha256}.tar.gz")
     put(packed.archive, uri)
-    return add_code(file, packed, uri)
+    add_code(file.body, packed, uri)
+    return check(file.path, file.body)
 
 
 def _outages(losses: tuple[str, ...], file: JobFile) -> list[Outage]:

@@ -18,7 +18,7 @@ from tpu_training_operator.cli.code.place import IN_CLUSTER, place_of, put, secr
 from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options
 from tpu_training_operator.cli.common.errors import BadInput, program_name
-from tpu_training_operator.cli.common.job_file import JobFile, check, filename_option, load
+from tpu_training_operator.cli.common.job_file import JobFile, check, filename_option, load, with_metadata
 from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
 from tpu_training_operator.kube.cluster import JOBS, SECRETS, Object, resource_of
 from tpu_training_operator.kube.errors import AlreadyExists, ApiError, InvalidRequest, NotFound, Unavailable
@@ -30,10 +30,10 @@ _WRITE = {"fieldManager": "tpujob", "fieldValidation": "Strict"}
 
 @dataclass(frozen=True)
 class _Request:
-    """What to submit. `has_namespace`: whether the file names one. `code_to`: the option's value."""
+    """What to submit. `namespace`: the one that the file names. `code_to`: the option's value."""
 
     file: JobFile
-    has_namespace: bool
+    namespace: str | None
     packed: PackedCode | None
     code_to: str | None
 
@@ -61,19 +61,12 @@ def submit(
     """Create a job on a cluster, with a folder of code if you like."""
     if code_to is not None and code is None:
         raise click.UsageError("--code-to says where the code goes; name the folder with --code")
-    named: list[str] = []
-
-    def change(body: Object) -> None:
-        apply_options(body, values, on_slice)
-        metadata = body.get("metadata")
-        if isinstance(metadata, dict) and metadata.get("namespace"):
-            named.append(str(metadata["namespace"]))
-
-    file = load(filename, change=change)
-    if target.namespace and named not in ([], [target.namespace]):
-        problem = f"is {named[0]!r}, and --namespace is {target.namespace!r}"
+    file = load(filename, change=lambda body: apply_options(body, values, on_slice))
+    named = file.body["metadata"].get("namespace")
+    if target.namespace and named not in (None, target.namespace):
+        problem = f"is {named!r}, and --namespace is {target.namespace!r}"
         raise BadInput(filename, [Problem("metadata.namespace", problem)])
-    request = _Request(file, bool(named), None if code is None else pack(code), code_to)
+    request = _Request(file, named, None if code is None else pack(code), code_to)
     for warning in (
         *file.resolution.warnings,
         *checkpoint_warnings(file.job.spec),
@@ -85,11 +78,12 @@ def submit(
 
 async def _submit(connection: Connection, request: _Request) -> int:
     file, packed, code = request.file, request.packed, None
-    if not request.has_namespace:
-        file.body["metadata"]["namespace"] = connection.namespace
-        file = check(file.path, file.body)
+    namespace = request.namespace or connection.namespace
+    file.body["metadata"]["namespace"] = namespace
     if packed is not None:
-        file = add_code(file, packed, place_of(packed, file.job, request.code_to))
+        add_code(file.body, packed, place_of(packed, with_metadata(file.job, namespace=namespace), request.code_to))
+    file = check(file.path, file.body)
+    if packed is not None:
         code = file.job.spec.trainer.code
         assert code is not None
         if code.secret is None:
@@ -98,7 +92,7 @@ async def _submit(connection: Connection, request: _Request) -> int:
     job, is_new = await _create(connection, file)
     if packed is not None and code is not None and code.secret is not None:
         await _create_secret(connection, job, secret(code.secret, packed, job), is_new=is_new)
-    name, namespace = file.job.name, file.job.namespace
+    name = file.job.name
     click.echo(f"job {name} {'created' if is_new else 'already exists'} in namespace {namespace}")
     click.echo(f"follow it with: {program_name()} watch {name} -n {namespace}")
     return 0

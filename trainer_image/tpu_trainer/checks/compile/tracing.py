@@ -51,7 +51,7 @@ from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.outcome import outcome_of
 from tpu_trainer.data.loading import has_length, is_sharded
 from tpu_trainer.data.shards import open_shard
-from tpu_trainer.doctor.padding import FEATURES, LEAST_WASTE, products_of
+from tpu_trainer.doctor.padding import LEAST_WASTE, products_of
 from tpu_trainer.gang.backends.base import map_tensors
 from tpu_trainer.gang.backends.feed import AHEAD, feed_in_turn
 from tpu_trainer.gang.backends.xla import XlaChip
@@ -59,9 +59,7 @@ from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop import training
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.preparation import load
-from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.progress import ProgressLog
-from tpu_trainer.reporting.report import ProgressReport
 from tpu_trainer.reporting.reporter import open_reporter
 from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.task.task import Hyperparameters, Task
@@ -336,9 +334,7 @@ def trace(spec: RunSpec, examples: int | None = None) -> Step:
         )
     chip = UncompiledChip(spec.slice.replicas, spec.batch.accumulation)
     clock, progress = Clock(), ProgressLog(spec.train_steps, silent=True)
-    outputs = RunOutputs(
-        progress, open_reporter(spec, None, clock, "", reports=False), open_heartbeat(None, _no_report), False
-    )
+    outputs = RunOutputs(progress, open_reporter(spec, None, clock, "", reports=False), None, False)
     environment = WorkerEnvironment(Path(os.devnull), 0, 1, "", 0, None)
     lasting = _lasting(spec)
     if examples is not None:
@@ -358,10 +354,6 @@ def trace(spec: RunSpec, examples: int | None = None) -> Step:
     finally:
         chip.record(False)
     raise AssertionError("the run ended before its third step")
-
-
-def _no_report() -> ProgressReport:
-    raise AssertionError("a trace reports nothing")
 
 
 def _step(chip: UncompiledChip) -> Step:
@@ -386,10 +378,8 @@ def _padded_products(model: nn.Module) -> list[dict[str, Any]]:
     """Returns the matrix products of which padding to whole tiles is a large part, the largest loss first."""
     padded: list[dict[str, Any]] = []
     for product in products_of(model):
-        shape = [product.outputs, product.inputs]
-        computed = [-(-size // FEATURES) * FEATURES for size in shape]
-        waste = round(1 - product.useful / math.prod(computed), 4)
-        padded.append({"name": product.name, "shape": shape, "computed": computed, "waste": waste})
+        waste = round(1 - product.useful / product.padded, 4)
+        padded.append({"name": product.name, "shape": product.shape, "computed": product.computed, "waste": waste})
     padded.sort(key=lambda product: -product["waste"] * math.prod(product["shape"]))
     return [product for product in padded if product["waste"] >= LEAST_WASTE]
 

@@ -180,6 +180,18 @@ def map_tensors(move: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return batch
 
 
+def tensors_of(batch: Any) -> list[Tensor]:
+    """Returns the tensors that `map_tensors` finds in a batch."""
+    tensors: list[Tensor] = []
+
+    def collect(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(collect, batch)
+    return tensors
+
+
 def _map_mapping(move: Callable[[Tensor], Tensor], batch: Mapping[Any, Any]) -> Any:
     moved = {key: map_tensors(move, value) for key, value in batch.items()}
     if type(batch) is dict or not isinstance(batch, MutableMapping):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_xla.debug import metrics
 
 from tpu_trainer.contract.errors import UserCodeError
-from tpu_trainer.gang.backends.base import Counters, map_tensors, to_rows
+from tpu_trainer.gang.backends.base import Counters, map_tensors, tensors_of, to_rows
 from tpu_trainer.gang.backends.feed import feed_ahead
 from tpu_trainer.gang.backends.torch_xla_repairs import repair_copies, repair_frozen_norms, repair_scans
 
@@ -154,14 +154,7 @@ def _find_unsupported(batch: Any, error: Exception) -> str | None:
     """Names the part of the batch that may have caused the error; None if the device itself has failed."""
     if "PackedSequence" in str(error):
         return "a PackedSequence"
-    tensors: list[Tensor] = []
-
-    def collect(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    map_tensors(collect, batch)
-    for tensor in tensors:
+    for tensor in tensors_of(batch):
         if tensor.is_nested:
             return "a nested tensor"
         if tensor.layout is not torch.strided or tensor.is_quantized:
