@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.contract.cluster_contract import ClusterContract
-from tests.contract.objects import config_map, delete, pod
+from tests.fakes.cluster_contract import ClusterContract
+from tests.fakes.objects import config_map, delete, pod
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, PODS, Object
 from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.store import LocalStore

@@ -33,13 +33,14 @@ from tpu_training_operator.domain.plan.placement.search import carry_out, move, 
 from tpu_training_operator.domain.plan.plan import Batch, Batches, Freshness, Plan
 from tpu_training_operator.domain.plan.queue.queueing import read_placement
 from tpu_training_operator.domain.plan.restarts.restart import fail_or_restart, release
-from tpu_training_operator.domain.plan.restarts.start_deadline import (
+from tpu_training_operator.domain.plan.restarts.waiting import (
     find_late,
     find_partly_placed,
     is_partly_refused,
+    read_event_lines,
+    show_wait,
     start_failure,
 )
-from tpu_training_operator.domain.plan.restarts.waiting import read_event_lines, show_wait
 from tpu_training_operator.domain.plan.start import describe_start, later_workers, may_be_newer_than_read
 
 _READ_AGAIN = timedelta(seconds=1)

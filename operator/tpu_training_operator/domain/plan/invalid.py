@@ -33,10 +33,10 @@ from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, lo
 from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Plan, Turn
 from tpu_training_operator.domain.plan.queue.queueing import explain_eviction, give_up_quota
-from tpu_training_operator.domain.plan.restarts.start_deadline import find_late, find_partly_placed
+from tpu_training_operator.domain.plan.restarts.waiting import find_late, find_partly_placed
 from tpu_training_operator.domain.plan.start import later_workers, may_be_newer_than_read
 from tpu_training_operator.domain.plan.stopping import budget
-from tpu_training_operator.domain.plan.stopping.suspension import BY_USER
+from tpu_training_operator.domain.plan.stopping.suspension import BY_USER, Cause
 
 _READ_AGAIN = timedelta(seconds=1)
 
@@ -74,15 +74,6 @@ def _find_policy(look: JobState) -> Mapping[str, Any] | None:
     spec = look.observed.job.get("spec")
     policy = spec.get("runPolicy", {}) if isinstance(spec, Mapping) else None
     return policy if isinstance(policy, Mapping) else None
-
-
-@dataclass(frozen=True)
-class _Cause:
-    """The reason to stop the workers. `words`: a clause for messages."""
-
-    reason: Reason
-    event: EventReason
-    words: str
 
 
 @dataclass(frozen=True)
@@ -133,16 +124,16 @@ class _Invalid:
 
     # Limits that apply without a valid spec.
 
-    def _find_cause(self) -> _Cause | None:
+    def _find_cause(self) -> Cause | None:
         spent = self._spent
         if self._policy.suspend:
-            return _Cause(BY_USER.reason, BY_USER.event, BY_USER.message)
+            return BY_USER
         if spent is not None and spent.is_all:
-            return _Cause(Reason.BUDGET_EXCEEDED, EventReason.BUDGET_EXCEEDED, spent.words())
+            return Cause(Reason.BUDGET_EXCEEDED, EventReason.BUDGET_EXCEEDED, spent.words())
         if (why := explain_eviction(self.look)) is not None:
-            return _Cause(Reason.EVICTED, EventReason.EVICTED, why)
+            return Cause(Reason.EVICTED, EventReason.EVICTED, why)
         if (why := self._explain_loss()) is not None:
-            return _Cause(Reason.INVALID_SPEC, EventReason.SUSPENDED, why)
+            return Cause(Reason.INVALID_SPEC, EventReason.SUSPENDED, why)
         return None
 
     @cached_property
@@ -201,16 +192,16 @@ class _Invalid:
 
     # Stopping.
 
-    def _stop(self, cause: _Cause) -> Plan:
+    def _stop(self, cause: Cause) -> Plan:
         """Records that the workers stop, before any of them is stopped, as with a valid spec."""
         is_eviction = cause.reason is Reason.EVICTED
         rest, value = (ConditionType.ADMITTED, False) if is_eviction else (ConditionType.SUSPENDED, True)
-        status = self._present(self.status, cause.words)
+        status = self._present(self.status, cause.message)
         for kind, is_so in ((rest, value), (ConditionType.GANG_READY, False)):
-            status = self.look.with_condition(status, kind, is_so, cause.reason, cause.words)
+            status = self.look.with_condition(status, kind, is_so, cause.reason, cause.message)
         activity = Activity.QUEUE if is_eviction else Activity.SUSPENDED
         goodput = self.look.charge(self._goodput, self.look.now, activity)
-        event = Event(cause.event, f"stopping the workers: {cause.words}", warning=cause.reason is not BY_USER.reason)
+        event = Event(cause.event, f"stopping the workers: {cause.message}", warning=cause is not BY_USER)
         return Plan(status=replace(status, goodput=goodput), events=(event,), again=AT_ONCE, turn=Turn.SUSPEND)
 
     def _rest(self) -> Plan:

@@ -225,12 +225,10 @@ class Metrics:
         self._queued_at[key] = self._clock()
 
     def key_taken(self, key: Hashable) -> None:
-        """Counts a key that a worker has taken."""
         self._taken_at[key] = now = self._clock()
         self._observe("workqueue_queue_duration_seconds", now - self._queued_at.pop(key), _CONTROLLER)
 
     def key_done(self, key: Hashable) -> None:
-        """Counts a key whose work has ended."""
         seconds = self._clock() - self._taken_at.pop(key)
         self._observe("workqueue_work_duration_seconds", seconds, _CONTROLLER)
 
