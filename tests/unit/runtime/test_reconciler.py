@@ -2,11 +2,12 @@
 
 import logging
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from tests.fakes.clock import Clock
 from tests.fakes.cluster import FakeCluster
 from tests.unit.jobs import job_body
 from tests.unit.kubelet_statuses import exited
@@ -35,17 +36,9 @@ async def store() -> FakeCluster:
     return store
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOON
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOON)
 
 
 @pytest.fixture

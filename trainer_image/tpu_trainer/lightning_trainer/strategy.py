@@ -185,7 +185,7 @@ class GangStrategy:
         precision.backward(precision.pre_backward(loss, module), module, optimizer, *args, **kwargs)
         self._gradients.add(closure_loss if self._weight is None or manual else loss, weight)
         if manual or not module.trainer.fit_loop._should_accumulate():
-            # Lightning's own method is the same without this.
+            # Lightning's own method has no place for this before the hooks after the backward pass.
             self._gradients.average(self._callback.step + 1)
         result: Tensor = precision.post_backward(closure_loss, module)
         return result

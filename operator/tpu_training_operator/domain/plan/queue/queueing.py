@@ -358,7 +358,10 @@ def end_workloads(look: JobState) -> Plan:
 def move_once_admitted(ctx: Context) -> Plan | None:
     """Plans the move to a better slice, if Kueue has admitted the job there; None if not."""
     target = _find_target(ctx)
-    if target is None or not _is_proven(ctx, target):
+    queue = ctx.queue_on(target) if target else None
+    if target is None or queue is None or queue.workload is None or not queue.workload.is_admitted:
+        return None
+    if isinstance(read_placement(ctx, target), Obstacle):
         return None
     return move(ctx, target, PlacementReason.BETTER, "Kueue has admitted the job there; the workers save and stop")
 
@@ -402,15 +405,8 @@ def _is_late(ctx: Context, workload: Workload) -> bool:
 
 def _may_ask_again(ctx: Context, workload: Workload) -> bool:
     """Whether Kueue gave the Workload up at least a turn ago, so that the job may ask for the slice again."""
-    if not workload.is_given_up:
-        return False
-    return ctx.now >= parse_time(str(workload.condition("Evicted")["lastTransitionTime"])) + turn_length(ctx)
-
-
-def _is_proven(ctx: Context, target: SliceOption) -> bool:
-    queue = ctx.queue_on(target)
-    is_admitted = queue is not None and queue.workload is not None and queue.workload.is_admitted
-    return is_admitted and not isinstance(read_placement(ctx, target), Obstacle)
+    evicted_at = workload.condition("Evicted").get("lastTransitionTime")
+    return workload.is_given_up and ctx.now >= parse_time(str(evicted_at)) + turn_length(ctx)
 
 
 def _find_unneeded(ctx: Context, queue: Queue, target: SliceOption | None) -> Sequence[Workload]:
@@ -420,14 +416,11 @@ def _find_unneeded(ctx: Context, queue: Queue, target: SliceOption | None) -> Se
     if not covered or (queue.workload is None and not queue.name):
         return ()
     wanted = ctx.queue_on(target) if target is not None else None
-    target_workload = wanted.workload if wanted else None
-    needed = (
-        target_workload.name
-        if target_workload and not _is_late(ctx, target_workload) and not _may_ask_again(ctx, target_workload)
-        else ""
-    )
+    needed = wanted.workload if wanted else None
+    if needed is not None and (_is_late(ctx, needed) or _may_ask_again(ctx, needed)):
+        needed = None
     others = (other.workload for other in queue.others if other.workload is not None)
-    return [workload for workload in others if workload.name != needed and not workload.is_going]
+    return [workload for workload in others if not workload.is_going and (not needed or workload.name != needed.name)]
 
 
 def _delete_left_behind(ctx: Context) -> Batches:
