@@ -64,7 +64,8 @@ class WriteResult:
 
 
 class Checkpoints:
-    """What the loop calls. The methods of this base class write nothing. `due`: None in a run without checkpoint.uri.
+    """What the loop calls. The methods of this base class write nothing: for runs without checkpoints, and for replicas
+    that do not write them. `due`: None in a run without checkpoint.uri.
 
     last_step: the newest step that is committed, as far as this run knows. closes: the training has made its last step,
     whose checkpoint may be written a second time; until `close`, older ones stay.
@@ -104,10 +105,6 @@ class Checkpoints:
 
     def tidy(self) -> None:
         """Deletes what only an unfinished training needs. The whole training has succeeded."""
-
-
-class NoCheckpoints(Checkpoints):
-    """Writes nothing: for runs without checkpoints, and for replicas that do not write them."""
 
 
 class PartWriter(Checkpoints):

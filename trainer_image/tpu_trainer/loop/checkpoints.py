@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_contract.run_spec import CheckpointSpec, RunSpec
 from tpu_trainer.checkpoint.best import best_in
 from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, PeerParts, mark_reading, prepare
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, NoCheckpoints, PartWriter
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, PartWriter
 from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.handover import read_once
 from tpu_trainer.checkpoint.origin import CheckpointSource, choose_named, choose_own
@@ -168,10 +168,10 @@ class CheckpointStorage:
         run continues from, if any. `writers`: the hosts that write a part; None if the reporting replica's host writes
         alone. `repeats`: as for `Checkpointer`."""
         if spec.checkpoint is None or self.target is None:
-            return NoCheckpoints()
+            return Checkpoints()
         schedule = _schedule(spec.checkpoint, spec)
         if not outputs.is_reporter:
-            return NoCheckpoints(schedule)
+            return Checkpoints(schedule)
 
         def warn(text: str) -> None:
             outputs.add_finding(Finding("Checkpoint", checkpointer.last_step or 0, text))

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from tpu_contract.protocol import Phase
-from tpu_trainer.checkpoint.checkpointer import Checkpoints, CheckpointSchedule, NoCheckpoints
+from tpu_trainer.checkpoint.checkpointer import Checkpoints, CheckpointSchedule
 from tpu_trainer.checkpoint.snapshot import check_state, is_from_lightning
 from tpu_trainer.contract.errors import PeerLostError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
@@ -87,7 +87,7 @@ def first_steps(context: RunContext, loaded: Loaded, count: int) -> TrainingResu
     check_data(task, hp.seed, context.backend, context.environment.host_index, context.outputs.add_finding)
     work = prepare(context, task, hooks, hp, CheckpointStorage(None), None)
     # What the replicas ask for is read whenever a checkpoint is due.
-    checkpoints = NoCheckpoints(CheckpointSchedule(count, None, hp.last_step))
+    checkpoints = Checkpoints(CheckpointSchedule(count, None, hp.last_step))
     context.begin(0)
     return _Training(context, work, _instruments(context, work, checkpoints)).train()
 
