@@ -207,7 +207,7 @@ class Checkpointer(Checkpoints):
         again = self._newest == step
         self.finish()
         if self.last_step != step and (self._repeats or not again):
-            self._save(step, position, health, alone=again)
+            self.save(step, position, health, alone=again)
             self.finish()
         return step if self.last_step == step else None
 
@@ -231,10 +231,7 @@ class Checkpointer(Checkpoints):
         except StorageError as error:
             self._say(f"what the lower rungs of the ladder have left in {self._rungs}* stays there: {error}")
 
-    def save(self, step: int, position: Position, health: NumericalHealth) -> None:
-        self._save(step, position, health, alone=False)
-
-    def _save(self, step: int, position: Position, health: NumericalHealth, *, alone: bool) -> None:
+    def save(self, step: int, position: Position, health: NumericalHealth, *, alone: bool = False) -> None:
         # The previous write ends first: two snapshots at once would take more host memory than was planned for.
         begun = self._now()
         previous = self._wait()
