@@ -9,9 +9,9 @@ from kubernetes.config import kube_config
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.processes import wait_until
-from tests.contract.cluster_contract import ClusterContract
 from tests.contract.jobs import job_body
-from tests.contract.objects import config_map
+from tests.fakes.cluster_contract import ClusterContract
+from tests.fakes.objects import config_map
 from tpu_training_operator.kube.client import Client, connect
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Resource
 from tpu_training_operator.kube.credentials import Credentials, load_credentials

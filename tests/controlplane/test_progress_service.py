@@ -14,10 +14,10 @@ import yaml
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.ports import free_port
 from tests.contract.jobs import job_body
-from tests.contract.objects import owned_by
 from tests.controlplane.bound_tokens import AUDIENCE, claims, token, with_claims
 from tests.controlplane.operator_process import ACCOUNT, grant
 from tests.controlplane.test_kubernetes_cluster import credentials_of
+from tests.fakes.objects import owned_by
 from tests.unit.tls_probe import LOOPBACK, trusting
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.job.naming import WorkerId, worker_labels

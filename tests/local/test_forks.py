@@ -185,9 +185,11 @@ async def test_who_waits_for_the_imports_need_not_wait_for_their_end(hosts: Host
     hosts.forks.give_up()
     async with asyncio.timeout(deadline(DEADLINE)):
         assert await waiting is None
-    # What has been forked must be able to stop in order.
-    (tmp_path / "tpu_trainer" / "worker" / "replica.py").write_text("")
-    (tmp_path / "tpu_trainer" / "__main__.py").write_text("import time; time.sleep(0.1)")
+    assert await hosts.fork(1) is None
+
+
+async def test_what_has_been_forked_can_stop_in_order(hosts: Hosts, tmp_path: Path) -> None:
+    stand_in(tmp_path, "import time; time.sleep(0.1)")
     process = await hosts.fork(1)
     hosts.forks.give_up()
     assert await code(process) == 0

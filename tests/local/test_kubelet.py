@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.deadlines import deadline
 from tests.contract.jobs import stored_job
-from tests.contract.objects import delete
+from tests.fakes.objects import delete
 from tests.local.runs import DEADLINE
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve

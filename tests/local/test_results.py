@@ -176,14 +176,6 @@ if ATTEMPT == 1:
     assert run.stdout.count("warning: host 1 is slow\n") == 1
 
 
-def test_a_run_fails_when_its_restart_budget_is_spent(runs: Runs) -> None:
-    limits = {"runPolicy.restart.limits": [{"class": "Preemption", "max": 1}]}
-    run = runs.start("sys.exit(75)", QUICK_RESTARTS | limits)
-    assert run.wait() == 1
-    result = run.result()
-    assert (result["state"], result["attempts"], result["restarts"]) == ("Failed", 2, {"Preemption": 1})
-
-
 def test_a_worker_that_cannot_be_started_fails_the_run(runs: Runs) -> None:
     changes = {"trainer.command": ["python", "a\0b"], "runPolicy.restart.limits": [{"class": "Unknown", "max": 0}]}
     run = runs.start("", changes)

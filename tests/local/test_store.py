@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.contract.cluster_contract import ClusterContract
-from tests.contract.objects import config_map, delete, pod
+from tests.fakes.cluster_contract import ClusterContract
+from tests.fakes.objects import config_map, delete, pod
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, PODS, Object
 from tpu_training_operator.kube.errors import NotFound
 from tpu_training_operator.local.store import LocalStore
@@ -41,11 +41,10 @@ async def test_subscribers_receive_every_change_in_order(cluster: LocalStore) ->
 
     cluster.subscribe(listen)
     created = await cluster.create(pod("test", "worker"))
-    uid = created["metadata"]["uid"]
-    cluster.bind("test", "worker", uid, "node")
-    cluster.set_pod_status("test", "worker", uid, {"phase": "Running"})
+    cluster.bind(created, "node")
+    cluster.set_pod_status(created, {"phase": "Running"})
     await delete(cluster, created)
-    cluster.remove_pod("test", "worker", uid)
+    cluster.remove_pod(created)
     assert heard == [
         ("Pending", None, False),
         ("Pending", "node", False),
@@ -57,9 +56,8 @@ async def test_subscribers_receive_every_change_in_order(cluster: LocalStore) ->
 
 async def test_a_pod_that_has_ended_is_deleted_without_its_kubelet(cluster: LocalStore) -> None:
     created = await cluster.create(pod("test", "worker"))
-    uid = created["metadata"]["uid"]
-    cluster.bind("test", "worker", uid, "node")
-    cluster.set_pod_status("test", "worker", uid, {"phase": "Succeeded"})
+    cluster.bind(created, "node")
+    cluster.set_pod_status(created, {"phase": "Succeeded"})
     await delete(cluster, created)
     with pytest.raises(NotFound):
         await cluster.get(PODS, "test", "worker")
@@ -69,8 +67,7 @@ async def test_a_kubelets_report_about_an_earlier_pod_of_the_name_is_ignored(clu
     first = await cluster.create(pod("test", "worker"))
     await delete(cluster, first)
     second = await cluster.create(pod("test", "worker"))
-    uid = first["metadata"]["uid"]
-    assert not cluster.bind("test", "worker", uid, "node")
-    cluster.set_pod_status("test", "worker", uid, {"phase": "Failed"})
-    cluster.remove_pod("test", "worker", uid)
+    assert not cluster.bind(first, "node")
+    cluster.set_pod_status(first, {"phase": "Failed"})
+    cluster.remove_pod(first)
     assert await cluster.get(PODS, "test", "worker") == second

@@ -194,7 +194,6 @@ class Client:
         return await self.request("POST", path, body, {"fieldManager": MANAGER} | strict)
 
     async def update(self, body: Object) -> Object:
-        """Replaces the object. Raises Conflict unless metadata.resourceVersion is the current one."""
         return await self.request("PUT", _path_of(body), body, {"fieldManager": MANAGER})
 
     async def update_status(self, body: Object) -> Object:
@@ -264,7 +263,6 @@ class Client:
     async def request(
         self, method: str, path: str, sent: Object | None = None, query: Mapping[str, str] | None = None
     ) -> Object:
-        """Returns the object in the answer. Raises an ApiError."""
         async with self._answer(_HttpRequest(method, path, sent, query)) as response:
             body = await _read(response)
         answer = _json_object(body)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tpu_contract import protocol
 from tpu_training_operator.api.constants import TRAINER_COMMAND
-from tpu_training_operator.local.fork_server import LONGEST_ANSWER, request
+from tpu_training_operator.local import fork_server
 from tpu_training_operator.local.worker_process import WorkerProcess, die_with_parent
 
 _SMALLEST_GANG = 3
@@ -35,50 +35,75 @@ class Forks:
     """The fork server of one run, started with the first worker that it can fork."""
 
     def __init__(self) -> None:
-        self._server: _ForkServer | None = None
-        self._given_up: list[_ForkServer] = []
-        self._times_given_up = 0
+        self._server: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
         self._environment: dict[str, str] | None = None
         self._turn = asyncio.Lock()
+        self._has_forked = self._is_given_up = False
 
     async def fork(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> WorkerProcess | None:
-        """Forks a process like one that `command` starts, with its output in `log`; None if it has to be started."""
-        if not gains(command, env):
+        """Forks a process like one that `command` starts, with its output in `log`; None if it has to be started. The
+        first call waits for the imports."""
+        if self._is_given_up or not gains(command, env):
             return None
-        variables = _import_variables(env)
+        variables = {name: value for name, value in env.items() if not name.startswith(_DIFFER)}
         self._environment = self._environment or variables
         if variables != self._environment:
             return None
         # One at a time: the server answers in milliseconds, and its socket holds only so many environments.
         async with self._turn:
             with contextlib.suppress(OSError):
-                server = self._server or await self._start(env)
+                control = self._control or await self._start(env)
                 with log.open("wb") as output:
-                    process = await server.fork(command[-1], env, output.fileno())
-                return WorkerProcess(process) if process is not None else None
+                    answers = fork_server.request(control, command[-1], env, output.fileno())
+                answers.setblocking(False)
+                if pid := await asyncio.get_running_loop().sock_recv(answers, fork_server.LONGEST_ANSWER):
+                    self._has_forked = True
+                    return WorkerProcess(_Forked(int(pid), answers))
+                # The server has ended.
+                answers.close()
         return None
 
-    async def _start(self, env: Mapping[str, str]) -> "_ForkServer":
-        times = self._times_given_up
-        self._server = server = await _ForkServer.start(_imports(env), env)
-        if times != self._times_given_up:
-            # Given up while it started.
-            self.give_up()
-        return server
+    async def _start(self, env: Mapping[str, str]) -> socket.socket:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # A file, because what the imports print belongs in every log.
+        with theirs, tempfile.TemporaryFile() as output:
+            self._server = await asyncio.create_subprocess_exec(
+                *(
+                    sys.executable,
+                    "-m",
+                    "tpu_training_operator.local.fork_server",
+                    str(theirs.fileno()),
+                    *_imports(env),
+                ),
+                env=dict(env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        if self._is_given_up:
+            # While it started.
+            self._server.kill()
+        return self._control
 
     def give_up(self) -> None:
-        """Ends the server if it still imports, so that workers waiting for it stop. A later attempt starts another."""
-        self._times_given_up += 1
-        if self._server is not None and not self._server.has_forked:
-            self._server.kill()
-            self._given_up.append(self._server)
-            self._server = None
+        """Ends a server that still imports, so that workers waiting for it stop. Later ones are started."""
+        if not self._has_forked:
+            self._is_given_up = True
+            if self._server is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._server.kill()
 
     async def close(self) -> None:
         """Ends the server and all that it has forked."""
         self.give_up()
-        for server in filter(None, (*self._given_up, self._server)):
-            await server.close()
+        if self._control is not None:
+            self._control.close()
+        if self._server is not None:
+            await self._server.wait()
 
 
 def gains(command: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -88,55 +113,8 @@ def gains(command: Sequence[str], env: Mapping[str, str]) -> bool:
 
 
 def _imports(env: Mapping[str, str]) -> Sequence[str]:
-    run_spec = json.loads(Path(env[protocol.ENV_RUN_SPEC]).read_text(encoding="utf-8"))
+    run_spec = json.loads(Path(env["TPUJOB_RUN_SPEC"]).read_text(encoding="utf-8"))
     return _TORCH if run_spec["backend"] == "torch" else _XLA
-
-
-def _import_variables(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if not name.startswith(_DIFFER)}
-
-
-class _ForkServer:
-    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
-        self._process = process
-        self._control = control
-        self.has_forked = False
-
-    @classmethod
-    async def start(cls, packages: Sequence[str], env: Mapping[str, str]) -> "_ForkServer":
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # A file, because what the imports print belongs in every log.
-        with theirs, tempfile.TemporaryFile() as output:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tpu_training_operator.local.fork_server", str(theirs.fileno()), *packages),
-                env=dict(env),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        return cls(process, control)
-
-    async def fork(self, module: str, env: Mapping[str, str], output: int) -> "_Forked | None":
-        """Forks a process; None if the server has ended. The first call waits for the imports."""
-        answers = request(self._control, module, env, output)
-        answers.setblocking(False)
-        pid = await asyncio.get_running_loop().sock_recv(answers, LONGEST_ANSWER)
-        if not pid:
-            answers.close()
-            return None
-        self.has_forked = True
-        return _Forked(int(pid), answers)
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-
-    async def close(self) -> None:
-        self._control.close()
-        await self._process.wait()
 
 
 class _Forked:
@@ -154,7 +132,7 @@ class _Forked:
 async def _exit_code(answers: socket.socket) -> int:
     with answers:
         try:
-            code = await asyncio.get_running_loop().sock_recv(answers, LONGEST_ANSWER)
+            code = await asyncio.get_running_loop().sock_recv(answers, fork_server.LONGEST_ANSWER)
         except ConnectionResetError:
             code = b""
     # Without the server, its processes are killed.

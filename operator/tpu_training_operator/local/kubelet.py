@@ -117,7 +117,7 @@ class Kubelet:
         if "deletionTimestamp" in body["metadata"]:
             self._doomed.add(uid)
             if _is_placeholder(body):
-                self._store.remove_pod(*_identity(body))
+                self._store.remove_pod(body)
             else:
                 self._stop(body)
         elif "nodeName" not in body["spec"] and uid not in self._tasks:
@@ -133,26 +133,18 @@ class Kubelet:
             self._stopping[uid] = asyncio.create_task(process.stop(grace))
 
     async def _run(self, pod: Object) -> None:
-        metadata, identity = pod["metadata"], _identity(pod)
-        await self._wait_for_nodes(pod)
-        if _is_placeholder(pod):
-            # A placeholder needs no process.
-            self._store.bind(*identity, _NODE)
-            self._store.set_pod_status(*identity, _status("Running", {"running": {"startedAt": _now()}}, ready=True))
-        elif self._store.bind(*identity, _NODE):
-            self._placed[metadata["uid"]] = pod
-            status = await self._run_to_its_end(pod)
-            self._store.set_pod_status(*identity, status)
-        self._processes.pop(metadata["uid"], None)
-        if metadata["uid"] in self._doomed:
-            self._store.remove_pod(*identity)
-        del self._tasks[metadata["uid"]]
-
-    async def _wait_for_nodes(self, pod: Object) -> None:
-        while True:
-            if self._outages.has_nodes_for(pod) or not self._store.has_pod(*_identity(pod)):
-                return
+        uid = pod["metadata"]["uid"]
+        while self._store.has_pod(pod) and not self._outages.has_nodes_for(pod):  # noqa: ASYNC110 - outages follow a clock
             await asyncio.sleep(_LOOK_FOR_NODES_SECONDS)
+        if self._store.bind(pod, _NODE):
+            self._placed[uid] = pod
+            # A placeholder needs no process.
+            status = _running_status(_now()) if _is_placeholder(pod) else await self._run_to_its_end(pod)
+            self._store.set_pod_status(pod, status)
+        self._processes.pop(uid, None)
+        if uid in self._doomed:
+            self._store.remove_pod(pod)
+        del self._tasks[uid]
 
     async def _lose(self, seconds: float, outage: Outage) -> None:
         """Kills the slice's workers when the outage begins, without a warning."""
@@ -163,9 +155,8 @@ class Kubelet:
 
     async def _run_to_its_end(self, pod: Object) -> Object:
         """Runs the container; returns the pod's final status."""
-        metadata = pod["metadata"]
-        uid, started = metadata["uid"], _now()
-        files = self.pod_directory(metadata["name"])
+        uid, started = pod["metadata"]["uid"], _now()
+        files = self.pod_directory(pod["metadata"]["name"])
         try:
             files.path.mkdir(parents=True, exist_ok=True)
             process = await self._start(pod, files)
@@ -178,8 +169,7 @@ class Kubelet:
         elif uid in self._doomed:
             self._stop(pod)
         else:
-            running = _status("Running", {"running": {"startedAt": started}}, ready=True)
-            self._store.set_pod_status(metadata["namespace"], metadata["name"], uid, running)
+            self._store.set_pod_status(pod, _running_status(started))
         code = await process.wait()
         return _final_status(code, "Completed" if code == 0 else "Error", _last_words(files, code), started)
 
@@ -198,19 +188,14 @@ class Kubelet:
         env["PYTHONUNBUFFERED"] = "1"
         command = [expand(part, env) for part in (*container["command"], *container.get("args", ()))]
         if gains(command, env):
-            self._report_imports(pod)
+            waiting = {"waiting": {"reason": "Importing", "message": _IMPORTS}}
+            self._store.set_pod_status(pod, _status("Pending", waiting, ready=False))
         if (forked := await self._forks.fork(command, env, files.log)) is not None:
             return forked
         for place in (0, len(CODE_COMMAND) if command[: len(CODE_COMMAND)] == CODE_COMMAND else 0):
             if command[place] in ("python", "python3"):
                 command[place] = sys.executable
         return await WorkerProcess.start(command, env, files.log)
-
-    def _report_imports(self, pod: Object) -> None:
-        metadata = pod["metadata"]
-        waiting = {"waiting": {"reason": "Importing", "message": _IMPORTS}}
-        status = _status("Pending", waiting, ready=False)
-        self._store.set_pod_status(metadata["namespace"], metadata["name"], metadata["uid"], status)
 
     def _mount(self, pod: Object, config_maps: dict[str, dict[str, str]], directory: Path) -> dict[str, str]:
         """Writes the pod's volumes below `directory`; returns the place of each mount path."""
@@ -258,11 +243,6 @@ def _is_placeholder(pod: Object) -> bool:
     return bool(pod["metadata"]["labels"].get("app.kubernetes.io/component") == "placeholder")
 
 
-def _identity(pod: Object) -> tuple[str, str, str]:
-    metadata = pod["metadata"]
-    return metadata["namespace"], metadata["name"], metadata["uid"]
-
-
 def _items(source: Object, config_maps: dict[str, dict[str, str]]) -> dict[str, str]:
     """Returns the files of a ConfigMap, by path."""
     data = config_maps.get(source["name"], {})
@@ -271,14 +251,12 @@ def _items(source: Object, config_maps: dict[str, dict[str, str]]) -> dict[str, 
 
 
 def _final_status(code: int, reason: str, message: str, started: str) -> Object:
-    terminated = {
-        "exitCode": code,
-        "reason": reason,
-        "message": message,
-        "startedAt": started,
-        "finishedAt": _now(),
-    }
+    terminated = {"exitCode": code, "reason": reason, "message": message, "startedAt": started, "finishedAt": _now()}
     return _status("Succeeded" if code == 0 else "Failed", {"terminated": terminated}, ready=False)
+
+
+def _running_status(started: str) -> Object:
+    return _status("Running", {"running": {"startedAt": started}}, ready=True)
 
 
 def _status(phase: str, state: Object, *, ready: bool) -> Object:

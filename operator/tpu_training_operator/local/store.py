@@ -112,32 +112,30 @@ class LocalStore:
         known = self._tokens.get(token, {})
         return known if set(known.get("audiences", ())) & set(audiences) else {"authenticated": False}
 
-    def bind(self, namespace: str, name: str, uid: str, node: str) -> bool:
+    def bind(self, pod: Object, node: str) -> bool:
         """Assigns the pod to a node; returns False if it is gone. From then on its deletion waits for `remove_pod`."""
-        stored = self._pod(namespace, name, uid)
-        if stored is not None:
+        if (stored := self._stored(pod)) is not None:
             stored["spec"]["nodeName"] = node
             self._write(_key(stored), stored)
         return stored is not None
 
-    def set_pod_status(self, namespace: str, name: str, uid: str, status: Object) -> None:
+    def set_pod_status(self, pod: Object, status: Object) -> None:
         """Writes the pod's status, as a kubelet does; does nothing if the pod is gone."""
-        stored = self._pod(namespace, name, uid)
-        if stored is not None:
+        if (stored := self._stored(pod)) is not None:
             self._set_status(stored, status)
 
-    def has_pod(self, namespace: str, name: str, uid: str) -> bool:
-        return self._pod(namespace, name, uid) is not None
+    def has_pod(self, pod: Object) -> bool:
+        return self._stored(pod) is not None
 
-    def remove_pod(self, namespace: str, name: str, uid: str) -> None:
+    def remove_pod(self, pod: Object) -> None:
         """Removes a deleted pod that the kubelet has stopped."""
-        stored = self._pod(namespace, name, uid)
-        if stored is not None:
+        if (stored := self._stored(pod)) is not None:
             self._remove(stored)
 
-    def _pod(self, namespace: str, name: str, uid: str) -> Object | None:
-        stored = self._objects.get((PODS.plural, namespace, name))
-        return stored if stored is not None and stored["metadata"]["uid"] == uid else None
+    def _stored(self, pod: Object) -> Object | None:
+        """Returns the pod as it is now; None if it is gone, or another one has its name."""
+        stored = self._objects.get(_key(pod))
+        return stored if stored is not None and stored["metadata"]["uid"] == pod["metadata"]["uid"] else None
 
     def _find(self, resource: Resource, namespace: str, name: str) -> Object:
         stored = self._objects.get((resource.plural, namespace, name))

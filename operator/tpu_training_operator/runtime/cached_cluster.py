@@ -150,7 +150,6 @@ class Fresh:
         return body
 
     def end_of(self, namespace: str, pod: str) -> Object | None:
-        """Returns the last known version of a deleted pod."""
         served = self._served(namespace)
         body = served.pods.end_of((namespace, pod)) if served else None
         return None if body is None else decode(body)

@@ -248,9 +248,11 @@ class PlanExecution:
                     self.memory.made[resource.kind, name] = created["metadata"]["uid"]
                 return
             existing = await self.cluster.get(resource, self.key.namespace, name)
-        if resource is ENDPOINTS and not is_ours(existing, self.job) and await self._service_has_selector():
-            # An earlier version of this operator created the Service, and the controller manager keeps its Endpoints.
-            return
+        if resource is ENDPOINTS and not is_ours(existing, self.job):
+            service = await self.cluster.get(SERVICES, self.key.namespace, service_name(self.key.name))
+            if service["spec"].get("selector"):
+                # An earlier version of this operator created it, and the controller manager keeps its Endpoints.
+                return
         if obstacle := explain_taken_name(body["kind"], existing, self.job):
             raise Refused(obstacle, body["kind"])
         if replaces and content(existing) != content(body):
@@ -263,10 +265,6 @@ class PlanExecution:
             return await self.cluster.get(resource, self.key.namespace, name)
         except NotFound:
             return None
-
-    async def _service_has_selector(self) -> bool:
-        service = await self.cluster.get(SERVICES, self.key.namespace, service_name(self.key.name))
-        return bool(service["spec"].get("selector"))
 
     async def _create_optional(self, wanted: Create) -> bool:
         """Returns whether the object exists now. The gang starts without it only if its refusal is permanent: an

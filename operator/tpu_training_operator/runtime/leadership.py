@@ -19,9 +19,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from tpu_training_operator.kube.cluster import LEASES, PODS, Object, Resource, Updater
+from tpu_training_operator.kube.client import Client
+from tpu_training_operator.kube.cluster import LEASES, PODS, Object, Updater
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
@@ -197,17 +198,11 @@ def _micro_time(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-class Pods(Protocol):
-    """The part of a cluster that `OwnPod` needs. Raises ApiErrors."""
-
-    async def patch(self, resource: Resource, namespace: str, name: str, body: Object) -> Object: ...
-
-
 @dataclass(frozen=True)
 class OwnPod:
     """The pod of this process. An earlier process in it may have been killed while it led, and left the label."""
 
-    pods: Pods
+    pods: Client
     namespace: str
     name: str
 

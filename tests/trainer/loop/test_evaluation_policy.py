@@ -187,31 +187,6 @@ def test_an_interrupted_run_decides_as_one_that_was_not(tmp_path: Path, interrup
     assert rest.outcome.message == whole.outcome.message
 
 
-def test_the_rate_falls_by_the_factor_after_each_wait(tmp_path: Path) -> None:
-    rates: list[float] = []
-
-    def task(hp: Hyperparameters, rank: int) -> Task:
-        plain = made([5, 5, 5, 4, 4, 4, 4, 4])(hp, rank)
-
-        class Noting(torch.optim.SGD):
-            def step(self, closure: Any = None) -> None:
-                rates.append(self.param_groups[0]["lr"])
-                super().step(closure)
-
-        return Task(
-            plain.model,
-            plain.train,
-            plain.loss,
-            lambda parameters, hp: Noting(parameters, lr=hp.learning_rate),
-            plain.evaluation,
-            plain.metrics,
-        )
-
-    run(task, trainSteps=STEPS, evaluateEverySteps=EVERY, schedule=PLATEAU, warmupSteps=2)
-    # 5, 5, 5: halved after step 15; 4 is better; 4, 4: halved after step 30.
-    assert rates == pytest.approx([0.05, 0.1, *[0.1] * 13, *[0.05] * 15, *[0.025] * 10])
-
-
 class Module(lightning.LightningModule):
     """`Counting`, its own scheduler, and the rate of every step."""
 

@@ -14,7 +14,7 @@ from tpu_training_operator.api.run_policy import FailureClass, Restart
 from tpu_training_operator.domain.failures.first import hang_failure, missing_worker
 from tpu_training_operator.domain.failures.table import TABLE
 from tpu_training_operator.domain.job.naming import WorkerId
-from tpu_training_operator.domain.plan.restarts.start_deadline import Late, start_failure
+from tpu_training_operator.domain.plan.restarts.waiting import Late, start_failure
 
 PAGE = Path(__file__).parents[3].joinpath("docs/failures.md").read_text(encoding="utf-8")
 SECTIONS = {section.partition("\n")[0]: section for section in PAGE.split("\n## ")}

@@ -3,14 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.clock import Clock
 from tpu_training_operator.kube.turns import TokenBucket
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_burst_goes_through_at_once_and_the_rest_takes_turns() -> None:

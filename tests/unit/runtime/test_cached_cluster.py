@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract.cluster_contract import ClusterContract
 from tests.contract.jobs import job_body
 from tests.fakes.cluster import FakeCluster
+from tests.fakes.cluster_contract import ClusterContract
 from tests.unit.pods import pod
 from tpu_training_operator.domain.job.naming import gang_selector
 from tpu_training_operator.kube.cluster import JOBS, PODS, Object

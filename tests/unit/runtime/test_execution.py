@@ -7,11 +7,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from tests.fakes.clock import Clock
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.held_requests import HeldRequests, settle
 from tests.unit.jobs import job, job_body
@@ -27,13 +28,6 @@ from tpu_training_operator.runtime.execution import Memory, PlanExecution, Refus
 
 SIDE_BY_SIDE = 32
 FEW = 4
-
-
-class Clock:
-    now = NOON
-
-    def __call__(self) -> datetime:
-        return self.now
 
 
 def a_job(name: str, **metadata: Any) -> Object:
@@ -80,7 +74,7 @@ def senders(server: HeldRequests) -> list[str]:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOON)
 
 
 class Running:

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from tests.fakes.clock import Clock
 from tests.unit.scrape import counted, value
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.kube.errors import Conflict, Unavailable
@@ -22,17 +23,9 @@ from tpu_training_operator.runtime.work_queue import WorkQueue
 KEY = JobKey("default", "digits")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

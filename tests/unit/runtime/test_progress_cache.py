@@ -4,15 +4,9 @@ import asyncio
 
 import pytest
 
+from tests.fakes.clock import Clock
 from tpu_training_operator.runtime.progress import tokens as module
 from tpu_training_operator.runtime.progress.tokens import Cache
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Questions:

@@ -2,16 +2,10 @@
 
 import pytest
 
+from tests.fakes.clock import Clock
 from tpu_training_operator.runtime.progress import server as module
 from tpu_training_operator.runtime.progress.server import Limits
 from tpu_training_operator.runtime.progress.tokens import ReportRefused
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def attempt(limits: Limits[str], key: str) -> float | None:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.clock import Clock
 from tests.fakes.cluster import FakeCluster
+from tests.fakes.held_requests import settle
 from tests.unit.pods import pod
 from tests.unit.reviewing_cluster import POD_NAME, POD_UID, RESOLVED, begun_job, reviewing_cluster, token_of
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
@@ -27,15 +29,8 @@ ONE_REVIEW = ["create TokenReview", "get Pod", "get TPUTrainingJob"]
 LEADER = Sender("digits", attempt=1, pod_uid="uid-of-digits-1-0-0", total_steps=None)
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def reviewer(cluster: FakeCluster, clock: Clock | None = None) -> Reviewer:
-    return Reviewer(cluster, clock or Clock())
+    return Reviewer(cluster, clock or Clock(1000.0))
 
 
 def failing(error: ApiError) -> FakeCluster:
@@ -209,7 +204,7 @@ async def test_after_an_error_the_next_report_is_reviewed_again() -> None:
 
 
 async def test_an_accepted_token_is_reviewed_every_ten_minutes() -> None:
-    cluster, clock = reviewing_cluster(), Clock()
+    cluster, clock = reviewing_cluster(), Clock(1000.0)
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 30.0, 599.9):
         assert await asked.sender("token", KEY, ADDRESS) == LEADER
@@ -220,7 +215,7 @@ async def test_an_accepted_token_is_reviewed_every_ten_minutes() -> None:
 
 
 async def test_a_refused_token_is_reviewed_again_after_five_seconds() -> None:
-    cluster, clock = reviewing_cluster(tokens={}), Clock()
+    cluster, clock = reviewing_cluster(tokens={}), Clock(1000.0)
     asked = reviewer(cluster, clock)
     for clock.now in (0.0, 1.0, 4.9):
         with pytest.raises(ReportRefused):
@@ -240,19 +235,13 @@ async def test_simultaneous_reports_share_one_review() -> None:
     assert cluster.requests == ONE_REVIEW
 
 
-async def rounds(number: int = 20) -> None:
-    """Long enough for everybody who can go on to do so."""
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
 async def test_only_a_few_reviews_run_at_once() -> None:
     """The reconciler talks to the same API server; what is asked on the workers' behalf must not pile up before it."""
     cluster = held(is_over := asyncio.Event())
     cluster.reviews = {str(number): token_of(pod()) for number in range(3 * MOST_QUESTIONS)}
     asked = reviewer(cluster)
     waiting = [asyncio.create_task(asked.sender(token, KEY, f"10.0.0.{token}")) for token in cluster.reviews]
-    await rounds()
+    await settle()
     assert cluster.count()["create TokenReview"] == MOST_QUESTIONS
     is_over.set()
     assert await asyncio.gather(*waiting) == [LEADER] * len(waiting)
@@ -262,7 +251,7 @@ async def test_a_flood_from_one_address_does_not_delay_another() -> None:
     cluster = held(is_over := asyncio.Event())
     asked = reviewer(cluster)
     flood = [asyncio.create_task(asked.sender(str(number), KEY, "10.0.0.66")) for number in range(1000)]
-    await rounds()
+    await settle()
     assert cluster.count()["create TokenReview"] == MOST_QUESTIONS_PER_ADDRESS
     is_over.set()
     assert await asked.sender("token", KEY, ADDRESS) == LEADER
@@ -272,7 +261,7 @@ async def test_a_flood_from_one_address_does_not_delay_another() -> None:
 
 async def test_a_token_is_trusted_during_its_review_and_while_the_last_review_was_good() -> None:
     cluster = held(is_over := asyncio.Event())
-    asked = reviewer(cluster, clock := Clock())
+    asked = reviewer(cluster, clock := Clock(1000.0))
     assert not asked.trusts("token")
     first = asyncio.create_task(asked.sender("token", KEY, ADDRESS))
     await asyncio.sleep(0)

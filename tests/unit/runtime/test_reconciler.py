@@ -2,11 +2,12 @@
 
 import logging
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from tests.fakes.clock import Clock
 from tests.fakes.cluster import FakeCluster
 from tests.unit.jobs import job_body
 from tests.unit.kubelet_statuses import exited
@@ -35,17 +36,9 @@ async def store() -> FakeCluster:
     return store
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOON
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOON)
 
 
 @pytest.fixture
@@ -335,7 +328,7 @@ async def a_restart_is_due(store: FakeCluster, reconciler: Reconciler) -> None:
         await reconciler.reconcile(KEY)
     failed = await store.get(PODS, "default", "digits-1-0-2")
     evicted = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
-    store.set_pod_status("default", "digits-1-0-2", failed["metadata"]["uid"], evicted)
+    store.set_pod_status(failed, evicted)
     await reconciler.reconcile(KEY)
     assert (await status_of(store)).attempt == 2
 
@@ -514,7 +507,7 @@ async def test_what_a_users_program_said_stays_out_of_the_operators_log(
         await reconciler.reconcile(KEY)
     failed = await store.get(PODS, "default", "digits-1-0-2")
     status = exited(1, "token=hunter2")["status"]
-    store.set_pod_status("default", "digits-1-0-2", failed["metadata"]["uid"], status)
+    store.set_pod_status(failed, status)
     await reconciler.reconcile(KEY)
     found = (await status_of(store)).last_failure
     assert "hunter2" in found.message

@@ -122,11 +122,14 @@ class GangStrategy:
     def setup_optimizers(self, trainer: Any) -> None:
         # Optimizers and schedulers may read the number of epochs, which follows from the steps and the data.
         trainer.fit_loop.setup_data()
-        epochs, batches = None, self._hp.train_steps * self._hp.accumulation_steps
-        if 0 < trainer.num_training_batches < math.inf:
+        epochs, start = None, self._callback.position
+        steps = trainer.num_training_batches / self._hp.accumulation_steps
+        if 0 < steps < math.inf:
             # Lightning steps no scheduler after an incomplete last epoch.
-            epochs = batches // trainer.num_training_batches
-            trainer.fit_loop.max_epochs = math.ceil(batches / trainer.num_training_batches)
+            epochs = int(self._hp.train_steps / steps)
+            # Earlier epochs may have had another length.
+            rest = self._hp.train_steps - self._callback.step + start.offset // self._hp.global_batch_size
+            trainer.fit_loop.max_epochs = start.epoch + math.ceil(rest / steps)
         super().setup_optimizers(trainer)  # type: ignore[misc]
         _check_held(self.lightning_module, self.optimizers)
         self._rates.build(self.lightning_module, self.optimizers, self.lr_scheduler_configs, epochs)
@@ -182,7 +185,7 @@ class GangStrategy:
         precision.backward(precision.pre_backward(loss, module), module, optimizer, *args, **kwargs)
         self._gradients.add(closure_loss if self._weight is None or manual else loss, weight)
         if manual or not module.trainer.fit_loop._should_accumulate():
-            # Lightning's own method is the same without this.
+            # Lightning's own method has no place for this before the hooks after the backward pass.
             self._gradients.average(self._callback.step + 1)
         result: Tensor = precision.post_backward(closure_loss, module)
         return result

@@ -108,7 +108,7 @@ def with_uid(job: TPUTrainingJob) -> TPUTrainingJob:
 
 
 def with_metadata(job: TPUTrainingJob, **fields: str) -> TPUTrainingJob:
-    return job.model_copy(update={"metadata": {**job.metadata, **fields}})
+    return TPUTrainingJob.model_validate(dict(job) | {"metadata": {**job.metadata, **fields}})
 
 
 def _job_in(path: Path) -> dict[str, Any]:

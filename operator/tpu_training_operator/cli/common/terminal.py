@@ -1,8 +1,12 @@
-"""What the commands print on a terminal: its width, ages, and lists of names."""
+"""What the commands print: a console of the right width, columns, documents, and ages."""
 
+import json
 import shutil
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from tpu_training_operator.api.words import duration
 
@@ -23,6 +27,23 @@ def console(pipe_width: int) -> "Console":
         width, height = shutil.get_terminal_size()
         return Console(highlight=False, width=width, height=height)
     return default
+
+
+def print_columns(rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows as kubectl does, in columns as wide as their longest cells."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_document(document: Any, output: str) -> None:
+    """Prints the document as `output` says: json or yaml."""
+    if output == "json":
+        click.echo(json.dumps(document, indent=2))
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(document, sort_keys=False, width=120), nl=False)
 
 
 def ago(moment: datetime, now: datetime) -> str:

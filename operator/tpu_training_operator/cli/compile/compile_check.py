@@ -23,6 +23,7 @@ from tpu_training_operator.cli.code.option import code_option, code_problem, mod
 from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.errors import BadInput, CommandError
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load, with_uid
+from tpu_training_operator.cli.common.terminal import print_document
 from tpu_training_operator.cli.compile.compile_report import SliceCheck, as_json, print_check, print_comparison
 from tpu_training_operator.domain.job.options import other_programs
 from tpu_training_operator.domain.job.recipe.compile_results import CompileResult
@@ -83,7 +84,7 @@ def compile_check(
     )
     if output == "json":
         documents = [as_json(check) for check in checked]
-        click.echo(json.dumps(documents[0] if compare is None else documents, indent=2))
+        print_document(documents[0] if compare is None else documents, output)
     else:
         if compare is None:
             print_check(file, checked[0])

@@ -16,6 +16,7 @@ from tpu_training_operator.api.ladder import Begin
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load, with_uid
+from tpu_training_operator.cli.common.terminal import print_document
 from tpu_training_operator.cli.plan.compile_results_file import OPTION, CompiledSteps
 from tpu_training_operator.cli.plan.ladder import planned_rungs, print_ladder
 from tpu_training_operator.domain.job.naming import workers
@@ -79,7 +80,7 @@ def plan(
     if output == "table":
         print_comparison(file, slices, compiled)
     else:
-        click.echo(_as_text(as_json(slices), output))
+        print_document(as_json(slices), output)
 
 
 def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: CompiledSteps | None) -> None:
@@ -124,7 +125,7 @@ def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: Comp
         lines = ",\n".join(map(json.dumps, objects))
         click.echo(f'{json.dumps(document)[:-1]}, "objects": [\n{lines}\n]}}')
         return
-    click.echo(_as_text({**document, "objects": list(objects)}, output))
+    print_document({**document, "objects": list(objects)}, output)
 
 
 def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
@@ -139,11 +140,3 @@ def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
     yield config_map(job, first.resolution, _FIRST_ATTEMPT)
     for worker in workers(first.layout, _FIRST_ATTEMPT):
         yield worker_pod(job, first.resolution, worker)
-
-
-def _as_text(document: Any, output: str) -> str:
-    if output == "json":
-        return json.dumps(document, indent=2)
-    import yaml
-
-    return yaml.safe_dump(document, sort_keys=False, width=120)

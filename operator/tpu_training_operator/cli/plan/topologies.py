@@ -1,10 +1,9 @@
 """`tpujob topologies` lists the TPU slices that exist."""
 
-import json
-
 import click
 
 from tpu_training_operator.api.catalogue import Shape, generations, shapes_of_type
+from tpu_training_operator.cli.common.terminal import print_columns, print_document
 
 _HEADER = ("ACCELERATOR TYPE", "TOPOLOGY", "CHIPS", "HOSTS", "REPLICAS", "CHIPS/HOST", "MACHINE TYPE", "NOTE")
 
@@ -17,12 +16,9 @@ def topologies(generation: str | None, output: str) -> None:
     selection = [known for name, known in generations().items() if generation in (None, name)]
     shapes = [shape for known in selection for shape in known.shapes]
     if output == "json":
-        click.echo(json.dumps([_as_json(shape) for shape in shapes], indent=1))
+        print_document([_as_json(shape) for shape in shapes], output)
         return
-    rows = [_HEADER, *(_row(shape) for shape in shapes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_columns([_HEADER, *map(_row, shapes)])
 
 
 def _row(shape: Shape) -> tuple[str, ...]:

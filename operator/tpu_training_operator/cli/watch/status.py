@@ -1,6 +1,5 @@
 """`tpujob status` lists the jobs of a cluster, or shows one job in full."""
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ from tpu_training_operator.api.words import duration
 from tpu_training_operator.cli.common.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.common.errors import program_name
 from tpu_training_operator.cli.common.prices import Prices, load_prices, prices_option
+from tpu_training_operator.cli.common.terminal import print_columns, print_document
 from tpu_training_operator.cli.watch.job_view import JobView, job_view
 from tpu_training_operator.cli.watch.sections import advice
 from tpu_training_operator.domain.cluster_state.hosts import Host, host_of
@@ -49,7 +49,7 @@ async def _show(connection: Connection, name: str, output: str, prices: Prices |
         hosts += page.items
     view = replace(job_view(job, hosts, datetime.now(UTC)), prices=prices)
     if output != "text":
-        _print(as_json(view, job.get("status") or {}), output)
+        print_document(as_json(view, job.get("status") or {}), output)
         return 0
     from tpu_training_operator.cli.watch.display import print_report
 
@@ -63,7 +63,7 @@ async def _list(connection: Connection, namespace: str | None, output: str) -> i
     async for page in connection.client.pages(Selection(JOBS, namespace), lambda job: job_view(job, (), now)):
         views += page.items
     if output != "text":
-        _print([_entry(view) for view in views], output)
+        print_document([_entry(view) for view in views], output)
         return 0
     if not views:
         where = f"namespace {namespace!r}" if namespace is not None else "the cluster"
@@ -72,9 +72,7 @@ async def _list(connection: Connection, namespace: str | None, output: str) -> i
     rows = [HEADER, *map(table_row, views)]
     if namespace is not None:
         rows = [row[1:] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_columns(rows)
     return 0
 
 
@@ -145,12 +143,3 @@ def _cost(view: JobView) -> dict[str, Any]:
         return {}
     known = {"soFar": usage.chip_hours, "whenItEnds": usage.forecast_chip_hours}
     return {"cost": {when: view.prices.cost(chip_hours, view.status) for when, chip_hours in known.items()}}
-
-
-def _print(document: Any, output: str) -> None:
-    if output == "json":
-        click.echo(json.dumps(document, indent=2))
-        return
-    import yaml
-
-    click.echo(yaml.safe_dump(document, sort_keys=False, width=120), nl=False)

@@ -100,13 +100,14 @@ def summarize_hosts(hosts: Iterable[Host], attempt: int, slices: int, hosts_per_
         ready=ready,
         finished=finished,
         earlier=sum(host.worker.attempt != attempt and not host.has_ended for host in by_worker.values()),
-        others=tuple(sorted(groups, key=lambda group: (not _delays_its_slice(group), -len(group.workers)))),
+        others=tuple(sorted(groups, key=_urgency)),
     )
 
 
-def _delays_its_slice(group: HostGroup) -> bool:
-    """Tells whether host 0 of a slice lacks a node: the slice's other workers follow it to its node pool."""
-    return group.is_unscheduled and any(worker.host == 0 for worker in group.workers)
+def _urgency(group: HostGroup) -> tuple[bool, int]:
+    # Where host 0 of a slice lacks a node: the slice's other workers follow it to its node pool.
+    delays_its_slice = group.is_unscheduled and any(worker.host == 0 for worker in group.workers)
+    return not delays_its_slice, -len(group.workers)
 
 
 def _group(why: str, members: Mapping[WorkerId, Host | None]) -> HostGroup:

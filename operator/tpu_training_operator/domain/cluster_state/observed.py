@@ -60,7 +60,6 @@ class WorkerPod:
 
     @property
     def addresses(self) -> list[str]:
-        """Its IP addresses, as the kubelet reports them."""
         return [str(entry.get("ip")) for entry in self.raw.get("status", {}).get("podIPs") or ()]
 
     @cached_property
@@ -118,7 +117,6 @@ class WorkerPod:
 
     @property
     def init_containers(self) -> Sequence[Object]:
-        """The statuses of the init containers."""
         return self.raw.get("status", {}).get("initContainerStatuses") or ()
 
     @property
@@ -243,7 +241,6 @@ class Observed:
 
     @property
     def _is_stopped(self) -> bool:
-        """Whether a suspension or the job's queue has stopped the gang."""
         conditions: Sequence[Object] = (self.job.get("status") or {}).get("conditions") or ()
         stopped = (("Suspended", "True"), ("Admitted", "False"))
         return any((condition["type"], condition["status"]) in stopped for condition in conditions)

@@ -106,7 +106,6 @@ class Workload:
 
     @property
     def version(self) -> str:
-        """The version of Kueue's API."""
         return str(self.raw["apiVersion"])
 
     @property
@@ -224,7 +223,6 @@ class Workload:
 
     @property
     def reserved_since(self) -> str | None:
-        """When quota was reserved; None without a reservation."""
         quota = self.condition("QuotaReserved")
         return str(quota.get("lastTransitionTime")) if quota.get("status") == "True" else None
 

@@ -55,7 +55,6 @@ class CheckVerdict:
 
 
 def verdict(pod: EntryCheckPod, check: EntryCheck, now: datetime) -> CheckVerdict | None:
-    """Returns the verdict; None while the pod may still reach one."""
     if _ends_at(pod) > now:
         return None
     message = pod.trainer_message or LastWords()

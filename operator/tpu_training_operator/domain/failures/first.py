@@ -110,7 +110,6 @@ def hang_failure(
 def failure_of(
     pod: WorkerPod, attempt: int, failure_class: FailureClass, reason: str, message: str, time: datetime
 ) -> Failure:
-    """Returns the record of a failure that `pod` shows."""
     return Failure(
         attempt=attempt,
         pod=pod.name,

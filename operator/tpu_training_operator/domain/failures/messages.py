@@ -24,7 +24,6 @@ _LEFT_OUT = "..."
 
 
 def step_reached(pod: WorkerPod) -> int | None:
-    """Returns the training step at which the trainer ended, if it reported one."""
     return None if pod.trainer_message is None else pod.trainer_message.step
 
 

@@ -240,25 +240,17 @@ def _describe_crash(pod: WorkerPod) -> str:
     return with_ending(f"the worker was ended by {_SIGNALS.get(code or 0)} (exit code {code})", own_words(pod))
 
 
-def _disrupted_by(*reasons: str) -> Sign:
-    return lambda pod: disruption(pod).get("reason") in reasons
+def _among(read: Callable[[WorkerPod], object]) -> Callable[..., Sign]:
+    """Returns the sign that what is read is one of several values."""
+    return lambda *values: lambda pod: read(pod) in values
 
 
-def _kubelet_says(*reasons: str) -> Sign:
-    """Returns the sign that the pod itself, not a container, has one of these reasons."""
-    return lambda pod: status_reason(pod) in reasons
-
-
-def _terminated_as(*reasons: str) -> Sign:
-    return lambda pod: pod.termination.get("reason") in reasons
-
-
-def _waits_as(*reasons: str) -> Sign:
-    return lambda pod: pod.waiting()[0] in reasons
-
-
-def _exited_with(*codes: int) -> Sign:
-    return lambda pod: own_exit_code(pod) in codes
+_disrupted_by = _among(lambda pod: disruption(pod).get("reason"))
+# Reasons of the pod itself, not of a container.
+_kubelet_says = _among(status_reason)
+_terminated_as = _among(lambda pod: pod.termination.get("reason"))
+_waits_as = _among(lambda pod: pod.waiting()[0])
+_exited_with = _among(own_exit_code)
 
 
 def _mentions(text: re.Pattern[str]) -> Sign:

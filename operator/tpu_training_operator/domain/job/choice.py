@@ -46,7 +46,6 @@ def fewer_slices(spec: Spec, counts: Iterable[int]) -> Iterator[SliceChoice]:
 
 
 def alternatives(spec: Spec, first: int) -> Iterator[SliceChoice]:
-    """Yields spec.placement.alternatives, numbered from `first`."""
     policy = spec.placement
     if policy is None:
         return
@@ -57,5 +56,4 @@ def alternatives(spec: Spec, first: int) -> Iterator[SliceChoice]:
 
 
 def on_slice(spec: Spec, choice: SliceChoice) -> Spec:
-    """Returns the spec with this slice as its spec.slice."""
     return Spec.model_validate(dict(spec) | {"slice": choice.slice})

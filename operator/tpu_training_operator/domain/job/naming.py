@@ -40,7 +40,6 @@ def is_placeholder(pod: str, job: str) -> bool:
 
 
 def placeholder_slice(pod: str) -> int:
-    """Returns the index of the slice in which the placeholder of this name holds a node."""
     return int(pod.split("-")[-2])
 
 
@@ -108,7 +107,6 @@ def pod_name(job: str, worker: WorkerId) -> str:
 
 
 def gang_selector(job: str) -> dict[str, str]:
-    """Returns the labels that select the worker pods of a job."""
     return {constants.LABEL_JOB_NAME: job}
 
 

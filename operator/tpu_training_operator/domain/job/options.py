@@ -10,7 +10,7 @@ from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.job import Spec, TPUTrainingJob
 from tpu_training_operator.api.model import ApiModel
 from tpu_training_operator.api.placement import MoveBatch
-from tpu_training_operator.api.slice import Provisioning, ProvisioningType
+from tpu_training_operator.api.slice import ProvisioningType
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.choice import SliceChoice, alternatives, fewer_slices, own_choice
@@ -51,7 +51,11 @@ class SliceOption:
         return shape.generation, shape.topology, batch.per_replica, batch.accumulation
 
     def __str__(self) -> str:
-        how = _provisioning_text(self.choice.slice.provisioning)
+        """Names the layout, and how the slice is provisioned, unless on demand: that tells two of one shape apart."""
+        provisioning = self.choice.slice.provisioning
+        if provisioning is not None and provisioning.reservation:
+            return f"{self.layout} (reservation {provisioning.reservation.rpartition('reservations/')[2]})"
+        how = _PROVISIONING_TEXTS.get(provisioning.type) if provisioning else None
         return f"{self.layout} ({how})" if how else str(self.layout)
 
 
@@ -60,15 +64,6 @@ _PROVISIONING_TEXTS = {
     ProvisioningType.FLEX_START: "flex-start",
     ProvisioningType.QUEUED: "queued",
 }
-
-
-def _provisioning_text(provisioning: Provisioning | None) -> str:
-    """Returns how the slice is provisioned, which tells two slices of one shape apart; empty for on demand."""
-    if provisioning is None:
-        return ""
-    if provisioning.reservation:
-        return f"reservation {provisioning.reservation.rpartition('reservations/')[2]}"
-    return _PROVISIONING_TEXTS.get(provisioning.type, "")
 
 
 def other_programs(first: SliceOption, others: Iterable[SliceOption]) -> list[SliceOption]:

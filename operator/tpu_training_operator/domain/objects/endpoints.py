@@ -9,6 +9,7 @@ CoreDNS and Cloud DNS read EndpointSlices. kube-dns, the default of GKE Standard
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
@@ -30,6 +31,7 @@ _HEADLESS = "service.kubernetes.io/headless"
 _NOT_COPIED = "endpointslice.kubernetes.io/skip-mirror"
 
 Address = IPv4Address | IPv6Address
+_Member = tuple[WorkerPod, Address]
 
 
 def endpoint_slice_names(job: str, layout: SliceLayout) -> list[str]:
@@ -51,12 +53,12 @@ def publication(
     """
     if layout.hosts == 1 or (addresses := _addresses(pods)) is None:
         return None
-    lines = (f"{pod.uid} {pod.node} {address}" for pod, address in zip(pods, addresses, strict=True))
+    members = list(zip(pods, addresses, strict=True))
+    lines = (f"{pod.uid} {pod.node} {address}" for pod, address in members)
     version = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     if version == published:
         return None
-    endpoint_slices = _endpoint_slices(job, layout, pods, addresses)
-    return Publish((*endpoint_slices, _endpoints(job, layout, pods, addresses)), version)
+    return Publish((*_endpoint_slices(job, layout, members), _endpoints(job, layout, members)), version)
 
 
 def _addresses(pods: Sequence[WorkerPod]) -> list[Address] | None:
@@ -76,34 +78,29 @@ def _addresses(pods: Sequence[WorkerPod]) -> list[Address] | None:
 def _usable_addresses(pod: WorkerPod) -> list[Address]:
     """Returns the pod's addresses without those that the API server refuses: one of them would keep all names from
     resolving."""
-    return [address for text in pod.addresses if (address := _parse_address(text)) is not None]
+    usable = []
+    for text in pod.addresses:
+        with suppress(ValueError):
+            address = ip_address(text)
+            is_special = address.is_unspecified or address.is_loopback or address.is_link_local or address.is_multicast
+            if not is_special and not (isinstance(address, IPv6Address) and (address.ipv4_mapped or address.scope_id)):
+                usable.append(address)
+    return usable
 
 
-def _parse_address(text: str) -> Address | None:
-    try:
-        address = ip_address(text)
-    except ValueError:
-        return None
-    is_special = address.is_unspecified or address.is_loopback or address.is_link_local or address.is_multicast
-    is_odd = isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address.scope_id is not None)
-    return None if is_special or is_odd else address
-
-
-def _endpoint_slices(
-    job: TPUTrainingJob, layout: SliceLayout, pods: Sequence[WorkerPod], addresses: Sequence[Address]
-) -> list[Object]:
+def _endpoint_slices(job: TPUTrainingJob, layout: SliceLayout, members: Sequence[_Member]) -> list[Object]:
     labels = naming.job_labels(job.name) | {
         _SERVICE_NAME: naming.service_name(job.name),
         _MANAGED_BY: constants.MANAGER,
         _HEADLESS: "",
     }
-    endpoints = [_endpoint(job, layout, pod, address) for pod, address in zip(pods, addresses, strict=True)]
+    endpoints = [_endpoint(job, layout, pod, address) for pod, address in members]
     return [
         {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
             "metadata": metadata(job, name, labels),
-            "addressType": f"IPv{addresses[0].version}",
+            "addressType": f"IPv{members[0][1].version}",
             "endpoints": endpoints[index * _MOST_ENDPOINTS : (index + 1) * _MOST_ENDPOINTS],
         }
         for index, name in enumerate(endpoint_slice_names(job.name, layout))
@@ -121,14 +118,9 @@ def _endpoint(job: TPUTrainingJob, layout: SliceLayout, pod: WorkerPod, address:
     }
 
 
-def _endpoints(
-    job: TPUTrainingJob, layout: SliceLayout, pods: Sequence[WorkerPod], addresses: Sequence[Address]
-) -> Object:
+def _endpoints(job: TPUTrainingJob, layout: SliceLayout, members: Sequence[_Member]) -> Object:
     """Returns one object for all hosts, named after the Service, which is where kube-dns looks."""
-    listed = [
-        {"ip": str(address), "hostname": naming.hostname(layout, pod.worker)}
-        for pod, address in zip(pods, addresses, strict=True)
-    ]
+    listed = [{"ip": str(address), "hostname": naming.hostname(layout, pod.worker)} for pod, address in members]
     labels = naming.job_labels(job.name) | {_NOT_COPIED: "true"}
     return {
         "apiVersion": "v1",

@@ -65,7 +65,6 @@ def _template(job: TPUTrainingJob, worker: Object) -> Object:
 
 
 def with_priority(body: Object, priority: Priority) -> Object:
-    """Returns the Workload `body` with another priority."""
     return {**body, "spec": {**body["spec"], **_priority(priority, str(body["apiVersion"]))}}
 
 
@@ -100,7 +99,6 @@ def explain_misfit(job: TPUTrainingJob, resolution: Resolution, body: Object, wo
 
 
 def _limits(template: Object) -> dict[str, str]:
-    """Returns the resources of one worker that quota counts."""
     containers = (template.get("spec") or {}).get("containers") or ()
     limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
     return {resource: str(amount) for amounts in limits for resource, amount in amounts.items()}

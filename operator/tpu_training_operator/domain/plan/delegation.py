@@ -61,7 +61,8 @@ def plan_delegated(look: JobState, max_hosts: int = MAX_HOSTS) -> Plan | None:
         batches = _create(look, queue, max_hosts) if workload is None else _next_step(look, queue, workload)
     except InvalidJob as error:
         return plan_invalid(replace(look, status=Status()), error)
-    if workload is not None and _has_copy(workload):
+    if workload is not None and (workload.is_true("Admitted") or (workload.is_evicted and workload.holds_quota)):
+        # Kueue may write the job's status.
         return Plan(batches, again=LOOK_AGAIN)
     # Kueue copies the whole status. What an earlier copy has left here no longer describes this job.
     kept = [condition for condition in status.conditions if condition.type in _SHOWN_HERE]
@@ -94,11 +95,6 @@ def _wait_without_queue(look: JobState) -> Plan:
 def _is_to_be_suspended(look: JobState) -> bool:
     policy = look.observed.job["spec"].get("runPolicy")
     return isinstance(policy, dict) and policy.get("suspend") is True
-
-
-def _has_copy(workload: Workload) -> bool:
-    """Whether Kueue may write the job's status."""
-    return workload.is_true("Admitted") or (workload.is_evicted and workload.holds_quota)
 
 
 def _create(look: JobState, queue: Queue, max_hosts: int) -> Batches:

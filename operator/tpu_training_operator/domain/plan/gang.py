@@ -28,18 +28,18 @@ from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadySt
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
 from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
-from tpu_training_operator.domain.plan.common.slice_record import find_strays
 from tpu_training_operator.domain.plan.placement.search import carry_out, move, next_slice
 from tpu_training_operator.domain.plan.plan import Batch, Batches, Freshness, Plan
 from tpu_training_operator.domain.plan.queue.queueing import read_placement
 from tpu_training_operator.domain.plan.restarts.restart import fail_or_restart, release
-from tpu_training_operator.domain.plan.restarts.start_deadline import (
+from tpu_training_operator.domain.plan.restarts.waiting import (
     find_late,
     find_partly_placed,
     is_partly_refused,
+    read_event_lines,
+    show_wait,
     start_failure,
 )
-from tpu_training_operator.domain.plan.restarts.waiting import read_event_lines, show_wait
 from tpu_training_operator.domain.plan.start import describe_start, later_workers, may_be_newer_than_read
 
 _READ_AGAIN = timedelta(seconds=1)
@@ -53,7 +53,8 @@ def keep_alive(ctx: Context) -> Plan:
     unwanted = delete_pods(ctx.leftovers, ctx.now)
     if unwanted or find_blockers(ctx.leftovers) or ctx.awaits_last_failure:
         return Plan(unwanted, again=_READ_AGAIN if ctx.awaits_last_failure else None)
-    if find_strays(ctx.option, ctx.observed.of_attempt(ctx.attempt)):
+    if any(pod.option_number != ctx.option.number for pod in ctx.observed.of_attempt(ctx.attempt)):
+        # The status was edited.
         why = "its workers are not on the slice that its status names"
         return move(ctx, ctx.option, PlacementReason.STATUS_LOST, why)
     if failure := _find_failure(ctx):

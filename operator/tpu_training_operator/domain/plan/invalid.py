@@ -33,10 +33,10 @@ from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, lo
 from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Plan, Turn
 from tpu_training_operator.domain.plan.queue.queueing import explain_eviction, give_up_quota
-from tpu_training_operator.domain.plan.restarts.start_deadline import find_late, find_partly_placed
+from tpu_training_operator.domain.plan.restarts.waiting import find_late, find_partly_placed
 from tpu_training_operator.domain.plan.start import later_workers, may_be_newer_than_read
 from tpu_training_operator.domain.plan.stopping import budget
-from tpu_training_operator.domain.plan.stopping.suspension import BY_USER
+from tpu_training_operator.domain.plan.stopping.suspension import BY_USER, Cause
 
 _READ_AGAIN = timedelta(seconds=1)
 
@@ -44,7 +44,8 @@ _READ_AGAIN = timedelta(seconds=1)
 def plan_invalid(look: JobState, error: InvalidJob) -> Plan:
     """Plans for a job whose spec cannot be used. Its placeholders go, because without the spec no better slice is
     known."""
-    return _Invalid(look, error).plan().then(Plan(delete_pods(look.observed.placeholders, look.now)))
+    job = _InvalidState(look.observed, look.status, look.now, error)
+    return job.plan().then(Plan(delete_pods(look.observed.placeholders, look.now)))
 
 
 def read_budget(look: JobState) -> ChipBudget | None:
@@ -77,52 +78,38 @@ def _find_policy(look: JobState) -> Mapping[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class _Cause:
-    """The reason to stop the workers. `words`: a clause for messages."""
-
-    reason: Reason
-    event: EventReason
-    words: str
-
-
-@dataclass(frozen=True)
-class _Invalid:
-    look: JobState
+class _InvalidState(JobState):
     error: InvalidJob
-
-    @property
-    def status(self) -> Status:
-        return self.look.status
 
     def plan(self) -> Plan:
         status = self.status
-        if (unknown := later_workers(self.look.observed, status.attempt)) and not self._workers:
+        if (unknown := later_workers(self.observed, status.attempt)) and not self._workers:
             return self._adopt(unknown)
         if status.attempt == 0:
-            return Plan(give_up_quota(self.look.observed), self._present(status))
+            return Plan(give_up_quota(self.observed), self._present(status))
         if status.resolved and self._gang and all(map(has_succeeded, self._gang)) and not is_on_lower_rung(status):
-            return succeed(self.look, self._gang, status.goodput, status.resolved.train_steps)
-        if self.look.is_suspended or self.look.is_held:
+            return succeed(self, self._gang, status.goodput, status.resolved.train_steps)
+        if self.is_suspended or self.is_held:
             return self._rest()
         limit = self._policy.active_deadline_seconds
         left = None if limit is None else timedelta(seconds=limit - active_seconds(self._goodput))
         if left is not None and left <= AT_ONCE:
             message = describe_deadline(limit)
-            return fail(self.look, replace(status, goodput=self._goodput), Reason.DEADLINE_EXCEEDED, message)
+            return fail(self, replace(status, goodput=self._goodput), Reason.DEADLINE_EXCEEDED, message)
         if (cause := self._find_cause()) is not None:
             return self._stop(cause)
         message = f"this operator cannot use the spec and only watches attempt {status.attempt}: {self.error}"
         is_news = status.state is not State.INVALID
         events = (Event(EventReason.INVALID_SPEC, message, warning=True),) if is_news else ()
         watched = Plan(status=self._present(status), events=events)
-        again = LOOK_AGAIN if self.look.observed.queue else None
-        start = self._start_limit[0] - self.look.now if self._start_limit else None
-        until_spent = budget.until_spent(self._spent, self.look.holding) if self._spent else None
-        return watched.due_within(left, again, start, next_look(self._gang, self.look.now), until_spent)
+        again = LOOK_AGAIN if self.observed.queue else None
+        start = self._start_limit[0] - self.now if self._start_limit else None
+        until_spent = budget.until_spent(self._spent, self.holding) if self._spent else None
+        return watched.due_within(left, again, start, next_look(self._gang, self.now), until_spent)
 
     def _adopt(self, unknown: Sequence[WorkerPod]) -> Plan:
         """Records the attempt of these workers: the status was lost, or shows an earlier one."""
-        if may_be_newer_than_read(unknown, self.look.now):
+        if may_be_newer_than_read(unknown, self.now):
             return Plan(again=_READ_AGAIN)
         attempt = max(pod.worker.attempt for pod in unknown)
         event = Event(
@@ -133,32 +120,32 @@ class _Invalid:
 
     # Limits that apply without a valid spec.
 
-    def _find_cause(self) -> _Cause | None:
+    def _find_cause(self) -> Cause | None:
         spent = self._spent
         if self._policy.suspend:
-            return _Cause(BY_USER.reason, BY_USER.event, BY_USER.message)
+            return BY_USER
         if spent is not None and spent.is_all:
-            return _Cause(Reason.BUDGET_EXCEEDED, EventReason.BUDGET_EXCEEDED, spent.words())
-        if (why := explain_eviction(self.look)) is not None:
-            return _Cause(Reason.EVICTED, EventReason.EVICTED, why)
+            return Cause(Reason.BUDGET_EXCEEDED, EventReason.BUDGET_EXCEEDED, spent.words())
+        if (why := explain_eviction(self)) is not None:
+            return Cause(Reason.EVICTED, EventReason.EVICTED, why)
         if (why := self._explain_loss()) is not None:
-            return _Cause(Reason.INVALID_SPEC, EventReason.SUSPENDED, why)
+            return Cause(Reason.INVALID_SPEC, EventReason.SUSPENDED, why)
         return None
 
     @cached_property
     def _policy(self) -> RunPolicy:
-        return _read_policy(self.look)
+        return _read_policy(self)
 
     @cached_property
     def _spent(self) -> budget.Spent | None:
-        limit = read_budget(self.look)
-        used = budget.count_used(self.look, self.status)
+        limit = read_budget(self)
+        used = budget.count_used(self, self.status)
         return None if limit is None else budget.Spent(used, limit.chip_hours * 3600)
 
     @cached_property
     def _goodput(self) -> Goodput:
-        created = str(self.look.observed.job["metadata"]["creationTimestamp"])
-        return settle(self.status.goodput or start_goodput(created), self._gang, self.look.now, self.look.holding)
+        created = str(self.observed.job["metadata"]["creationTimestamp"])
+        return settle(self.status.goodput or start_goodput(created), self._gang, self.now, self.holding)
 
     @cached_property
     def _gang(self) -> list[WorkerPod]:
@@ -170,22 +157,20 @@ class _Invalid:
     def _workers(self) -> list[WorkerPod]:
         if (layout := self.status.resolved) is None:
             return []
-        return [
-            pod
-            for pod in self.look.observed.of_attempt(self.status.attempt)
-            if pod.worker.slice < layout.slices and pod.worker.host < layout.hosts_per_slice
-        ]
+        slices, hosts = layout.slices, layout.hosts_per_slice
+        pods = self.observed.of_attempt(self.attempt)
+        return [pod for pod in pods if pod.worker.slice < slices and pod.worker.host < hosts]
 
     def _explain_loss(self) -> str | None:
         """Says why the gang cannot train to its end; None if it can."""
         if (layout := self.status.resolved) is None:
             return "status.resolved was removed, so the size of the gang is unknown, and its chips cannot be counted"
-        failure = first_failure(self._workers, self.status.attempt, self.look.now, settle_user_errors=True)
+        failure = first_failure(self._workers, self.status.attempt, self.now, settle_user_errors=True)
         if failure is not None:
             return f"worker {failure.pod} has failed ({failure.reason}), and the spec must be valid to replace it"
         if missing := layout.hosts - len(self._workers):
             return f"{count(missing, 'worker')} missing, and the spec must be valid to create them"
-        return self._start_limit[1] if self._start_limit and self._start_limit[0] <= self.look.now else None
+        return self._start_limit[1] if self._start_limit and self._start_limit[0] <= self.now else None
 
     @cached_property
     def _start_limit(self) -> tuple[datetime, str] | None:
@@ -201,31 +186,31 @@ class _Invalid:
 
     # Stopping.
 
-    def _stop(self, cause: _Cause) -> Plan:
+    def _stop(self, cause: Cause) -> Plan:
         """Records that the workers stop, before any of them is stopped, as with a valid spec."""
         is_eviction = cause.reason is Reason.EVICTED
         rest, value = (ConditionType.ADMITTED, False) if is_eviction else (ConditionType.SUSPENDED, True)
-        status = self._present(self.status, cause.words)
+        status = self._present(self.status, cause.message)
         for kind, is_so in ((rest, value), (ConditionType.GANG_READY, False)):
-            status = self.look.with_condition(status, kind, is_so, cause.reason, cause.words)
+            status = self.with_condition(status, kind, is_so, cause.reason, cause.message)
         activity = Activity.QUEUE if is_eviction else Activity.SUSPENDED
-        goodput = self.look.charge(self._goodput, self.look.now, activity)
-        event = Event(cause.event, f"stopping the workers: {cause.words}", warning=cause.reason is not BY_USER.reason)
+        goodput = self.charge(self._goodput, self.now, activity)
+        event = Event(cause.event, f"stopping the workers: {cause.message}", warning=cause is not BY_USER)
         return Plan(status=replace(status, goodput=goodput), events=(event,), again=AT_ONCE, turn=Turn.SUSPEND)
 
     def _rest(self) -> Plan:
         """Stops the workers and gives the quota back, until the spec is valid."""
         # Failed workers are kept for their logs.
-        known = self.look.observed.before_attempt(self.status.attempt + 1)
-        pods, limit = [pod for pod in known if pod.phase != "Failed"], read_budget(self.look)
+        known = self.observed.before_attempt(self.status.attempt + 1)
+        pods, limit = [pod for pod in known if pod.phase != "Failed"], read_budget(self)
         if self._spent and self._spent.is_all and limit and limit.on_exceeded is OnExceeded.FAIL and not pods:
-            return fail(self.look, self.status, Reason.BUDGET_EXCEEDED, self._spent.words())
-        batches = (*delete_pods(pods, self.look.now), *give_up_quota(self.look.observed))
+            return fail(self, self.status, Reason.BUDGET_EXCEEDED, self._spent.words())
+        batches = (*delete_pods(pods, self.now), *give_up_quota(self.observed))
         shown = self._present(self.status, "its workers are stopped")
-        queue = self.look.observed.queue
+        queue = self.observed.queue
         again = LOOK_AGAIN if queue and (queue.workload or queue.others) else None
-        return Plan(batches, shown).due_within(look_again(pods, self.look.now), again)
+        return Plan(batches, shown).due_within(look_again(pods, self.now), again)
 
     def _present(self, status: Status, also: str = "") -> Status:
         message = f"{self.error}; {also}" if also else str(self.error)
-        return self.look.present(status, ReadyState(State.INVALID, Kstatus.FAILED, Reason.INVALID_SPEC, message))
+        return self.present(status, ReadyState(State.INVALID, Kstatus.FAILED, Reason.INVALID_SPEC, message))

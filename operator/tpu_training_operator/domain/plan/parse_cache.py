@@ -58,7 +58,8 @@ def _parse(body: Mapping[str, Any]) -> Parsed:
 def _as_text(value: Any) -> bytes | None:
     """Returns the value as JSON; None if it is too long to keep, or not plain JSON."""
     try:
-        text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+        # Unsorted, so that what is parsed has the order in which it is shown.
+        text = orjson.dumps(value)
     except TypeError:
         return None
     return text if len(text) <= _LONGEST else None

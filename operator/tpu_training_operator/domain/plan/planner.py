@@ -12,8 +12,9 @@ and the status gets what time alone has changed (`_complete`).
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.run_policy import ChipBudget
 from tpu_training_operator.api.status import Status
@@ -26,10 +27,10 @@ from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.checks.entry_check import check_entry
-from tpu_training_operator.domain.plan.common.completion import active_time_left, exceed_deadline, succeed
+from tpu_training_operator.domain.plan.common.completion import describe_deadline, fail, succeed
 from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.ledger import charge_slice
+from tpu_training_operator.domain.plan.common.ledger import active_seconds, charge_slice
 from tpu_training_operator.domain.plan.common.pod_cleanup import look_again
 from tpu_training_operator.domain.plan.common.progress import apply_report, write_due
 from tpu_training_operator.domain.plan.common.slice_record import choose_option, is_wrong, keep_record
@@ -40,11 +41,12 @@ from tpu_training_operator.domain.plan.ladder import finish_rung
 from tpu_training_operator.domain.plan.parse_cache import read_job, read_status
 from tpu_training_operator.domain.plan.placement.return_to_preferred import hold_nodes, move_once_held
 from tpu_training_operator.domain.plan.plan import Plan, Turn
-from tpu_training_operator.domain.plan.queue.better_slice import ask_for_better_slice, move_once_admitted
 from tpu_training_operator.domain.plan.queue.queueing import (
     LOOK_AT_RUNNING,
+    ask_for_better_slice,
     end_workloads,
     look_at_suspended,
+    move_once_admitted,
     tell_pods_ready,
     wait_for_admission,
 )
@@ -140,9 +142,11 @@ def _decide(ctx: Context) -> Plan:
         return move_once_admitted(ctx) or waits
     if not ctx.may_have_workers:
         return start(ctx)
-    left = active_time_left(ctx)
+    limit = ctx.job.spec.run_policy.active_deadline_seconds
+    left = None if limit is None else timedelta(seconds=limit - active_seconds(ctx.settled_goodput()))
     if left is not None and left <= AT_ONCE:
-        return exceed_deadline(ctx)
+        status = replace(ctx.status, goodput=ctx.goodput_at_end(ctx.now))
+        return fail(ctx, status, Reason.DEADLINE_EXCEEDED, describe_deadline(limit))
     if any(pod.placed is None for pod in ctx.pods):
         # The job's active time does not run now. A pod event will cause a pass once its workers are placed.
         left = None

@@ -38,7 +38,6 @@ _MOST_ATTEMPTS = 99_999
 
 
 def later_workers(observed: Observed, attempt: int) -> list[WorkerPod]:
-    """Returns the workers of attempts that are later than this one."""
     return [pod for pod in observed.pods if attempt < pod.worker.attempt < _MOST_ATTEMPTS]
 
 
@@ -61,27 +60,21 @@ def recover_status(ctx: Context, pods: Sequence[WorkerPod]) -> Plan:
         return Plan(again=_READ_AGAIN)
     attempt = max(pod.worker.attempt for pod in pods)
     if ctx.attempt:
-        return _replace_unknown(ctx, attempt)
-    if ctx.rung is not None:
-        # Nothing shows which rung the workers are on, so the ladder starts again.
-        begun = start(replace(ctx, status=replace(ctx.status, attempt=attempt)))
-        lost = Event(EventReason.STATUS_LOST, "the status was lost; the ladder begins again", warning=True)
-        return replace(begun, events=(lost, *begun.events))
-    message = f"the status was lost; attempt {attempt} continues, and earlier restarts no longer count"
-    return adopt_attempt(ctx, attempt, Why(Reason.WAITING_FOR_WORKERS, EventReason.STATUS_LOST, message, warning=True))
-
-
-def _replace_unknown(ctx: Context, attempt: int) -> Plan:
-    """Plans the attempt after `attempt`, whose workers exist although the status shows an earlier one. A suspended or
-    queued job stays so, and the workers are stopped."""
-    number = attempt + 1
-    message = (
-        f"the status shows attempt {ctx.attempt}, but there are workers of attempt {attempt}: it was edited or restored"
-        f" from a backup; attempt {number} replaces them"
-    )
+        message = (
+            f"the status shows attempt {ctx.attempt}, but there are workers of attempt {attempt}: it was edited or"
+            f" restored from a backup; attempt {attempt + 1} replaces them"
+        )
+    elif ctx.rung is not None:
+        # Nothing shows which rung the workers are on.
+        message = "the status was lost; the ladder begins again"
+    else:
+        message = f"the status was lost; attempt {attempt} continues, and earlier restarts no longer count"
+        why = Why(Reason.WAITING_FOR_WORKERS, EventReason.STATUS_LOST, message, warning=True)
+        return adopt_attempt(ctx, attempt, why)
     lost = Event(EventReason.STATUS_LOST, message, warning=True)
-    if ctx.is_suspended or ctx.is_held:
-        status = replace(ctx.status, attempt=number)
+    if ctx.attempt and (ctx.is_suspended or ctx.is_held):
+        # The job stays so, and the workers are stopped.
+        status = replace(ctx.status, attempt=attempt + 1)
         return Plan(status=status, events=(lost,), again=AT_ONCE, turn=Turn.ATTEMPT)
     begun = start(replace(ctx, status=replace(ctx.status, attempt=attempt)))
     return replace(begun, events=(lost, *begun.events))

@@ -225,12 +225,10 @@ class Metrics:
         self._queued_at[key] = self._clock()
 
     def key_taken(self, key: Hashable) -> None:
-        """Counts a key that a worker has taken."""
         self._taken_at[key] = now = self._clock()
         self._observe("workqueue_queue_duration_seconds", now - self._queued_at.pop(key), _CONTROLLER)
 
     def key_done(self, key: Hashable) -> None:
-        """Counts a key whose work has ended."""
         seconds = self._clock() - self._taken_at.pop(key)
         self._observe("workqueue_work_duration_seconds", seconds, _CONTROLLER)
 
@@ -308,8 +306,8 @@ class Metrics:
         if transitions.is_over_budget(after) and not transitions.is_over_budget(before):
             self._count("tpujob_chip_budgets_exceeded_total")
         if ready := transitions.readiness(before, after):
-            name = "tpujob_recovery_seconds" if ready.after_failure else "tpujob_gang_ready_seconds"
-            self._observe(name, ready.seconds)
+            had_failed, waited = ready
+            self._observe("tpujob_recovery_seconds" if had_failed else "tpujob_gang_ready_seconds", waited)
         if (reason := transitions.finish(before, after)) is not None:
             self._count("tpujob_finished_total", reason if reason in _ENDS else _OTHER_END)
             if reason in _EXHAUSTED and after.last_failure:

@@ -4,21 +4,12 @@ A newer operator may have written the status: values unknown here count as known
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Ledger, Status
 from tpu_training_operator.domain.cluster_state.observed import parse_time
-
-
-@dataclass(frozen=True)
-class Readiness:
-    """All workers of a gang became ready `seconds` after the job started or was resumed, or after the gang failed."""
-
-    after_failure: bool
-    seconds: float
 
 
 def restarts(before: Status, after: Status) -> dict[FailureClass, int]:
@@ -47,8 +38,9 @@ def finish(before: Status, after: Status) -> str | None:
     return next((end.reason for end in ends if end and end.is_true), "")
 
 
-def readiness(before: Status, after: Status) -> Readiness | None:
-    """Returns how long the gang took to become ready; None unless it has just become ready.
+def readiness(before: Status, after: Status) -> tuple[bool, float] | None:
+    """Returns whether the gang had failed, and after how many seconds all its workers became ready; None unless they
+    have just become ready.
 
     A start counts from the first attempt or the resumption, a recovery from the first failure. A start whose first
     attempts failed is one start.
@@ -61,10 +53,10 @@ def readiness(before: Status, after: Status) -> Readiness | None:
     unready = find(before.conditions, ConditionType.GANG_READY)
     since = parse_time(unready.last_transition_time) if unready else started
     if since <= started:
-        return Readiness(False, _seconds(started, now))
+        return False, _seconds(started, now)
     # The status keeps only the last failure; of several in a row, the first made the gang unready.
     failed = parse_time(after.last_failure.time) if after.last_failure else since
-    return Readiness(True, _seconds(min(since, failed), now))
+    return True, _seconds(min(since, failed), now)
 
 
 def seconds_by_account(before: Status, after: Status) -> dict[str, int]:

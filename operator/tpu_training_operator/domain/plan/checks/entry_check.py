@@ -46,11 +46,8 @@ def check_entry(ctx: Context) -> Plan | None:
     if ctx.attempt or not (ctx.is_checking or find(ctx.status.conditions, _CHECKED) is None):
         return None
     if not is_wanted(ctx.job.spec):
-        return (
-            _decide(ctx, CheckVerdict(CheckOutcome.NOTHING, "spec.entryCheck.mode was changed before the check ended"))
-            if ctx.is_checking
-            else None
-        )
+        changed = CheckVerdict(CheckOutcome.NOTHING, "spec.entryCheck.mode was changed before the check ended")
+        return _decide(ctx, changed) if ctx.is_checking else None
     if not ctx.is_checking:
         # The Workload is older than the check, so the job may be admitted at any moment.
         has_workload = ctx.queue is not None and ctx.queue.workload is not None
@@ -154,12 +151,8 @@ def _decide(ctx: Context, result: CheckVerdict) -> Plan:
         why = "no worker was created" if result.finding is CheckOutcome.FAILED else "spec.entryCheck.mode is Require"
         return _fail(ctx, result, Reason.ENTRY_FAILED, why)
     if far := explain_distance(ctx):
-        return _fail(
-            ctx,
-            CheckVerdict(CheckOutcome.NOTHING, far),
-            Reason.BUCKET_OUTSIDE_REGION,
-            "spec.entryCheck.dataInRegion is Require",
-        )
+        why, far_away = "spec.entryCheck.dataInRegion is Require", CheckVerdict(CheckOutcome.NOTHING, far)
+        return _fail(ctx, far_away, Reason.BUCKET_OUTSIDE_REGION, why)
     if refused := find_refusal(ctx):
         reason, what, why = refused
         return _fail(ctx, CheckVerdict(CheckOutcome.NOTHING, what), reason, why)
@@ -171,9 +164,8 @@ def _decide(ctx: Context, result: CheckVerdict) -> Plan:
     status, compiled = record_fit(ctx, status)
     ready = ReadyState(State.STARTING, Kstatus.IN_PROGRESS, reason, message)
     events = [Event(EventReason(reason), message, warning=not has_passed), *compiled]
-    if (
-        data := find(status.conditions, ConditionType.DATA_IN_REGION)
-    ) is not None and data.reason == Reason.BUCKET_OUTSIDE_REGION:
+    data = find(status.conditions, ConditionType.DATA_IN_REGION)
+    if data is not None and data.reason == Reason.BUCKET_OUTSIDE_REGION:
         events.append(Event(EventReason.BUCKET_OUTSIDE_REGION, data.message, warning=True))
     return Plan(status=ctx.present(status, ready), events=tuple(events), again=AT_ONCE)
 

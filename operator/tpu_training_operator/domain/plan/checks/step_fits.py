@@ -59,7 +59,6 @@ def _read_result(ctx: Context) -> CompileResult | None:
 
 
 def _explain_end(pod: EntryCheckPod, ctx: Context) -> str:
-    """Says why a pod ended before its step was compiled."""
     if pod.termination.get("reason") == "OOMKilled":
         return "out of memory; spec.entryCheck.resources gives it more"
     if pod.exit_code == 0 or pod.raw.get("status", {}).get("reason") == "DeadlineExceeded":

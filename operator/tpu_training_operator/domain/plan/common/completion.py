@@ -5,7 +5,6 @@ The user's own loop may write anything as its termination message, and nothing i
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 
 from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
@@ -14,8 +13,6 @@ from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
-from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.ledger import active_seconds
 from tpu_training_operator.domain.plan.common.rung_status import with_end
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 
@@ -48,20 +45,8 @@ def fail(ctx: JobState, status: Status, reason: Reason, message: str) -> Plan:
     return Plan(status=ctx.finish(status, ready), events=(event,), again=AT_ONCE, turn=Turn.END)
 
 
-def active_time_left(ctx: Context) -> timedelta | None:
-    """Returns the time until `activeDeadlineSeconds` if the job stays active; None without that deadline."""
-    limit = ctx.job.spec.run_policy.active_deadline_seconds
-    return None if limit is None else timedelta(seconds=limit - active_seconds(ctx.settled_goodput()))
-
-
 def describe_deadline(limit: int | None) -> str:
     return f"the job has been active for {limit} s, the limit in spec.runPolicy.activeDeadlineSeconds"
-
-
-def exceed_deadline(ctx: Context) -> Plan:
-    message = describe_deadline(ctx.job.spec.run_policy.active_deadline_seconds)
-    status = replace(ctx.status, goodput=ctx.goodput_at_end(ctx.now))
-    return fail(ctx, status, Reason.DEADLINE_EXCEEDED, message)
 
 
 def read_final_progress(leader: WorkerPod, total_steps: int, reported: Progress | None) -> Progress | None:

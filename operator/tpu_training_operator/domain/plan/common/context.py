@@ -121,12 +121,10 @@ class Context(JobState):
 
     @property
     def has_alternatives(self) -> bool:
-        """Whether the job may run on more than one slice."""
         return len(self.options) > 1
 
     @property
     def is_on_lower_rung(self) -> bool:
-        """Whether the attempt is on a rung below the job."""
         return self.resolution.lower_rung is not None
 
     @property

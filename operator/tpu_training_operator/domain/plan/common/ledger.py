@@ -101,7 +101,6 @@ def _add(ledger: _L, **amounts: int) -> _L:
 
 
 def spend(ledger: _L, activity: Activity, amount: int) -> _L:
-    """Charges the seconds or chip-seconds to the activity."""
     unsaved = amount if activity is Activity.TRAIN else 0
     return _add(ledger, **{account_of(activity, ledger): amount}, unsaved=unsaved)
 

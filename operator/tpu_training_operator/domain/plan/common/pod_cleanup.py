@@ -74,7 +74,6 @@ def is_stuck(pod: WorkerPod, now: datetime) -> bool:
 
 
 def describe_stuck(pod: WorkerPod) -> str:
-    """Says what keeps a pod that is stuck."""
     return (
         f"Pod {pod.name} is deleted, but a finalizer keeps the object and its name: remove it from metadata.finalizers"
     )

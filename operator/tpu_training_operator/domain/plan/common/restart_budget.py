@@ -78,7 +78,6 @@ def pause_after_release(policy: RunPolicy, seed: str) -> timedelta:
 
 
 def longest_wait(policy: RunPolicy) -> timedelta:
-    """Returns an upper bound of the waits before an attempt."""
     return max(PAUSE_AFTER_PREEMPTION, timedelta(seconds=1.5 * policy.restart.backoff.max_seconds + 1))
 
 

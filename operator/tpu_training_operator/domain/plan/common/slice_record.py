@@ -34,11 +34,6 @@ def choose_option(options: Sequence[SliceOption], status: Status, pods: Sequence
     return next(labelled, options[0])
 
 
-def find_strays(option: SliceOption, pods: Sequence[WorkerPod]) -> list[WorkerPod]:
-    """Returns the workers of the attempt on another slice than the status says, after an edit of the status."""
-    return [pod for pod in pods if pod.option_number != option.number]
-
-
 def record_start(
     before: Placement | None, option: SliceOption, reason: PlacementReason, now: datetime, move: Move | None = None
 ) -> Placement:

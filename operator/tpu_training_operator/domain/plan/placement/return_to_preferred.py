@@ -32,7 +32,7 @@ from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, F
 
 def move_once_held(ctx: Context) -> Plan | None:
     """Plans the move to a better slice whose nodes placeholders hold; None if there is none. In a queue, Kueue's
-    admission proves the capacity instead (`better_slice`)."""
+    admission proves the capacity instead (`queueing`)."""
     if ctx.queue is not None:
         return None
     if (reachable := _find_reachable(ctx)) is not None:

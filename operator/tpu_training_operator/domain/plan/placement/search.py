@@ -8,8 +8,8 @@ A job that may run on fewer of its slices takes as many as have found their node
 for the fewest, which it may get where the provider grants all nodes or none.
 
 In the first round, a gang does not wait for what the cluster will never grant: a quota too small for the gang, an
-admission policy. What the cluster may grant later, such as a quota that others use up now,
-it waits for as it does for nodes. In a queue, a gang waits for its admission in the same way.
+admission policy. What the cluster may grant later, such as a quota that others use up now, it waits for as it does for
+nodes. In a queue, a gang waits for its admission in the same way.
 
 A move is the next attempt on another slice. One status write raises the attempt and names the slice; later passes stop
 the old workers, wait until they are gone and create the new ones, as after a restart. So two gangs never run at once,
@@ -150,15 +150,8 @@ def _fewer_slices(ctx: Context) -> list[SliceOption]:
 
 
 def _placed_slices(ctx: Context) -> set[int]:
-    """Returns the slices of which all workers have nodes."""
     placed = Counter(pod.worker.slice for pod in ctx.pods if pod.node is not None)
     return {slice_ for slice_, hosts in placed.items() if hosts == ctx.option.layout.hosts_per_slice}
-
-
-def _count_stops(ctx: Context) -> int:
-    """Returns how many slices a round of moves tries."""
-    others = sum(not option.is_own for option in ctx.options)
-    return 1 + others + any(option.is_own and option.number for option in ctx.options)
 
 
 def _waiting_since(ctx: Context) -> tuple[datetime, bool]:
@@ -178,7 +171,10 @@ def _wait(ctx: Context, to: SliceOption, *, certain: bool) -> timedelta:
     """Returns how long the job waits for its slice before it goes on to `to`. The first slice names no wait, so before
     the job returns there it waits for the longest of the others' waits."""
     searches = ctx.status.placement.moves_for_capacity if ctx.status.placement else 0
-    rounds = min(searches // _count_stops(ctx), _MOST_DOUBLINGS)
+    # How many slices a round of moves tries.
+    stops = 1 + sum(not option.is_own for option in ctx.options)
+    stops += any(option.is_own and option.number for option in ctx.options)
+    rounds = min(searches // stops, _MOST_DOUBLINGS)
     if certain and rounds == 0:
         return AT_ONCE
     first_wait = to.choice.wait if to.number else max(option.choice.wait for option in ctx.options)

@@ -8,6 +8,13 @@ Like the attempt in the status (ADR 2), the job's own condition Admitted decides
 
 So a crash between any two of these effects loses nothing, and the chips of a job count as long as it uses them.
 Restarts keep the Workload and its quota.
+
+A second Workload proves the capacity of a better slice. While the gang trains on an alternative, it asks for one, and
+costs nothing as long as it waits. Once Kueue admits it, the gang moves. The quota of the slice that it leaves goes back
+when its last worker there has stopped. So the quota always covers the workers, and counts for both slices only from the
+admission until then. The second Workload has the queue and the priority of the first, even if the job's labels have
+changed: else Kueue might evict the gang to make room for its own better slice, again and again. Any other Workload is
+deleted before the job asks for the present slice, so that one at a time holds quota for the gang.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,9 +23,9 @@ from datetime import datetime, timedelta
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, find, is_true
-from tpu_training_operator.api.status import Activity, State, Status
+from tpu_training_operator.api.status import Activity, PlacementReason, State
 from tpu_training_operator.api.words import count
-from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time
+from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.cluster_state.workload import (
     PodSettings,
@@ -27,7 +34,7 @@ from tpu_training_operator.domain.cluster_state.workload import (
     pod_settings,
     workload_name,
 )
-from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.naming import WorkerId, config_map_name
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import (
     AT_ONCE,
@@ -44,13 +51,15 @@ from tpu_training_operator.domain.objects.workload import (
     explain_misfit,
     is_for_other_workers,
     with_priority,
+    with_queue_of,
     workload,
 )
 from tpu_training_operator.domain.plan.common.attempt import describe_admission
 from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
-from tpu_training_operator.domain.plan.placement.search import carry_out, next_slice
+from tpu_training_operator.domain.plan.placement.return_to_preferred import count_turns, turn_length, until_next_turn
+from tpu_training_operator.domain.plan.placement.search import carry_out, move, next_slice
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Freshness, Plan, Turn
 
 # Usually a watch reports sooner what Kueue does. These looks are for a watch that is broken or not allowed.
@@ -68,8 +77,13 @@ def wait_for_admission(ctx: Context, queue: Queue) -> Plan | None:
         return Plan((Batch((adopted,)),), again=AT_ONCE)
     is_admitted = queue.workload is not None and queue.workload.is_admitted
     if ctx.may_have_workers:
+        if is_admitted and is_true(ctx.status.conditions, ConditionType.ADMITTED):
+            return None
         if is_admitted:
-            return None if is_true(ctx.status.conditions, ConditionType.ADMITTED) else _adopt(ctx, queue)
+            # The gang runs with quota, and its status was lost or its job was given a queue by hand.
+            message = describe_admission(queue)
+            status = ctx.with_condition(ctx.status, ConditionType.ADMITTED, True, Reason.ADMITTED, message)
+            return Plan(status=status, again=AT_ONCE)
         # If the Workload cannot be read, the training goes on.
         return _evict(ctx, queue) if queue.version else None
     queue = _check_fit(ctx, queue)
@@ -100,14 +114,6 @@ def _is_outdated(ctx: Context, queue: Queue) -> bool:
     if not ctx.is_suspended or queue.workload is None or queue.workload.is_going or queue.is_prebuilt:
         return False
     return is_for_other_workers(dict(queue.workload.raw), ask_for(ctx.option, queue).body)
-
-
-def _adopt(ctx: Context, queue: Queue) -> Plan:
-    """Records the admission of a gang that runs with quota, after its status was lost or its job was given a queue by
-    hand."""
-    message = describe_admission(queue)
-    status = ctx.with_condition(ctx.status, ConditionType.ADMITTED, True, Reason.ADMITTED, message)
-    return Plan(status=status, again=AT_ONCE)
 
 
 def _evict(ctx: Context, queue: Queue) -> Plan:
@@ -144,7 +150,9 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
     """Stops workers that still run, then asks for admission."""
     workers = ctx.all_workers
     active = [pod for pod in workers if pod.may_use_chips]
-    queue = _check_name(queue)
+    if queue.workload is None and not queue.name and not queue.problem:
+        problem = "the job now asks Kueue for another slice, but its label"
+        queue = replace(queue, problem=f"{problem} {constants.LABEL_QUEUE} is gone: name the queue again")
     batches = delete_pods(workers, ctx.now)
     if not active and not queue.problem:
         batches = (*batches, *_next_step(ctx, queue))
@@ -164,21 +172,11 @@ def _wait(ctx: Context, queue: Queue) -> Plan:
     return wanted.due_within(look_again(workers, ctx.now), due.at - ctx.now if due else None)
 
 
-def _check_name(queue: Queue) -> Queue:
-    """Returns the queue, with a problem if the job needs another Workload and no longer names a queue for it."""
-    if queue.workload is not None or queue.name or queue.problem:
-        return queue
-    problem = (
-        f"the job now asks Kueue for another slice, but its label {constants.LABEL_QUEUE} is gone: name the queue again"
-    )
-    return replace(queue, problem=problem)
-
-
 def _next_step(ctx: Context, queue: Queue) -> Batches:
     """Returns the next step of the job's controller, now that no worker is active."""
     workload = queue.workload
     if workload is None:
-        # The Workloads of other slices go first (`better_slice`).
+        # The Workloads of other slices go first (`_find_unneeded`).
         return () if queue.others else (Batch((ask_for(ctx.option, queue),)),)
     if workload.is_going or workload.is_finished:
         return ()
@@ -248,13 +246,6 @@ def describe_wait(queue: Queue, active: int) -> ReadyState:
 
 def _queue_name(queue: Queue) -> str:
     return queue.name or (queue.workload.queue if queue.workload else "")
-
-
-def withdraw_admission(ctx: Context, status: Status, message: str) -> Status:
-    """Returns the status that begins a suspension: a job without workers is not admitted."""
-    if find(status.conditions, ConditionType.ADMITTED) is None:
-        return status
-    return ctx.with_condition(status, ConditionType.ADMITTED, False, Reason.SUSPENDED, message)
 
 
 def leave_queue(ctx: Context, workers: Sequence[WorkerPod]) -> Batches:
@@ -359,3 +350,104 @@ def end_workloads(look: JobState) -> Plan:
         status, ConditionType.ADMITTED, False, Reason.QUOTA_RELEASED, "the job has finished and uses no quota"
     )
     return Plan(batches, left)
+
+
+# A better slice.
+
+
+def move_once_admitted(ctx: Context) -> Plan | None:
+    """Plans the move to a better slice, if Kueue has admitted the job there; None if not."""
+    target = _find_target(ctx)
+    queue = ctx.queue_on(target) if target else None
+    if target is None or queue is None or queue.workload is None or not queue.workload.is_admitted:
+        return None
+    if isinstance(read_placement(ctx, target), Obstacle):
+        return None
+    return move(ctx, target, PlacementReason.BETTER, "Kueue has admitted the job there; the workers save and stop")
+
+
+def ask_for_better_slice(ctx: Context) -> Plan:
+    """Asks Kueue for a better slice, and deletes the Workloads of slices that the job does not need."""
+    queue = ctx.queue
+    if queue is None or not queue.version:
+        return Plan()
+    target = _find_target(ctx)
+    if unneeded := delete_workloads(_find_unneeded(ctx, queue, target)):
+        return Plan((*_delete_left_behind(ctx), *unneeded), again=AT_ONCE)
+    batches = () if target is None else _ask_or_release(ctx, target)
+    return Plan(batches, again=LOOK_AGAIN if batches else None).due_within(until_next_turn(ctx))
+
+
+def _find_target(ctx: Context) -> SliceOption | None:
+    """Returns the better slice whose turn it is; None if the job should stay where it is for now."""
+    queue, turns = ctx.queue, count_turns(ctx)
+    if queue is None or not queue.version or queue.is_prebuilt or turns is None or turns < 0:
+        return None
+    better = [option for option in ctx.options if option.number < ctx.option.number]
+    coming = (option for option in better if _is_coming(ctx, option))
+    return next(coming, better[turns % len(better)])
+
+
+def _is_coming(ctx: Context, option: SliceOption) -> bool:
+    """Whether Kueue has reserved quota for the slice. An admission check that brings its nodes takes a while."""
+    queue = ctx.queue_on(option)
+    workload = queue.workload if queue else None
+    return workload is not None and workload.holds_quota and workload.is_active and not _is_late(ctx, workload)
+
+
+def _is_late(ctx: Context, workload: Workload) -> bool:
+    """Whether the Workload has held quota for as long as a gang may take to start, without being admitted."""
+    if workload.is_admitted or workload.reserved_since is None:
+        return False
+    patience = timedelta(seconds=ctx.job.spec.run_policy.start_deadline_seconds)
+    return ctx.now >= parse_time(workload.reserved_since) + patience
+
+
+def _may_ask_again(ctx: Context, workload: Workload) -> bool:
+    """Whether Kueue gave the Workload up at least a turn ago, so that the job may ask for the slice again."""
+    evicted_at = workload.condition("Evicted").get("lastTransitionTime")
+    return workload.is_given_up and ctx.now >= parse_time(str(evicted_at)) + turn_length(ctx)
+
+
+def _find_unneeded(ctx: Context, queue: Queue, target: SliceOption | None) -> Sequence[Workload]:
+    """Returns the Workloads that the job does not need; none while they may cover workers, and none if the job no
+    longer names a queue in which it could ask again."""
+    covered = all(not pod.may_use_chips or pod.option_number == ctx.option.number for pod in ctx.observed.pods)
+    if not covered or (queue.workload is None and not queue.name):
+        return ()
+    wanted = ctx.queue_on(target) if target is not None else None
+    needed = wanted.workload if wanted else None
+    if needed is not None and (_is_late(ctx, needed) or _may_ask_again(ctx, needed)):
+        needed = None
+    others = (other.workload for other in queue.others if other.workload is not None)
+    return [workload for workload in others if not workload.is_going and (not needed or workload.name != needed.name)]
+
+
+def _delete_left_behind(ctx: Context) -> Batches:
+    """Deletes the ConfigMap of the attempt before one that only waits: a later attempt deletes only that of the attempt
+    right before it."""
+    name = config_map_name(ctx.job.name, ctx.attempt - 1)
+    return (Batch((Delete("ConfigMap", name),)),) if ctx.is_held and ctx.attempt > 1 else ()
+
+
+def _ask_or_release(ctx: Context, target: SliceOption) -> Batches:
+    """Returns the next step for the Workload of a better slice that is not proven yet."""
+    queue, present = ctx.queue_on(target), ctx.queue.workload if ctx.queue else None
+    if queue is None or present is None:
+        return ()
+    workload = queue.workload
+    if workload is None and (not queue.name or queue.problem):
+        return ()
+    if workload is None:
+        body = with_queue_of(ask_for(target, queue).body, dict(present.raw))
+        return (Batch((Create(body, optional=True, for_better_slice=True),)),)
+    if workload.is_going:
+        return ()
+    if workload.is_evicted and workload.holds_quota:
+        return (release_quota(workload, ctx.now),)
+    if workload.is_admitted:
+        # The workers cannot go where Kueue would place them, so the quota is free for other jobs.
+        return (deactivate(workload),)
+    wanted = with_queue_of(dict(workload.raw), dict(present.raw))
+    is_as_wanted = workload.holds_quota or not workload.is_active or wanted["spec"] == workload.raw["spec"]
+    return () if is_as_wanted else (Batch((UpdateWorkload(wanted),)),)

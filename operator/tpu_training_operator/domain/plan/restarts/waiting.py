@@ -1,4 +1,4 @@
-"""The status of a gang that waits: how many hosts are ready, and what the others lack.
+"""A gang that waits: its status, and how long it may hold nodes without running on them.
 
 A gang that starts changes with every pod event, and thousands of gangs may wait at once. So the status shows a new
 reason after at least ten seconds, new counts once a minute, and is written with the same message every five minutes, to
@@ -6,20 +6,35 @@ bring the goodput up to date.
 
 A pod's own status does not mention a volume that cannot be mounted, or what the cluster autoscaler does about a pod
 without a node. Its events do.
+
+Two gangs that each hold nodes which the other needs would wait forever. A gang without any node blocks no other and may
+wait as long as it takes. A gang that has all its nodes and does not start on them, because a volume cannot be mounted
+or a runtime hangs, would hold its chips forever, too.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tpu_contract.words import cut
 from tpu_training_operator.api.conditions import ConditionType, Reason, find
-from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.api.failures import FailureReason
+from tpu_training_operator.api.run_policy import FailureClass, RunPolicy
+from tpu_training_operator.api.status import Failure, State, Status
 from tpu_training_operator.api.words import count
-from tpu_training_operator.domain.cluster_state.hosts import HostGroup, group_words, host_of, summarize_hosts
+from tpu_training_operator.domain.cluster_state.hosts import (
+    HostGroup,
+    group_words,
+    host_of,
+    summarize_hosts,
+    why_not_ready,
+)
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.cluster_state.worker_reports import Notes
+from tpu_training_operator.domain.failures.first import failure_of
+from tpu_training_operator.domain.failures.messages import with_ending
+from tpu_training_operator.domain.failures.pod_signs import has_started
 from tpu_training_operator.domain.objects.actions import AT_ONCE, LookAtEvents
 from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
@@ -138,3 +153,63 @@ def _show(ctx: Context, message: str) -> Status:
     state = State.RESTARTING if is_replaced else State.STARTING
     status = replace(ctx.status, goodput=ctx.settled_goodput())
     return ctx.present(status, ReadyState(state, Kstatus.IN_PROGRESS, reason, message))
+
+
+# Pulling a large image on a new node takes a while.
+_LONGEST_START = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Late:
+    """A worker that has its node and has not started. It counts as failed at `deadline`, `limit` after it got there."""
+
+    pod: WorkerPod
+    limit: timedelta
+    deadline: datetime
+
+
+def find_late(pods: Sequence[WorkerPod], policy: RunPolicy) -> Late | None:
+    """Returns the worker that is late; None for a gang that lacks nodes, or whose containers have all started."""
+    placed = [pod.placed for pod in pods if pod.placed is not None]
+    waiting = [pod for pod in pods if not has_started(pod) and not pod.has_ended]
+    if len(placed) < len(pods) or not waiting:
+        return None
+    limit = max(_LONGEST_START, timedelta(seconds=policy.start_deadline_seconds))
+    return Late(waiting[0], limit, max(placed) + limit)
+
+
+def start_failure(late: Late, event: str, attempt: int, now: datetime) -> Failure:
+    """Returns the failure of a late worker. `event`: the newest event that explains why the pod waits; empty if none is
+    known."""
+    pod = late.pod
+    waits = f"{why_not_ready(pod)} ({event})" if event else why_not_ready(pod)
+    what = f"the container has not started within {late.limit.total_seconds():.0f} s on its node"
+    message = with_ending(what, waits)
+    return failure_of(pod, attempt, FailureClass.INFRASTRUCTURE, FailureReason.NOT_STARTED, message, now)
+
+
+@dataclass(frozen=True)
+class PartlyPlaced:
+    """`waiting` workers have no node. At `deadline` the others release theirs."""
+
+    waiting: int
+    deadline: datetime
+
+
+def find_partly_placed(pods: Sequence[WorkerPod], policy: RunPolicy, avoided: Sequence[str]) -> PartlyPlaced | None:
+    """Returns what a partly placed gang lacks; None if all workers have nodes, or if none has one and the job avoids no
+    node (`avoided`).
+
+    The time runs from the latest progress, the youngest pod or the latest placement: the nodes of a large slice come up
+    one after the other, and a gang may have queued for hours before.
+    """
+    waiting = sum(pod.node is None for pod in pods)
+    if waiting == 0 or (waiting == len(pods) and not avoided):
+        return None
+    last = max(max(pod.created, pod.placed or pod.created) for pod in pods)
+    return PartlyPlaced(waiting, last + timedelta(seconds=policy.start_deadline_seconds))
+
+
+def is_partly_refused(pods: Sequence[WorkerPod], policy: RunPolicy, now: datetime) -> bool:
+    """Whether the cluster has refused the missing workers for so long that the others hold their nodes for nothing."""
+    return bool(pods) and now >= max(pod.created for pod in pods) + timedelta(seconds=policy.start_deadline_seconds)

@@ -59,7 +59,6 @@ def format_hours(chip_seconds: int) -> str:
 
 
 def count_used(look: JobState, status: Status) -> int:
-    """Returns the chip-seconds used up to now."""
     if status.goodput is None:
         return 0
     spent = charge_chips(status.goodput, look.holding.now, look.holding)

@@ -49,7 +49,6 @@ def leave(look: JobState) -> Plan:
 
 
 def delete_when_due(look: JobState) -> Plan | None:
-    """Plans the deletion of a finished job whose time to live is over."""
     left, metadata = _time_left(look), look.observed.job["metadata"]
     if left is None or left > AT_ONCE:
         return None
@@ -60,7 +59,6 @@ def delete_when_due(look: JobState) -> Plan | None:
 
 
 def stop_remaining_pods(look: JobState) -> Plan:
-    """Stops the pods of a finished job that still run."""
     running = [pod for pod in look.observed.every_pod if not pod.has_ended]
     batches = delete_pods(running, look.now, Freshness.FRESH_ALL)
     return Plan(batches).due_within(_time_left(look), next_force(running, look.now))

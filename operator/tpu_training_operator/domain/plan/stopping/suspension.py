@@ -13,7 +13,7 @@ from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadySt
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.plan import Plan, Turn
-from tpu_training_operator.domain.plan.queue.queueing import leave_queue, withdraw_admission
+from tpu_training_operator.domain.plan.queue.queueing import leave_queue
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Cause:
     reason: Reason
     event: EventReason
     message: str
-    suspended_message: str
+    suspended_message: str = ""
     stopping_message: str = "waiting for {} to stop"
     warning: bool = False
 
@@ -58,5 +58,8 @@ def suspend(ctx: Context, why: Cause, pods: Sequence[WorkerPod]) -> Plan:
     status = replace(status, goodput=ctx.charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.SUSPENDED))
     if status.attempt:
         status = ctx.with_condition(status, ConditionType.GANG_READY, False, why.reason, why.message)
-    status = withdraw_admission(ctx, reset_check(ctx, status), why.message)
+    status = reset_check(ctx, status)
+    if find(status.conditions, ConditionType.ADMITTED) is not None:
+        # A job without workers is not admitted.
+        status = ctx.with_condition(status, ConditionType.ADMITTED, False, Reason.SUSPENDED, why.message)
     return Plan(status=ctx.present(status, ready), events=events, again=AT_ONCE, turn=Turn.SUSPEND)

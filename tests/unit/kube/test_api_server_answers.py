@@ -14,7 +14,6 @@ from aiohttp.test_utils import unused_port
 from kubernetes.client import Configuration
 
 from tests.contract.jobs import job_body
-from tests.contract.objects import config_map
 from tests.fakes.api_server import (
     Answer,
     ApiServer,
@@ -26,6 +25,7 @@ from tests.fakes.api_server import (
     says,
     serve,
 )
+from tests.fakes.objects import config_map
 from tpu_training_operator.kube import client
 from tpu_training_operator.kube.client import Client, ClientOptions, Selection, connect
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, EVENTS, JOBS, PODS, Object

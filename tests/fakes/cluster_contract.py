@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.contract.jobs import job_body
-from tests.contract.objects import (
+from tests.fakes.objects import (
     config_map,
     delete,
     elsewhere,
