@@ -111,13 +111,10 @@ class Operator:
             working = _run_until_closed(
                 resources, self._take_turns(lease, work, metrics) if lease else _work_alone(work), "work"
             )
-            stopping = _run_until_closed(resources, self._stopped(), "stop")
+            stopping = _run_until_closed(resources, self._stop.wait(), "stop")
             await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 working.result()
-
-    async def _stopped(self) -> None:
-        await self._stop.wait()
 
     def _claim_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -254,15 +251,15 @@ async def _no_longer_leads(pod: OwnPod | None) -> None:
 
 
 def _run_until_closed(
-    resources: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None], name: str
-) -> "asyncio.Task[None]":
+    resources: contextlib.AsyncExitStack, work: Coroutine[Any, Any, object], name: str
+) -> "asyncio.Task[Any]":
     """Runs `work` as a task, which is cancelled when `resources` are closed."""
     task = asyncio.create_task(work, name=name)
     resources.push_async_callback(_cancel, task)
     return task
 
 
-async def _cancel(task: "asyncio.Task[None]") -> None:
+async def _cancel(task: "asyncio.Task[Any]") -> None:
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -382,11 +379,7 @@ def main(log_level: str, log_format: str, **options: Any) -> None:
         raise click.ClickException(str(error)) from None
     _spare_the_collector()
     try:
-        asyncio.run(_run(credentials, Options(**options)))
+        asyncio.run(Operator(credentials, Options(**options)).run())
     except OSError as error:
         # A port that is taken stays taken. The kubelet starts the container again.
         raise click.ClickException(f"the operator cannot start: {error}") from None
-
-
-async def _run(credentials: Credentials, options: Options) -> None:
-    await Operator(credentials, options).run()

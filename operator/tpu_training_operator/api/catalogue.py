@@ -8,7 +8,6 @@ A chip has one or two TensorCores; v2 and v3 name slices by cores, v5e and v6e b
 import difflib
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -197,7 +196,9 @@ def nearest_accelerator_types(wrong: str, count: int = 3) -> list[str]:
     by_prefix = {g.name_prefix: g for g in generations().values()}
     by_prefix |= {g.name: g for g in generations().values()}
     if prefix in by_prefix and size.isdecimal():
-        return _nearest_by_size(by_prefix[prefix].accelerator_types, int(size), count)
+        # By ratio: sizes double, so 32 is as near to 16 as 8 is.
+        names = by_prefix[prefix].accelerator_types
+        return sorted(names, key=lambda name: abs(math.log(int(name.rpartition("-")[2]) / max(int(size), 1))))[:count]
     every = [name for g in generations().values() for name in g.accelerator_types]
     close = difflib.get_close_matches(wrong, every, n=count, cutoff=0.5)
     return close or [g.accelerator_types[-1] for g in generations().values()]
@@ -211,8 +212,3 @@ def nearest_topologies(generation: str, wrong: str, count: int = 3) -> list[str]
         return difflib.get_close_matches(wrong, topologies, n=count, cutoff=0.0)
     chips = max(1, math.prod(int(side) for side in sides))
     return sorted(topologies, key=lambda t: abs(math.log(math.prod(map(int, t.split("x"))) / chips)))[:count]
-
-
-def _nearest_by_size(names: Iterable[str], size: int, count: int) -> list[str]:
-    # By ratio: sizes double, so 32 is as near to 16 as 8 is.
-    return sorted(names, key=lambda name: abs(math.log(int(name.rpartition("-")[2]) / max(size, 1))))[:count]

@@ -463,10 +463,6 @@ class Spec(ApiModel):
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
-def _name_fits(job: "TPUTrainingJob") -> bool:
-    return len(job.name) <= MAX_JOB_NAME_LENGTH and _NAME.fullmatch(job.name) is not None
-
-
 # TPU_WORKER_HOSTNAMES has "<attempt>-<host>.<job>," for every host of a slice, with at most 5 and 4 digits.
 _BESIDE_THE_NAME = len("99999-4999.,")
 
@@ -495,7 +491,7 @@ class TPUTrainingJob(ApiModel):
             " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
             message=f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', beginning"
             " with a letter: it becomes the Service's name and part of every worker's name",
-            holds=_name_fits,
+            holds=lambda job: len(job.name) <= MAX_JOB_NAME_LENGTH and _NAME.fullmatch(job.name) is not None,
             at_creation=True,
         ),
         Rule(

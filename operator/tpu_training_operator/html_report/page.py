@@ -198,7 +198,7 @@ def recipe_rows(history: History) -> Iterator[tuple[str, str, str]]:
         seconds = history.save_every_seconds
         times = [(history.save_every_steps, "step")]
         times.append((seconds, "second") if seconds is None or seconds % 60 else (seconds // 60, "minute"))
-        due = " or ".join(_interval(every, unit) for every, unit in times if every is not None)
+        due = " or ".join(unit if every == 1 else plural(every, unit) for every, unit in times if every is not None)
         kept = f"the last {count(history.keep)} {'is' if history.keep == 1 else 'are'} kept"
         kept += f", and the one with the best {history.keep_best.metric}" if history.keep_best else ""
         yield "Checkpoint", f"every {due}" if due else "when it ends", f"to {history.checkpoint_uri}, {kept}"
@@ -207,10 +207,6 @@ def recipe_rows(history: History) -> Iterator[tuple[str, str, str]]:
     if history.data_uri is not None:
         yield "Data", history.data_uri, ""
     yield "Seed", str(history.seed), ""
-
-
-def _interval(every: int, unit: str) -> str:
-    return unit if every == 1 else plural(every, unit)
 
 
 def _attempt_row(history: History, place: int) -> list[str]:

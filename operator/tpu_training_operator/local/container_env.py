@@ -45,7 +45,7 @@ def container_env(
         name, value = variable["name"], _value(variable, config_maps)
         if name == "MASTER_PORT":
             value = str(rendezvous_port)
-        if value is not None and not _is_default_user(name, value):
+        if value is not None and CONTAINER_USER.get(name) != value:
             variables[name] = _here(expand(value, variables), _domains(pod), directories)
     # By default every process starts as many threads as there are cores, and the processes compete.
     hosts, cores = int(variables[protocol.ENV_NUM_HOSTS]), os.cpu_count() or 1
@@ -58,10 +58,6 @@ def _value(variable: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, s
         return str(variable["value"])
     reference = variable.get("valueFrom", {}).get("configMapKeyRef", {})
     return config_maps.get(reference.get("name", ""), {}).get(reference.get("key", ""))
-
-
-def _is_default_user(name: str, value: str) -> bool:
-    return CONTAINER_USER.get(name) == value
 
 
 def _domains(pod: Mapping[str, Any]) -> tuple[str, ...]:

@@ -165,7 +165,8 @@ class LocalStore:
         self._tell(body)
 
     def _delete(self, current: Object) -> None:
-        if resource_of(current) is PODS and _still_runs(current):
+        is_pod = resource_of(current) is PODS
+        if is_pod and "nodeName" in current["spec"] and current["status"]["phase"] not in ("Succeeded", "Failed"):
             if "deletionTimestamp" not in current["metadata"]:
                 grace = current["spec"].get("terminationGracePeriodSeconds", _GRACE_SECONDS)
                 ends = {"deletionTimestamp": _time(timedelta(seconds=grace)), "deletionGracePeriodSeconds": grace}
@@ -201,10 +202,6 @@ def _field(body: Object, path: str) -> Any:
 
 def _key(body: Object) -> _Key:
     return resource_of(body).plural, body["metadata"]["namespace"], body["metadata"]["name"]
-
-
-def _still_runs(pod: Object) -> bool:
-    return "nodeName" in pod["spec"] and pod["status"]["phase"] not in ("Succeeded", "Failed")
 
 
 def _check(body: Object) -> None:

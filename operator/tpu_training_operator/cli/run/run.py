@@ -311,11 +311,6 @@ def curves_of(
     return outcome.losses, []
 
 
-def _place(file: JobFile) -> str:
-    checkpoint = file.job.spec.checkpoint
-    return f" in {folder(file.job, checkpoint)}" if checkpoint else ""
-
-
 def what_ended(status: Status) -> Iterator[str]:
     """Yields the failure of the last attempt, in lines. Without one, a gate, a deadline or the budget ended the job,
     and the lines are the status's message; an earlier attempt's failure is no reason."""
@@ -353,7 +348,9 @@ def _print_end(file: JobFile, outcome: RunOutcome, directory: Path, result: Path
     for warning in outcome.warnings:
         click.echo(f"  warning    {warning}")
     if outcome.checkpoint_step is not None:
-        click.echo(f"  checkpoint step {outcome.checkpoint_step}{_place(file)}")
+        checkpoint = file.job.spec.checkpoint
+        place = f" in {folder(file.job, checkpoint)}" if checkpoint else ""
+        click.echo(f"  checkpoint step {outcome.checkpoint_step}{place}")
     if status.progress and (best := best_checkpoint(status.progress)):
         click.echo(f"  best       {best}")
     for name in WEIGHTS:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -39,16 +38,8 @@ def screen(
     return Group(*parts, Text(note, style="yellow")) if note else Group(*parts)
 
 
-class Display(Protocol):
-    def show(self, view: JobView, trouble: str | None = None) -> None:
-        """Shows the view. `trouble`: why it may be out of date."""
-        ...
-
-    def say(self, text: str) -> None: ...
-
-
 @contextmanager
-def display(out: Console) -> Iterator[Display]:
+def display(out: Console) -> Iterator["LiveTable | Lines"]:
     """Yields the display that fits the console. A dumb terminal cannot redraw in place."""
     if not out.is_terminal or out.is_dumb_terminal:
         yield Lines()
@@ -58,7 +49,7 @@ def display(out: Console) -> Iterator[Display]:
 
 
 class LiveTable:
-    """A table that is redrawn in place."""
+    """A table that is redrawn in place. `trouble`: why the view may be out of date."""
 
     def __init__(self, live: Live) -> None:
         self._live = live

@@ -165,7 +165,8 @@ class LogReader:
 
         Raises ApiError if the job or a log may not be read.
         """
-        await _race(self._jobs.run(), self._follow_attempts(workers, further_attempts))
+        work = (self._jobs.run(), self._follow_attempts(workers, further_attempts))
+        await _run(work, asyncio.FIRST_COMPLETED)
 
     def _look(self) -> None:
         job = self._jobs.replica.get((self._key.namespace, self._key.name))
@@ -259,13 +260,8 @@ class LogReader:
         return pod_name(self._key.name, worker)
 
 
-async def _race(*work: Coroutine[Any, Any, None]) -> None:
-    """Cancels all when the first one ends, and raises its error unchanged."""
-    await _run(work, asyncio.FIRST_COMPLETED)
-
-
 async def _run(work: Iterable[Coroutine[Any, Any, None]], until: str = asyncio.FIRST_EXCEPTION) -> None:
-    """Runs all coroutines; the first error cancels the rest and is raised unchanged."""
+    """Runs all coroutines. The first error, or what `until` says, cancels the rest; errors are raised unchanged."""
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=until)

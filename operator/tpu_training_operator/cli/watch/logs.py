@@ -129,7 +129,8 @@ def _failed_worker(job: JobNow, name: str) -> list[WorkerId]:
 
 def _selected_workers(job: JobNow, name: str, selection: LogSelection) -> list[WorkerId]:
     resolved, newest = job.status.resolved, job.status.attempt
-    if selection.attempt == 0 or (newest == 0 and _had_entry_check(job)):
+    had_entry_check = find(job.status.conditions, ConditionType.ENTRY_CHECK_PASSED) is not None
+    if selection.attempt == 0 or (newest == 0 and had_entry_check):
         return [_ENTRY_CHECK]
     if resolved is None or newest == 0:
         raise NothingToShow(f"{name} has no workers yet: see {program_name()} status {name}")
@@ -137,10 +138,6 @@ def _selected_workers(job: JobNow, name: str, selection: LogSelection) -> list[W
         raise click.UsageError(f"--attempt {selection.attempt}: {name} is at attempt {newest}")
     places = _places(resolved, name, selection)
     return [WorkerId(selection.attempt or newest, slice_index, host) for slice_index, host in places]
-
-
-def _had_entry_check(job: JobNow) -> bool:
-    return find(job.status.conditions, ConditionType.ENTRY_CHECK_PASSED) is not None
 
 
 def _places(resolved: Resolved, name: str, selection: LogSelection) -> list[tuple[int, int]]:

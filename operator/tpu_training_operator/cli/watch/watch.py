@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options, find_job
-from tpu_training_operator.cli.watch.display import Display, display
+from tpu_training_operator.cli.watch.display import Lines, LiveTable, display
 from tpu_training_operator.cli.watch.job_view import JobView, job_view
 from tpu_training_operator.domain.cluster_state.hosts import Host, host_of
 from tpu_training_operator.domain.job.naming import gang_selector
@@ -52,7 +52,7 @@ async def _watch(connection: Connection, name: str) -> int:
     return _FAILED
 
 
-async def _until_over(connection: Connection, name: str, uid: str, shown: Display) -> JobView:
+async def _until_over(connection: Connection, name: str, uid: str, shown: LiveTable | Lines) -> JobView:
     async with aclosing(watch_job(connection.client, JobKey(connection.namespace, name))) as seen:
         async for now in seen:
             if now.job is None or now.job["metadata"]["uid"] != uid:
