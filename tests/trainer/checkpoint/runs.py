@@ -46,14 +46,11 @@ def latest(store: ObjectStore, fingerprint: str, say: Callable[[str], None]) -> 
     def unfit(commit: Commit) -> str | None:
         return None if commit.author.fingerprint == fingerprint else "it is of another task, model or seed"
 
-    def read(folder: Folder, commit: Commit) -> Snapshot:
-        return parse_snapshot(commit.files, lambda file: read_checked(store, folder, commit, file))
+    def read(folder: Folder, commit: Commit) -> LoadedCheckpoint:
+        files = parse_snapshot(commit.files, lambda file: read_checked(store, folder, commit, file))
+        return LoadedCheckpoint(folder, commit, files)
 
-    found = search(store, SearchCriteria(unfit=unfit), read, say)
-    if found.taken is None:
-        return None
-    commit, entry = found.taken
-    return LoadedCheckpoint(entry.folder, commit, found.value)
+    return search(store, SearchCriteria(unfit=unfit), read, say).taken
 
 
 def flat(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.trainer.checkpoint.runs import author, latest, snapshot
 from tests.trainer.checkpoint.stores import PATIENCE, Intercepted, MemoryStore
 from tpu_trainer.checkpoint.catalogue import CheckpointTarget, prepare
-from tpu_trainer.checkpoint.checkpointer import CheckpointCost, Checkpointer, CheckpointSchedule, NoCheckpoints
+from tpu_trainer.checkpoint.checkpointer import CheckpointCost, Checkpointer, Checkpoints, CheckpointSchedule
 from tpu_trainer.checkpoint.snapshot import Snapshot
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.findings import NumericalHealth
@@ -287,9 +287,9 @@ def test_the_cost_adds_up() -> None:
 
 
 def test_a_replica_that_does_not_write_knows_when_the_writer_does() -> None:
-    silent = NoCheckpoints(CheckpointSchedule(10, 60, 99))
+    silent = Checkpoints(CheckpointSchedule(10, 60, 99))
     assert [step for step in range(100) if silent.due(step)] == [*range(0, 100, 10), 99]
-    assert not NoCheckpoints().due(99)
+    assert not Checkpoints().due(99)
     assert not silent.overdue()
     silent.save(10, HERE, NumericalHealth())
     assert (silent.save_now(10, HERE, NumericalHealth()), silent.finish(), silent.last_step, silent.cost) == (

@@ -164,7 +164,8 @@ def test_an_early_end_that_was_cut_off_is_an_early_end_for_the_hooks_of_the_next
     spec = {"trainSteps": 12, "evaluateEverySteps": 2, "stopEarly": stop}
     ending.run(**spec)
     # The checkpoint that is written before the hooks of the end.
-    monkeypatch.setattr(CheckpointStorage, "ended", lambda storage, found: False)
+    start = CheckpointStorage.start
+    monkeypatch.setattr(CheckpointStorage, "start", lambda *found: replace(start(*found), ended=False))
     ending.run(attempt=2, **spec)
     assert [hooks.stopped for hooks in ending.hooks] == [[True], [True]]
 

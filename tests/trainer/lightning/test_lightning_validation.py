@@ -81,7 +81,7 @@ def evaluated(
 @pytest.mark.parametrize("size", [1, 23, 24])
 def test_an_unfilled_plan_has_every_example_once_and_a_batch_for_every_process(world: int, size: int) -> None:
     plans = [plan_without_padding(size, ROWS, Share(rank, world)) for rank in range(world)]
-    counted = [i for plan in plans for batch in plan for i, c in zip(batch.indices, batch.counted, strict=True) if c]
+    counted = [i for plan in plans for batch in plan for i in batch.indices[: batch.counted]]
     assert sorted(counted) == list(range(size))
     assert all(plan and len(batch.indices) <= ROWS for plan in plans for batch in plan)
     assert all(len({len(batch.indices) for batch in plan}) <= 2 for plan in plans)

@@ -17,7 +17,7 @@ from tpu_contract.protocol import ExitCode
 from tpu_trainer import Task, log
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.task import logbook
-from tpu_trainer.task.logbook import MOST_NAMES, Logbook, LoggedCurve, Style, note
+from tpu_trainer.task.logbook import MOST_NAMES, Logbook, LoggedCurve, Style, note, use_book
 
 Call = Callable[[int, int], None]
 """Takes the rank and the pass, counted from 0; logs."""
@@ -154,7 +154,7 @@ def curves(
 
     def replica(backend: ThreadBackend) -> list[LoggedCurve]:
         book = Logbook(backend)
-        with book.open():
+        with use_book(book):
             for step in range(1, steps + 1):
                 with book.passes():
                     call(backend.rank, step)
@@ -203,7 +203,7 @@ def test_on_a_chip_a_value_that_one_replica_alone_logs_is_refused(monkeypatch: p
     def replica(backend: ThreadBackend) -> None:
         backend.__class__, backend.store = Chip, store
         book = Logbook(backend)
-        with book.open():
+        with use_book(book):
             for _ in range(2):
                 note("x", 1.0, 1.0, Style())
                 book.row()

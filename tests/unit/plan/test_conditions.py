@@ -12,11 +12,14 @@ from tests.unit.pods import NOON, at, time_at
 from tpu_training_operator.api.conditions import Condition, ConditionType, Reason, find
 from tpu_training_operator.api.status import Restarts, State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed
-from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import JobState, ReadyState
 
 
-def ready_state(kind: Kstatus, state: State = State.RUNNING, message: str = "why") -> ReadyState:
-    return ReadyState(state, kind, Reason.ALL_WORKERS_READY, message)
+def ready_state(state: State = State.RUNNING, message: str = "why", *, is_stopping: bool = False) -> ReadyState:
+    return ReadyState(state, Reason.ALL_WORKERS_READY, message, is_stopping)
+
+
+IN_PROGRESS, CURRENT, FAILED = ready_state(State.STARTING), ready_state(), ready_state(State.BLOCKED)
 
 
 def seen(generation: int, now: datetime) -> JobState:
@@ -30,52 +33,54 @@ def job_of(status: Status, generation: int = 1) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("before", list(Kstatus))
+@pytest.mark.parametrize("before", [IN_PROGRESS, CURRENT, FAILED])
 @pytest.mark.parametrize(
     ("kind", "conditions", "read_as"),
     [
-        (Kstatus.IN_PROGRESS, {"Ready": "False", "Reconciling": "True"}, "InProgress"),
-        (Kstatus.CURRENT, {"Ready": "True"}, "Current"),
-        (Kstatus.FAILED, {"Ready": "False", "Stalled": "True"}, "Failed"),
+        (IN_PROGRESS, {"Ready": "False", "Reconciling": "True"}, "InProgress"),
+        (ready_state(State.SUSPENDED, is_stopping=True), {"Ready": "False", "Reconciling": "True"}, "InProgress"),
+        (CURRENT, {"Ready": "True"}, "Current"),
+        (ready_state(State.SUSPENDED), {"Ready": "True"}, "Current"),
+        (FAILED, {"Ready": "False", "Stalled": "True"}, "Failed"),
     ],
 )
 def test_kstatus_reads_each_kind_whatever_the_job_showed_before(
-    before: Kstatus, kind: Kstatus, conditions: dict[str, str], read_as: str
+    before: ReadyState, kind: ReadyState, conditions: dict[str, str], read_as: str
 ) -> None:
-    status = seen(2, NOON).present(seen(1, NOON).present(Status(), ready_state(before)), ready_state(kind))
+    status = seen(2, NOON).present(seen(1, NOON).present(Status(), before), kind)
     assert {condition.type: condition.status for condition in status.conditions} == conditions
     assert kstatus(job_of(status, generation=2)) == read_as
 
 
 def test_a_job_is_in_progress_until_its_newest_generation_is_observed() -> None:
-    status = seen(1, NOON).present(Status(), ready_state(Kstatus.CURRENT))
+    status = seen(1, NOON).present(Status(), CURRENT)
     assert kstatus(job_of(status, generation=2)) == "InProgress"
 
 
 def test_the_status_shows_state_reason_and_message() -> None:
-    status = seen(3, NOON).present(Status(), ready_state(Kstatus.CURRENT, State.SUSPENDED, "asked for"))
+    status = seen(3, NOON).present(Status(), ready_state(State.SUSPENDED, "asked for"))
     ready = find(status.conditions, ConditionType.READY)
     assert (status.state, status.observed_generation) == (State.SUSPENDED, 3)
     assert (ready.reason, ready.message, ready.observed_generation) == (Reason.ALL_WORKERS_READY, "asked for", 3)
 
 
 def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
-    status = seen(1, at(0)).present(Status(), ready_state(Kstatus.CURRENT))
-    status = seen(1, at(10)).present(status, ready_state(Kstatus.CURRENT, message="still"))
+    status = seen(1, at(0)).present(Status(), CURRENT)
+    status = seen(1, at(10)).present(status, ready_state(message="still"))
     assert [condition.last_transition_time for condition in status.conditions] == [time_at(0)]
-    status = seen(1, at(20)).present(status, ready_state(Kstatus.FAILED))
+    status = seen(1, at(20)).present(status, FAILED)
     assert [condition.last_transition_time for condition in status.conditions] == [time_at(20), time_at(20)]
 
 
 def test_conditions_of_other_types_stay_as_they_are() -> None:
     marked = seen(1, NOON).with_condition(Status(), ConditionType.GANG_READY, True, Reason.ALL_WORKERS_READY, "all")
-    shown = seen(2, at(10)).present(marked, ready_state(Kstatus.CURRENT))
+    shown = seen(2, at(10)).present(marked, CURRENT)
     assert find(shown.conditions, ConditionType.GANG_READY) == find(marked.conditions, ConditionType.GANG_READY)
 
 
 def test_a_message_of_any_length_can_be_shown_and_read_back() -> None:
     """The API server may quote the whole pod that it refuses."""
-    status = seen(1, NOON).present(Status(), ready_state(Kstatus.FAILED, message="x" * 100_000))
+    status = seen(1, NOON).present(Status(), ready_state(State.BLOCKED, message="x" * 100_000))
     assert Status.read(job_of(status)["status"]) == status
 
 

@@ -64,7 +64,8 @@ class WriteResult:
 
 
 class Checkpoints:
-    """What the loop calls. The methods of this base class write nothing. `due`: None in a run without checkpoint.uri.
+    """What the loop calls. The methods of this base class write nothing: for runs without checkpoints, and for replicas
+    that do not write them. `due`: None in a run without checkpoint.uri.
 
     last_step: the newest step that is committed, as far as this run knows. closes: the training has made its last step,
     whose checkpoint may be written a second time; until `close`, older ones stay.
@@ -104,10 +105,6 @@ class Checkpoints:
 
     def tidy(self) -> None:
         """Deletes what only an unfinished training needs. The whole training has succeeded."""
-
-
-class NoCheckpoints(Checkpoints):
-    """Writes nothing: for runs without checkpoints, and for replicas that do not write them."""
 
 
 class PartWriter(Checkpoints):
@@ -210,7 +207,7 @@ class Checkpointer(Checkpoints):
         again = self._newest == step
         self.finish()
         if self.last_step != step and (self._repeats or not again):
-            self._save(step, position, health, alone=again)
+            self.save(step, position, health, alone=again)
             self.finish()
         return step if self.last_step == step else None
 
@@ -234,10 +231,7 @@ class Checkpointer(Checkpoints):
         except StorageError as error:
             self._say(f"what the lower rungs of the ladder have left in {self._rungs}* stays there: {error}")
 
-    def save(self, step: int, position: Position, health: NumericalHealth) -> None:
-        self._save(step, position, health, alone=False)
-
-    def _save(self, step: int, position: Position, health: NumericalHealth, *, alone: bool) -> None:
+    def save(self, step: int, position: Position, health: NumericalHealth, *, alone: bool = False) -> None:
         # The previous write ends first: two snapshots at once would take more host memory than was planned for.
         begun = self._now()
         previous = self._wait()

@@ -32,15 +32,14 @@ from tpu_trainer.checkpoint.snapshot import (
 )
 from tpu_trainer.contract import errors
 from tpu_trainer.contract.errors import PeerLostError, TrainerError
-from tpu_trainer.gang.backends.base import Backend, in_groups
+from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.gang.backends.rendezvous import COLLECTIVE_SECONDS
+from tpu_trainer.optim.sharding import OptimizerSharding, named_groups
 from tpu_trainer.optim.update import Average, tensors_in
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
     from torch.optim import Optimizer
-
-    from tpu_trainer.optim.sharding import OptimizerSharding
 
 SMALL = 64
 """Elements of the largest tensor whose values are sent with its name. Step counts are among these tensors: an optimizer
@@ -143,10 +142,9 @@ def _divide(checkpoint: LoadedCheckpoint, backend: Backend, sharding: OptimizerS
     """
     parts: dict[str, Tensor] = {}
     stored = checkpoint.snapshot.tensors["optimizer"]
-    names = iter(stored)
-    for group in in_groups(stored.values()):
+    for names in named_groups(stored):
         # The reader has the values already.
-        tensors_by_name = {next(names): with_memory(tensor) for tensor in group}
+        tensors_by_name = {name: with_memory(stored[name]) for name in names}
         _deliver(tensors_by_name.values(), checkpoint, backend)
         parts_by_name = {name: sharding.local_part(name, tensor) for name, tensor in tensors_by_name.items()}
         parts |= dict(zip(parts_by_name, backend.to_host(list(parts_by_name.values())), strict=True))

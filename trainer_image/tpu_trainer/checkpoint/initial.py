@@ -6,7 +6,7 @@ Only a run without a checkpoint takes them. It takes nothing else: steps, optimi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import safetensors.torch
@@ -125,26 +125,22 @@ def _from_checkpoint(uri: str) -> Weights:
     there = CheckpointSource.at(uri, f"{_SETTING}.uri")
     criteria = SearchCriteria(lambda commit: commit.clean or there.folder is not None, folder=there.folder)
     lines: list[str] = []
-    result = search(
-        there.store, criteria, lambda *checkpoint: _model_and_average(there.store, *checkpoint), lines.append
-    )
-    if result.taken is None or result.value is None:
+    result = search(there.store, criteria, lambda *checkpoint: _weights(there.store, *checkpoint), lines.append)
+    if result.taken is None:
         why = f" ({'; '.join(lines)})" if lines else ""
         raise UserCodeError(
             f"{_SETTING}: there is no whole checkpoint in {uri}{why}; name the folder of a job, which holds step-..., "
             f"one of these, or a file that ends with {_FILE}"
         )
-    (commit, entry), (model, average) = result.taken, result.value
+    if not result.passed:
+        return result.taken
+    return replace(result.taken, passed=f"takes {result.taken.source}, which is not the newest: {result.passed[0]}")
+
+
+def _weights(store: ObjectStore, folder: Folder, commit: Commit) -> Weights:
+    model, average = (_tensors(store, folder, commit, file) for file in ("model", "ema"))
     averaged = " (averaged)" if average else ""
-    source = f"checkpoint {entry.folder} of job {commit.author}{averaged}"
-    passed = f"takes {source}, which is not the newest: {result.passed[0]}" if result.passed else ""
-    return Weights(source, {**model, **average}, passed)
-
-
-def _model_and_average(
-    store: ObjectStore, folder: Folder, commit: Commit
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    return _tensors(store, folder, commit, "model"), _tensors(store, folder, commit, "ema")
+    return Weights(f"checkpoint {folder} of job {commit.author}{averaged}", {**model, **average})
 
 
 def _tensors(store: ObjectStore, folder: Folder, commit: Commit, file: str) -> dict[str, Tensor]:

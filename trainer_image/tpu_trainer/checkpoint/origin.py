@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from tpu_trainer.checkpoint.catalogue import Candidate, LoadedCheckpoint, RejectedCheckpoint, Say, entries, read_checked
 from tpu_trainer.checkpoint.commit import Author, Commit, Folder
-from tpu_trainer.checkpoint.search import SearchCriteria, SearchResult, search
-from tpu_trainer.checkpoint.snapshot import Snapshot, parse_snapshot
+from tpu_trainer.checkpoint.search import SearchCriteria, search
+from tpu_trainer.checkpoint.snapshot import parse_snapshot
 from tpu_trainer.contract.errors import (
     BadSpecError,
     CheckpointUnusableError,
@@ -61,15 +61,13 @@ def choose_own(
         StorageError: the storage refuses.
     """
     criteria = SearchCriteria(lambda commit: author.may_continue(commit.author), lambda commit: _unfit(commit, author))
-    result = search(
-        store, criteria, lambda *checkpoint: _read_snapshot(store, *checkpoint), say, expected=author.attempt > 1
-    )
+    result = search(store, criteria, lambda *checkpoint: _load(store, *checkpoint), say, expected=author.attempt > 1)
     by_this_job = [rejected for rejected in result.passed if _is_by(author, rejected)]
     ahead = [rejected for rejected in result.passed if rejected.commit is not None or rejected in by_this_job]
-    if (taken := _as_loaded(result)) is not None:
+    if result.taken is not None:
         if ahead:
-            warn(_describe_skipped(taken, ahead))
-        return taken
+            warn(_describe_skipped(result.taken, ahead))
+        return result.taken
     if by_this_job:
         is_damaged = by_this_job[0].commit is None or any(
             rejected.commit is not None and _unfit(rejected.commit, author) is None for rejected in by_this_job
@@ -106,11 +104,11 @@ def choose_named(source: CheckpointSource, author: Author, say: Say, warn: Say) 
     """
     store = source.store
     criteria = SearchCriteria(unfit=lambda commit: _unfit(commit, author), folder=source.folder)
-    result = search(store, criteria, lambda *checkpoint: _read_snapshot(store, *checkpoint), say)
-    if (taken := _as_loaded(result)) is not None:
+    result = search(store, criteria, lambda *checkpoint: _load(store, *checkpoint), say)
+    if result.taken is not None:
         if result.passed:
-            warn(f"{_SETTING}: {_describe_skipped(taken, result.passed)}")
-        return taken
+            warn(f"{_SETTING}: {_describe_skipped(result.taken, result.passed)}")
+        return result.taken
     if result.passed:
         raise UserCodeError(
             f"{_SETTING}: no checkpoint in {source.uri} fits this job: their model, entrypoint or seed differs, or "
@@ -126,15 +124,9 @@ def _unfit(commit: Commit, author: Author) -> str | None:
     return None if commit.author.fingerprint == author.fingerprint else "it is of another task, model or seed"
 
 
-def _read_snapshot(store: ObjectStore, folder: Folder, commit: Commit) -> Snapshot:
-    return parse_snapshot(commit.files, lambda file: read_checked(store, folder, commit, file))
-
-
-def _as_loaded(search: SearchResult[Snapshot]) -> LoadedCheckpoint | None:
-    if search.taken is None or search.value is None:
-        return None
-    commit, entry = search.taken
-    return LoadedCheckpoint(entry.folder, commit, search.value)
+def _load(store: ObjectStore, folder: Folder, commit: Commit) -> LoadedCheckpoint:
+    snapshot = parse_snapshot(commit.files, lambda file: read_checked(store, folder, commit, file))
+    return LoadedCheckpoint(folder, commit, snapshot)
 
 
 def _is_by(author: Author, rejected: RejectedCheckpoint) -> bool:

@@ -45,12 +45,11 @@ class SearchCriteria:
 
 @dataclass(frozen=True)
 class SearchResult(Generic[T]):
-    """taken: the newest checkpoint that could be read. value: what the search's `read` returned for it. passed:
-    checkpoints that are ahead of it, newest first, and then those whose COMMIT cannot be read. unfinished: checkpoints
-    without COMMIT. others: those that the criteria left out."""
+    """taken: what the search's `read` returned for the newest checkpoint that could be read. passed: checkpoints that
+    are ahead of it, newest first, and then those whose COMMIT cannot be read. unfinished: checkpoints without COMMIT.
+    others: those that the criteria left out."""
 
-    taken: Candidate | None = None
-    value: T | None = None
+    taken: T | None = None
     passed: Sequence[RejectedCheckpoint] = ()
     unfinished: Sequence[RejectedCheckpoint] = ()
     others: Sequence[Candidate] = ()
@@ -119,7 +118,7 @@ def _look(
     listed = survey(store, lambda folder: criteria.folder in (None, folder))
     others = [candidate for candidate in listed.candidates if not criteria.commit(candidate[0])]
     passed: list[RejectedCheckpoint] = []
-    taken, value = None, None
+    taken, furthest = None, -1
     for candidate in sorted(listed.candidates, key=progress, reverse=True):
         commit, entry = candidate
         if not criteria.commit(commit):
@@ -128,16 +127,16 @@ def _look(
             if (unfit := criteria.unfit(commit)) is not None:
                 raise SkippedError(unfit)
             check_listed(store, candidate)
-            taken, value = candidate, read(entry.folder, commit)
+            taken = read(entry.folder, commit)
+            # By steps, because the examples of a checkpoint are not known without its COMMIT.
+            furthest = entry.folder.step
             break
         except SkippedError as why:
             if isinstance(why, GoneError) or (isinstance(why, IncompleteError) and not last):
                 raise type(why)(f"checkpoint {entry.folder}: {why}") from why
             passed.append(RejectedCheckpoint(entry, str(why), commit))
-    # By steps, because the examples of a checkpoint are not known without its COMMIT.
-    furthest = -1 if taken is None else taken[1].folder.step
     passed += [rejected for rejected in listed.unreadable if rejected.entry.folder.step > furthest]
     for rejected in listed.unfinished:
         if rejected.gone and rejected.entry.folder.step > furthest:
             raise GoneError(f"checkpoint {rejected.entry.folder}: its COMMIT disappeared after it was listed")
-    return SearchResult(taken, value, passed, listed.unfinished, others)
+    return SearchResult(taken, passed, listed.unfinished, others)

@@ -46,24 +46,19 @@ class StepCounts:
         self._compiled, self._compile_seconds = 0, 0.0
 
     def after_step(self, step: int, batch: Any) -> None:
-        # A replica that is ahead must not count what it compiles after the step.
-        with self._backend.quiet():
-            self._after_step(step, batch)
-
-    def _after_step(self, step: int, batch: Any) -> None:
         self.steps += 1
         if self.steps == 1:
             self._first = shapes_of(batch)
-        if self.steps < WARM_UP_STEPS:
-            return
-        if self.steps == WARM_UP_STEPS:
-            self._window = self._read()
-            return
-        if self._backend.compilations() != self._compiled:
-            self._report_recompilation(step, batch)
-        self._window_steps += 1
-        if self._window_steps == WINDOW_STEPS:
-            self._judge_window(step)
+        # A replica that is ahead must not count what it compiles after the step.
+        with self._backend.quiet():
+            if self.steps == WARM_UP_STEPS:
+                self._window = self._read()
+            elif self.steps > WARM_UP_STEPS:
+                if self._backend.compilations() != self._compiled:
+                    self._report_recompilation(step, batch)
+                self._window_steps += 1
+                if self._window_steps == WINDOW_STEPS:
+                    self._judge_window(step)
 
     def close_window(self, step: int) -> None:
         """Judges the rates of the steps since the last window, however few."""

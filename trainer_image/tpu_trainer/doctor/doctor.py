@@ -11,8 +11,8 @@ loop spends exchange and sync in Phase.DEVICE, so that a slow host can be distin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from tpu_contract.protocol import PROGRAM_CHECKS, XLA_CHECKS, Check, Phase
@@ -124,7 +124,7 @@ class Doctor:
         """
         if last:
             self._counts.close_window(step)
-        with self._checking():
+        with self._clock.during(Phase.DEVICE), self.set_aside():
             digest, sums = 0, None
             if self._backend.world > 1:
                 (sums,) = self._backend.to_host([checksums(list(self._model.parameters()))])
@@ -144,17 +144,12 @@ class Doctor:
             DivergedError: in every replica, if their parameters differ.
             NotFiniteError: in every replica, if one of them is not finite, unless the recipe allows that.
         """
-        with self._checking():
+        with self._clock.during(Phase.DEVICE), self.set_aside():
             self._judge_parameters(step)
 
     def leave(self) -> None:
         """Announces that this replica fails and makes no further comparison."""
         self._programs.leave()
-
-    @contextmanager
-    def _checking(self) -> Iterator[None]:
-        with self._clock.during(Phase.DEVICE), self.set_aside():
-            yield
 
     def _check_padding(self, step: int, batch: Any) -> None:
         per_replica = self._spec.batch.per_replica

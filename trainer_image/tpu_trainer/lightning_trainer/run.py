@@ -41,7 +41,7 @@ from tpu_trainer.lightning_trainer.package import derive, package_of, refuse_mix
 from tpu_trainer.lightning_trainer.rates import OptimizerRates
 from tpu_trainer.lightning_trainer.state import HERE, snapshot_of_state, state_of_snapshot
 from tpu_trainer.lightning_trainer.strategy import GangAccelerator, GangStrategy, XlaAutocast
-from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left, report_origin, start_of
+from tpu_trainer.loop.checkpoints import CheckpointStorage, describe_nothing_left, report_origin
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.ending import (
     keep_last,
@@ -111,7 +111,7 @@ class LightningTraining:
             self.context.outputs.add_finding(Finding("Recipe", 0, text))
         storage = CheckpointStorage.of(self.context.spec, self.module, backend)
         checkpoint = storage.choose(backend, self.context.outputs)
-        start = replace(start_of(checkpoint, hp, self.context.spec, None), ended=storage.ended(checkpoint))
+        start = storage.start(checkpoint, hp, self.context.spec)
         if checkpoint is not None and storage.target is not None:
             _check_kind(checkpoint)
             checkpoint = fetch_all(checkpoint, backend)

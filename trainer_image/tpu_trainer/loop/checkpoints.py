@@ -8,14 +8,14 @@ do not see what host 0 writes, it writes alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tpu_contract.run_spec import CheckpointSpec, RunSpec
 from tpu_trainer.checkpoint.best import best_in
 from tpu_trainer.checkpoint.catalogue import CheckpointTarget, LoadedCheckpoint, PeerParts, mark_reading, prepare
-from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, NoCheckpoints, PartWriter
+from tpu_trainer.checkpoint.checkpointer import Checkpointer, Checkpoints, CheckpointSchedule, PartWriter
 from tpu_trainer.checkpoint.commit import Author, Folder
 from tpu_trainer.checkpoint.handover import read_once
 from tpu_trainer.checkpoint.origin import CheckpointSource, choose_named, choose_own
@@ -110,9 +110,14 @@ class CheckpointStorage:
         state_document: Mapping[str, Any] | None = checkpoint.snapshot.document.get("steering")
         return state_document
 
-    def ended(self, checkpoint: LoadedCheckpoint | None) -> bool:
-        """Returns whether the checkpoint is this job's own, and its training had ended."""
-        return checkpoint is not None and self._is_own(checkpoint) and bool(checkpoint.snapshot.document.get("ended"))
+    def start(self, checkpoint: LoadedCheckpoint | None, hp: Hyperparameters, spec: RunSpec) -> Start:
+        """Returns where the run begins."""
+        replicas, attempt = spec.slice.replicas, spec.job.attempt
+        if checkpoint is None:
+            return fresh_start(hp, replicas, attempt)
+        kept, reduction = checkpoint.snapshot.document, reduction_of(self.policy_state(checkpoint), spec)
+        ended = self._is_own(checkpoint) and bool(kept.get("ended"))
+        return replace(continued_start(kept, hp, replicas, attempt, reduction), ended=ended)
 
     def _is_own(self, checkpoint: LoadedCheckpoint) -> bool:
         return self.target is not None and self.target.author.may_continue(checkpoint.commit.author)
@@ -168,10 +173,10 @@ class CheckpointStorage:
         run continues from, if any. `writers`: the hosts that write a part; None if the reporting replica's host writes
         alone. `repeats`: as for `Checkpointer`."""
         if spec.checkpoint is None or self.target is None:
-            return NoCheckpoints()
+            return Checkpoints()
         schedule = _schedule(spec.checkpoint, spec)
         if not outputs.is_reporter:
-            return NoCheckpoints(schedule)
+            return Checkpoints(schedule)
 
         def warn(text: str) -> None:
             outputs.add_finding(Finding("Checkpoint", checkpointer.last_step or 0, text))
@@ -263,17 +268,6 @@ def _describe_recipe(spec: RunSpec) -> dict[str, str]:
     begins = None if spec.checkpoint is None else spec.checkpoint.init_from
     weights = {} if begins is None else {"checkpoint.initFrom.uri": begins.uri}
     return {**spec.recipe, **parameters, **data, **weights}
-
-
-def start_of(
-    checkpoint: LoadedCheckpoint | None, hp: Hyperparameters, spec: RunSpec, policy: Mapping[str, Any] | None
-) -> Start:
-    """Returns where the run begins. `policy`: the checkpoint's state of the evaluation policy, if the run continues
-    it."""
-    if checkpoint is None:
-        return fresh_start(hp, spec.slice.replicas, spec.job.attempt)
-    reduction = reduction_of(policy, spec)
-    return continued_start(checkpoint.snapshot.document, hp, spec.slice.replicas, spec.job.attempt, reduction)
 
 
 def describe_nothing_left(start: Start, checkpoint: LoadedCheckpoint | None, hp: Hyperparameters) -> str | None:

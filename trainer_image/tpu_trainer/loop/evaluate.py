@@ -38,12 +38,12 @@ def evaluate(task: Task, rows: int, share: Share, backend: Backend, batches: int
             if (size := length_of(dataset, name_held_out(name))) == 0:
                 continue
             if task.evaluator is not None:
-                read = _Read(task, dataset, plan_without_padding(size, rows, share)[:batches])
-                most = len(plan_without_padding(size, rows, replace(share, rank=0))[:batches])
-                return _by_evaluator(task.evaluator, read, most, share, backend)
+                plan = plan_without_padding(size, rows, share)[:batches]
+                missing = len(plan_without_padding(size, rows, replace(share, rank=0))[:batches]) - len(plan)
+                return _by_evaluator(task.evaluator, _read(task, dataset, plan), missing, share, backend)
             assert task.metrics is not None
-            read = _Read(task, dataset, evaluation_plan(size, rows, share)[:batches])
-            values = _by_example(task, task.metrics, read, backend)
+            plan = evaluation_plan(size, rows, share)[:batches]
+            values = _by_example(task, task.metrics, _read(task, dataset, plan), backend)
             results |= {f"{name}/{metric}" if name else metric: value for metric, value in values.items()}
         return results
 
@@ -71,15 +71,10 @@ def try_evaluation(task: Task, rows: int, share: Share, backend: Backend) -> dic
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """The examples of one batch. `counted[i]`: 0.0 for a padding row, else 1.0."""
+    """The examples of one batch, of which the first `counted` are no padding."""
 
     indices: list[int]
-    counted: list[float]
-
-    @property
-    def rows(self) -> int:
-        """Returns the number of rows that are not padding."""
-        return int(sum(self.counted))
+    counted: int
 
 
 def evaluation_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]:
@@ -91,10 +86,7 @@ def evaluation_plan(size: int, rows: int, share: Share) -> list[EvaluationBatch]
     stride = rows * share.world
     starts = range(share.rank * rows, -(-size // stride) * stride, stride)
     return [
-        EvaluationBatch(
-            indices=[i if i < size else 0 for i in range(start, start + rows)],
-            counted=[1.0 if i < size else 0.0 for i in range(start, start + rows)],
-        )
+        EvaluationBatch([i if i < size else 0 for i in range(start, start + rows)], min(rows, max(0, size - start)))
         for start in starts
     ]
 
@@ -115,39 +107,35 @@ def plan_without_padding(size: int, rows: int, share: Share) -> list[EvaluationB
     if last := rest[begin : begin + fewest + (share.rank < more)]:
         batches.append(last)
     if not batches:
-        return [EvaluationBatch([0], [0.0])]
-    return [EvaluationBatch(list(batch), [1.0] * len(batch)) for batch in batches]
+        return [EvaluationBatch([0], 0)]
+    return [EvaluationBatch(list(batch), len(batch)) for batch in batches]
 
 
-@dataclass(frozen=True)
-class _Read:
-    """Reads one dataset for an evaluation, by the task's workers if it has any, also for a single batch: otherwise this
-    process would open the dataset's file, and workers would share the position in it."""
+def _read(
+    task: Task, dataset: Dataset[Any], plan: Sequence[EvaluationBatch]
+) -> Iterator[tuple[tuple[Batch, Tensor], EvaluationBatch]]:
+    """Yields the plan's batches, collated, on the CPU, with the weights of their rows and their entries in the plan.
 
-    task: Task
-    dataset: Dataset[Any]
-    plan: Sequence[EvaluationBatch]
-
-    def batches(self) -> Iterator[tuple[tuple[Batch, Tensor], EvaluationBatch]]:
-        """Yields the plan's batches, collated, on the CPU, with the weights of their rows and their entries in the
-        plan."""
-        task = self.task
-        workers = evaluation_workers(task, self.dataset)
-        workers = replace(workers, count=min(workers.count, len(self.plan)))
-        indices = [batch.indices for batch in self.plan]
-        read = load(self.dataset, indices, task.evaluation_collate or task.collate, workers)
-        for planned in self.plan:
-            # Random numbers drawn here must not mix with those of a training batch that is read meanwhile.
-            with nullcontext() if workers.count else GENERATORS:
-                batch = next(read)
-            yield (batch, torch.tensor(planned.counted)), planned
+    The task's workers read, if it has any, also a single batch: otherwise this process would open the dataset's file,
+    and workers would share the position in it.
+    """
+    workers = evaluation_workers(task, dataset)
+    workers = replace(workers, count=min(workers.count, len(plan)))
+    read = load(dataset, [batch.indices for batch in plan], task.evaluation_collate or task.collate, workers)
+    for planned in plan:
+        # Random numbers drawn here must not mix with those of a training batch that is read meanwhile.
+        with nullcontext() if workers.count else GENERATORS:
+            batch = next(read)
+        yield (batch, (torch.arange(len(planned.indices)) < planned.counted).float()), planned
 
 
-def _by_example(task: Task, metrics: Metrics, read: _Read, backend: Backend) -> dict[str, float]:
+def _by_example(
+    task: Task, metrics: Metrics, read: Iterator[tuple[tuple[Batch, Tensor], EvaluationBatch]], backend: Backend
+) -> dict[str, float]:
     """Returns the mean of every metric. Sums stay on the device, and are exchanged once, at the end."""
     names: list[str] = []
     sums: Tensor | None = None
-    with backend.feed(read.batches()) as batches:
+    with backend.feed(read) as batches:
         for (placed, weights), _ in batches:
             with user_code("the task's metrics"):
                 values = metrics(task.model, placed)
@@ -163,9 +151,15 @@ def _by_example(task: Task, metrics: Metrics, read: _Read, backend: Backend) -> 
     return {name: part / count for name, part in zip(names, parts, strict=True)}
 
 
-def _by_evaluator(evaluator: Evaluator, read: _Read, most: int, share: Share, backend: Backend) -> dict[str, float]:
-    """Returns the evaluator's metrics, over batches of unequal sizes; only its `ends` calls collectives. `most`: how
-    many batches the process with the most has."""
+def _by_evaluator(
+    evaluator: Evaluator,
+    read: Iterator[tuple[tuple[Batch, Tensor], EvaluationBatch]],
+    missing: int,
+    share: Share,
+    backend: Backend,
+) -> dict[str, float]:
+    """Returns the evaluator's metrics, over batches of unequal sizes; only its `ends` calls collectives. `missing`: how
+    many more batches the process with the most has."""
     if backend.terms != share.world:
         raise UserCodeError(
             "the task's evaluator needs batches of this process alone, and on this backend a batch belongs to all "
@@ -173,13 +167,13 @@ def _by_evaluator(evaluator: Evaluator, read: _Read, most: int, share: Share, ba
         )
     with user_code("the task's evaluator"):
         evaluator.begins()
-    with backend.feed(read.batches()) as batches:
+    with backend.feed(read) as batches:
         for index, ((placed, _), planned) in enumerate(batches):
             with user_code("the task's evaluator"):
-                evaluator.batch(placed, index, planned.rows)
+                evaluator.batch(placed, index, planned.counted)
             backend.sync()
         # All processes make the same number of cuts, also one with fewer batches.
-        for _ in range(len(read.plan), most):
+        for _ in range(missing):
             backend.sync()
     # Not marked as the user's code: the collectives in it can fail too.
     result = evaluator.ends(backend)

@@ -18,7 +18,7 @@ from tpu_trainer.data.loading import describe_resize, epochs_of, evaluation_size
 from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.gang.compiled import compile_loss, compile_update
 from tpu_trainer.lightning import LightningRun
-from tpu_trainer.loop.checkpoints import CheckpointStorage, report_origin, start_of
+from tpu_trainer.loop.checkpoints import CheckpointStorage, report_origin
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.entrypoint import Loaded, load_entrypoint
 from tpu_trainer.loop.evaluation_policy import EvaluationPolicy, reduction_of
@@ -70,7 +70,7 @@ def prepare(
     spec, backend, tell = context.spec, context.backend, context.outputs.add_finding
     _warn_of_data(context, task, hp)
     policy_state = storage.policy_state(checkpoint)
-    start = replace(start_of(checkpoint, hp, spec, policy_state), ended=storage.ended(checkpoint))
+    start = storage.start(checkpoint, hp, spec)
     begun_with = _place_model(context, task.model, checkpoint)
     optimizer = build_optimizer(task, hp)
     schedules = build_schedulers(task, hooks, optimizer, hp)

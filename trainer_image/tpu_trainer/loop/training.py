@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from tpu_contract.protocol import Phase
-from tpu_trainer.checkpoint.checkpointer import Checkpoints, CheckpointSchedule, NoCheckpoints
+from tpu_trainer.checkpoint.checkpointer import Checkpoints, CheckpointSchedule
 from tpu_trainer.checkpoint.snapshot import check_state, is_from_lightning
 from tpu_trainer.contract.errors import PeerLostError, UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
@@ -41,7 +41,7 @@ from tpu_trainer.loop.trainable import PreparedTask
 from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.reporting.throughput import NoiseScale
 from tpu_trainer.task.hooks import Hooks
-from tpu_trainer.task.logbook import pause_logging
+from tpu_trainer.task.logbook import use_book
 from tpu_trainer.task.task import Hyperparameters
 
 
@@ -87,7 +87,7 @@ def first_steps(context: RunContext, loaded: Loaded, count: int) -> TrainingResu
     check_data(task, hp.seed, context.backend, context.environment.host_index, context.outputs.add_finding)
     work = prepare(context, task, hooks, hp, CheckpointStorage(None), None)
     # What the replicas ask for is read whenever a checkpoint is due.
-    checkpoints = NoCheckpoints(CheckpointSchedule(count, None, hp.last_step))
+    checkpoints = Checkpoints(CheckpointSchedule(count, None, hp.last_step))
     context.begin(0)
     return _Training(context, work, _instruments(context, work, checkpoints)).train()
 
@@ -164,7 +164,7 @@ class _Training:
         reading = open_batches(work.task, data, passes, backend, host, tell)
         if self.context.spec.checkpoint is not None:
             instruments.merge_positions = partial(data.merge, backend=backend)
-        with backend.feed(reading) as batches, instruments.logbook.open():
+        with backend.feed(reading) as batches, use_book(instruments.logbook):
             loop = TrainingLoop(work, backend, instruments, self.context.stop, self._evaluate_now)
             trained = loop.run(batches)
         if trained.stopped:
@@ -217,7 +217,7 @@ class _Training:
         if evaluation_size(work.task):
             self.instruments.evaluated = step, self.instruments.weights()
         with (
-            pause_logging(),
+            use_book(None),
             self.instruments.buffers.lent(),
             nullcontext() if work.average is None else work.average.in_model(),
         ):

@@ -34,8 +34,8 @@ def apply_precision(task: Task, precision: str, device: torch.device) -> Task:
         cast = partial(torch.autocast, device.type, dtype=torch.bfloat16, cache_enabled=False)
         return replace(
             task,
-            loss=_CastFunction(cast, task.loss),
-            metrics=None if task.metrics is None else _CastFunction(cast, task.metrics),
+            loss=_casting(cast, task.loss),
+            metrics=None if task.metrics is None else _casting(cast, task.metrics),
             evaluator=None if task.evaluator is None else _CastEvaluator(cast, task.evaluator),
         )
     if precision == "BFloat16":
@@ -48,16 +48,14 @@ def apply_precision(task: Task, precision: str, device: torch.device) -> Task:
     return task
 
 
-@dataclass(frozen=True)
-class _CastFunction:
-    """Calls `function` in a context made by `cast`."""
+def _casting(cast: Callable[[], Any], function: Callable[[nn.Module, Batch], Any]) -> Callable[..., Any]:
+    """Returns `function`, called in a context made by `cast`."""
 
-    cast: Callable[[], Any]
-    function: Callable[[nn.Module, Batch], Any]
+    def call(model: nn.Module, batch: Batch) -> Any:
+        with cast():
+            return function(model, batch)
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Any:
-        with self.cast():
-            return self.function(model, batch)
+    return call
 
 
 @dataclass(frozen=True)

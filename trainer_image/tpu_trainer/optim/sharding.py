@@ -85,7 +85,7 @@ class OptimizerSharding:
         Takes device memory for one group of them at a time.
         """
         parts, gathered = self.parts(state), {}
-        for names in _named_groups({name: state[name] for name in parts}, GROUP_BYTES // self._backend.world):
+        for names in named_groups({name: state[name] for name in parts}, GROUP_BYTES // self._backend.world):
             joined = self._backend.join([state[name].detach() for name in names])
             # All of them, because replicas that want different ones must run the same program.
             self._backend.sync()
@@ -150,7 +150,8 @@ def _cut(joined: Tensor, like: Tensor) -> Tensor:
     return joined[: like.numel()].reshape(like.shape)
 
 
-def _named_groups(tensors: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
+def named_groups(tensors: Mapping[str, Tensor], limit: int = GROUP_BYTES) -> Iterator[list[str]]:
+    """Groups the names of the tensors in order, as `in_groups` does."""
     names = iter(tensors)
     for group in in_groups(tensors.values(), limit):
         yield [next(names) for _ in group]

@@ -117,9 +117,6 @@ class Update:
 
     def make(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
         """Makes the update. `parameters`: those that the step trains. `sums`: the results of the exchange."""
-        self._step(parameters, sums)
-
-    def _step(self, parameters: Sequence[nn.Parameter], sums: Sums) -> None:
         with user_code("the optimizer's step"):
             self._hooks.before_update(self._optimizer)
             if self._clip_norm is not None:
@@ -192,7 +189,7 @@ class SkippingUpdate(Update):
         if self._must_wait(trained):
             if self._read(finite):
                 _, before = self._parts(trained)
-                self._step(parameters, sums)
+                super().make(parameters, sums)
                 _, now = self._parts(trained)
                 self._waits = now != before
                 self._known.update(trained)
@@ -205,7 +202,7 @@ class SkippingUpdate(Update):
                 parameter.grad = torch.where(finite, parameter.grad, torch.zeros_like(parameter.grad))
         changing, rest = self._parts(trained)
         copies = _copies(changing)
-        self._step(parameters, sums)
+        super().make(parameters, sums)
         changed, rest_now = self._parts(trained)
         self._waits = rest_now != rest
         buffers, begun = self._written()

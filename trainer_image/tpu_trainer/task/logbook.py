@@ -126,12 +126,6 @@ class Logbook:
         self._boundaries: list[int] = []
 
     @contextmanager
-    def open(self) -> Iterator[None]:
-        """Makes `log` write here while the block runs in this thread."""
-        with _use_book(self):
-            yield
-
-    @contextmanager
     def passes(self) -> Iterator[None]:
         """Wraps a step's passes: only values that are logged there belong to an epoch."""
         self._inside = True
@@ -323,14 +317,8 @@ class Logbook:
 
 
 @contextmanager
-def pause_logging() -> Iterator[None]:
-    """Ignores what is logged in this thread while the block runs."""
-    with _use_book(None):
-        yield
-
-
-@contextmanager
-def _use_book(book: Logbook | None) -> Iterator[None]:
+def use_book(book: Logbook | None) -> Iterator[None]:
+    """Makes `log` write to `book` while the block runs in this thread; with None, its values are ignored."""
     before = getattr(_OPEN, "book", None)
     _OPEN.book = book
     try:

@@ -17,7 +17,7 @@ from tpu_training_operator.domain.cluster_state.multikueue import manager_of
 from tpu_training_operator.domain.cluster_state.observed import Object, Observed
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.objects.actions import Event
-from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import JobState, ReadyState
 from tpu_training_operator.domain.plan.plan import Plan
 
 # A quota may be raised or a name freed at any time, and no event reports it.
@@ -32,9 +32,9 @@ def show_obstacle(observed: Observed, obstacle: Obstacle, now: datetime) -> Plan
     look = JobState(observed, Status.read(observed.job.get("status")), now)
     if obstacle.passes:
         state = State.RESTARTING if look.status.state is State.RESTARTING else State.STARTING
-        waits = ReadyState(state, Kstatus.IN_PROGRESS, obstacle.reason, obstacle.message)
+        waits = ReadyState(state, obstacle.reason, obstacle.message)
         return Plan(status=look.present(look.status, waits), again=_SOON)
-    stalled = ReadyState(State.BLOCKED, Kstatus.FAILED, obstacle.reason, obstacle.message)
+    stalled = ReadyState(State.BLOCKED, obstacle.reason, obstacle.message)
     return Plan(
         status=look.present(look.status, stalled),
         events=(Event(EventReason.BLOCKED, obstacle.message, warning=True),),

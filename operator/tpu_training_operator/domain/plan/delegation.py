@@ -24,7 +24,7 @@ from tpu_training_operator.domain.cluster_state.observed import format_time, par
 from tpu_training_operator.domain.cluster_state.workload import Queue, Workload
 from tpu_training_operator.domain.objects.actions import Event, UpdateWorkload, WriteWorkloadStatus
 from tpu_training_operator.domain.objects.workload import is_for_other_workers
-from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import JobState, ReadyState
 from tpu_training_operator.domain.plan.invalid import plan_invalid
 from tpu_training_operator.domain.plan.parse_cache import read_job
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Plan
@@ -86,7 +86,7 @@ def _wait_without_queue(look: JobState) -> Plan:
         "spec.managedBy gives the job to MultiKueue, which takes it from a queue: name a LocalQueue of this cluster in"
         f" the job's label {constants.LABEL_QUEUE}"
     )
-    ready = ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.QUEUE_UNUSABLE, message)
+    ready = ReadyState(State.BLOCKED, Reason.QUEUE_UNUSABLE, message)
     is_new = find(look.status.conditions, ConditionType.READY) is None
     events = (Event(EventReason.BLOCKED, message, warning=True),) if is_new else ()
     return Plan(status=look.present(look.status, ready), events=events)
@@ -141,6 +141,6 @@ def _copy_has_stopped(look: JobState, workload: Workload) -> bool:
 def _describe(look: JobState, queue: Queue) -> ReadyState:
     if _is_to_be_suspended(look):
         message = "suspended by spec.runPolicy.suspend; no other cluster runs the job"
-        return ReadyState(State.SUSPENDED, Kstatus.CURRENT, Reason.SUSPENDED, message)
+        return ReadyState(State.SUSPENDED, Reason.SUSPENDED, message)
     ready = describe_wait(queue, 0)
     return replace(ready, message=f"{ready.message} (for another cluster: MultiKueue runs the job)")

@@ -24,7 +24,7 @@ from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import with_pod_settings
 from tpu_training_operator.domain.plan.blocked import show_obstacle
 from tpu_training_operator.domain.plan.checks.entry_check import delete_check_config_map
-from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
 from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
@@ -134,7 +134,7 @@ def _watch(ctx: Context) -> Plan:
         return _watch_start(ctx)
     where = f" on {ctx.option}" if len(ctx.options) > 1 else ""
     message = f"{ctx.rung_prefix}attempt {ctx.attempt}: {every(len(ctx.pods), 'worker')} ready{where}"
-    ready = ReadyState(State.RUNNING, Kstatus.CURRENT, Reason.ALL_WORKERS_READY, message)
+    ready = ReadyState(State.RUNNING, Reason.ALL_WORKERS_READY, message)
     goodput = ctx.settled_goodput()
     if not ctx.reports:
         goodput = ctx.charge(goodput, ctx.now, Activity.TRAIN)

@@ -27,7 +27,7 @@ from tpu_training_operator.domain.failures.first import first_failure, next_look
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.common.completion import describe_deadline, fail, succeed
-from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import JobState, ReadyState
 from tpu_training_operator.domain.plan.common.ledger import active_seconds, settle, start_goodput
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
@@ -213,4 +213,4 @@ class _InvalidState(JobState):
 
     def _present(self, status: Status, also: str = "") -> Status:
         message = f"{self.error}; {also}" if also else str(self.error)
-        return self.present(status, ReadyState(State.INVALID, Kstatus.FAILED, Reason.INVALID_SPEC, message))
+        return self.present(status, ReadyState(State.INVALID, Reason.INVALID_SPEC, message))

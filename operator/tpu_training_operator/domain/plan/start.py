@@ -24,7 +24,7 @@ from tpu_training_operator.domain.cluster_state.observed import Observed, Worker
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.checks.entry_check import note_unchecked
 from tpu_training_operator.domain.plan.common.attempt import Why, adopt_attempt, begin_attempt
-from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 from tpu_training_operator.domain.plan.stopping import budget
@@ -100,4 +100,4 @@ def describe_start(ctx: Context, attempt: int) -> ReadyState:
     message = (
         f"{ctx.rung_prefix}attempt {attempt}: waiting for {count(layout.hosts, 'worker')} on {layout} to become ready"
     )
-    return ReadyState(State.STARTING, Kstatus.IN_PROGRESS, Reason.WAITING_FOR_WORKERS, message)
+    return ReadyState(State.STARTING, Reason.WAITING_FOR_WORKERS, message)

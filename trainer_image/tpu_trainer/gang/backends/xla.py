@@ -242,19 +242,15 @@ class XlaChip(XlaDevice):
 def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Groups the tensors in order, in lists of BUCKET_BYTES or a little more; the rest joins the last list."""
     bucket: list[Tensor] = []
-    size, left = 0, sum(map(_bytes, tensors))
+    size, left = 0, sum(tensor.nbytes for tensor in tensors)
     for tensor in tensors:
         bucket.append(tensor)
-        size += _bytes(tensor)
+        size += tensor.nbytes
         if BUCKET_BYTES <= size <= left - BUCKET_BYTES:
             yield bucket
             bucket, size, left = [], 0, left - size
     if bucket:
         yield bucket
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _check_replicas(expected: int, actual: int) -> None:

@@ -29,7 +29,7 @@ from tpu_training_operator.domain.plan.blocked import show_obstacle
 from tpu_training_operator.domain.plan.checks.data_in_region import explain_distance, record_distance
 from tpu_training_operator.domain.plan.checks.step_fits import find_refusal, record_fit
 from tpu_training_operator.domain.plan.common.completion import fail
-from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, describe_stuck, is_stuck, look_again
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Freshness, Plan
@@ -94,7 +94,7 @@ def is_wanted(spec: Spec) -> bool:
 
 def _begin(ctx: Context) -> Plan:
     message = f"entry check: {ctx.job.spec.trainer.entrypoint} is tried on a CPU before the job asks for its slice"
-    ready = ReadyState(State.STARTING, Kstatus.IN_PROGRESS, Reason.CHECKING_ENTRY, message)
+    ready = ReadyState(State.STARTING, Reason.CHECKING_ENTRY, message)
     status = replace(ctx.status, resolved=ctx.resolution.resolved)
     status = ctx.with_condition(status, _CHECKED, None, ready.reason, message)
     events = [Event(EventReason.CHECKING_ENTRY, message)]
@@ -141,7 +141,7 @@ def _wait(ctx: Context, pod: EntryCheckPod) -> Plan:
     is_old = notes is not None and (notes.written is None or ctx.now >= notes.written + _NEW_WORDS)
     if message == shown or (shown.startswith(begins) and not is_old):
         return Plan(again=again)
-    ready_state = ReadyState(State.STARTING, Kstatus.IN_PROGRESS, Reason.CHECKING_ENTRY, message)
+    ready_state = ReadyState(State.STARTING, Reason.CHECKING_ENTRY, message)
     return Plan(status=ctx.present(ctx.status, ready_state), again=again)
 
 
@@ -162,7 +162,7 @@ def _decide(ctx: Context, result: CheckVerdict) -> Plan:
     message = f"entry check: {words}"
     status = ctx.with_condition(record_distance(ctx, ctx.status), _CHECKED, has_passed, reason, message)
     status, compiled = record_fit(ctx, status)
-    ready = ReadyState(State.STARTING, Kstatus.IN_PROGRESS, reason, message)
+    ready = ReadyState(State.STARTING, reason, message)
     events = [Event(EventReason(reason), message, warning=not has_passed), *compiled]
     data = find(status.conditions, ConditionType.DATA_IN_REGION)
     if data is not None and data.reason == Reason.BUCKET_OUTSIDE_REGION:

@@ -20,7 +20,7 @@ from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
-from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState, is_held
+from tpu_training_operator.domain.plan.common.conditions import ReadyState, is_held
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.progress import carry_over
 from tpu_training_operator.domain.plan.common.rung_status import record_rung
@@ -91,7 +91,7 @@ def _write(
         resolved=option.resolution.resolved,
     )
     status = ctx.with_condition(status, ConditionType.GANG_READY, False, why.reason, why.message)
-    ready = ReadyState(why.state, Kstatus.IN_PROGRESS, why.reason, why.message)
+    ready = ReadyState(why.state, why.reason, why.message)
     event = Event(why.event, why.message, warning=why.warning)
     status = ctx.present(status, ready)
     return Plan(status=status, events=(*events, event), again=AT_ONCE, turn=Turn.ATTEMPT)

@@ -12,7 +12,7 @@ from tpu_training_operator.api.status import Goodput, Progress, State, Status
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
-from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import JobState, ReadyState
 from tpu_training_operator.domain.plan.common.rung_status import with_end
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 
@@ -24,7 +24,7 @@ def succeed(look: JobState, gang: Sequence[WorkerPod], goodput: Goodput | None, 
     `train_steps`: those of the recipe."""
     finished = "the worker has finished" if len(gang) == 1 else f"all {len(gang)} workers have finished"
     message = f"{finished}{_read_summary(gang[0])}"
-    ready = ReadyState(State.SUCCEEDED, Kstatus.CURRENT, Reason.ALL_WORKERS_SUCCEEDED, message)
+    ready = ReadyState(State.SUCCEEDED, Reason.ALL_WORKERS_SUCCEEDED, message)
     progress = read_final_progress(gang[0], train_steps, look.status.progress) or look.status.progress
     status = replace(look.status, progress=progress, goodput=goodput)
     status = with_end(status, progress.examples_per_second if progress else None, succeeded=True)
@@ -36,7 +36,7 @@ def succeed(look: JobState, gang: Sequence[WorkerPod], goodput: Goodput | None, 
 
 
 def fail(ctx: JobState, status: Status, reason: Reason, message: str) -> Plan:
-    ready = ReadyState(State.FAILED, Kstatus.FAILED, reason, message)
+    ready = ReadyState(State.FAILED, reason, message)
     status = with_end(status, None, succeeded=False)
     if status.progress is not None:
         status = replace(status, progress=replace(status.progress, estimated_remaining_seconds=None))

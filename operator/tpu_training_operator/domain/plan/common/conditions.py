@@ -8,7 +8,6 @@ failed        False    -             True       Failed
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import Enum
 from functools import cached_property
 
 from tpu_training_operator.api.conditions import (
@@ -26,23 +25,19 @@ from tpu_training_operator.domain.cluster_state.observed import Observed, format
 from tpu_training_operator.domain.plan.common import ledger
 from tpu_training_operator.domain.plan.common.ledger import Holding, read_holding
 
-
-class Kstatus(Enum):
-    """What kstatus makes of the conditions."""
-
-    IN_PROGRESS = "InProgress"
-    CURRENT = "Current"
-    FAILED = "Failed"
+_CURRENT = (State.RUNNING, State.SUSPENDED, State.SUCCEEDED)
+_FAILED = (State.BLOCKED, State.INVALID, State.FAILED)
 
 
 @dataclass(frozen=True)
 class ReadyState:
-    """What the job shows: its state, and why it is or is not ready."""
+    """What the job shows: its state, and why it is or is not ready. `is_stopping`: it is suspended, and still has
+    workers."""
 
     state: State
-    kind: Kstatus
     reason: Reason
     message: str
+    is_stopping: bool = False
 
 
 def is_held(status: Status) -> bool:
@@ -108,10 +103,11 @@ class JobState:
 
     def present(self, status: Status, ready: ReadyState) -> Status:
         """Returns the status that shows `ready`, as observed now."""
+        is_ready, is_stalled = ready.state in _CURRENT and not ready.is_stopping, ready.state in _FAILED
         shown = {
-            ConditionType.READY: ready.kind is Kstatus.CURRENT,
-            ConditionType.RECONCILING: ready.kind is Kstatus.IN_PROGRESS,
-            ConditionType.STALLED: ready.kind is Kstatus.FAILED,
+            ConditionType.READY: is_ready,
+            ConditionType.RECONCILING: not is_ready and not is_stalled,
+            ConditionType.STALLED: is_stalled,
         }
         for kind, value in shown.items():
             if value or kind is ConditionType.READY:

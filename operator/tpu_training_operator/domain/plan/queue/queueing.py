@@ -55,7 +55,7 @@ from tpu_training_operator.domain.objects.workload import (
     workload,
 )
 from tpu_training_operator.domain.plan.common.attempt import describe_admission
-from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import JobState, ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.placement.return_to_preferred import count_turns, turn_length, until_next_turn
@@ -120,7 +120,7 @@ def _evict(ctx: Context, queue: Queue) -> Plan:
     """Stops a gang whose chips Kueue wants back, or has never given. No failure class is charged."""
     why = queue.workload.waits_for() if queue.workload else "its Workload is gone"
     message = f"queue {_queue_name(queue)}: {why}; the workers save and stop"
-    ready = ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.EVICTED, message)
+    ready = ReadyState(State.QUEUED, Reason.EVICTED, message)
     status = replace(ctx.status, goodput=ctx.charge(ctx.goodput_at_end(ctx.now), ctx.now, Activity.QUEUE))
     for kind in (ConditionType.ADMITTED, ConditionType.GANG_READY):
         status = ctx.with_condition(status, kind, False, ready.reason, message)
@@ -138,7 +138,7 @@ def _return_to_queue(ctx: Context, queue: Queue) -> Plan:
         batches = (Batch((UpdateWorkload(workload.with_active(True)),)),)
     goodput = ctx.charge(ctx.goodput_of_stopped() or ctx.settled_goodput(), ctx.now, Activity.QUEUE)
     message = f"queue {_queue_name(queue)}: resumed, waiting for admission"
-    ready = ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, message)
+    ready = ReadyState(State.QUEUED, Reason.QUEUED, message)
     status = replace(ctx.status, goodput=goodput)
     status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, message)
     status = ctx.with_condition(status, ConditionType.ADMITTED, False, ready.reason, message)
@@ -225,23 +225,23 @@ def describe_wait(queue: Queue, active: int) -> ReadyState:
     """Returns what a waiting job shows. `active`: workers that still run."""
     workload, name = queue.workload, _queue_name(queue)
     if queue.problem:
-        return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.QUEUE_UNUSABLE, queue.problem)
+        return ReadyState(State.BLOCKED, Reason.QUEUE_UNUSABLE, queue.problem)
     if workload is None:
         why = f"waiting for {count(active, 'worker')} to stop" if active else "waiting for Kueue to consider the job"
-        return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {why}")
+        return ReadyState(State.QUEUED, Reason.QUEUED, f"queue {name}: {why}")
     if active:
         why = f"{workload.waits_for()}; waiting for {count(active, 'worker')} to stop"
-        return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.EVICTED, f"queue {name}: {why}")
+        return ReadyState(State.QUEUED, Reason.EVICTED, f"queue {name}: {why}")
     if workload.is_finished:
         message = f"Workload {workload.name} is finished, but the job is not; delete the Workload"
-        return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.DEACTIVATED, message)
+        return ReadyState(State.BLOCKED, Reason.DEACTIVATED, message)
     if not workload.is_active:
         message = (
             f"queue {name}: {workload.waits_for()}; Workload {workload.name} is not active: suspend and resume the job,"
             " or set the Workload's spec.active to true"
         )
-        return ReadyState(State.BLOCKED, Kstatus.FAILED, Reason.DEACTIVATED, message)
-    return ReadyState(State.QUEUED, Kstatus.IN_PROGRESS, Reason.QUEUED, f"queue {name}: {workload.waits_for()}")
+        return ReadyState(State.BLOCKED, Reason.DEACTIVATED, message)
+    return ReadyState(State.QUEUED, Reason.QUEUED, f"queue {name}: {workload.waits_for()}")
 
 
 def _queue_name(queue: Queue) -> str:

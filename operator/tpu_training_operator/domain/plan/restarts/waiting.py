@@ -36,7 +36,7 @@ from tpu_training_operator.domain.failures.first import failure_of
 from tpu_training_operator.domain.failures.messages import with_ending
 from tpu_training_operator.domain.failures.pod_signs import has_started
 from tpu_training_operator.domain.objects.actions import AT_ONCE, LookAtEvents
-from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.placement.search import next_slice
 from tpu_training_operator.domain.plan.plan import Batch, Plan
@@ -152,7 +152,7 @@ def _show(ctx: Context, message: str) -> Status:
     reason = Reason.REPLACING_WORKERS if is_replaced else Reason.WAITING_FOR_WORKERS
     state = State.RESTARTING if is_replaced else State.STARTING
     status = replace(ctx.status, goodput=ctx.settled_goodput())
-    return ctx.present(status, ReadyState(state, Kstatus.IN_PROGRESS, reason, message))
+    return ctx.present(status, ReadyState(state, reason, message))
 
 
 # Pulling a large image on a new node takes a while.

@@ -14,7 +14,7 @@ from tpu_training_operator.api.status import Activity, State
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Delete, Event
 from tpu_training_operator.domain.plan.at_rest import time_to_live
-from tpu_training_operator.domain.plan.common.conditions import JobState, Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import JobState, ReadyState
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, delete_pods, next_force
 from tpu_training_operator.domain.plan.plan import Batch, Freshness, Plan
 from tpu_training_operator.domain.plan.queue.queueing import give_up_quota
@@ -39,7 +39,7 @@ def leave(look: JobState) -> Plan:
         message = "the namespace is being deleted, and the workers of the job are stopped"
     elif finalizers:
         message += f"; the object stays until {', '.join(finalizers)} is removed from metadata.finalizers"
-    ready = ReadyState(State.SUSPENDED, Kstatus.IN_PROGRESS, Reason.BEING_DELETED, message)
+    ready = ReadyState(State.SUSPENDED, Reason.BEING_DELETED, message, is_stopping=True)
     events = () if status.state is State.SUSPENDED else (Event(EventReason.SUSPENDED, message),)
     if is_true(status.conditions, ConditionType.GANG_READY):
         status = look.with_condition(status, ConditionType.GANG_READY, False, ready.reason, message)

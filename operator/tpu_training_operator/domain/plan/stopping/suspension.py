@@ -9,7 +9,7 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
 from tpu_training_operator.domain.plan.checks.entry_check import reset_check
-from tpu_training_operator.domain.plan.common.conditions import Kstatus, ReadyState
+from tpu_training_operator.domain.plan.common.conditions import ReadyState
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.plan import Plan, Turn
@@ -39,10 +39,10 @@ BY_USER = Cause(
 
 def suspend(ctx: Context, why: Cause, pods: Sequence[WorkerPod]) -> Plan:
     """Stops these workers, each of which saves before it ends. No failure class is charged."""
-    ready = ReadyState(State.SUSPENDED, Kstatus.CURRENT, why.reason, why.suspended_message)
+    ready = ReadyState(State.SUSPENDED, why.reason, why.suspended_message)
     if running := sum(pod.may_use_chips for pod in pods):
         message = why.stopping_message.format(count(running, "worker"))
-        ready = ReadyState(State.SUSPENDED, Kstatus.IN_PROGRESS, why.reason, message)
+        ready = ReadyState(State.SUSPENDED, why.reason, message, is_stopping=True)
     before = find(ctx.status.conditions, ConditionType.SUSPENDED)
     status = ctx.status
     if before is None or before.reason != why.reason or not before.is_true:
