@@ -117,8 +117,10 @@ def _apart(what: str, found: dict[str, Tensor], want: dict[str, Tensor], case: C
         # Adam makes a whole step of what rounding leaves of a gradient of zero: one element in thirty may be apart.
         apart = (there - value).abs().flatten().sort().values
         distance = (apart[: len(apart) - len(apart) // 30].norm() / value.norm().clamp(min=1e-9)).item()
-        # Among the hundreds of the soak a few round twice as far; of these, Float32 agrees.
-        if not distance <= max(close(case), ALIKE) * (2 if SOAK else 1):
+        # Lion makes a whole step of a sign that rounding turns. Among the hundreds of the soak a few others round twice
+        # as far, too; of these, Float32 agrees.
+        rounds_far = SOAK or (case.optimizer == "lion" and close(case) == ROUGH)
+        if not distance <= max(close(case), ALIKE) * (2 if rounds_far else 1):
             yield f"{what}: {name} is {distance:.2g} off"
 
 

@@ -49,7 +49,7 @@ def test_weights_that_are_used_twice_are_loaded(
     trained, model = Tied(), Tied()
     monkeypatch.chdir(tmp_path)
     (tmp_path / written).mkdir(parents=True)
-    for name, content in weight_files(trained):
+    for name, content in weight_files(trained, {}):
         (tmp_path / written / name).write_bytes(content)
 
     def load_model(model: nn.Module, path: str) -> Any:

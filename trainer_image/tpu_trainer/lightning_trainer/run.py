@@ -290,12 +290,21 @@ class LightningTraining:
             defaults["logger"] = logs.logger(lightning)
         if hp.precision == "BFloat16Mixed":
             options["precision"] = "bf16-mixed"
+        if kind == "xla" and self._may_copy_resting_weights(lightning, callbacks):
+            from tpu_trainer.gang.backends.torch_xla_repairs import repair_copies
+
+            repair_copies()
         if kind == "xla" and (precision := options.pop("precision", None)) is not None:
             decided["plugins"] = [self._precision(lightning, precision)]
         with user_code("the options of Lightning's Trainer"):
             first = derive(lightning.Callback, FirstCallback)(callback)
             trainer_class = derive(lightning.Trainer, GangTrainer)
             return trainer_class(**{**defaults, **options, **decided}, callbacks=[first, *callbacks, callback])
+
+    def _may_copy_resting_weights(self, lightning: Any, callbacks: list[Any]) -> bool:
+        """Returns whether the run may copy weights that it does not train: averages and target networks do."""
+        averages = any(isinstance(part, lightning.callbacks.WeightAveraging) for part in callbacks)
+        return averages or not all(parameter.requires_grad for parameter in self.module.parameters())
 
     def _accelerator(self, lightning: Any) -> Any:
         return derive(lightning.accelerators.Accelerator, GangAccelerator)()

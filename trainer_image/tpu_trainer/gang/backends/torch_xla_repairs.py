@@ -30,7 +30,8 @@ def repair_copies() -> None:
     """Gives the target of `copy_` its own memory on XLA, for the whole process.
 
     torch_xla lets it share the source's. A later step that changes the target in place, such as a moving average of
-    weights, some of which are not trained, hands that memory over, and the source is lost.
+    weights, some of which are not trained, hands that memory over, and the source is lost. Not for every run: the
+    step's results get another order, for which libtpu's compiler sums no gradients beside the backward pass.
     """
     _replace("copy", copy, "XLA")
 

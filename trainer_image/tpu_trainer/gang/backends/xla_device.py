@@ -16,7 +16,7 @@ from torch_xla.debug import metrics
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.gang.backends.base import Counters, map_tensors, tensors_of, to_rows
 from tpu_trainer.gang.backends.feed import feed_ahead
-from tpu_trainer.gang.backends.torch_xla_repairs import repair_copies, repair_frozen_norms, repair_scans
+from tpu_trainer.gang.backends.torch_xla_repairs import repair_frozen_norms, repair_scans
 
 _READ_OF_A_NUMBER = "aten::_local_scalar_dense"
 """torch_xla counts it among the fallbacks, but it is the read itself, and its transfer is counted already."""
@@ -41,7 +41,6 @@ class XlaDevice:
         all of them together, so each gets its share."""
         repair_scans()
         repair_frozen_norms()
-        repair_copies()
         self.device: torch.device = torch_xla.device()
         self._replicas = replicas
         self._meeting = self._meetings.setdefault(replicas, Barrier(replicas))
