@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.processes import wait_until
 from tests.trainer import quick_heartbeat
 from tests.trainer.gang_processes import DEADLINE, TWO_PER_HOST, Gang, Launcher, run_spec
 from tests.trainer.gated import Gates
@@ -19,6 +20,9 @@ from tpu_contract.protocol import ExitCode
 STEPS = 24
 MIDDLE = 14
 """The gate of step 14: 13 steps are done, so that a report of the loop's (every 10 steps) has been made."""
+
+AFTER_A_CHECKPOINT = 7
+"""The gate of step 7: 6 steps are done, and a checkpoint of step 5 has been taken."""
 
 
 @pytest.fixture
@@ -75,7 +79,7 @@ def ends_well(gang: Gang, undisturbed: list[float]) -> None:
 def test_a_run_is_reported_from_its_start_to_its_end(
     launcher: Launcher, service: ProgressService, gates: Callable[..., Gates], tmp_path: Path, undisturbed: list[float]
 ) -> None:
-    gate = gates(1, MIDDLE, "evaluation")
+    gate = gates(1, AFTER_A_CHECKPOINT, MIDDLE, "evaluation")
     checkpoint = {"uri": str(tmp_path / "checkpoints"), "everySteps": 5, "keep": 2}
     gang = start(launcher, service, gate, checkpoint=checkpoint)
 
@@ -94,9 +98,11 @@ def test_a_run_is_reported_from_its_start_to_its_end(
         "warnings": [],
     }
     gate.open(1)
-    # The checkpoint is committed beside the steps.
-    middle = service.wait_for(lambda said: (said["step"], said["checkpointStep"]) == (MIDDLE - 1, 5))
-    assert (middle["phase"], middle["loss"]) == ("Training", undisturbed[9])
+    # It is committed beside the steps.
+    wait_until(lambda: any(tmp_path.glob("checkpoints/step-00000005-*/COMMIT")), timeout=DEADLINE, what="a checkpoint")
+    gate.open(AFTER_A_CHECKPOINT)
+    middle = service.wait_for(lambda said: said["step"] == MIDDLE - 1)
+    assert (middle["phase"], middle["loss"], middle["checkpointStep"]) == ("Training", undisturbed[9], 5)
     assert middle["examplesPerSecond"] > 0
     assert middle["estimatedRemainingSeconds"] >= 0
     gate.open(MIDDLE)
