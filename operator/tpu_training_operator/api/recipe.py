@@ -148,8 +148,10 @@ class Scaling(ApiModel):
     )
     learning_rate: LearningRateScaling = Field(
         LearningRateScaling.AUTO,
-        description="How the learning rate follows the global batch. Auto chooses by the optimizer's name: Linear for"
-        " sgd, SquareRoot for adam, adamw, rmsprop, adafactor and lion, Unscaled for others.",
+        description="How the learning rate follows the global batch. Auto follows gradientNoiseScale if the recipe has"
+        " it, and otherwise the optimizer's name: Linear for sgd, but SquareRoot beyond 4 times the batch (except up to"
+        " 8192 examples of a data set of a million); SquareRoot for adam, adamw, rmsprop, adafactor, lion and their"
+        " relatives; Unscaled for others.",
     )
     max_learning_rate: PositiveDecimal | None = Field(
         None, description="Upper bound for the scaled learning rate; unbounded by default."
@@ -263,8 +265,8 @@ class Recipe(ApiModel):
     )
     gradient_noise_scale: PositiveDecimal | None = Field(
         None,
-        description="Gradient noise scale measured in an earlier run, in examples. A larger global batch gets a"
-        " warning, because it would save little time.",
+        description="Gradient noise scale measured with this recipe, in examples. With scaling.learningRate Auto the"
+        " learning rate follows it, and the plan says how many examples more the same loss takes.",
     )
     scaling: Scaling = Field(
         default_factory=Scaling, description="Rules for moving the recipe from tunedOn to the job's slice."

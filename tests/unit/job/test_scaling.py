@@ -13,6 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.unit.jobs import ABSENT, spec
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.validation import InvalidJob
+from tpu_training_operator.domain.job.recipe.noise_scale import best_multiplier, examples_multiplier
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe, scale
 
@@ -24,7 +25,11 @@ def recipe(**changes: Any) -> Recipe:
     return spec({f"recipe.{names.get(name, name)}": value for name, value in changes.items()}).recipe
 
 
+# Goyal et al. 2017: five epochs of warm-up, which are 4.5 where 5 % of the training are added.
+IMAGENET = {"epochs": 90, "dataset": 1_281_167}
+DIGITS = {"batch": 32, "steps": 1212, "warmup": 81}
 SGD, ADAMW = {"name": "sgd", "learningRate": "0.1"}, {"name": "adamw", "learningRate": "3e-4"}
+SOPHIA = {"name": "sophia", "learningRate": "0.1"}
 
 
 @pytest.mark.parametrize(
@@ -55,15 +60,33 @@ def test_every_replica_keeps_its_batch_and_the_training_sees_the_same_examples(
 @pytest.mark.parametrize(
     ("tuned", "replicas", "before", "rate"),
     [
-        (8, 256, {"batch": 256, "optimizer": SGD}, "3.2"),
+        (8, 32, {"batch": 256, "optimizer": SGD}, "0.4"),
+        # Beyond four times the batch: the square root of the rest, 4 x sqrt(32 / 4).
+        (8, 256, {"batch": 256, "optimizer": SGD}, "1.13137085"),
+        (8, 256, {"batch": 256, "optimizer": SGD} | IMAGENET, "3.2"),
+        (8, 512, {"batch": 256, "optimizer": SGD} | IMAGENET, "1.6"),
+        (8, 256, {"batch": 256, "optimizer": SGD} | IMAGENET | {"epochs": 5}, "1.13137085"),
         (8, 4, {"batch": 256, "optimizer": SGD}, "0.05"),
         (8, 32, {"batch": 256, "optimizer": ADAMW}, "0.0006"),
         (8, 32, {"batch": 256, "optimizer": {"name": "AdamW", "learningRate": "0.0003"}}, "0.0006"),
+        (8, 512, {"batch": 256, "optimizer": {"name": "LAMB", "learningRate": "0.0003"}}, "0.0024"),
         (8, 32, {"batch": 256, "optimizer": {"name": "sophia", "learningRate": "0.1"}}, "0.1"),
         (8, 32, {"batch": 256, "optimizer": SGD, "scaling": {"learningRate": "SquareRoot"}}, "0.2"),
+        (8, 256, {"batch": 256, "optimizer": SGD, "scaling": {"learningRate": "Linear"}}, "3.2"),
         (8, 32, {"batch": 256, "optimizer": ADAMW, "scaling": {"learningRate": "Linear"}}, "0.0012"),
         (8, 32, {"batch": 256, "optimizer": SGD, "scaling": {"learningRate": "Unscaled"}}, "0.1"),
-        (8, 256, {"batch": 256, "optimizer": SGD, "scaling": {"maxLearningRate": "1.6"}}, "1.6"),
+        (8, 256, {"batch": 256, "optimizer": SGD, "scaling": {"maxLearningRate": "0.8"}}, "0.8"),
+        # Digits: 32 to 512 examples, noise scale 420; there and back.
+        (1, 16, {"batch": 32, "optimizer": SGD, "gradientNoiseScale": "420"}, "0.776"),
+        (1, 16, {"batch": 32, "optimizer": ADAMW, "gradientNoiseScale": "420"}, "0.000837"),
+        (16, 1, {"batch": 512, "optimizer": SGD, "gradientNoiseScale": "420"}, "0.0129"),
+        # An explicit rule is what the user wants.
+        (
+            1,
+            16,
+            {"batch": 32, "optimizer": SGD, "gradientNoiseScale": "420", "scaling": {"learningRate": "Linear"}},
+            "1.6",
+        ),
         (8, 8, {"batch": 256, "optimizer": SGD, "scaling": {"maxLearningRate": "1.6"}}, "0.1"),
         # Unscaled it is the user's own number, to the last digit.
         (8, 8, {"batch": 256, "optimizer": {"name": "sgd", "learningRate": "0.0031622776601683794"}}, None),
@@ -96,33 +119,70 @@ def test_warm_up_keeps_its_number_of_examples(tuned: int, replicas: int, before:
     assert scale(recipe(**before), tuned, replicas).warmup_steps == warmup
 
 
+LONG = {"steps": 100_000}
+
+
 @pytest.mark.parametrize(
     ("replicas", "before", "warning"),
     [
         (8, {"optimizer": SGD}, None),
-        (64, {"optimizer": SGD}, None),
-        (72, {"optimizer": SGD, "warmup": 0}, "the learning rate grows 9-fold without warm-up"),
-        (72, {"optimizer": SGD, "steps": 1000}, None),
-        (72, {"optimizer": SGD, "warmup": 10}, None),
-        (72, {"optimizer": ADAMW}, None),
-        (8, {"optimizer": {"name": "sophia", "learningRate": "0.1"}}, None),
-        (16, {"optimizer": {"name": "sophia", "learningRate": "0.1"}}, "the learning rate is not scaled"),
+        (32, {"optimizer": SGD}, "the training makes 75 updates, fewer than 100"),
+        (8, {"optimizer": SGD, "steps": 10}, None),
+        (32, {"optimizer": SGD} | LONG, None),
+        (40, {"optimizer": SGD} | LONG, "the global batch of 640 is 5 times the tuned one, its learning rate 4.47"),
+        (40, {"optimizer": SGD, "gradientNoiseScale": "1e6"} | LONG, None),
+        (40, {"optimizer": SGD, "scaling": {"learningRate": "SquareRoot"}} | LONG, None),
+        (40, {"optimizer": SGD, "scaling": {"learningRate": "Linear"}} | LONG, None),
+        (40, {"optimizer": SGD, "scaling": {"maxLearningRate": "0.4"}} | LONG, None),
+        (72, {"optimizer": SGD, "scaling": {"learningRate": "Linear"}} | LONG, "the global batch of 1152 is 9 times"),
+        (72, {"optimizer": SGD, "scaling": {"learningRate": "Unscaled"}} | LONG, None),
+        (128, {"optimizer": ADAMW} | LONG, None),
+        (136, {"optimizer": ADAMW} | LONG, "the global batch of 2176 is 17 times the tuned one"),
+        (136, {"optimizer": ADAMW, "gradientNoiseScale": "1e6"} | LONG, None),
+        (8, {"optimizer": SOPHIA}, None),
+        (16, {"optimizer": SOPHIA} | LONG, "the learning rate is not scaled"),
         (8, {"epochs": 1, "dataset": 128 * 100 + 127}, None),
         (8, {"epochs": 1, "dataset": 128 * 10 + 127}, "every epoch drops its last, incomplete batch: 127"),
+        (16, {"epochs": 80, "dataset": 2560}, None),
+        (32, {"epochs": 80, "dataset": 4608}, "the global batch of 512 is 11% of the 4608 examples"),
         (8, {"gradientNoiseScale": "128"}, None),
-        (16, {"gradientNoiseScale": "128"}, "the global batch of 256 exceeds the gradient noise scale of 128"),
-        (128, {"steps": 1000}, None),
-        (136, {"steps": 1000}, "the global batch is 17 times the tuned one"),
-        (136, {"steps": 1000, "gradientNoiseScale": "4096"}, None),
+        (8, {"gradientNoiseScale": "1"}, None),
+        (16, {"gradientNoiseScale": "4096"}, None),
+        (16, {"gradientNoiseScale": "128"}, "with the gradient noise scale of 128, a global batch of 256 needs"),
+        (4, {"gradientNoiseScale": "128"}, None),
         (16, {"scaling": {"batch": "GlobalConstant"}}, None),
         (32, {"scaling": {"batch": "GlobalConstant"}}, "the per-replica batch of 4 is not a multiple of 8"),
         (8, {"steps": 10, "warmup": 11}, "warm-up takes 11 steps, but the training ends after 10"),
+        (16, {"warmup": 2}, "the learning rate grows 2-fold with a warm-up of 1 step, which is none"),
+        (16, {"warmup": 1}, None),
+        (16, {"warmup": 0}, None),
+        (16, {"warmup": 3}, None),
     ],
 )  # fmt: skip
 def test_what_deserves_a_second_look_gets_a_warning(replicas: int, before: dict[str, Any], warning: str | None) -> None:
     warnings = list(scale(recipe(batch=128, **before), 8, replicas).warnings)
     assert [text for text in warnings if warning and text.startswith(warning)] == warnings
     assert len(warnings) == (warning is not None)
+
+
+@pytest.mark.parametrize(
+    ("tuned", "replicas", "before"),
+    [
+        (1, 16, DIGITS | {"optimizer": SGD}),
+        (1, 16, DIGITS | {"optimizer": SGD, "gradientNoiseScale": "420"}),
+        (1, 16, DIGITS | {"optimizer": SGD, "gradientNoiseScale": "420", "scaling": {"learningRate": "Linear"}}),
+        (1, 16, {"batch": 32, "epochs": 5, "dataset": 1437, "optimizer": SGD, "scaling": {"learningRate": "Linear"}}),
+        (8, 256, {"batch": 256, "optimizer": SGD} | IMAGENET),
+        (8, 512, {"batch": 256, "optimizer": SGD} | IMAGENET),
+        (128, 256, {"batch": 8192, "optimizer": SGD} | IMAGENET),
+        (8, 256, {"batch": 256, "optimizer": SGD, "warmup": 0} | IMAGENET | {"scaling": {"learningRate": "Linear"}}),
+    ],
+    ids=str,
+)
+def test_a_warning_has_the_number_that_caused_it_and_the_field_that_ends_it(
+    tuned: int, replicas: int, before: dict[str, Any], snapshot: SnapshotAssertion
+) -> None:
+    assert list(scale(recipe(**before), tuned, replicas).warnings) == snapshot
 
 
 @pytest.mark.parametrize(
@@ -279,6 +339,38 @@ def test_the_learning_rate_is_positive_and_grows_as_its_rule_says(
     given_rate = f"{mantissa}e{exponent}"
     before = recipe(batch=tuned, optimizer={"name": name, "learningRate": given_rate})
     rate = Decimal(scale(before, tuned, replicas).learning_rate)
-    power = {"sgd": 1.0, "adam": 0.5, "sophia": 0.0}[name]
-    assert float(rate) == pytest.approx(float(given_rate) * (replicas / tuned) ** power, rel=1e-8)
+    k = replicas / tuned
+    grows = {"sgd": min(k, 2 * k**0.5) if k > 4 else k, "adam": k**0.5, "sophia": 1.0}[name]
+    assert float(rate) == pytest.approx(float(given_rate) * grows, rel=1e-8)
     assert rate > 0
+
+
+@given(
+    noise=st.floats(1e-3, 1e9),
+    tuned=st.integers(1, 10**5),
+    replicas=st.integers(1, 4096),
+    name=st.sampled_from(["sgd", "adam"]),
+)
+def test_with_a_noise_scale_the_rate_is_the_one_that_saves_most_loss(
+    noise: float, tuned: int, replicas: int, name: str
+) -> None:
+    """McCandlish et al. 2018, section 2.2, for a gradient of length 1 and curvature 1: with B examples a step of rate e
+    saves e - (1 + Bn/B) e^2 / 2, which is most where (1 + Bn/B) e is 1."""
+    best = 1 / (1 + noise / tuned)
+    before = recipe(batch=tuned, gradientNoiseScale=noise, optimizer={"name": name, "learningRate": best})
+    scaled = scale(before, 1, replicas)
+    multiplier = float(scaled.learning_rate) / best
+    rate = best * (multiplier if name == "sgd" else multiplier**2)
+    assert (1 + noise / scaled.batch.total) * rate == pytest.approx(1, rel=0.02)
+
+
+@given(noise=st.fractions(Fraction(1, 1000), 10**9), tuned=st.integers(1, 10**6), batch=st.integers(1, 10**9))
+def test_the_same_loss_takes_examples_and_steps_as_the_noise_scale_says(
+    noise: Fraction, tuned: int, batch: int
+) -> None:
+    """McCandlish et al. 2018, section 2.3: (S / S_min - 1) (E / E_min - 1) = 1, with E_min = Bn S_min."""
+    examples = 1 + Fraction(tuned) / noise  # In units of E_min; the steps, in units of S_min, are E / B Bn.
+    assert (examples * noise / tuned - 1) * (examples - 1) == 1
+    more = examples * examples_multiplier(noise, tuned, batch)
+    assert (more * noise / batch - 1) * (more - 1) == 1
+    assert best_multiplier(noise, tuned, batch) * examples_multiplier(noise, tuned, batch) == Fraction(batch, tuned)

@@ -102,7 +102,7 @@ def _init(weights: InitFrom | None) -> contract.InitSpec | None:
 
 # Fields that do not affect the weights, or that the run spec already has elsewhere: the parameters may take half a
 # megabyte.
-_NOT_COMPARED = {"parameters", "evaluate_every_steps", "gradient_noise_scale", "sharding"}
+_NOT_COMPARED = {"parameters", "evaluate_every_steps", "sharding"}
 
 
 def _list_fields(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """The global batch on the slice, and how it is divided: replicas x per replica x accumulation = global."""
 
 from dataclasses import dataclass
-from fractions import Fraction
 from math import isqrt
 
 from tpu_training_operator.api.recipe import BatchScaling, Recipe
@@ -11,8 +10,6 @@ from tpu_training_operator.domain.job.recipe.ledger import Ledger
 
 # The chips compute in tiles of 8 x 128 and pad any other batch to the next multiple.
 _TILE = 8
-# A judgement: the batch beyond which a larger one gains little differs by model and data (Shallue et al. 2018).
-_FURTHEST = 16
 
 
 @dataclass(frozen=True)
@@ -40,19 +37,6 @@ def scaled_batch(recipe: Recipe, tuned_replicas: int, replicas: int, ledger: Led
         )
     if batch.per_replica % _TILE:
         ledger.warn(f"the per-replica batch of {batch.per_replica} is not a multiple of {_TILE}; the chips pad it")
-    noise = recipe.gradient_noise_scale
-    if noise is not None and batch.total > Fraction(noise):
-        ledger.warn(
-            f"the global batch of {batch.total} exceeds the gradient noise scale of {noise}; a larger slice saves"
-            " little time"
-        )
-    times = batch.total / recipe.global_batch_size
-    if noise is None and times > _FURTHEST:
-        ledger.warn(
-            f"the global batch is {times:.0f} times the tuned one, and no rule is known to hold that far; compare with"
-            " a slice in between first, or measure the gradient noise scale there (report.gradientNoiseScale) and set"
-            " recipe.gradientNoiseScale"
-        )
     return batch
 
 

@@ -5,7 +5,7 @@ With N replicas on the tuned slice, N' on this one, and k = N'/N where every rep
     batch       B' = k B                 or B, by accumulation
     steps       S' = ceil(S B / B')      the same examples; from epochs, E floor(D / B') for D examples
     warm-up     W' = ceil(W B / B')      likewise milestones and evaluations
-    rate        k eta or sqrt(k) eta
+    rate        k eta or sqrt(k) eta, or what a measured noise scale predicts
 
 Source for batch and steps: Google's "Training on TPU Pods" (1024 on v2-8 becomes 4096 on v2-32, 1000 steps become 250).
 The modules name the sources of the other rules. Checkpoint and log intervals are not scaled, because they bound lost
@@ -21,6 +21,7 @@ from tpu_training_operator.domain.job.recipe.batch import ScaledBatch, scaled_ba
 from tpu_training_operator.domain.job.recipe.decays import scaled_betas, scaled_ema, scaled_weight_decay
 from tpu_training_operator.domain.job.recipe.learning_rate import scaled_learning_rate
 from tpu_training_operator.domain.job.recipe.ledger import Ledger, Note, plain
+from tpu_training_operator.domain.job.recipe.risks import LargerBatch, risks
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int |
     factor = Fraction(batch.total, recipe.global_batch_size)
     steps = budget.train_steps(recipe, batch.total, ledger)
     warmup = budget.warmup_steps(recipe, batch.total, steps, ledger)
-    rate = scaled_learning_rate(recipe, factor, warmup, ledger)
+    rate = scaled_learning_rate(recipe, batch.total, warmup, ledger)
+    for risk in risks(recipe, LargerBatch(batch.total, steps, warmup, rate.multiplier)):
+        ledger.warn(risk)
     return ScaledRecipe(
         batch=batch,
         train_steps=steps,
