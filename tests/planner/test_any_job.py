@@ -23,7 +23,7 @@ from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.cli.plan.summary import print_summary
 from tpu_training_operator.domain.job.options import options_of
-from tpu_training_operator.domain.job.recipe.cost import cost_of
+from tpu_training_operator.domain.job.recipe.cost import StepTime, cost_of
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.actions import Create
 
@@ -146,4 +146,4 @@ def test_every_job_can_be_planned_by_the_cli(body: dict[str, Any]) -> None:
         return
     assert resolution.resolved
     file = JobFile(Path("job.yaml"), body, options_of(job))
-    print_summary(file, list(resolution.warnings), cost_of(resolution, 0.4))
+    print_summary(file, list(resolution.warnings), cost_of(resolution, [StepTime.of(resolution, 0.4, "measured on")]))

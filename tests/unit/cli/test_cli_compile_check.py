@@ -219,7 +219,7 @@ def test_a_plan_shows_what_was_compiled_beside_its_numbers(answers: Answers, tmp
 
 
 def test_plans_side_by_side_have_a_column_for_each_slice_that_was_compiled(answers: Answers, tmp_path: Path) -> None:
-    answers["v5litepod-64"] = {**refused(), "batch": {"global": 128, "perReplica": 2, "accumulation": 1}}
+    answers["v5litepod-64"] = {**refused(), "batch": {"global": 512, "perReplica": 8, "accumulation": 1}}
     types = "v5litepod-16,v5litepod-64"
     compiled = checked("--compare", types, "-o", "json").stdout
     shown = planned(tmp_path, compiled, "--compare", f"{types},v5litepod-32").stdout

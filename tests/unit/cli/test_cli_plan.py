@@ -328,3 +328,21 @@ def test_chip_hours_are_a_whole_number(given: object) -> None:
 @pytest.mark.parametrize("given", ["nan", "inf", "1e400", "0", "-1", "soon"])
 def test_the_time_of_a_step_is_a_number_of_seconds(given: str) -> None:
     assert tpujob("plan", "-f", "-", "--step-seconds", given, job=job_body()).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("begin", "chip_hours", "warns"),
+    # 20 steps on 4 chips, 75 on 16 at 0.1 hours each: 8 + 120 chip-hours, or 8 + 112 if the job continues the rung,
+    # whose 20 steps of 32 are 5 of 128.
+    [("Scratch", 127, True), ("Scratch", 128, False), ("Checkpoint", 119, True), ("Checkpoint", 120, False)],
+)
+def test_the_rungs_below_a_job_count_against_its_budget(begin: str, chip_hours: int, warns: bool) -> None:
+    changes = {
+        "spec.recipe.tunedOn": {"acceleratorType": "v5litepod-4"},
+        "spec.recipe.globalBatchSize": 32,
+        "spec.ladder": {"from": begin, "rungs": [{"slice": {"acceleratorType": "v5litepod-4"}, "steps": 20}]},
+        "spec.runPolicy": {"budget": {"chipHours": chip_hours}},
+        **saved_in("gs://bucket/digits"),
+    }
+    text = tpujob("plan", "-f", "-", "--step-seconds", "360", job=job_body(changes)).stdout
+    assert ("the rungs below it 8" in text) == warns

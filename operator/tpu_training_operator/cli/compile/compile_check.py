@@ -25,9 +25,10 @@ from tpu_training_operator.cli.common.errors import BadInput, CommandError
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load, with_uid
 from tpu_training_operator.cli.common.terminal import print_document
 from tpu_training_operator.cli.compile.compile_report import SliceCheck, as_json, print_check, print_comparison
+from tpu_training_operator.cli.plan.moved import moved
 from tpu_training_operator.domain.job.options import other_programs
 from tpu_training_operator.domain.job.recipe.compile_results import CompileResult
-from tpu_training_operator.domain.job.recipe.cost import cost_of
+from tpu_training_operator.domain.job.recipe.cost import Cost, StepTime, cost_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.trainer_report import CompiledStep
 from tpu_training_operator.domain.objects.run_spec import run_spec
@@ -118,10 +119,7 @@ def _check_job(request: CompileRequest, *, largest: bool) -> list[SliceCheck]:
 
 def _check_types(request: CompileRequest, compare: str, *, largest: bool) -> list[SliceCheck]:
     """Checks the job on the accelerator types that `compare` lists."""
-    from tpu_training_operator.cli.plan.compare import columns
-
-    slices = columns(request.file, [name.strip() for name in compare.split(",")], None)
-    return [_check_slice(request, column.resolution, largest=largest) for column in slices]
+    return [_check_slice(request, on, largest=largest) for on in moved(request.file, compare.split(","), "--compare")]
 
 
 def _check_slice(request: CompileRequest, resolution: Resolution, *, largest: bool) -> SliceCheck:
@@ -129,9 +127,13 @@ def _check_slice(request: CompileRequest, resolution: Resolution, *, largest: bo
         click.echo(f"compiling for {resolution.layout} ...", err=True)
     answer = ask(request, resolution, largest=largest)
     result = CompileResult(resolution.layout, CompiledStep.model_validate(answer))
-    return SliceCheck(
-        resolution, answer, result, None if result.bound is None else cost_of(resolution, result.bound.seconds)
-    )
+    return SliceCheck(resolution, answer, result, _cost(resolution, result))
+
+
+def _cost(resolution: Resolution, result: CompileResult) -> Cost | None:
+    if result.bound is None:
+        return None
+    return cost_of(resolution, [StepTime.of(resolution, result.bound.seconds, "at best on")])
 
 
 def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> dict[str, Any]:

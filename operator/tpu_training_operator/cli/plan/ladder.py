@@ -1,14 +1,15 @@
 """Shows a job's ladder as text: the cost of every rung, and how far the job has climbed."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tpu_training_operator.api.ladder import Begin
 from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.domain.job.options import SliceOption
-from tpu_training_operator.domain.job.recipe.cost import Cost, cost_of
+from tpu_training_operator.domain.job.recipe.cost import Cost, StepTime, cost_of, cost_rows
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,27 @@ class PlannedRung:
         }
 
 
-def planned_rungs(file: JobFile, step_seconds: float | None) -> list[PlannedRung]:
+def planned_rungs(file: JobFile, times: Sequence[StepTime]) -> list[PlannedRung]:
     """Returns all rungs, the job itself last; an empty list for a job without a ladder."""
     if not file.lower_rungs:
         return []
     options = enumerate((*file.lower_rungs, file.options[0]), 1)
-    return [PlannedRung(number, option, cost_of(option.resolution, step_seconds)) for number, option in options]
+    return [PlannedRung(number, option, cost_of(option.resolution, times)) for number, option in options]
+
+
+def budget_warnings(file: JobFile, cost: Cost, rungs: Sequence[PlannedRung]) -> Iterator[str]:
+    """Yields a warning if the training needs more chip-hours than the budget has. The rungs below it count, too."""
+    budget, lower = file.job.spec.run_policy.budget, rungs[:-1]
+    if budget is None or cost.chip_hours is None:
+        return
+    if lower and (ladder := file.job.spec.ladder) and ladder.begin is Begin.CHECKPOINT:
+        last, batch = lower[-1].option.resolution, file.resolution.recipe.batch.total
+        cost = replace(cost, steps=cost.steps - last.steps * last.recipe.batch.total // batch)
+    chip_hours, trials = cost.chip_hours or 0.0, sum(rung.cost.chip_hours or 0.0 for rung in lower)
+    if chip_hours + trials > budget.chip_hours:
+        below = f" and the rungs below it {trials:.3g}" if lower else ""
+        total = f"the training takes {chip_hours:.3g} chip-hours{below}"
+        yield f"{total}, and spec.runPolicy.budget.chipHours is {budget.chip_hours}"
 
 
 def print_ladder(rungs: Sequence[PlannedRung], from_scratch: bool, width: int) -> None:
@@ -59,14 +75,15 @@ def print_ladder(rungs: Sequence[PlannedRung], from_scratch: bool, width: int) -
     from tpu_training_operator.cli.common.terminal import console
 
     table = Table(title=f"ladder: {count(len(rungs), 'rung')}", title_justify="left", title_style="bold")
-    for name in ("rung", "slice", "chips", "batch", "learning rate", "steps", *rungs[0].cost.lines()):
+    costs = cost_rows([rung.cost for rung in rungs])
+    for name in ("rung", "slice", "chips", "batch", "learning rate", "steps", *costs):
         table.add_column(name, justify="left" if name == "slice" else "right")
     table.add_column("gates", overflow="fold")
-    for rung in rungs:
+    for rung, *cost in zip(rungs, *costs.values(), strict=True):
         resolution = rung.option.resolution
         numbers = (resolution.layout.chips, resolution.recipe.batch.total, resolution.recipe.learning_rate)
         gates = ", ".join(rung.gates) if resolution.lower_rung else "the job itself"
-        cells = (rung.number, rung.option, *numbers, resolution.steps, *rung.cost.lines().values())
+        cells = (rung.number, rung.option, *numbers, resolution.steps, *cost)
         table.add_row(*map(str, cells), escape(gates or "none"))
     out = console(width)
     out.print(table)

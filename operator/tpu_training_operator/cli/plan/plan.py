@@ -4,7 +4,6 @@ Functions that print tables are imported where they are called: importing rich t
 """
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,10 @@ from tpu_training_operator.cli.common.changes import apply_options, set_option, 
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load, with_uid
 from tpu_training_operator.cli.common.terminal import print_document
 from tpu_training_operator.cli.plan.compile_results_file import OPTION, CompiledSteps
-from tpu_training_operator.cli.plan.ladder import planned_rungs, print_ladder
+from tpu_training_operator.cli.plan.ladder import budget_warnings, planned_rungs, print_ladder
+from tpu_training_operator.cli.plan.step_times import GivenTime, step_seconds_option, step_times, unknown_times
 from tpu_training_operator.domain.job.naming import workers
-from tpu_training_operator.domain.job.recipe.cost import cost_of
+from tpu_training_operator.domain.job.recipe.cost import StepTime, cost_of
 from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
 from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
 from tpu_training_operator.domain.objects.shared import config_map, service
@@ -31,26 +31,13 @@ _FIRST_ATTEMPT = 1
 _LADDER_WIDTH = 140
 
 
-def _finite(_: click.Context, __: click.Parameter, seconds: float | None) -> float | None:
-    """Refuses NaN and infinity, which click's range accepts."""
-    if seconds is not None and not math.isfinite(seconds):
-        raise click.BadParameter(f"{seconds} is not a finite number")
-    return seconds
-
-
 @click.command()
 @filename_option
 @slice_option
 @set_option
 @click.option("-o", "--output", type=click.Choice(["table", "yaml", "json"]), default="table", show_default=True)
 @click.option("--compare", metavar="TYPE,TYPE,...", help="Show the recipe on these accelerator types, side by side.")
-@click.option(
-    "--step-seconds",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=_finite,
-    metavar="SECONDS",
-    help="Measured time of one step, to show chip-hours.",
-)
+@step_seconds_option
 @click.option(
     OPTION,
     "compiled_file",
@@ -64,39 +51,36 @@ def plan(
     values: tuple[str, ...],
     output: str,
     compare: str | None,
-    step_seconds: float | None,
+    given: tuple[GivenTime, ...],
     compiled_file: Path | None,
 ) -> None:
     """Show the slice, the scaled recipe and the objects of a job."""
 
     file = load(filename, except_rules=(V2_NEEDS_CPU,), change=lambda body: apply_options(body, values, on_slice))
     compiled = None if compiled_file is None else CompiledSteps(compiled_file)
+    times = step_times(file, given)
     if compare is None:
-        _plan(file, output, step_seconds, compiled)
+        _plan(file, output, times, compiled)
         return
     from tpu_training_operator.cli.plan.compare import as_json, columns, print_comparison
 
-    slices = columns(file, [name.strip() for name in compare.split(",")], step_seconds)
+    slices = columns(file, compare, times)
     if output == "table":
-        print_comparison(file, slices, compiled)
+        print_comparison(file, slices, times, compiled)
     else:
         print_document(as_json(slices), output)
 
 
-def _plan(file: JobFile, output: str, step_seconds: float | None, compiled: CompiledSteps | None) -> None:
+def _plan(file: JobFile, output: str, times: list[StepTime], compiled: CompiledSteps | None) -> None:
     warnings = [*file.resolution.warnings, *checkpoint_warnings(file.job.spec)]
     on_gke = not V2_NEEDS_CPU.is_broken_by(file.job.spec.slice)
     if not on_gke:
         warnings.append(f"a cluster will refuse this job: {V2_NEEDS_CPU.message}")
     if compiled is not None and compiled.of(file.resolution) is None:
         warnings.append(f"{OPTION}: the file has no answer for {file.resolution.layout} with this batch")
-    cost, rungs = cost_of(file.resolution, step_seconds), planned_rungs(file, step_seconds)
-    budget = file.job.spec.run_policy.budget
-    if budget and cost.chip_hours is not None and cost.chip_hours > budget.chip_hours:
-        warnings.append(
-            f"the training takes {cost.chip_hours:.3g} chip-hours, and spec.runPolicy.budget.chipHours is"
-            f" {budget.chip_hours}"
-        )
+    cost, rungs = cost_of(file.resolution, times), planned_rungs(file, times)
+    warnings += unknown_times(times, [option.layout for option in (*file.lower_rungs, file.options[0])])
+    warnings += budget_warnings(file, cost, rungs)
     if output == "table":
         from tpu_training_operator.cli.plan.summary import print_summary
 

@@ -15,7 +15,7 @@ from tpu_training_operator.cli.common.terminal import console
 from tpu_training_operator.cli.plan.compile_results_file import CompiledSteps
 from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval_text
 from tpu_training_operator.domain.job.recipe.comparison import comparison
-from tpu_training_operator.domain.job.recipe.cost import Cost
+from tpu_training_operator.domain.job.recipe.cost import SECONDS_PER_STEP, Cost, cost_rows
 
 _PIPE_WIDTH = 140
 # On a narrower terminal the column of rules would be one word wide.
@@ -143,5 +143,6 @@ def _rows(file: JobFile, cost: Cost | None) -> Iterator[ScalingRow]:
         then = "it fails" if budget.on_exceeded is OnExceeded.FAIL else "it is suspended"
         rule = f"{budget.chip_hours / chips:.3g} hours on {count(chips, 'chip')}; then {then}"
         yield ScalingRow("budget", "", count(budget.chip_hours, "chip-hour"), rule)
-    for name, value in (cost.lines() if cost else {}).items():
-        yield ScalingRow(name, "", value, "one training without interruption")
+    for name, (value,) in (cost_rows([cost]) if cost else {}).items():
+        rule = str(cost.measured) if cost and name == SECONDS_PER_STEP else "one training without interruption"
+        yield ScalingRow(name, "", value, rule)

@@ -1,39 +1,102 @@
-"""What a training costs in chips and time.
+"""What a training costs in chips and time, from one model of a step's time.
 
-Only the step time is unknown before the first run. If every replica keeps its batch, the step time hardly depends on
-the slice, so one measured on a small slice predicts the cost of a large one.
+Replicas compute side by side, so a step takes as long as one of them computes: a time that was measured on one slice
+holds on every slice of its generation, in proportion to the examples that a replica computes for a step. That leaves
+out how the exchange between chips grows with the slice, which a measurement on a larger slice shows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.job.topology import SliceLayout
 
+SECONDS_PER_STEP = "seconds per step"
 _SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True)
+class StepTime:
+    """The time of one optimizer step on a slice, for which each replica computes `examples`: its batch, times the
+    accumulation. `source`: how the time is known."""
+
+    seconds: float
+    layout: SliceLayout
+    examples: int
+    source: str
+
+    @classmethod
+    def of(cls, resolution: Resolution, seconds: float, source: str) -> "StepTime":
+        """Returns the time of a step of the recipe as it is on a slice."""
+        return cls(seconds, resolution.layout, _examples(resolution), source)
+
+    def seconds_for(self, resolution: Resolution) -> float:
+        """Returns the time that a step should take on another slice of the generation."""
+        return self.seconds * _examples(resolution) / self.examples
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.layout}: {self.seconds:.3g} s for {self.examples} per replica"
+
+
+@dataclass(frozen=True)
 class Cost:
-    """`hours` and `chip_hours` are None without a step time. They exclude start-up, compilation and evaluation."""
+    """The cost of one uninterrupted training, without start-up, compilation and evaluation. `step_seconds` and
+    `measured`, from which it follows, are None where no step time of this generation is known."""
 
-    chip_steps: int
-    hours: float | None
-    chip_hours: float | None
+    chips: int
+    steps: int
+    step_seconds: float | None
+    measured: StepTime | None
 
-    def lines(self) -> dict[str, str]:
-        """Returns the numbers to show, by name."""
-        if self.hours is None or self.chip_hours is None:
-            return {"chip-steps": str(self.chip_steps)}
-        return {"hours": f"{self.hours:.3g}", "chip-hours": f"{self.chip_hours:.3g}"}
+    @property
+    def chip_steps(self) -> int:
+        return self.chips * self.steps
 
-    def as_json(self) -> dict[str, float | int]:
-        known = {"chipSteps": self.chip_steps, "hours": self.hours, "chipHours": self.chip_hours}
+    @property
+    def hours(self) -> float | None:
+        return None if self.step_seconds is None else self.steps * self.step_seconds / _SECONDS_PER_HOUR
+
+    @property
+    def chip_hours(self) -> float | None:
+        return None if self.hours is None else self.chips * self.hours
+
+    def as_json(self) -> dict[str, float | int | str]:
+        known = {
+            "chipSteps": self.chip_steps,
+            "stepSeconds": self.step_seconds,
+            "stepSecondsFrom": None if self.measured is None else str(self.measured),
+            "hours": self.hours,
+            "chipHours": self.chip_hours,
+        }
         return {name: value for name, value in known.items() if value is not None}
 
 
-def cost_of(resolution: Resolution, step_seconds: float | None) -> Cost:
-    """Returns the cost of one uninterrupted training; `step_seconds` is the time of one optimizer step."""
-    chips, steps = resolution.layout.chips, resolution.steps
-    if step_seconds is None:
-        return Cost(chips * steps, None, None)
-    hours = steps * step_seconds / _SECONDS_PER_HOUR
-    return Cost(chips * steps, hours, chips * hours)
+def cost_of(resolution: Resolution, times: Sequence[StepTime] = ()) -> Cost:
+    """Returns the cost of the steps on this slice, by the time that was measured on it or on the slice of its
+    generation that is nearest in size."""
+    layout = resolution.layout
+    alike = [time for time in times if time.layout.shape.generation == layout.shape.generation]
+    nearest = min(alike, key=lambda time: abs(log(time.layout.chips / layout.chips)), default=None)
+    seconds = None if nearest is None else nearest.seconds_for(resolution)
+    return Cost(layout.chips, resolution.steps, seconds, nearest)
+
+
+def cost_rows(costs: Sequence[Cost]) -> dict[str, list[str]]:
+    """Returns the numbers to show for several slices, by name. Without any step time, chips are all that is known."""
+    if all(cost.measured is None for cost in costs):
+        return {"chip-steps": [str(cost.chip_steps) for cost in costs]}
+    return {
+        SECONDS_PER_STEP: [_text(cost.step_seconds) for cost in costs],
+        "hours": [_text(cost.hours) for cost in costs],
+        "chip-hours": [_text(cost.chip_hours) for cost in costs],
+    }
+
+
+def _examples(resolution: Resolution) -> int:
+    batch = resolution.recipe.batch
+    return batch.per_replica * batch.accumulation
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -1,0 +1,78 @@
+"""What a training costs: hand-calculated hours, and what must hold on any slices."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.jobs import job_body
+from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.domain.job.recipe.cost import StepTime, cost_of
+from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
+
+SIZES = [1, 4, 8, 16, 32, 64, 128, 256]
+
+
+def on(accelerator_type: str, **recipe: Any) -> Resolution:
+    """The job, tuned on v5litepod-16, on another slice."""
+    changes = {"tunedOn": {"acceleratorType": "v5litepod-16"}, "globalBatchSize": 2048, **recipe}
+    body = job_body({f"spec.recipe.{name}": value for name, value in changes.items()})
+    body["spec"]["slice"] = {"acceleratorType": accelerator_type}
+    return resolve(parse_job(body).spec)
+
+
+def measured(seconds: float, resolution: Resolution) -> StepTime:
+    return StepTime.of(resolution, seconds, "measured on")
+
+
+# 100,000 steps of 2048 examples on 16 chips at 0.36 s: 10 hours, 160 chip-hours.
+@pytest.mark.parametrize(
+    ("batch", "name", "steps", "seconds", "hours", "chip_hours"),
+    [
+        ("PerCoreConstant", "v5litepod-4", 400_000, 0.36, 40, 160),
+        ("PerCoreConstant", "v5litepod-16", 100_000, 0.36, 10, 160),
+        ("PerCoreConstant", "v5litepod-64", 25_000, 0.36, 2.5, 160),
+        # Four passes of 128 for one of 128; then a pass of 32.
+        ("GlobalConstant", "v5litepod-4", 100_000, 1.44, 40, 160),
+        ("GlobalConstant", "v5litepod-16", 100_000, 0.36, 10, 160),
+        ("GlobalConstant", "v5litepod-64", 100_000, 0.09, 2.5, 160),
+    ],
+)
+def test_the_cost_by_hand(batch: str, name: str, steps: int, seconds: float, hours: float, chip_hours: float) -> None:
+    recipe = {"trainSteps": 100_000, "scaling": {"batch": batch}}
+    cost = cost_of(on(name, **recipe), [measured(0.36, on("v5litepod-16", **recipe))])
+    assert cost.steps == steps
+    found = (cost.step_seconds, cost.hours, cost.chip_hours)
+    assert found == tuple(pytest.approx(number) for number in (seconds, hours, chip_hours))
+
+
+@given(
+    measured_on=st.sampled_from(SIZES),
+    seconds=st.floats(1e-3, 100),
+    steps=st.integers(1, 1000),
+    batch=st.sampled_from(["PerCoreConstant", "GlobalConstant"]),
+)
+def test_chip_hours_do_not_depend_on_the_slice_and_hours_fall_with_its_size(
+    measured_on: int, seconds: float, steps: int, batch: str
+) -> None:
+    recipe = {"trainSteps": steps * SIZES[-1], "scaling": {"batch": batch}}
+    time = measured(seconds, on(f"v5litepod-{measured_on}", **recipe))
+    costs = [cost_of(on(f"v5litepod-{size}", **recipe), [time]) for size in SIZES]
+    for small, large in pairwise(costs):
+        assert small.chip_hours == pytest.approx(large.chip_hours)
+        assert small.hours == pytest.approx(large.hours * large.chips / small.chips)
+
+
+def test_of_several_measurements_the_nearest_slice_of_the_generation_counts() -> None:
+    times = [
+        measured(seconds, on(name)) for name, seconds in {"v5litepod-4": 1, "v5litepod-64": 2, "v6e-16": 9}.items()
+    ]
+    found = {name: cost_of(on(name), times).step_seconds for name in ("v5litepod-8", "v5litepod-64", "v6e-4", "v4-8")}
+    assert found == {"v5litepod-8": 1, "v5litepod-64": 2, "v6e-4": 9, "v4-8": None}
+
+
+def test_without_a_measurement_on_the_generation_only_chip_steps_are_known() -> None:
+    cost = cost_of(on("v6e-16"), [measured(1, on("v5litepod-16"))])
+    assert (cost.hours, cost.chip_hours, cost.as_json()) == (None, None, {"chipSteps": 300 * 16})
