@@ -231,6 +231,60 @@ def test_a_job_that_may_not_leave_its_slice_waits_for_it(policy: dict[str, Any])
     assert where(cluster)[1] == (0 if "onLoss" in policy else 1)
 
 
+def runs_there(cluster: ModelCluster) -> None:
+    """The old gang stops, and the new one finds its nodes."""
+    for _ in range(3):
+        kubelet.sweep(cluster)
+        one_pass(cluster)
+    get_ready(cluster)
+
+
+def is_lost(cluster: ModelCluster) -> None:
+    """The gang trains for a minute, then its slice goes."""
+    later(cluster, seconds=60)
+    for pod in list(cluster.pods.values()):
+        kubelet.lose_node_for_good(cluster, pod)
+    one_pass(cluster)
+    cluster.pods.clear()
+
+
+def test_a_job_without_moves_left_says_until_when_and_then_moves() -> None:
+    changes = {
+        "spec.placement.alternatives": [SMALLER],
+        "spec.placement.maxMoves": {"count": 1, "windowSeconds": 7200},
+    }
+    cluster = given_a_running_gang(changes)
+    is_lost(cluster)
+    waits(cluster, 10)
+    assert where(cluster)[:2] == (3, 1)
+    next_move = cluster.now + timedelta(hours=2)
+    runs_there(cluster)
+    is_lost(cluster)
+    waits(cluster, 45)
+    waits(cluster, 45)
+    assert where(cluster)[:2] == (4, 1)
+    unless = f"moves to v5litepod-16 at {format_time(next_move)} unless it finds nodes first"
+    assert f"{unless}; 1 of 1 move in 2 h is used" in ready_message(cluster)
+    due = look(cluster).again
+    assert due is not None
+    assert due <= next_move - cluster.now
+    passes(cluster, (next_move - cluster.now).total_seconds() - 1)
+    assert where(cluster)[:2] == (4, 1)
+    later(cluster, seconds=1)
+    assert where(cluster)[:2] == (5, 0)
+
+
+def test_a_gang_that_may_not_return_for_now_says_until_when() -> None:
+    limit = {"spec.placement.maxMoves": {"count": 1, "windowSeconds": 90}}
+    cluster = given_a_running_gang(GROWING | limit)
+    is_lost(cluster)
+    waits(cluster, 10)
+    moved = parse_time(cluster.status.placement.moves[-1].at)
+    runs_there(cluster)
+    until = format_time(moved + timedelta(seconds=90))
+    assert f"; it asks for no better slice before {until}: 1 of 1 move in 90 s is used" in ready_message(cluster)
+
+
 def test_a_suspension_does_not_make_a_job_forget_the_slice_on_which_it_ran() -> None:
     cluster = given_a_running_gang({"spec.placement": {"alternatives": [SMALLER], "onLoss": "Wait"}})
     passes(cluster, 60)

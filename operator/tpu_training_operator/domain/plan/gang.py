@@ -28,6 +28,7 @@ from tpu_training_operator.domain.plan.common.conditions import ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
 from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
+from tpu_training_operator.domain.plan.placement.return_to_preferred import describe_stay
 from tpu_training_operator.domain.plan.placement.search import carry_out, move, next_slice
 from tpu_training_operator.domain.plan.plan import Batch, Batches, Freshness, Plan
 from tpu_training_operator.domain.plan.queue.queueing import read_placement
@@ -132,7 +133,7 @@ def _watch(ctx: Context) -> Plan:
         return _watch_peers(ctx)
     if not all(pod.is_ready or pod.phase == "Succeeded" for pod in ctx.pods):
         return _watch_start(ctx)
-    where = f" on {ctx.option}" if len(ctx.options) > 1 else ""
+    where = f" on {ctx.option}{describe_stay(ctx)}" if len(ctx.options) > 1 else ""
     message = f"{ctx.rung_prefix}attempt {ctx.attempt}: {every(len(ctx.pods), 'worker')} ready{where}"
     ready = ReadyState(State.RUNNING, Reason.ALL_WORKERS_READY, message)
     goodput = ctx.settled_goodput()

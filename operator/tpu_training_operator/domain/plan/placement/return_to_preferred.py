@@ -19,14 +19,14 @@ from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.placement import ReturnToPreferred
 from tpu_training_operator.api.status import PlacementReason
 from tpu_training_operator.api.words import count
-from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
+from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.job.naming import leads_a_slice, placeholder_slice
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE, WarnPlaceholderRefused
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_by_force, delete_pods, describe_stuck, is_stuck
-from tpu_training_operator.domain.plan.placement.search import may_move_again, move
+from tpu_training_operator.domain.plan.placement.search import describe_limit, find_next_allowed, move
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Batch, Batches, Freshness, Plan, Turn
 
 
@@ -124,21 +124,31 @@ def count_turns(ctx: Context) -> int | None:
     """Returns how many turns have passed since the gang was first allowed to move: negative before that, None if it may
     not move."""
     policy = ctx.job.spec.placement
-    if (
-        policy is None
-        or policy.return_to_preferred is not ReturnToPreferred.AT_CHECKPOINT
-        or ctx.is_on_lower_rung
-        or ctx.option.number == 0
-    ):
+    if policy is None or not _wants_better(ctx):
         return None
     gang = find(ctx.status.conditions, ConditionType.GANG_READY)
     stays = ctx.is_suspended or ctx.is_held or ctx.job.spec.run_policy.suspend or ctx.is_refused or _is_starting(ctx)
     # Workers end one after the other when the training is over.
     stays = stays or any(pod.has_ended for pod in ctx.pods)
-    if gang is None or not gang.is_true or stays or not may_move_again(ctx):
+    if gang is None or not gang.is_true or stays or find_next_allowed(ctx) is not None:
         return None
     ran = ctx.now - parse_time(gang.last_transition_time) - timedelta(seconds=policy.min_run_seconds)
     return ran // turn_length(ctx)
+
+
+def _wants_better(ctx: Context) -> bool:
+    policy = ctx.job.spec.placement
+    returns = policy is not None and policy.return_to_preferred is ReturnToPreferred.AT_CHECKPOINT
+    return returns and not ctx.is_on_lower_rung and ctx.option.number > 0
+
+
+def describe_stay(ctx: Context) -> str:
+    """Says why a gang that runs on an alternative does not ask for a better slice for now; empty if it does, or never
+    would."""
+    allowed = find_next_allowed(ctx)
+    if allowed is None or not _wants_better(ctx):
+        return ""
+    return f"; it asks for no better slice before {format_time(allowed)}: {describe_limit(ctx)}"
 
 
 def _is_starting(ctx: Context) -> bool:

@@ -24,6 +24,7 @@ from datetime import UTC, datetime, timedelta
 from tpu_training_operator.api.conditions import Condition, ConditionType, EventReason, Reason, find
 from tpu_training_operator.api.placement import OnLoss
 from tpu_training_operator.api.status import LONGEST_TEXT, Activity, Goodput, Move, PlacementReason, Progress
+from tpu_training_operator.api.words import count, span
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import SliceOption
@@ -49,16 +50,18 @@ _QUOTA = re.compile(r"exceeded quota: .*requested: (?P<requested>.*), used: .*, 
 
 @dataclass(frozen=True)
 class PendingMove:
-    """A move that is due at a certain time, unless the gang finds its nodes first."""
+    """A move that is due at a certain time, unless the gang finds its nodes first. `because`: what delays it, besides
+    the wait for the slice."""
 
     to: SliceOption
     at: datetime
     reason: PlacementReason
     why: str
     unless: str = "it finds nodes"
+    because: str = ""
 
     def words(self) -> str:
-        return f"moves to {self.to} at {format_time(self.at)} unless {self.unless} first"
+        return f"moves to {self.to} at {format_time(self.at)} unless {self.unless} first{self.because}"
 
 
 def next_slice(ctx: Context) -> PendingMove | None:
@@ -68,8 +71,18 @@ def next_slice(ctx: Context) -> PendingMove | None:
         return None
     waits_since, was_here = _waiting_since(ctx)
     policy = ctx.job.spec.placement
-    if was_here and not (policy is not None and policy.on_loss is OnLoss.MOVE and may_move_again(ctx)):
+    if was_here and (policy is None or policy.on_loss is not OnLoss.MOVE):
         return None
+    due = _find_due(ctx, waits_since, was_here)
+    # Moves in search of nodes, before the job has run, are not limited.
+    next_allowed = find_next_allowed(ctx) if was_here else None
+    if due is None or next_allowed is None or due.at >= next_allowed:
+        return due
+    return replace(due, at=next_allowed, because=f"; {describe_limit(ctx)}")
+
+
+def _find_due(ctx: Context, waits_since: datetime, was_here: bool) -> PendingMove | None:
+    """Returns the next move as the waits for the slices have it; None as `next_slice`."""
     to = _next_option(ctx)
     if ctx.queue is not None and (ctx.attempt == 0 or ctx.is_held):
         return _next_without_quota(ctx, ctx.queue, to)
@@ -115,19 +128,24 @@ def _next_without_quota(ctx: Context, queue: Queue, to: SliceOption) -> PendingM
     return PendingMove(to, at, reason, f"queue {queue.name} {why}: {explanation}", "Kueue admits it")
 
 
-def count_moves(ctx: Context) -> int:
-    """Counts the moves away from a slice on which the job ran, which are those that maxMoves limits."""
+def find_next_allowed(ctx: Context) -> datetime | None:
+    """Returns when the job may leave a slice on which it has run, because the oldest move within the window of maxMoves
+    no longer counts then; None if it may at once."""
     placement, policy = ctx.status.placement, ctx.job.spec.placement
     if placement is None or policy is None:
-        return 0
-    oldest = ctx.now - policy.max_moves.window
-    counting = (move for move in placement.moves if move.reason not in FOR_CAPACITY)
-    return sum(parse_time(move.at) > oldest for move in counting)
+        return None
+    most, window = policy.max_moves.count, policy.max_moves.window
+    times = sorted(parse_time(move.at) for move in placement.moves if move.reason not in FOR_CAPACITY)
+    left = times[-most] + window if len(times) >= most else _LONG_AGO
+    return left if left > ctx.now else None
 
 
-def may_move_again(ctx: Context) -> bool:
+def describe_limit(ctx: Context) -> str:
+    """Says that no move is left for now, for example "6 of 6 moves in 24 h are used"."""
     policy = ctx.job.spec.placement
-    return policy is not None and count_moves(ctx) < policy.max_moves.count
+    assert policy is not None
+    most, window = policy.max_moves.count, span(policy.max_moves.window_seconds)
+    return f"{most} of {count(most, 'move')} in {window} {'is' if most == 1 else 'are'} used"
 
 
 def _next_option(ctx: Context) -> SliceOption:
