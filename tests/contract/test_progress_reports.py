@@ -33,6 +33,7 @@ reports = st.builds(
     total_steps=st.just(300),
     loss=st.none() | numbers,
     examples_per_second=st.none() | numbers,
+    start_step=st.none() | steps,
     checkpoint_step=st.none() | steps,
     # A job names the metric, in at most 128 characters.
     best_checkpoint=st.none() | st.builds(Best, st.just("step-00000010-5f0c-1"), steps, st.text(max_size=128), numbers),
@@ -69,6 +70,7 @@ def test_every_part_of_a_report_arrives(sent: report.ProgressReport) -> None:
         examples_per_second=number_text(sent.examples_per_second),
         loss=number_text(sent.loss),
         metrics={as_sent(name): number_text(value) for name, value in sent.metrics.items()},
+        start_step=sent.start_step,
         checkpoint_step=sent.checkpoint_step,
         best_checkpoint=sent.best_checkpoint and meant(sent.best_checkpoint),
         estimated_remaining_seconds=sent.remaining_seconds,

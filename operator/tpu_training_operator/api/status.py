@@ -424,8 +424,17 @@ class Move(StatusModel):
     to: int = Field(description="The optionIndex after.")
     from_slice: _Text | None = Field(default=None, description="The slice before, in words.")
     to_slice: _Text | None = Field(default=None, description="The slice after, in words.")
-    step: int | None = Field(default=None, description="Last step reported before the move.")
+    step: int | None = Field(
+        default=None,
+        description="Last step known to have been reached before the move, as that slice counts.",
+    )
     examples: int | None = Field(default=None, description="Examples trained up to that step.")
+    continued_step: int | None = Field(
+        default=None,
+        description="Step from which the training continued after the move, as that slice counts. Absent until the"
+        " workers there have reported it.",
+    )
+    continued_examples: int | None = Field(default=None, description="Examples trained up to that step.")
     at: _Time = Field(description="When the move was decided.")
     reason: str = Field(description="Why, as one word.")
     why: _Text = Field(description="Why, in a sentence.")

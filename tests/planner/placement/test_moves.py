@@ -178,6 +178,71 @@ def test_a_lost_slice_is_waited_for_and_then_left() -> None:
     assert goodput.activity == "Moving"
 
 
+def stopped_at(cluster: ModelCluster, step: int, words: str | None) -> None:
+    """The gang has trained up to `step` of 1000 when a better slice is there, and stops."""
+    kubelet.report(cluster, step)
+    later(cluster, seconds=1800)
+    for name in HELD:
+        kubelet.make_ready(cluster, cluster.pods[name])
+    one_pass(cluster)
+    assert where(cluster)[:2] == (3, 0)
+    assert "moves from v5litepod-8 to v5litepod-16, last reported step 120 (15360 examples):" in ready_message(cluster)
+    one_pass(cluster)
+    for host in range(2):
+        if words is not None:
+            kubelet.leave(cluster, cluster.pods[f"digits-2-0-{host}"], 75, message=words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param('{"outcome": "Preempted", "message": "", "step": 127}', id="the stopped worker says it"),
+        pytest.param('{"outcome": "Preempted", "message": "", "step": 12345678}', id="it says nonsense"),
+        pytest.param("Killed", id="it says nothing"),
+        pytest.param(None, id="its pod is gone at once"),
+    ],
+)
+def test_a_move_names_the_step_that_was_reached_and_the_one_that_is_continued_from(words: str | None) -> None:
+    cluster = given_a_gang_on_the_smaller_slice(GROWING | {"spec.recipe.trainSteps": 1000}, listens=True)
+    stopped_at(cluster, 120, words)
+    one_pass(cluster)
+    runs_there(cluster)
+    move = cluster.status.placement.moves[-1]
+    assert (move.continued_step, move.continued_examples) == (None, None)
+    kubelet.report(cluster, 0, ReportPhase.STARTING)
+    later(cluster, seconds=10)
+    assert cluster.status.placement.moves[-1].continued_step is None
+    kubelet.report(cluster, 127, ReportPhase.STARTING, start_step=127, checkpoint_step=127)
+    later(cluster, seconds=10)
+    move = cluster.status.placement.moves[-1]
+    said_nonsense = words is not None and "12345678" in words
+    assert (move.step, move.examples) == ((1000, 128000) if said_nonsense else (127, 127 * 128))
+    assert (move.continued_step, move.continued_examples) == (127, 127 * 128)
+
+
+def test_a_slice_lost_before_its_gang_has_read_the_checkpoint_is_left_at_that_checkpoints_step() -> None:
+    cluster = given_a_running_gang(TWO | {"spec.recipe.trainSteps": 1000}, listens=True)
+    kubelet.report(cluster, 120, checkpoint_step=100)
+    is_lost(cluster)
+    for _ in range(2):
+        later(cluster, seconds=60)
+        get_ready(cluster)
+    kubelet.report(cluster, 0, ReportPhase.STARTING)
+    is_lost(cluster)
+    assert cluster.status.progress.step == 100
+    waits(cluster, 10)
+    waits(cluster, 10)
+    move = cluster.status.placement.moves[-1]
+    assert (move.step, move.examples, move.continued_step) == (100, 12800, None)
+    runs_there(cluster)
+    kubelet.report(cluster, 200, start_step=100, checkpoint_step=200)
+    later(cluster, seconds=10)
+    assert cluster.status.placement.moves[-1].continued_step == 100
+    kubelet.report(cluster, 210, start_step=90)
+    later(cluster, seconds=10)
+    assert cluster.status.placement.moves[-1].continued_step == 100, "it is said once"
+
+
 def test_a_gang_that_is_lost_in_the_second_in_which_it_was_ready_has_run_there() -> None:
     """Kubernetes times have whole seconds."""
     cluster = given_a_running_gang(TWO)
@@ -415,8 +480,8 @@ GROWING = {
 HELD = [f"digits-hold0-0-{host}" for host in range(4)]
 
 
-def given_a_gang_on_the_smaller_slice(changes: dict[str, Any]) -> ModelCluster:
-    cluster = given_a_begun_attempt(changes)
+def given_a_gang_on_the_smaller_slice(changes: dict[str, Any], *, listens: bool = False) -> ModelCluster:
+    cluster = given_a_begun_attempt(changes, listens=listens)
     waits(cluster, 10)
     for _ in range(5):
         kubelet.sweep(cluster)

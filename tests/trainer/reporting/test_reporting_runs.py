@@ -88,6 +88,7 @@ def test_a_run_is_reported_from_its_start_to_its_end(
         "phase": "Starting",
         "step": 0,
         "totalSteps": STEPS,
+        "startStep": None,
         "loss": None,
         "examplesPerSecond": None,
         "checkpointStep": None,
@@ -103,6 +104,7 @@ def test_a_run_is_reported_from_its_start_to_its_end(
     gate.open(AFTER_A_CHECKPOINT)
     middle = service.wait_for(lambda said: said["step"] == MIDDLE - 1)
     assert (middle["phase"], middle["loss"], middle["checkpointStep"]) == ("Training", undisturbed[9], 5)
+    assert middle["startStep"] == 0
     assert middle["examplesPerSecond"] > 0
     assert middle["estimatedRemainingSeconds"] >= 0
     gate.open(MIDDLE)

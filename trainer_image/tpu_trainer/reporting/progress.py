@@ -20,7 +20,7 @@ MOST_SHOWN = 4
 
 
 class ProgressLog:
-    """Prints, unless `silent`. step: the last step reported.
+    """Prints, unless `silent`. step: the last step reported. start_step: the one that the run begins after.
 
     checkpoint_step: the newest step that is safe in a checkpoint. last: the last sample. metrics: of the last
     evaluation. means: the last values of what the task has logged. warnings: the first MOST_WARNINGS findings. best:
@@ -29,6 +29,7 @@ class ProgressLog:
 
     def __init__(self, total_steps: int, silent: bool) -> None:
         self.step: int | None = None
+        self.start_step: int | None = None
         self.checkpoint_step: int | None = None
         self._total = total_steps
         self._silent = silent

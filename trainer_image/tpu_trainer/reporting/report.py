@@ -22,7 +22,8 @@ from tpu_trainer.reporting.progress import ProgressLog
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """step: steps made so far; the device may still be working on the newest. loss, examples_per_second: of the last
+    """step: steps made so far; the device may still be working on the newest. start_step: the step that the run begins
+    after, 0 or the checkpoint's; None until that is read. loss, examples_per_second: of the last
     steps that were read. metrics: of the last evaluation, then what the task has logged. checkpoint_step: the newest
     step that is safe in a checkpoint. best_checkpoint: the checkpoint with the best evaluation, if one is kept.
     remaining_seconds: without evaluations and checkpoints. None while a number is unknown."""
@@ -30,6 +31,7 @@ class ProgressReport:
     phase: ReportPhase
     step: int
     total_steps: int
+    start_step: int | None = None
     loss: float | None = None
     examples_per_second: float | None = None
     checkpoint_step: int | None = None
@@ -49,6 +51,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progre
         phase=phase_of(phase, pace.steps),
         step=step,
         total_steps=spec.last_step,
+        start_step=progress.start_step,
         loss=last.losses[-1] if last else None,
         examples_per_second=rate,
         checkpoint_step=progress.checkpoint_step,
@@ -81,6 +84,7 @@ def operator_body(report: ProgressReport) -> bytes:
         "phase": report.phase,
         "step": report.step,
         "totalSteps": report.total_steps,
+        "startStep": report.start_step,
         "loss": report.loss,
         "examplesPerSecond": report.examples_per_second,
         "checkpointStep": report.checkpoint_step,

@@ -30,6 +30,7 @@ class RunOutputs:
     rung: RungNumbers | None = None
 
     def begin(self, step: int) -> None:
+        self.progress.start_step = step
         self.reporter.begin(step)
 
     def add_first_loss(self, time: FirstLossTime) -> None:

@@ -148,6 +148,8 @@ def move_words(move: Move) -> str:
     """Returns for example: v6e-16 to v5p-32 at step 120: 4 placeholders hold the nodes of v5p-32; ..."""
     before, after = move.from_slice or f"slice {move.from_}", move.to_slice or f"slice {move.to}"
     step = f" at step {move.step}" if move.step else ""
+    if move.continued_step is not None and move.continued_examples != move.examples:
+        step += f", continued from step {move.continued_step}"
     return f"{before} to {after}{step}: {move.why}"
 
 

@@ -14,7 +14,8 @@ from tpu_training_operator.api.status import BestCheckpoint
 @dataclass(frozen=True)
 class WorkerReport:
     """The latest report of an attempt. `attempt` and `pod_uid` belong to the pod whose token came with the report,
-    whatever the report itself says. Numbers other than counts are texts with six digits. `exact`: the step was counted,
+    whatever the report itself says. `start_step`: the step that the attempt begins after; None from a worker that has
+    not read its checkpoint. Numbers other than counts are texts with six digits. `exact`: the step was counted,
     not computed from a percentage, which changes only after many steps."""
 
     attempt: int
@@ -22,6 +23,7 @@ class WorkerReport:
     received: datetime
     phase: ReportPhase
     step: int
+    start_step: int | None = None
     total_steps: int | None = None
     examples_per_second: str | None = None
     loss: str | None = None

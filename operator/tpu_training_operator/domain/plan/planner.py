@@ -33,7 +33,7 @@ from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.ledger import active_seconds, charge_slice
 from tpu_training_operator.domain.plan.common.pod_cleanup import look_again
 from tpu_training_operator.domain.plan.common.progress import apply_report, write_due
-from tpu_training_operator.domain.plan.common.slice_record import choose_option, is_wrong, keep_record
+from tpu_training_operator.domain.plan.common.slice_record import choose_option, complete_move, is_wrong, keep_record
 from tpu_training_operator.domain.plan.delegation import plan_delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
 from tpu_training_operator.domain.plan.invalid import plan_invalid, read_budget
@@ -110,7 +110,8 @@ def _read(look: JobState, max_hosts: int) -> Context:
         # An edit has removed it. Chips are counted, and their budget enforced, by what the gang runs on.
         status = replace(status, resolved=option.resolution.resolved)
     ctx = Context(observed, status, look.now, options, option, lower_rungs=lower, rung=rung)
-    return replace(ctx, status=apply_report(status, observed.report, option.resolution.steps, look.now, ctx.holding))
+    status = apply_report(status, observed.report, option.resolution.steps, look.now, ctx.holding)
+    return replace(ctx, status=complete_move(status, observed, options, option))
 
 
 def _drop_entry_check(job: Object) -> Object:

@@ -28,6 +28,7 @@ _TOTAL_METRICS = ("total_steps", "totalSteps", "max_steps", "maxSteps")
 class _ProgressPayload(TrainerReport):
     phase: ReportPhase
     step: Count
+    start_step: Count | None = None
     warnings: list[str] | None = None
     estimated_remaining_seconds: Count | None = None
     stacks: str | None = None
@@ -57,6 +58,7 @@ def read_progress(body: bytes, sender: Sender, received: datetime) -> WorkerRepo
         received=received,
         phase=payload.phase,
         step=payload.step,
+        start_step=payload.start_step,
         total_steps=payload.total_steps,
         examples_per_second=number_text(payload.examples_per_second),
         loss=number_text(payload.loss),

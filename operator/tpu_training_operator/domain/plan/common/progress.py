@@ -30,8 +30,7 @@ def apply_report(
     received = format_time(report.received)
     if before.last_report_time is not None and parse_time(received) < parse_time(before.last_report_time) <= now:
         return status
-    # Without a phase, this attempt has not reported yet. It may begin at an earlier step than the last one reached.
-    step = report.step if before.phase is None else max(report.step, before.step)
+    step = _read_step(report, before)
     advanced = before.phase is not report.phase or step > before.step
     advance = before.last_advance_time
     if advanced or (advance is not None and parse_time(advance) > max(now, report.received)):
@@ -59,6 +58,17 @@ def apply_report(
     return replace(
         status, restarts=refill(status.restarts), goodput=_count_saved(status.goodput, report, unsaved, chips)
     )
+
+
+def _read_step(report: WorkerReport, before: Progress) -> int:
+    """Returns the step to show. While a worker has not read its checkpoint, it is that of the newest one."""
+    starts = before.phase in (None, ReportPhase.STARTING)
+    if starts and report.phase is ReportPhase.STARTING and report.step == 0 and report.start_step is None:
+        return before.checkpoint_step or 0
+    # Without a phase, this attempt has not reported yet. It may begin at an earlier step than the last one reached, and
+    # from another checkpoint than the one shown until now.
+    begins = before.phase is None or (starts and before.step == before.checkpoint_step)
+    return report.step if begins else max(report.step, before.step)
 
 
 def _count_training(status: Status, report: WorkerReport, chips: Holding | None) -> Goodput | None:

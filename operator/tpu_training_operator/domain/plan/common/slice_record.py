@@ -10,7 +10,7 @@ from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import MOST_MOVES, Move, Placement, PlacementReason, Status
-from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time
+from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.plan.common.ledger import charge_slice
 
@@ -49,6 +49,34 @@ def record_start(
         searches = placement.moves_for_capacity + (reason in FOR_CAPACITY)
         placement = replace(placement, moves_for_capacity=searches, moves=_drop_moves([*placement.moves, move]))
     return replace(placement, reason=str(reason))
+
+
+def complete_move(status: Status, observed: Observed, options: Sequence[SliceOption], option: SliceOption) -> Status:
+    """Returns the status whose last move has what only shows after it was decided: the last step of the gang that was
+    stopped, from its last words, and the step from which the training continued, as the new gang reports it."""
+    placement = status.placement
+    move = placement.moves[-1] if placement is not None and placement.moves else None
+    before = next((one for one in options if move is not None and one.number == move.from_), None)
+    # Without a step, nothing was trained. Later attempts on the new slice continue what that one has trained.
+    if placement is None or move is None or move.step is None or before is None or move.continued_step is not None:
+        return status
+    size = before.resolution.recipe.batch.total
+    reached = max(move.step, min(_last_words_step(observed, status.attempt, move), before.resolution.steps))
+    report = observed.report
+    if move.to == option.number and report and report.attempt == status.attempt and report.start_step is not None:
+        examples = report.start_step * option.resolution.recipe.batch.total
+        move = replace(move, continued_step=report.start_step, continued_examples=examples)
+        reached = max(reached, examples // size)
+    move = replace(move, step=reached, examples=reached * size)
+    return replace(status, placement=replace(placement, moves=[*placement.moves[:-1], move]))
+
+
+def _last_words_step(observed: Observed, attempt: int, move: Move) -> int:
+    """Returns the last step that the gang on the slice before the move names in its termination messages."""
+    stopped = [pod for pod in observed.before_attempt(attempt) if pod.option_number == move.from_]
+    last = max((pod.worker.attempt for pod in stopped), default=0)
+    words = (pod.trainer_message for pod in stopped if pod.worker.attempt == last)
+    return max((said.step for said in words if said is not None and said.step is not None), default=0)
 
 
 def reason_to_stay(placement: Placement | None, option: SliceOption) -> PlacementReason:

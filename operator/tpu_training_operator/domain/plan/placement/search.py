@@ -251,7 +251,7 @@ def move(ctx: Context, to: SliceOption, reason: PlacementReason, why: str) -> Pl
     """Plans the next attempt on `to`. `why`: a clause for people."""
     record = _record(ctx, to, reason, why)
     is_move = to.number != ctx.option.number
-    where = f" at step {record.step} ({record.examples} examples)" if record.step else ""
+    where = f", last reported step {record.step} ({record.examples} examples)" if record.step else ""
     begins = f"moves from {ctx.option} to {to}{where}" if is_move else f"starts on {to}"
     status = replace(
         ctx.status,
