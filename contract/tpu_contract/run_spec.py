@@ -353,6 +353,8 @@ class RunSpec:
     """One training run, fully resolved: the trainer has nothing left to derive.
 
     `recipe`: what the user wrote, by field path; only compared, to see whether two jobs train the same.
+    `ada_scale_batch_size`: the recipe's batch, to which AdaScale's gains are relative; None without AdaScale. With it
+    `train_steps`, `warmup_steps` and milestones are the recipe's, and the run ends once the gains add up to them.
     `dataset_size`: the examples that `train_steps` were derived from, None if steps were given.
     `end_after_steps`: for a rung of a ladder, which makes only the first steps of its training; None elsewhere.
     `document`: the JSON it was read from, which the history of the run records.
@@ -369,6 +371,7 @@ class RunSpec:
     end_after_steps: Count | None = None
     warmup_steps: Natural
     schedule: ScheduleSpec = ScheduleSpec("Constant")
+    ada_scale_batch_size: Count | None = None
     evaluate_every_steps: Count | None
     stop_early: StopSpec | None = None
     ema_decay: Decimal | None

@@ -26,6 +26,9 @@ EVALUATED = {"evaluateEverySteps": 10}
 STOP = {"metric": "f1", "mode": "Max", "patience": 3}
 STEP = {"name": "Step", "milestones": [9]}
 PLATEAU = {"name": "Plateau", **STOP}
+ADA_SCALE = {"learningRate": "AdaScale"}
+ADAPTIVE = {"recipe.scaling": ADA_SCALE}
+SIXTEEN_TIMES = ADAPTIVE | {"recipe.tunedOn": {TYPE: "v5litepod-1"}}
 
 # Read before any schema: an API server refuses these, too, but in words of its own.
 _ENVELOPE: list[Row] = [
@@ -92,6 +95,8 @@ _SPEC: list[Row] = [
     ),
     ({"recipie": {}}, "recipie"),
     ({"trainer.backend": "XLASPMD", "recipe.sharding": "Optimizer"}, "recipe.sharding"),
+    (ADAPTIVE | {"trainer.loop": "Lightning"}, "recipe.scaling.learningRate"),
+    (ADAPTIVE | {"trainer.entrypoint": ABSENT, "trainer.command": ["python"]}, "recipe.scaling.learningRate"),
     ({"trainer.entrypoint": ABSENT, "trainer.command": ["python"], "trainer.loop": "Lightning"}, "trainer.loop"),
     ({"trainer.backend": "XLASPMD", "trainer.loop": "Lightning"}, "trainer.loop"),
     ({"entryCheck": {"compile": "Require"}, "trainer.loop": "Lightning"}, "entryCheck.compile"),
@@ -396,6 +401,9 @@ _RECIPE: list[Row] = [
     ({"precision": "bf16"}, "precision"),
     ({"sharding": "Full"}, "sharding"),
     ({"gradientNoiseScale": 0}, "gradientNoiseScale"),
+    ({"scaling": ADA_SCALE, "optimizer": {"name": "adamw", "learningRate": 0.1}}, "scaling.learningRate"),
+    ({"scaling": ADA_SCALE | {"maxLearningRate": 1}}, "scaling.learningRate"),
+    ({"scaling": ADA_SCALE | {"weightDecay": True}}, "scaling.learningRate"),
     ({"parameters": {"hidden": 128}}, "parameters.hidden"),
     ({"lr": "0.1"}, "lr"),
 ]
@@ -447,6 +455,13 @@ _ARITHMETIC: list[Row] = [
         "recipe.globalBatchSize",
     ),
     ({"recipe.trainSteps": ABSENT, "recipe.epochs": 3, "recipe.datasetSize": 127}, "recipe.datasetSize"),
+    (SIXTEEN_TIMES | {"trainer.backend": "XLASPMD"}, "recipe.scaling.learningRate"),
+    (
+        SIXTEEN_TIMES | {"slice": {TYPE: "v5litepod-4", "hardware": "CPU"}, "trainer.backend": "Torch"},
+        "recipe.scaling.learningRate",
+    ),
+    (ADAPTIVE | {"recipe.tunedOn": {TYPE: "v5litepod-32"}}, "recipe.scaling.learningRate"),
+    (SIXTEEN_TIMES | {"recipe.trainSteps": 2**24 + 1}, "recipe.scaling.learningRate"),
 ]
 
 _ARITHMETIC += [

@@ -132,6 +132,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
         "spec.recipe.stopEarly": {"metric": "f1", "mode": "Max", "patience": 2**31 - 1, "minDelta": 0},
         "spec.recipe.evaluateEverySteps": 1,
     },
+    {"spec.recipe.scaling": {"learningRate": "AdaScale"}, "spec.recipe.optimizer.name": "SGD"},
     _OWN_LOOP | {"spec.trainer.args": ["--fast"]},
     {"spec.trainer.env": [{"name": "MY_TPUJOB_", "value": ""}, {"name": "POD", "valueFrom": {"fieldRef": {}}}]},
     {"spec.trainer.resources": {"requests": {"cpu": 4, "memory": "16Gi"}}},

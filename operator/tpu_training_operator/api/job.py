@@ -23,7 +23,7 @@ from tpu_training_operator.api.model import (
     StorageUri,
 )
 from tpu_training_operator.api.placement import PlacementPolicy, ReturnToPreferred
-from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.recipe import LearningRateScaling, Recipe
 from tpu_training_operator.api.run_policy import RunPolicy
 from tpu_training_operator.api.slice import (
     WITHOUT_TORCH_TPU,
@@ -284,6 +284,18 @@ class Spec(ApiModel):
                 spec.recipe.sharding is Sharding.REPLICATED or spec.trainer.backend is not BackendName.XLA_SPMD
             ),
             field="recipe.sharding",
+            at_creation=True,
+        ),
+        Rule(
+            cel="!has(self.recipe.scaling) || self.recipe.scaling.learningRate != 'AdaScale'"
+            " || (has(self.trainer.entrypoint) && self.trainer.loop == 'BuiltIn')",
+            message="scaling.learningRate AdaScale needs trainer.entrypoint and loop BuiltIn: the trainer's own loop"
+            " measures the gradients of the replicas",
+            holds=lambda spec: (
+                spec.recipe.scaling.learning_rate is not LearningRateScaling.ADA_SCALE
+                or (spec.trainer.entrypoint is not None and spec.trainer.loop is Loop.BUILT_IN)
+            ),
+            field="recipe.scaling.learningRate",
             at_creation=True,
         ),
         Rule(

@@ -33,6 +33,7 @@ class LearningRateScaling(StrEnum):
     LINEAR = "Linear"
     SQUARE_ROOT = "SquareRoot"
     UNSCALED = "Unscaled"
+    ADA_SCALE = "AdaScale"
 
 
 class Optimizer(ApiModel):
@@ -141,6 +142,19 @@ class StopEarly(ApiModel):
 
 
 class Scaling(ApiModel):
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.learningRate != 'AdaScale' || !(has(self.maxLearningRate) || self.weightDecay)",
+            message="AdaScale sets every step's rate by what the step is worth, and takes neither maxLearningRate"
+            " nor weightDecay",
+            holds=lambda scaling: (
+                scaling.learning_rate is not LearningRateScaling.ADA_SCALE
+                or (scaling.max_learning_rate is None and not scaling.weight_decay)
+            ),
+            field="learningRate",
+        ),
+    )
+
     batch: BatchScaling = Field(
         BatchScaling.PER_CORE_CONSTANT,
         description="PerCoreConstant: every replica keeps its batch, so the global batch grows with the slice."
@@ -151,7 +165,7 @@ class Scaling(ApiModel):
         description="How the learning rate follows the global batch. Auto follows gradientNoiseScale if the recipe has"
         " it, and otherwise the optimizer's name: Linear for sgd, but SquareRoot beyond 4 times the batch (except up to"
         " 8192 examples of a data set of a million); SquareRoot for adam, adamw, rmsprop, adafactor, lion and their"
-        " relatives; Unscaled for others.",
+        " relatives; Unscaled for others. AdaScale: the trainer measures in every step by how much, for sgd.",
     )
     max_learning_rate: PositiveDecimal | None = Field(
         None, description="Upper bound for the scaled learning rate; unbounded by default."
@@ -177,6 +191,16 @@ def _users_of_evaluations(recipe: "Recipe") -> Iterator[str]:
 
 class Recipe(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.scaling) || self.scaling.learningRate != 'AdaScale'"
+            " || self.optimizer.name.matches('^[sS][gG][dD]$')",
+            message="scaling.learningRate AdaScale is derived for optimizer sgd only; use Auto",
+            holds=lambda recipe: (
+                recipe.scaling.learning_rate is not LearningRateScaling.ADA_SCALE
+                or recipe.optimizer.name.lower() == "sgd"
+            ),
+            field="scaling.learningRate",
+        ),
         Rule(
             cel="has(self.trainSteps) != has(self.epochs)",
             message="give exactly one of trainSteps and epochs",

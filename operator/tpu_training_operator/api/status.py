@@ -66,7 +66,9 @@ class Resolved(StatusModel):
     per_replica_batch_size: int = Field(description="Examples that one replica computes at once.")
     accumulation_steps: int = Field(default=1, description="Batches whose gradients are accumulated before one step.")
     global_batch_size: int = Field(description="Examples per step over all replicas.")
-    train_steps: int = Field(description="Optimizer steps of the whole training.")
+    train_steps: int = Field(
+        description="Optimizer steps of the whole training; with AdaScale the most: the recipe's own steps."
+    )
     warmup_steps: int = Field(description="Steps over which the learning rate rises linearly.")
     milestones: Annotated[list[int], Field(max_length=32)] | None = Field(
         default=None, description="Steps at which schedule Step multiplies the learning rate."

@@ -119,6 +119,39 @@ def test_warm_up_keeps_its_number_of_examples(tuned: int, replicas: int, before:
     assert scale(recipe(**before), tuned, replicas).warmup_steps == warmup
 
 
+ADAPTIVE = {"optimizer": SGD, "scaling": {"learningRate": "AdaScale"}}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "before", "steps"),
+    [
+        (16, {"batch": 32, "steps": 1212}, (76, 1212)),
+        (32, {"batch": 32, "steps": 1212}, (38, 1212)),
+        (12, {"batch": 32, "steps": 101}, (9, 101)),
+        (1, {"batch": 32, "steps": 1212}, (1212, 1212)),
+        # Epochs are the recipe's, whose steps drop the last 5 of 101 examples.
+        (4, {"batch": 32, "epochs": 10, "dataset": 101}, (8, 30)),
+        (
+            16,
+            {"batch": 32, "steps": 1212, "scaling": {"batch": "GlobalConstant", "learningRate": "AdaScale"}},
+            (1212,) * 2,
+        ),
+    ],
+)
+def test_adascale_keeps_rate_warm_up_and_steps_of_the_recipe_and_ends_with_the_sum_of_its_gains(
+    replicas: int, before: dict[str, Any], steps: tuple[int, int]
+) -> None:
+    schedule = {"name": "Step", "milestones": [100, 200]}
+    scaled = scale(recipe(**{**ADAPTIVE, "warmup": 81, "schedule": schedule, **before}), 1, replicas)
+    assert (scaled.fewest_steps, scaled.train_steps) == steps
+    assert (scaled.learning_rate, scaled.warmup_steps, scaled.milestones) == ("0.1", 81, (100, 200))
+
+
+def test_adascale_adds_no_warm_up_and_scales_evaluations_by_the_batch() -> None:
+    scaled = scale(recipe(**ADAPTIVE, batch=32, evaluateEverySteps=160), 1, 16)
+    assert (scaled.warmup_steps, scaled.evaluate_every_steps) == (0, 10)
+
+
 LONG = {"steps": 100_000}
 
 

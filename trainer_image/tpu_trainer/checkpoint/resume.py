@@ -12,6 +12,7 @@ from typing import Any
 
 from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.data.order import Position
+from tpu_trainer.optim.adascale import Gained, gained_in
 from tpu_trainer.optim.schedule import Ramp, RecipeRate
 from tpu_trainer.task.task import Hyperparameters
 
@@ -30,7 +31,8 @@ class Leg:
 class Start:
     """step: steps of this recipe that count as done. examples: seen by the job so far, at least step x global batch.
 
-    legs: the stretches trained so far, the present one last. health: the checkpoint's. ended: the checkpoint is of the
+    legs: the stretches trained so far, the present one last. health: the checkpoint's. gained: with AdaScale, what the
+    gains have come to; None without. ended: the checkpoint is of the
     training's end, so the hooks of the end do not run a second time.
     """
 
@@ -41,6 +43,7 @@ class Start:
     legs: tuple[Leg, ...] = ()
     health: NumericalHealth = field(default_factory=NumericalHealth)
     ended: bool = False
+    gained: Gained | None = None
 
     def examples_after(self, step: int, global_batch: int) -> int:
         return self.examples + (step - self.step) * global_batch
@@ -65,7 +68,8 @@ def document(
 
 
 def fresh_start(hp: Hyperparameters, replicas: int, attempt: int) -> Start:
-    return Start(legs=(Leg(0, hp.global_batch_size, replicas, attempt),))
+    gained = None if hp.ada_scale_batch_size is None else Gained(hp.ada_scale_batch_size)
+    return Start(legs=(Leg(0, hp.global_batch_size, replicas, attempt),), gained=gained)
 
 
 def continued_start(
@@ -73,11 +77,10 @@ def continued_start(
 ) -> Start:
     """Returns the start of recipe `hp` from a checkpoint's document. `reduction`: of the rate, by schedule Plateau."""
     examples, batch = int(kept["examples"]), hp.global_batch_size
-    # Rounded down: a partial step's examples are added to the budget, never taken from it.
-    step = min(examples // batch, hp.train_steps)
+    step, gained = _continued_step(kept, examples, hp)
     earlier_legs = tuple(Leg(**leg) for leg in kept["legs"])
-    ramp = None if kept["ramp"] is None else Ramp(**kept["ramp"])
-    if kept["globalBatch"] != batch:
+    ramp = None if kept["ramp"] is None or gained is not None else Ramp(**kept["ramp"])
+    if kept["globalBatch"] != batch and gained is None:
         ramp = RecipeRate(hp, reduction).ramp_from(float(kept["learningRate"]), step)
     return Start(
         step=step,
@@ -88,4 +91,23 @@ def continued_start(
         health=NumericalHealth(
             bool(kept.get("clean", True)), int(kept.get("skipped", 0)), int(kept.get("skippedInARow", 0))
         ),
+        gained=gained,
     )
+
+
+def _continued_step(kept: Mapping[str, Any], examples: int, hp: Hyperparameters) -> tuple[int, Gained | None]:
+    """Returns the steps of recipe `hp` that count as done, and what AdaScale's gains have come to, None without it.
+
+    A run with AdaScale has seen more examples than its progress is worth to the recipe.
+    """
+    batch, recipe_batch, found = hp.global_batch_size, hp.ada_scale_batch_size, gained_in(kept)
+    worth = examples if found is None else found[0].examples
+    # Rounded down: a partial step's examples are added to the budget, never taken from it.
+    step = min(worth // batch, hp.train_steps)
+    if recipe_batch is None:
+        return step, None
+    if found is None:
+        return step, Gained(recipe_batch, steps=float(worth // recipe_batch))
+    gained, made = found
+    # The steps that are left are at most the recipe's: a gain is at least 1.
+    return made if kept["globalBatch"] == batch else step, gained.in_batches_of(recipe_batch)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOSS, WEIGHT, STOP, SAVE, SQUARE = range(5)
 """Indices of the signals. LOSS, WEIGHT: see `Loss`. STOP, SAVE: above 0 if a replica asks to end the run or to save a
-checkpoint. SQUARE: the squared length of the replica's own gradient, sent only for the noise scale."""
+checkpoint. SQUARE: the mean of the squared lengths of the replica's own passes' gradients, sent only if measured."""
 
 SIGNALS = 4
 """Number of signals without SQUARE."""
@@ -126,13 +126,20 @@ class Sums:
     """The results of a step's exchange. signals: summed over all replicas: 4, or 5 with SQUARE, then the logged values.
 
     norm: the length of the global gradient, before any clipping, shape []. square: its square; None unless asked for.
-    logged: the names of the logged values, as in `LoggedRow`.
+    gain: AdaScale's row, None without it. logged: the names of the logged values, as in `LoggedRow`.
     """
 
     signals: Tensor
     norm: Tensor
     square: Tensor | None = None
     logged: tuple[str, ...] = ()
+    gain: Tensor | None = None
+
+    def squares(self, backend: Backend) -> tuple[Tensor, Tensor]:
+        """Returns the squared lengths of a pass's own gradient, as a mean over all passes and replicas, and of the
+        global one, on the backend's device. Only if they were asked for."""
+        assert self.square is not None
+        return _as_data(self.signals[SQUARE], backend) / backend.terms, _as_data(self.square, backend)
 
     def finite(self, backend: Backend) -> Tensor:
         """Computes whether the step's loss and gradients are finite: a boolean of shape [], on the backend's device.
@@ -151,12 +158,13 @@ def exchange(
     loss: Loss,
     requests: GangRequests,
     backend: Backend,
-    squares: bool = False,
+    own_square: Tensor | None = None,
     logged: LoggedRow | None = None,
     earlier: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> Sums:
-    """Replaces every gradient by the gradient of the mean loss over all replicas. `earlier`: gradients of the step's
-    earlier passes that are not stored with their parameters (`EarlierPasses`).
+    """Replaces every gradient by the gradient of the mean loss over all replicas. `own_square`: the signal SQUARE, None
+    if it is not measured. `earlier`: gradients of the step's earlier passes that are not stored with their parameters.
+    Both come from `Passes`.
 
     A parameter without a gradient on any replica keeps none, as in plain PyTorch, where optimizers skip it. A parameter
     that only some replicas used gets the same gradient on all.
@@ -171,7 +179,7 @@ def exchange(
     earlier = earlier or {}
     used = [parameter.grad is not None or parameter in earlier for parameter in parameters]
     sent = [parameter for parameter, has in zip(parameters, used, strict=True) if has or not alone]
-    gradients, signals = take_gradients(sent, loss, requests, squares, earlier)
+    gradients, signals = take_gradients(sent, loss, requests, own_square, earlier)
     if logged is not None:
         signals = torch.cat([signals, logged.values.to(signals.dtype)])
     count = len(signals)
@@ -195,14 +203,14 @@ def exchange(
     with torch.no_grad():
         squared = square([parameter.grad for parameter in parameters if parameter.grad is not None], signals)
     names = () if logged is None else logged.names
-    return Sums(signals, squared.sqrt(), squared if squares else None, names)
+    return Sums(signals, squared.sqrt(), None if own_square is None else squared, names)
 
 
 def take_gradients(
     parameters: Sequence[nn.Parameter],
     loss: Loss,
     requests: GangRequests,
-    squares: bool = False,
+    own_square: Tensor | None = None,
     earlier: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Takes the gradients off the parameters (zeros where there is none) and adds those of `earlier` passes.
@@ -217,9 +225,8 @@ def take_gradients(
     weight = torch.ones_like(total) if loss.weight is None else loss.weight.detach().to(kind).reshape(1)
     flags = [request.sum().to(kind).reshape(1) for request in (requests.stop, requests.save)]
     signals = [total, weight, *flags]
-    if squares:
-        squared = square(gradients, total).to(kind).reshape(1)
-        signals.append(squared if loss.weight is None else squared / weight.square())
+    if own_square is not None:
+        signals.append(own_square.to(kind).reshape(1))
     return gradients, torch.cat(signals)
 
 
@@ -245,8 +252,9 @@ class StepResults:
 
     losses: the global loss of each step. norms: the length of its global gradient, before any clipping. finite: whether
     its loss and gradients are finite. stopping, saving: in one of the steps a replica asked to end the run, or for a
-    checkpoint. squares: per step, the mean over replicas of their own squared gradient, and the square of the global
-    gradient; empty unless the noise scale is asked for. logged: per step, the logged names and their sums.
+    checkpoint. squares: per step, the mean over all passes of their own squared gradient, and the square of the global
+    gradient; empty unless it is measured. logged: per step, the logged names and their sums. gains: per step,
+    AdaScale's row; empty without it.
     """
 
     losses: tuple[float, ...]
@@ -256,6 +264,7 @@ class StepResults:
     saving: bool = False
     squares: tuple[tuple[float, float], ...] = ()
     logged: tuple[tuple[tuple[str, ...], tuple[float, ...]], ...] = ()
+    gains: tuple[tuple[float, ...], ...] = ()
 
     def then(self, later: StepResults) -> StepResults:
         return StepResults(
@@ -266,6 +275,7 @@ class StepResults:
             self.saving or later.saving,
             self.squares + later.squares,
             self.logged + later.logged,
+            self.gains + later.gains,
         )
 
 
@@ -311,8 +321,10 @@ class Signals:
         """Reads the `count` oldest steps."""
         steps = self._unread[:count]
         squares = [sums.square for sums in steps if sums.square is not None]
+        gains = [sums.gain for sums in steps if sums.gain is not None]
         rest = SIGNALS + bool(squares)
-        here = self._backend.to_host([*(sums.signals for sums in steps), *(sums.norm for sums in steps), *squares])
+        own = [*(sums.signals for sums in steps), *(sums.norm for sums in steps)]
+        here = self._backend.to_host([*own, *squares, *gains])
         del self._unread[:count]
         self.read_through += count
         rows = [tensor.tolist() for tensor in here[:count]]
@@ -328,8 +340,9 @@ class Signals:
             saving=any(row[SAVE] > 0 for row in rows),
             squares=tuple(
                 (row[SQUARE] / self._backend.terms, float(square))
-                for row, square in zip(rows, here[2 * count :], strict=False)
+                for row, square in zip(rows, here[len(own) : len(own) + len(squares)], strict=False)
             ),
+            gains=tuple(tuple(row.tolist()) for row in here[len(own) + len(squares) :]),
             logged=tuple((sums.logged, tuple(row[rest:])) for sums, row in zip(steps, rows, strict=True) if row[rest:]),
         )
 

@@ -146,6 +146,8 @@ class CheckpointStorage:
             record = document(work.start, step, position, work.rates.rate_after(step), work.hp, health)
             record |= {"trainExamples": size, "rates": work.rates.state(), "growth": work.group_changes.state()}
             record |= {"steering": work.policy.state(), "logged": work.logbook.state(), **work.closing.state()}
+            if work.gains is not None:
+                record["adaScale"] = work.gains.state(step)
             if (plateau := work.schedules.state()) is not None:
                 record["plateau"] = plateau
             if work.begun_with is not None:

@@ -24,9 +24,10 @@ from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.gang.exchange import MOST_STEPS, Loss, Signals, StepResults
 from tpu_trainer.loop.buffers import Buffers
 from tpu_trainer.loop.context import RunContext
+from tpu_trainer.optim.adascale import GAIN, RATE
 from tpu_trainer.reporting.history import FirstLossTime, Sample
 from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
-from tpu_trainer.task.logbook import Logbook
+from tpu_trainer.task.logbook import Logbook, LoggedCurve
 from tpu_trainer.task.task import Batch, Hyperparameters
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Instruments:
         """The step of the last evaluation, and the checksum of its weights."""
         self._losses: list[float] = []
         self._norms: list[float] = []
+        self._gains: list[tuple[int, float]] = []
         self._read_through = self.first
         # Of the steps that have not been read, and of those that have not been reported.
         self._rates: dict[int, float] = {}
@@ -168,6 +170,8 @@ class Instruments:
             self.outputs.add_first_loss(FirstLossTime(seconds, counters.compilations, counters.compile_seconds))
         step = self._read_through = signals.read_through
         first = step - len(results.losses) + 1
+        self._rates |= {first + place: row[RATE] for place, row in enumerate(results.gains)}
+        self._gains += [(first + place, row[GAIN]) for place, row in enumerate(results.gains)]
         self._losses += results.losses
         self._norms += results.norms
         self._learning_rates |= {earlier: self._rates.pop(earlier, learning_rate) for earlier in range(first, step + 1)}
@@ -249,7 +253,11 @@ class Instruments:
     def _report(self) -> None:
         if not self._losses:
             return
-        self.outputs.add_curves(self.logbook.take())
+        curves = self.logbook.take()
+        if self._gains:
+            curves.append(LoggedCurve("gain", tuple(self._gains)))
+            self._gains.clear()
+        self.outputs.add_curves(curves)
         now, seconds = time.monotonic(), self.clock.seconds()
         sample = Sample(
             step=self._read_through,

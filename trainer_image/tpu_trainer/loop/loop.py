@@ -11,18 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tpu_trainer.contract.errors import user_code
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.data.epochs import watch_attributes
 from tpu_trainer.data.order import Position, random_seed
 from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.gang.exchange import Flags, Loss, Signals, exchange
+from tpu_trainer.gang.exchange import Flags, Loss, Signals, StepResults, exchange
 from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.loop.trainable import PreparedTask, Trainable
-from tpu_trainer.optim.update import EarlierPasses, SkippingUpdate, Update
+from tpu_trainer.optim.adascale import RATE
+from tpu_trainer.optim.update import Passes, SkippingUpdate, Update
 from tpu_trainer.task.outside import OutsideParameters
 from tpu_trainer.task.task import Batch
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class TrainingLoop:
         self.stop, self.evaluate_now = stop, evaluate_now
         warn = partial(instruments.warn, "Optimizer")
         self.trainable = Trainable(model, work.optimizer, warn)
-        self.signals, self.flags, self.earlier = Signals(backend, start.step), Flags(backend), EarlierPasses(model)
+        self.signals, self.flags = Signals(backend, start.step), Flags(backend)
+        self.passes = Passes(model, work.hp.accumulation_steps, measures=work.measures)
         parts = (work.optimizer, work.hooks, work.average, work.clip_norm, backend)
         self.update = SkippingUpdate(*parts, model, instruments.doctor.set_aside) if work.skips else Update(*parts)
         self.outside = OutsideParameters(model, backend.device, warn)
@@ -93,17 +99,20 @@ class TrainingLoop:
         """Makes one step: forward and backward passes, exchange, update. Returns whether the training ends with it."""
         work, backend, instruments = self.work, self.backend, self.instruments
         loss, batch, position = self._accumulate(step)
-        # Asked in every step: hooks may have frozen or unfrozen parameters, or added a group of them.
-        parameters = self.trainable.now(settled=step == work.hp.last_step or work.task.hooks is None)
+        parameters = self._parameters(step)
         requests = self.flags.requests(stop=self.stop(), save=instruments.checkpoints.overdue())
         with instruments.exchange(step, loss, parameters):
             row = instruments.logbook.row()
-            sums = exchange(parameters, loss, requests, backend, work.noise_scale, row, self.earlier.take())
+            square = self.passes.take_square()
+            sums = exchange(parameters, loss, requests, backend, square, row, self.passes.take())
         with user_code("the backward pass"):
             work.hooks.after_backward()
         self.trainable.watch(parameters)
 
-        work.rates.set(step - 1)
+        factor = None
+        if work.gains is not None:
+            factor, sums = work.gains.take(sums, work.rates.recipe, work.rates.base)
+        work.rates.set(step - 1, factor)
         self.update.make(parameters, sums)
         # Before the sync: gradients that are alive there become outputs of the compiled graph.
         work.optimizer.zero_grad(set_to_none=True)
@@ -116,6 +125,10 @@ class TrainingLoop:
 
         self.signals.add(sums)
         return self._evaluate_and_save(step, position)
+
+    def _parameters(self, step: int) -> list[nn.Parameter]:
+        # Asked in every step: hooks may have frozen or unfrozen parameters, or added a group of them.
+        return self.trainable.now(settled=step == self.work.hp.last_step or self.work.task.hooks is None)
 
     def _accumulate(self, step: int) -> tuple[Loss, Batch, Position]:
         """Makes the passes of a step, which add up the parameters' gradients. Returns the step's loss, its last batch,
@@ -132,7 +145,7 @@ class TrainingLoop:
                 with user_code("the backward pass"):
                     self.work.hooks.after_backward()
                 # Each pass is sent off by itself: traced together, all their activations would be alive at once.
-                self.earlier.keep()
+                self.passes.keep()
                 self.update.passed()
                 self.backend.sync()
                 batch, position = next(self.samples)
@@ -170,6 +183,8 @@ class TrainingLoop:
         with user_code("the backward pass"):
             work.hooks.before_backward(loss.total)
             loss.total.backward()  # type: ignore[no-untyped-call]
+        if self.passes.measures:
+            self.passes.measure(self._parameters(step), loss.detached())
         return loss.detached()
 
     def _evaluate_and_save(self, step: int, position: Position) -> bool:
@@ -177,13 +192,15 @@ class TrainingLoop:
         ends early with this step."""
         work, instruments, every = self.work, self.instruments, self.work.hp.evaluate_every_steps
         last = step == work.hp.last_step
-        # The last step of a lower rung is in the middle of the training.
-        evaluates = work.on_lower_rung if last else every is not None and step % every == 0
-        saves = instruments.checkpoints.due(step)
+        evaluates, saves = every is not None and step % every == 0, instruments.checkpoints.due(step)
+        read_all = evaluates or saves or last or (work.gains is not None and work.gains.may_end(step))
         # Raises if the loss is not finite, before a checkpoint is made of it.
-        if results := instruments.read(self.signals, step, work.rates.current, read_all=evaluates or saves or last):
+        if results := instruments.read(self.signals, step, work.rates.current, read_all=read_all):
+            last = self._read_gains(results) or last
             self.result = TrainingResult(step, results.losses[-1], position, results.stopping and not last)
             saves = saves or results.saving
+        # The last step of a lower rung is in the middle of the training.
+        evaluates = work.on_lower_rung if last else evaluates
         stopped, early = self.result.stopped, None
         # Before the checkpoint, which keeps what the hooks of the evaluation decide; a run that is to stop has no time.
         if evaluates and not stopped:
@@ -192,9 +209,19 @@ class TrainingLoop:
             self.result = replace(self.result, early=early)
         if saves or last or stopped or early:
             instruments.save(step, position, now=stopped, closes=last or early is not None)
-        ends = stopped or self.result.early is not None
-        instruments.after_step(self.signals, step, ends=last or ends)
+        ends = last or stopped or self.result.early is not None
+        instruments.after_step(self.signals, step, ends=ends)
         return ends
+
+    def _read_gains(self, results: StepResults) -> bool:
+        """Takes in AdaScale's rows. Returns whether the gains add up to the recipe's steps."""
+        gains = self.work.gains
+        if gains is None:
+            return False
+        gains.read(results.gains, self.signals.read_through)
+        self.work.rates.read = results.gains[-1][RATE]
+        self.instruments.outputs.progress.total = gains.expected_end
+        return gains.ended
 
     def _end(self) -> None:
         work, result = self.work, self.result

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch.optim import SGD
+
 from tpu_contract.run_spec import NotFinitePolicy
 from tpu_trainer.checkpoint.catalogue import LoadedCheckpoint
 from tpu_trainer.checkpoint.commit import Author
 from tpu_trainer.checkpoint.handover import fetch_hooks_state, give_average, give_model, give_optimizer
 from tpu_trainer.checkpoint.initial import load_initial_weights
+from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.data.epochs import shares_epochs
@@ -24,6 +27,7 @@ from tpu_trainer.loop.entrypoint import Loaded, load_entrypoint
 from tpu_trainer.loop.evaluation_policy import EvaluationPolicy, reduction_of
 from tpu_trainer.loop.modes import enter_training_mode
 from tpu_trainer.loop.trainable import ParameterGroupChanges, PreparedTask, refuse_lazy, refuse_synchronised_norm
+from tpu_trainer.optim.adascale import FIELD, AdaScale
 from tpu_trainer.optim.optimizers import build_optimizer, find_unused_settings, refuse_closure
 from tpu_trainer.optim.precision import apply_precision
 from tpu_trainer.optim.schedule import LearningRateSetter
@@ -50,6 +54,11 @@ def load(context: RunContext, hp: Hyperparameters) -> Loaded | LightningRun:
     with context.seeded(hp.seed):
         loaded = load_entrypoint(context.spec.entrypoint, hp, context.spec.loop, context.share)
     if isinstance(loaded, LightningRun):
+        if hp.ada_scale_batch_size is not None:
+            raise UserCodeError(
+                f"{FIELD}: AdaScale needs the trainer's own loop, which measures the gradients of the replicas, and "
+                "Lightning's Trainer trains this module; use Linear or SquareRoot"
+            )
         return loaded
     refuse_lazy(loaded.task.model)
     task = apply_precision(loaded.task, hp.precision, context.backend.device)
@@ -71,6 +80,8 @@ def prepare(
     _warn_of_data(context, task, hp)
     policy_state = storage.policy_state(checkpoint)
     start = storage.start(checkpoint, hp, spec)
+    if start.gained is not None and start.gained.steps >= hp.train_steps:
+        hp = replace(hp, last_step=start.step)
     begun_with = _place_model(context, task.model, checkpoint)
     optimizer = build_optimizer(task, hp)
     schedules = build_schedulers(task, hooks, optimizer, hp)
@@ -125,7 +136,8 @@ def prepare(
     if checkpoint is not None and storage.target is not None:
         work = _restore(context, work, checkpoint, policy_state, storage.target.author)
     average = _average(context, task.model, hp, checkpoint)
-    return replace(work, average=average, noise_scale=_has_noise_scale(context))
+    gains = _gains(context, work.start, optimizer, hp)
+    return replace(work, average=average, noise_scale=_has_noise_scale(context), gains=gains)
 
 
 def _restore(
@@ -245,9 +257,27 @@ def _average(
 def _has_noise_scale(context: RunContext) -> bool:
     if not context.spec.report.gradient_noise_scale:
         return False
-    if context.backend.terms > 1:
+    if context.backend.terms * context.spec.batch.accumulation > 1:
         return True
     context.outputs.progress.say(
-        "no gradient noise scale: it compares the gradients of several processes, and this run has one"
+        "no gradient noise scale: it compares the gradients of several processes or accumulated passes, and this run "
+        "has one of a step's gradients"
     )
     return False
+
+
+def _gains(context: RunContext, start: Start, optimizer: Optimizer, hp: Hyperparameters) -> AdaScale | None:
+    """Returns what sets the rates with AdaScale; None without it.
+
+    Raises:
+        UserCodeError: the optimizer is not SGD, whose steps the gain is derived for.
+    """
+    if start.gained is None:
+        return None
+    if not isinstance(optimizer, SGD):
+        raise UserCodeError(
+            f"{FIELD}: AdaScale is derived for SGD, and the task built {type(optimizer).__name__}; build "
+            "torch.optim.SGD, or use Linear or SquareRoot"
+        )
+    skips = context.spec.on_not_finite is NotFinitePolicy.SKIP
+    return AdaScale(start.gained, start.step, hp, context.backend, skips=skips)

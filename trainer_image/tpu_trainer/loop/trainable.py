@@ -21,6 +21,7 @@ from tpu_trainer.checkpoint.resume import Start
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.doctor.last_weights import Closing
 from tpu_trainer.loop.evaluation_policy import EvaluationPolicy
+from tpu_trainer.optim.adascale import AdaScale
 from tpu_trainer.optim.schedule import LearningRateSetter
 from tpu_trainer.optim.schedulers import Schedules
 from tpu_trainer.optim.update import Average
@@ -48,7 +49,8 @@ class PreparedTask:
     skips: a step that is not finite is left out (recipe.onNotFinite). begun_with: where the initial weights come from,
     None if the task made them. clip_norm: the trainer scales gradients down to this length; None if it does not clip,
     or the task does so itself. sharding: how the optimizer's state is divided among the replicas, if it is.
-    on_lower_rung: a rung of a ladder, whose end is not the training's.
+    on_lower_rung: a rung of a ladder, whose end is not the training's. noise_scale: it is asked for. gains: sets the
+    rates, None without AdaScale.
     """
 
     task: Task
@@ -65,10 +67,16 @@ class PreparedTask:
     closing: Closing
     on_lower_rung: bool = False
     noise_scale: bool = False
+    gains: AdaScale | None = None
     average: Average | None = None
     begun_with: str | None = None
     clip_norm: float | None = None
     sharding: OptimizerSharding | None = None
+
+    @property
+    def measures(self) -> bool:
+        """Whether the squared lengths of the passes' own gradients are measured."""
+        return self.noise_scale or (self.gains is not None and self.gains.measures)
 
     @property
     def averaged(self) -> Mapping[str, Tensor]:

@@ -57,7 +57,7 @@ def run_own_loop(context: RunContext, loaded: Loaded) -> Outcome:
             raise only_under_lightning("the job's checkpoint was written under Lightning's own Trainer")
         writers = storage.writers(backend, context.environment, outputs)
         work, resumed = prepare(context, task, hooks, hp, storage, checkpoint), checkpoint is not None
-        done = describe_nothing_left(work.start, checkpoint, hp)
+        done = describe_nothing_left(work.start, checkpoint, work.hp)
         # As large as the model and its optimizer, and not needed any more.
         del checkpoint
         together = backend.reads_together
@@ -104,7 +104,7 @@ def _instruments(context: RunContext, work: PreparedTask, checkpoints: Checkpoin
         work.logbook,
         lambda: checksum_of(model, work.averaged, backend),
         closing=work.closing,
-        noise=NoiseScale(batch // backend.world, batch) if work.noise_scale else None,
+        noise=NoiseScale(batch // work.hp.accumulation_steps // backend.terms, batch) if work.noise_scale else None,
         average=work.averaged,
     )
 

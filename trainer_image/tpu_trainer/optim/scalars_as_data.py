@@ -56,6 +56,9 @@ class ScalarsAsData(TorchFunctionMode):
             name = self._names[func] = getattr(func, "__name__", "").strip("_")
         if name not in _OPERATIONS:
             return func(*args, **named)
+        if isinstance(alpha := named.get("alpha"), Tensor):
+            # torch would read the number, and wait for the device.
+            args, named = (args[0], args[1] * alpha), {}
         if _computes_in_float32(args):
             args = tuple([self._replace(name, at, value) for at, value in enumerate(args)])
             named = {at: self._replace(name, at, value) for at, value in named.items()}

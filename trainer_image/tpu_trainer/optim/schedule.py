@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from tpu_contract.protocol import DEFAULT_FACTOR
 from tpu_contract.run_spec import ScheduleSpec
+from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.contract.findings import Finding
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ another program."""
 RAMP_SHARE = 0.05
 """The longest ramp, as a share of the remaining steps."""
 _END_FACTOR = 0.0
+
+Step = Any
+"""A number of steps or a factor: a number, or a tensor of shape []."""
 
 Rate = Any
 """A group's rate in its optimizer: a float, a tensor of shape [], or None."""
@@ -55,14 +60,21 @@ class RecipeRate:
     reduction: float = 1.0
     ramp: Ramp | None = None
 
+    def scheduled(self, step: Step) -> Step:
+        """Returns the factor by warm-up and schedule alone."""
+        return rate_factor(step, self.hp.train_steps, self.hp.warmup_steps, self.hp.schedule)
+
     def factor(self, step: int) -> float:
-        hp = self.hp
-        factor = self.reduction * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
+        factor: float = self.reduction * self.scheduled(step)
         return factor if self.ramp is None else factor * self.ramp.factor(step)
 
     def reason(self, step: int) -> str:
-        """Returns what determines the rate of `step`: the ramp, the warm-up, or the schedule."""
+        """Returns what determines the rate of `step`: AdaScale, the ramp, the warm-up, or the schedule."""
         warmup, schedule = self.hp.warmup_steps, self.hp.schedule
+        if self.hp.ada_scale_batch_size is not None:
+            return (
+                f"times each step's gain (AdaScale) and the recipe's schedule {schedule.name} at the sum of the gains"
+            )
         if self.ramp is not None and step < self.ramp.first + self.ramp.steps:
             return f"on a ramp of {self.ramp.steps} steps to this slice's rate"
         if step < warmup:
@@ -81,7 +93,7 @@ class RecipeRate:
     def ramp_from(self, old_rate: float, step: int) -> Ramp | None:
         """Returns a ramp from the last rate on another slice up to that of `step`; None if that is not higher."""
         hp = self.hp
-        new_rate = self.reduction * hp.learning_rate * rate_factor(step, hp.train_steps, hp.warmup_steps, hp.schedule)
+        new_rate: float = self.reduction * hp.learning_rate * self.scheduled(step)
         steps = min(math.ceil(RAMP_SHARE * (hp.train_steps - step)), max(hp.warmup_steps, 1))
         if steps < 1 or not 0 < old_rate < new_rate:
             return None
@@ -122,6 +134,8 @@ class LearningRateSetter:
         self._reason = ""
         self._built: list[Rate] = []
         self._last: list[Rate] = []
+        self.read: float | None = None
+        """The first group's rate in the last step that has been read; None where the host knows it anyway."""
         if not own:
             for group, scale in zip(optimizer.param_groups, _layer_scales(optimizer), strict=True):
                 if scale != 1:
@@ -136,30 +150,44 @@ class LearningRateSetter:
     @property
     def current(self) -> float:
         """The first group's rate; 0 for an optimizer that works without one."""
-        return _number(self._optimizer.param_groups[0].get("lr")) or 0.0
+        return self.read or _number(self._optimizer.param_groups[0].get("lr")) or 0.0
+
+    @property
+    def base(self) -> float:
+        """The rate that the first group was built with."""
+        return _number(self._built[0]) or 0.0
 
     def rate_after(self, steps: int) -> float:
         """Returns the recipe's rate in the last of `steps` steps, of which each group has a multiple; the first group's
         rate if the rates are the task's."""
-        if self._owner is not RateOwner.RECIPE:
+        if self._owner is not RateOwner.RECIPE or self.read is not None:
             return self.current
         return self.recipe.hp.learning_rate * self.recipe.factor(steps - 1)
 
-    def set(self, step: int) -> None:
-        """Sets the rates for step `step`, counted from 0."""
+    def set(self, step: int, factor: Tensor | None = None) -> None:
+        """Sets the rates for step `step`, counted from 0. `factor`: in place of the recipe's, on the device.
+
+        Raises:
+            UserCodeError: there is such a factor, and the rates are the task's.
+        """
         self._take_in_new_groups()
         groups = self._optimizer.param_groups
         if (change := self._find_change()) is not None:
             self._hand_over(step, f"step {step + 1}: the task's own code set {change}")
+        if factor is not None and self._owner is not RateOwner.RECIPE:
+            raise UserCodeError(
+                "recipe.scaling.learningRate: AdaScale sets the learning rate of every step, and here the task's own "
+                "code sets it; leave the rate to the recipe, or use Linear or SquareRoot"
+            )
         if self._owner is RateOwner.HOOKS:
             # A finding has reported this.
             return
         if self._owner is RateOwner.RECIPE:
-            factor = self.recipe.factor(step)
+            applied = self.recipe.factor(step) if factor is None else factor
             for group, rate in zip(groups, self._built, strict=True):
                 if rate is not None:
-                    group["lr"] = rate * factor
-            self._last = [_copy(group.get("lr")) for group in groups]
+                    group["lr"] = rate * applied
+            self._last = [group.get("lr") if factor is not None else _copy(group.get("lr")) for group in groups]
         reason = self.reason(step)
         if reason != self._reason:
             self._reason = reason
@@ -176,7 +204,8 @@ class LearningRateSetter:
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint keeps, as JSON: the owner of the rates, the groups' original rates and current
         rates."""
-        present = [group.get("lr") for group in self._optimizer.param_groups]
+        # A rate on the device is the recipe's.
+        present = self._built if self.read else [group.get("lr") for group in self._optimizer.param_groups]
         # A hook may have set a rate since the last step.
         owner = self._owner if self._find_change() is None else RateOwner.HOOKS
         return {"whose": owner, "built": _numbers(self._built), "present": _numbers(present)}
@@ -221,7 +250,8 @@ class LearningRateSetter:
         """Returns in words which of the recipe's rates the task has changed; None if it has changed none."""
         if self._owner is RateOwner.RECIPE:
             for group, last in zip(self._optimizer.param_groups, self._last, strict=False):
-                if _number(rate := group.get("lr")) != _number(last):
+                # By identity first: reading a number from the device waits for it.
+                if (rate := group.get("lr")) is not last and _number(rate) != _number(last):
                     return f"the learning rate to {_short(rate)}, it was {_short(last)}"
         return None
 
@@ -258,23 +288,26 @@ def _short(rate: Rate) -> str:
     return "nothing" if rate is None else f"{float(rate):.6g}"
 
 
-def rate_factor(step: int, steps: int, warmup: int, schedule: ScheduleSpec) -> float:
-    """Returns the rate of step `step` (counted from 0) over the recipe's.
+def rate_factor(step: Step, steps: int, warmup: int, schedule: ScheduleSpec) -> Step:
+    """Returns the rate of step `step` (counted from 0; a number, or a tensor of shape []) over the recipe's.
 
     While step < warmup it is (step + 1) / warmup (gradual warm-up, Goyal et al. 2017, section 2.2). It is never 0: XLA
     would compile a step with a rate of exactly 0 separately, so Linear and Cosine end one step above `factor`.
     """
-    if step < warmup:
-        return (step + 1) / warmup
+    choose, cos = (torch.where, torch.cos) if isinstance(step, Tensor) else (_choose, math.cos)
     done = (step - warmup) / max(1, steps - warmup)
     end = _END_FACTOR if schedule.factor is None else schedule.factor
+    factor: Any = 1.0
     match schedule.name:
         case "Linear":
-            return 1 - (1 - end) * done
+            factor = 1 - (1 - end) * done
         case "Cosine":
-            return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
+            factor = end + (1 - end) * (1 + cos(math.pi * done)) / 2
         case "Step":
-            factor = DEFAULT_FACTOR if schedule.factor is None else schedule.factor
-            return math.prod([factor for milestone in schedule.milestones if step >= milestone])
-        case _:
-            return 1.0
+            drop = DEFAULT_FACTOR if schedule.factor is None else schedule.factor
+            factor = math.prod([choose(step >= milestone, drop, 1.0) for milestone in schedule.milestones])
+    return choose(step < warmup, (step + 1) / max(1, warmup), factor)
+
+
+def _choose(condition: bool, first: float, second: float) -> float:
+    return first if condition else second

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from tpu_trainer.contract.errors import UserCodeError, user_code
-from tpu_trainer.gang.backends.base import Backend
-from tpu_trainer.gang.exchange import Sums, square
+from tpu_trainer.gang.backends.base import Backend, as_real
+from tpu_trainer.gang.exchange import Loss, Sums, square, widen
 from tpu_trainer.optim.in_place import call_in_place
 from tpu_trainer.optim.scalars_as_data import ScalarsAsData
 from tpu_trainer.task.hooks import Hooks
@@ -292,24 +292,39 @@ class SkippingUpdate(Update):
             yield from _leaves(state, (id(owner),))
 
 
-class EarlierPasses:
+class Passes:
     """Adds up the gradients of 16-bit parameters in float32 over the passes of a step, except the last one.
 
     Autograd adds gradients in the parameter's type, and in bfloat16 a sum over 64 passes is off by a percent. Takes 4
     bytes for each of their elements. Call `keep` between two passes, and `take` after the last one, whose gradients
-    stay with the parameters.
+    stay with the parameters. `measures`: does so for all parameters, and measures each pass's own gradient.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._narrow = [parameter for parameter in model.parameters() if parameter.dtype.itemsize < 4]
+    def __init__(self, model: nn.Module, count: int, *, measures: bool) -> None:
+        self._kept = [parameter for parameter in model.parameters() if measures or parameter.dtype.itemsize < 4]
+        self._count, self.measures = count, measures
+        self._square: Tensor | None = None
         self._sums: dict[nn.Parameter, Tensor] = {}
 
     @torch.no_grad()
+    def measure(self, parameters: Sequence[nn.Parameter], loss: Loss) -> None:
+        """Measures a pass's gradient, which the parameters have. `loss`: the pass's part of the step's."""
+        squared = square([parameter.grad for parameter in parameters if parameter.grad is not None], loss.total)
+        # The gradient of the pass's own mean, of which the step's loss has the sum or the `count`th part.
+        squared = squared * self._count if loss.weight is None else squared / (loss.weight.square() * self._count)
+        self._square = squared if self._square is None else self._square + squared
+
+    def take_square(self) -> Tensor | None:
+        """Returns the mean over the passes of the squared length of their own gradients; None if it is not measured."""
+        found, self._square = self._square, None
+        return found
+
+    @torch.no_grad()
     def keep(self) -> None:
-        for parameter in self._narrow:
+        for parameter in self._kept:
             if parameter.grad is None:
                 continue
-            gradient, parameter.grad = parameter.grad.float(), None
+            gradient, parameter.grad = as_real(widen(parameter.grad)), None
             if parameter in self._sums:
                 call_in_place(Tensor.add_, (self._sums[parameter], gradient), {})
             else:

@@ -20,7 +20,8 @@ MOST_SHOWN = 4
 
 
 class ProgressLog:
-    """Prints, unless `silent`. step: the last step reported. start_step: the one that the run begins after.
+    """Prints, unless `silent`. step: the last step reported. start_step: the one that the run begins after. total: the
+    one after which the run ends, as far as is known.
 
     checkpoint_step: the newest step that is safe in a checkpoint. last: the last sample. metrics: of the last
     evaluation. means: the last values of what the task has logged. warnings: the first MOST_WARNINGS findings. best:
@@ -31,7 +32,7 @@ class ProgressLog:
         self.step: int | None = None
         self.start_step: int | None = None
         self.checkpoint_step: int | None = None
-        self._total = total_steps
+        self.total = total_steps
         self._silent = silent
         self.last: Sample | None = None
         self.metrics: Mapping[str, float] = {}
@@ -49,7 +50,7 @@ class ProgressLog:
         rate = sample.examples_per_second
         means = "".join(f", {name} {value:.6g}" for name, value in list(self._shown.items())[:MOST_SHOWN])
         speed = "" if rate is None else f", {rate:.1f} examples/s"
-        self.say(f"step {sample.step}/{self._total}: loss {sample.losses[-1]:.6g}{means}{speed}")
+        self.say(f"step {sample.step}/{self.total}: loss {sample.losses[-1]:.6g}{means}{speed}")
 
     def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         """Adds what the task has logged; the next sample's line shows it."""
@@ -71,7 +72,7 @@ class ProgressLog:
         if metrics:
             self.metrics = metrics
             values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-            self.say(f"step {step}/{self._total}: {values}")
+            self.say(f"step {step}/{self.total}: {values}")
 
     def say(self, line: str) -> None:
         if not self._silent:

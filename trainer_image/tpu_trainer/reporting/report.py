@@ -50,7 +50,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progre
     return ProgressReport(
         phase=phase_of(phase, pace.steps),
         step=step,
-        total_steps=spec.last_step,
+        total_steps=progress.total,
         start_step=progress.start_step,
         loss=last.losses[-1] if last else None,
         examples_per_second=rate,
@@ -60,7 +60,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progre
         # name.
         metrics={**progress.metrics, **progress.means.copy(), **progress.metrics},
         warnings=progress.warnings,
-        remaining_seconds=math.ceil((spec.last_step - step) * spec.batch.total / rate) if rate else None,
+        remaining_seconds=math.ceil((progress.total - step) * spec.batch.total / rate) if rate else None,
     )
 
 

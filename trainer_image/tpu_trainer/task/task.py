@@ -56,6 +56,8 @@ class Hyperparameters:
     epsilon: 1e-8 if the recipe leaves it out.
     global_batch_size: examples per step of the whole job.
     per_replica_batch_size: examples per pass on one replica.
+    ada_scale_batch_size: the batch of the recipe, by which AdaScale scales the rate; None without AdaScale. With it,
+        train_steps and warmup_steps are the recipe's, and the run ends once the gains add up to train_steps.
     accumulation_steps: passes per step.
     train_steps: steps of the whole training, by which the schedule goes.
     last_step: the step after which this run is done; before train_steps only in a rung of a ladder.
@@ -93,6 +95,7 @@ class Hyperparameters:
     data_uri: str | None
     parameters: Mapping[str, str]
     silent: frozenset[str] = frozenset()
+    ada_scale_batch_size: int | None = None
 
     @staticmethod
     def of(spec: RunSpec) -> Hyperparameters:
@@ -137,6 +140,7 @@ class Hyperparameters:
             data_uri=spec.data_uri,
             parameters=spec.parameters,
             silent=frozenset(name for name, value in optional.items() if value is None),
+            ada_scale_batch_size=spec.ada_scale_batch_size,
         )
 
 

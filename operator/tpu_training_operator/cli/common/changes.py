@@ -90,8 +90,8 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
     On a slice smaller than the recipe's, the number of steps is a multiple of the scale factor.
     """
     recipe, scaled = body["spec"]["recipe"], resolution.recipe
-    tuned = max(1, steps * scaled.batch.total // recipe["globalBatchSize"])
-    before = recipe.get("trainSteps") or Fraction(scaled.train_steps * scaled.batch.total, recipe["globalBatchSize"])
+    tuned = max(1, steps * scaled.step_batch // recipe["globalBatchSize"])
+    before = recipe.get("trainSteps") or Fraction(scaled.train_steps * scaled.step_batch, recipe["globalBatchSize"])
     share = min(Fraction(1), tuned / Fraction(before))
     for name in ("epochs", "datasetSize"):
         recipe.pop(name, None)
@@ -104,7 +104,7 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
     if schedule.pop("milestoneEpochs", None):
         # Without epochs, milestones are counted in steps of the recipe's own batch.
         schedule["milestones"] = [
-            Fraction(step * scaled.batch.total, recipe["globalBatchSize"]) for step in scaled.milestones
+            Fraction(step * scaled.step_batch, recipe["globalBatchSize"]) for step in scaled.milestones
         ]
     if schedule.get("milestones"):
         schedule["milestones"] = sorted({max(1, int(step * share)) for step in schedule["milestones"]})

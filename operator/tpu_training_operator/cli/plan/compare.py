@@ -63,7 +63,7 @@ def print_comparison(
     row("replicas", [r.layout.replicas for r in resolutions])
     row("global batch", [r.recipe.batch.total for r in resolutions])
     row("accumulation", [r.recipe.batch.accumulation for r in resolutions])
-    row("train steps", [r.recipe.train_steps for r in resolutions])
+    row("train steps", [r.recipe.steps for r in resolutions])
     row("warm-up steps", [r.recipe.warmup_steps for r in resolutions])
     row("learning rate", [r.recipe.learning_rate for r in resolutions])
     for name, values in cost_rows([column.cost for column in results]).items():

@@ -89,7 +89,7 @@ def _alternatives(file: JobFile, compiled: CompiledSteps | None) -> Table:
         when = f"after {span(option.choice.wait_seconds)} without {what}" if option.number else "first"
         result = compiled.of(option.resolution) if compiled else None
         memory = "no" if result is None else f"{result.short_verdict}: {result.memory}"
-        table.add_row(str(option), *map(str, numbers), str(recipe.train_steps), when, *([memory] if compiled else []))
+        table.add_row(str(option), *map(str, numbers), recipe.steps, when, *([memory] if compiled else []))
     return table
 
 

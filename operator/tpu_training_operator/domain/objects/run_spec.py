@@ -9,6 +9,7 @@ from tpu_contract import run_spec as contract
 from tpu_training_operator.api.job import InitFrom, TPUTrainingJob
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.trainer import BackendName
+from tpu_training_operator.domain.job.recipe.adascale import is_adaptive
 from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval, left_by_rungs
 from tpu_training_operator.domain.job.recipe.comparison import comparison
 from tpu_training_operator.domain.job.recipe.resolve import LowerRung, Resolution
@@ -42,6 +43,7 @@ def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contr
         train_steps=scaled.train_steps,
         warmup_steps=scaled.warmup_steps,
         schedule=_schedule(recipe, scaled),
+        ada_scale_batch_size=recipe.global_batch_size if is_adaptive(recipe) else None,
         evaluate_every_steps=scaled.evaluate_every_steps,
         stop_early=None
         if stop is None

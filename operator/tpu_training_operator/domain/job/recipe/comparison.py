@@ -34,7 +34,7 @@ def _number_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ScalingRow]
     if scaled.batch.accumulation > 1:
         yield _row("accumulation", 1, scaled.batch.accumulation, "passes before a step")
     yield _row("global batch", recipe.global_batch_size, scaled.batch.total, rules.get("globalBatchSize", ""))
-    yield _row("train steps", recipe.train_steps, scaled.train_steps, rules.get("trainSteps", ""))
+    yield _row("train steps", recipe.train_steps, scaled.steps, rules.get("trainSteps", ""))
     yield _row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
     yield _row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
     unusual = recipe.on_not_finite is not NotFinitePolicy.STOP

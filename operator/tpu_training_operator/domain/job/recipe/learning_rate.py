@@ -74,6 +74,8 @@ def _multiplier(recipe: Recipe, batch: int, warmup: int, ledger: Ledger) -> tupl
             return TEN_DIGITS.sqrt(factor), "square-root rule, as requested"
         case LearningRateScaling.UNSCALED:
             return Decimal(1), "unscaled, as requested"
+        case LearningRateScaling.ADA_SCALE:
+            return Decimal(1), f"AdaScale: and times each step's gain, between 1 and {plain(factor)}"
         case LearningRateScaling.AUTO:
             return _automatic(recipe, batch, warmup, ledger)
 

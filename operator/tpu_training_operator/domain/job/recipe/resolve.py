@@ -13,6 +13,7 @@ from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.choice import SliceChoice, on_slice, own_choice
 from tpu_training_operator.domain.job.naming import parameter_variable
+from tpu_training_operator.domain.job.recipe.adascale import check_groups
 from tpu_training_operator.domain.job.recipe.ledger import decimal, plain
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe, scale
 from tpu_training_operator.domain.job.recipe.warnings import warnings
@@ -102,6 +103,7 @@ def resolve(spec: Spec, choice: SliceChoice | None = None) -> Resolution:
         raise InvalidJob(problems)
     target = own_layout if choice.keeps_batch else layout
     recipe = scale(spec.recipe, tuned_on.replicas, target.replicas, spread_over=layout.replicas)
+    check_groups(spec.recipe, recipe.batch, spec.trainer, layout)
     code = None if spec.trainer.code is None else spec.trainer.code.sha256
     return Resolution(layout, tuned_on, recipe, tuple(warnings(moved, layout, recipe)), code, choice.number)
 

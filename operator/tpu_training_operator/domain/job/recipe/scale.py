@@ -17,6 +17,7 @@ from fractions import Fraction
 
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.domain.job.recipe import steps as budget
+from tpu_training_operator.domain.job.recipe.adascale import fewest_steps, is_adaptive
 from tpu_training_operator.domain.job.recipe.batch import ScaledBatch, scaled_batch, spread
 from tpu_training_operator.domain.job.recipe.decays import scaled_betas, scaled_ema, scaled_weight_decay
 from tpu_training_operator.domain.job.recipe.learning_rate import scaled_learning_rate
@@ -28,12 +29,15 @@ from tpu_training_operator.domain.job.recipe.risks import LargerBatch, risks
 class ScaledRecipe:
     """What the job trains with. Numbers that are not whole are decimal strings, None if the recipe gives none.
 
-    `factor` is the global batch divided by the recipe's. `notes` give the rule behind each number, `warnings` name
-    what deserves a second look.
+    Steps, warm-up and milestones are counted in batches of `step_batch` examples: of the global batch, with AdaScale of
+    the recipe's. `fewest_steps` differs from `train_steps` with AdaScale only. `factor` is the global batch divided by
+    the recipe's. `notes` give the rule behind each number, `warnings` name what deserves a second look.
     """
 
     batch: ScaledBatch
+    step_batch: int
     train_steps: int
+    fewest_steps: int
     warmup_steps: int
     milestones: tuple[int, ...]
     evaluate_every_steps: int | None
@@ -44,6 +48,15 @@ class ScaledRecipe:
     factor: Fraction
     notes: tuple[Note, ...]
     warnings: tuple[str, ...]
+
+    @property
+    def steps(self) -> str:
+        """The steps of the training, in words."""
+        return (
+            f"{self.fewest_steps} to {self.train_steps}"
+            if self.fewest_steps < self.train_steps
+            else str(self.train_steps)
+        )
 
 
 def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int | None = None) -> ScaledRecipe:
@@ -56,16 +69,20 @@ def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int |
     if spread_over not in (None, replicas):
         batch = spread(batch, spread_over, ledger)
     factor = Fraction(batch.total, recipe.global_batch_size)
-    steps = budget.train_steps(recipe, batch.total, ledger)
-    warmup = budget.warmup_steps(recipe, batch.total, steps, ledger)
+    counted = recipe.global_batch_size if is_adaptive(recipe) else batch.total
+    steps = budget.train_steps(recipe, counted, ledger)
+    fewest = fewest_steps(recipe, batch, steps, ledger)
+    warmup = budget.warmup_steps(recipe, counted, steps, ledger)
     rate = scaled_learning_rate(recipe, batch.total, warmup, ledger)
     for risk in risks(recipe, LargerBatch(batch.total, steps, warmup, rate.multiplier)):
         ledger.warn(risk)
     return ScaledRecipe(
         batch=batch,
+        step_batch=counted,
         train_steps=steps,
+        fewest_steps=fewest,
         warmup_steps=warmup,
-        milestones=tuple(budget.milestones(recipe, batch.total, ledger)),
+        milestones=tuple(budget.milestones(recipe, counted, ledger)),
         evaluate_every_steps=budget.evaluate_every(recipe, batch.total, ledger),
         learning_rate=plain(rate.value),
         weight_decay=scaled_weight_decay(recipe, factor, rate.multiplier, ledger),
