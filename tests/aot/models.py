@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 
 import torch
@@ -68,20 +69,61 @@ def small(hp: Hyperparameters, width: int = 256, layers: int = 3) -> Task:
     return Task(model=nn.Sequential(nn.Linear(8, width), *inner, nn.Linear(width, 8)), train=Zeros(8), loss=_distance)
 
 
-def reads_a_number(hp: Hyperparameters) -> Task:
+def steps_with(hp: Hyperparameters, what: str) -> Task:
+    """A loss that does one thing more with the outputs."""
+
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        found = _distance(model, batch)
-        return found / max(found.item(), 1.0)  # reads
+        outputs, targets = model(batch[0]), batch[1]
+        THINGS[what](outputs, targets)
+        return (outputs - targets).square().mean()
 
     return Task(model=nn.Linear(8, 8), train=Zeros(8), loss=loss)
 
 
-def masks(hp: Hyperparameters) -> Task:
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        outputs = model(batch[0])
-        return outputs[outputs > 0].sum()  # masks
+def _solve(outputs: Tensor, targets: Tensor) -> None:
+    torch.linalg.lstsq(outputs, targets)  # solve
 
-    return Task(model=nn.Linear(8, 8), train=Zeros(8), loss=loss)
+
+def _count(outputs: Tensor, targets: Tensor) -> None:
+    torch.histc(outputs.detach(), 10)  # count
+
+
+THINGS: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "item": lambda outputs, _: outputs.sum().item(),  # item
+    "cpu": lambda outputs, _: outputs.detach().cpu(),  # cpu
+    "numpy": lambda outputs, _: outputs.detach().cpu().numpy(),  # numpy
+    "tolist": lambda outputs, _: outputs.tolist(),  # tolist
+    "print": lambda outputs, _: print(outputs),  # print
+    "copy": lambda outputs, _: torch.empty(8, 8).copy_(outputs.detach()),  # copy
+    "mask": lambda outputs, _: outputs[outputs > 0],  # mask
+    "unique": lambda outputs, _: torch.unique(outputs),  # unique
+    "solve": _solve,
+    "count": _count,
+    "columns": lambda outputs, _: outputs[:, torch.tensor([1, 0])],
+    "pick": lambda outputs, targets: outputs[torch.arange(8, device=outputs.device), targets[:, 0].long()],
+}
+"""Each marked with its own name, unless it is fine."""
+
+
+class _Layers(nn.Module):
+    def __init__(self, *, scanned: bool) -> None:
+        super().__init__()
+        self.scanned, self.layers = scanned, nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.scanned:
+            from torch_xla.experimental.scan_layers import scan_layers
+
+            scanned: Tensor = scan_layers(self.layers, inputs)
+            return scanned
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs
+
+
+def repeats(hp: Hyperparameters, how: str) -> Task:
+    """The same six layers as a loop of the program, and one after the other."""
+    return Task(model=_Layers(scanned=how == "scan"), train=Zeros(8), loss=_distance)
 
 
 def grows(hp: Hyperparameters) -> Task:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from tests.aot import models
 from tests.aot.compile_for_tpu import compiler
 from tests.aot.test_step_on_a_chip import run_spec
 from tests.trainer.gang_processes import ROOT, Launcher
@@ -138,36 +133,3 @@ def test_the_refusals_numbers_are_read() -> None:
     assert limit_in(said) == int(15.75 * 2**30)
     assert used_in(said) == int(16.38 * 2**30)
     assert limit_in("INTERNAL: something else") is None
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What is found in tasks that make no fixed program."""
-    directory = tmp_path_factory.mktemp("found")
-    names = ("reads_a_number", "masks", "grows")
-    for name in names:
-        (directory / f"{name}.json").write_text(json.dumps(run_spec(name, batch={"global": 32, "perReplica": 8})))
-    env = {**Launcher(directory).base(), "PJRT_DEVICE": "CPU"}
-    command = [sys.executable, "-m", "tests.aot.traced_step", str(directory)]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {name: json.loads((directory / f"{name}.traced").read_bytes()) for name in names}
-
-
-@pytest.mark.parametrize(
-    ("task", "kind", "operation", "mark"),
-    [
-        ("reads_a_number", "HostRead", "aten::_local_scalar_dense", "# reads"),
-        ("masks", "DynamicShape", "aten::index", "# masks"),
-        ("grows", "DifferentPrograms", None, "# grows"),
-    ],
-)
-def test_what_is_no_fixed_program_is_found_in_its_line(
-    found: dict[str, dict[str, Any]], task: str, kind: str, operation: str | None, mark: str
-) -> None:
-    (one,) = found[task]["found"]
-    source = Path(models.__file__)
-    (line,) = (number for number, text in enumerate(source.read_text().splitlines(), 1) if mark in text)
-    assert one["kind"] == kind
-    assert operation in (None, one["operation"])
-    assert one["where"] == f"{source.relative_to(ROOT)}:{line}"

@@ -59,7 +59,8 @@ class Step:
     """temporary, moved: bytes of HBM that a step needs besides what lives on, and that it reads and writes.
 
     kept, other: bytes of its results: of weights and optimizer state, and of all else.
-    order: "matmul" and "sum" (an all-reduce), in the order in which a chip executes them.
+    order: "matmul" and "sum" (an all-reduce), in the order in which a chip executes them. exchanged: bytes that a chip
+    puts into the collectives, by their kind.
     """
 
     traced: str
@@ -68,6 +69,7 @@ class Step:
     temporary: int
     moved: int
     order: list[str]
+    exchanged: dict[str, int]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,10 @@ def _compiled(libtpu: Compiler, case: Path, spec: dict[str, Any]) -> Step:
     scheduled = read(program["hlo"])
     text = traced["program"]["stablehlo"]
     kept, other = traced["program"]["kept"], traced["program"]["other"]
-    return Step(text, kept, other, program["temporaries"], program["bytesMoved"], scheduled.order)
+    exchanged: dict[str, int] = {}
+    for collective in scheduled.collectives:
+        exchanged[collective.kind] = exchanged.get(collective.kind, 0) + collective.bytes
+    return Step(text, kept, other, program["temporaries"], program["bytesMoved"], scheduled.order, exchanged)
 
 
 def test_the_gradients_are_in_memory_once(steps: dict[str, Step], record_property: Any) -> None:
@@ -149,3 +154,12 @@ def test_a_divided_optimizer_keeps_a_chips_share_of_its_state(steps: dict[str, S
     )
     assert divided.kept + divided.temporary < 0.9 * (step.kept + step.temporary)
     assert divided.other < 1000
+
+
+def test_a_divided_optimizer_sends_half_as_much_again(steps: dict[str, Step]) -> None:
+    """The sum of n replicas sends 2(n-1)/n of the gradients; the gathering of their parts (n-1)/n of the weights."""
+    assert steps["step"].exchanged == {"all-reduce": pytest.approx(PARAMETERS, rel=1e-3)}
+    divided = steps["divided"].exchanged
+    assert divided["all-reduce"] == pytest.approx(PARAMETERS, rel=1e-3)
+    assert divided["all-gather"] * CHIPS == pytest.approx(PARAMETERS, rel=1e-3)
+    assert divided.keys() == {"all-reduce", "all-gather"}

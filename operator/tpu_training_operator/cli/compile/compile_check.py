@@ -34,6 +34,7 @@ from tpu_training_operator.domain.job.trainer_report import CompiledStep
 from tpu_training_operator.domain.objects.run_spec import run_spec
 
 _DOES_NOT_FIT = 1
+_COMPILER_FLAGS = "LIBTPU_INIT_ARGS"
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,8 @@ def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> di
             [sys.executable, "-m", "tpu_trainer", "compile-check", *options],
             # A worker runs code in its folder.
             cwd=python_path[0] if len(python_path) == 1 else None,
-            env={**os.environ, **job_env, "PYTHONPATH": os.pathsep.join(paths)},
+            # The compiler's flags are the job's, not those of this shell.
+            env={**os.environ, _COMPILER_FLAGS: "", **job_env, "PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.DEVNULL,
             # The search for the largest batch prints each try, which may take minutes.
             stdout=sys.stderr if request.shows_progress else subprocess.DEVNULL,

@@ -42,6 +42,8 @@ def print_check(file: JobFile, checked: SliceCheck) -> None:
     batch = count(answer["batch"]["perReplica"], "example")
     out.print(f"[bold]{file.job.name}: {checked.resolution.layout}, {batch} per replica[/bold]", soft_wrap=True)
     out.print(_method(answer), soft_wrap=True)
+    if flags := answer.get("flags"):
+        out.print(f"flags: {escape(flags)}", style="dim", soft_wrap=True)
     for finding in checked.result.findings:
         out.print(f"[yellow]found:[/yellow] {escape(finding)}", soft_wrap=True)
     for line in filter(None, (checked.result.verdict, checked.result.largest_batch)):

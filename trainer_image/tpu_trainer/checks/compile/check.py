@@ -190,8 +190,8 @@ def _head(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answer(spec: Mapping[str, Any], traced: Mapping[str, Any], compiled: Mapping[str, Any]) -> dict[str, Any]:
-    known = {"device": compiled["device"], "found": traced["found"], "parameters": traced["parameters"]}
-    head = {**_head(spec), **known}
+    known = {name: traced[name] for name in ("found", "parameters", "flags")}
+    head = {**_head(spec), "device": compiled["device"], **known}
     refused = next((program for program in compiled["programs"].values() if "refused" in program), None)
     if refused is not None:
         needed = {} if refused["needed"] is None else {"needed": refused["needed"]}

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _tensor_str
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch_xla.debug import metrics
+from torch_xla.experimental import scan
 
 HOST_READ, SHAPE, FALLBACK, DIFFERENT = "HostRead", "DynamicShape", "Fallback", "DifferentPrograms"
 
 _NOT_THE_USERS = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["tpu_trainer"]))
 _MOST_FINDINGS = 20
+
+_INDEXING = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class OperationRecorder(TorchDispatchMode):
     """While entered, counts a step's operations and finds those that a program for a TPU cannot hold.
 
     flops: of matrix products, convolutions and attention, 2 per multiply-add, as in published utilisations; flops_wide:
-    those with operands of float32 or wider. A number that is read from the device is answered with 1, so that the trace
+    those with operands of float32 or wider. What is read from the device is answered with ones, so that the trace
     goes on; an operation whose result's shape depends on the data ends it.
     """
 
@@ -70,6 +75,50 @@ class OperationRecorder(TorchDispatchMode):
         self.flops = self.flops_wide = 0
         self.operations: list[Operation] = []
         self.findings: dict[TracingFinding, None] = {}
+        self._times = 1
+        self._replaced = ExitStack()
+
+    def __enter__(self) -> OperationRecorder:
+        for module, name, function in (
+            (_tensor_str, "_str", self._print),
+            (scan, "_scan_impl_flat", self._scan),
+            (scan, "value_and_grad_partitioned", self._prepare_scan),
+        ):
+            original = getattr(module, name)
+            self._replaced.callback(setattr, module, name, original)
+            setattr(module, name, partial(function, original))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._replaced.close()
+
+    def _print(self, original: Callable[..., str], tensor: Tensor, **how: Any) -> str:
+        """Describes a tensor, for which torch turns all modes off."""
+        if tensor.device.type == "xla":
+            # torch itself describes tensors, too, while it traces the body of a scan.
+            if line := _users_line():
+                self._find(TracingFinding(HOST_READ, "print", line, _shapes([tensor])))
+            tensor = torch.ones(tensor.shape, dtype=tensor.dtype)
+        return original(tensor, **how)
+
+    def _scan(self, original: Callable[..., Any], body: Any, init: Any, xs: Any, **how: Any) -> Any:
+        """Traces a loop, whose body torch_xla calls once."""
+        with self._repeated(len(xs[0])):
+            return original(body, init, xs, **how)
+
+    def _prepare_scan(self, original: Callable[..., Any], *args: Any, **how: Any) -> Any:
+        """Finds the two bodies of a loop, forward and backward. What it calls does not go into the program."""
+        with self._repeated(0):
+            return original(*args, **how)
+
+    @contextmanager
+    def _repeated(self, times: int) -> Iterator[None]:
+        before = self._times
+        self._times *= times
+        yield
+        self._times = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -80,14 +129,17 @@ class OperationRecorder(TorchDispatchMode):
         if torch.Tag.data_dependent_output in func.tags and func is torch.ops.aten._local_scalar_dense.default:
             self._find(TracingFinding(HOST_READ, name, _users_line(), _shapes(leaves)))
             return _unit_value(args[0].dtype)
-        if torch.Tag.dynamic_output_shape in func.tags or _is_masked(func, leaves):
+        if (copied := _host_copy(func, args, kwargs)) is not None:
+            self._find(TracingFinding(HOST_READ, name, _users_line(), _shapes(leaves)))
+            return copied
+        if _is_dynamic(func, leaves):
             raise DynamicShapeError(TracingFinding(SHAPE, name, _users_line(), _shapes(leaves)))
         before = len(metrics.executed_fallback_ops())
         result = func(*args, **kwargs)
         if len(metrics.executed_fallback_ops()) > before:
             self._find(TracingFinding(FALLBACK, name, _users_line(), _shapes(leaves)))
         if (count := flop_registry.get(func._overloadpacket)) is not None:
-            flops = int(count(*args, **kwargs, out_val=result))
+            flops = self._times * int(count(*args, **kwargs, out_val=result))
             self.flops += flops
             kinds = [value.dtype for value in leaves if isinstance(value, Tensor) and value.is_floating_point()]
             self.flops_wide += flops * any(kind in (torch.float32, torch.float64) for kind in kinds)
@@ -119,11 +171,26 @@ def _change(before: Operation, after: Operation) -> str | None:
     return next((f"{earlier}, then {later}" for earlier, later in pairs if earlier != later), None)
 
 
-def _is_masked(func: Any, leaves: list[Any]) -> bool:
-    """Returns whether a boolean tensor is the index, so that the result has as many elements as the mask has ones."""
-    if func not in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default):
-        return False
-    return any(isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8) for value in leaves[1:])
+def _is_dynamic(func: Any, leaves: list[Any]) -> bool:
+    """Returns whether the result's shape depends on the data."""
+    if func in _INDEXING:
+        # The result has as many elements as a mask has ones.
+        return any(isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8) for value in leaves[1:])
+    return torch.Tag.dynamic_output_shape in func.tags and func is not torch.ops.aten.linalg_lstsq.default
+
+
+def _host_copy(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """Returns what a copy from the device into host memory leaves there, all ones; None for any other operation."""
+    if func is torch.ops.aten._to_copy.default and _is_host(kwargs.get("device")):
+        return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+    if func is torch.ops.aten.copy_.default and _is_host(args[0].device):
+        copied: Tensor = args[0].fill_(1)
+        return copied
+    return None
+
+
+def _is_host(device: torch.device | None) -> bool:
+    return device is not None and device.type == "cpu"
 
 
 def _unit_value(kind: torch.dtype) -> bool | int | float | complex:

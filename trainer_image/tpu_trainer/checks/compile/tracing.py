@@ -206,7 +206,8 @@ class UncompiledChip(XlaChip):
                 placeholder: Tensor = create_placeholder_tensor(tuple(tensor.shape), tensor.dtype)
                 if placeholder.dtype == tensor.dtype:
                     return placeholder
-        return self.send(torch.empty(tensor.shape, dtype=tensor.dtype))
+        # Zeros keep most operations finite.
+        return self.send(torch.zeros(tensor.shape, dtype=tensor.dtype))
 
     def _step_ends(self) -> None:
         if self._recording:
@@ -230,10 +231,10 @@ class UncompiledChip(XlaChip):
         """Starts or ends the recording of a step. It is off where it is not needed, since torch_xla makes some tensors
         in another way under it."""
         if self._recording:
-            self._current.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._current.__exit__(None, None, None)
         if on:
             self._current = OperationRecorder()
-            self._current.__enter__()  # type: ignore[no-untyped-call]
+            self._current.__enter__()
         self._recording = on
 
     def _program(self, pending: list[Tensor]) -> Program:
@@ -263,7 +264,8 @@ class UncompiledChip(XlaChip):
 def _live() -> list[Tensor]:
     """Returns all referenced tensors on the device, in the order in which they were made.
 
-    A tensor of torch_xla's wraps another, which is a separate object once a recorder has seen it.
+    A tensor of torch_xla's wraps another, which is a separate object once a recorder has seen it. A gradient has no
+    object until it is asked for.
     """
     # The other objects are released before any tensor is examined, which may end the tensor that it wraps.
     outer = [
@@ -271,6 +273,7 @@ def _live() -> list[Tensor]:
         for tensor in gc.get_objects()
         if issubclass(type(tensor), Tensor) and tensor.is_xla and torch._is_functional_tensor(tensor)
     ]
+    outer += [tensor.grad for tensor in outer if tensor.is_leaf and tensor.grad is not None]
     by_number: dict[int, Tensor] = {}
     for tensor in outer:
         # It was not reached through its owner, so it would not keep its storage alive.
@@ -406,9 +409,7 @@ def traced_step(request: Mapping[str, Any]) -> dict[str, Any]:
     """Traces the step of the run spec that `request` has, and returns it as JSON, or says what is wrong with it."""
     try:
         spec = check_run_spec(request["spec"])
-        os.environ["CPU_NUM_DEVICES"] = str(spec.slice.replicas)
-        pjrt.initialize_multiprocess(0, 1)
-        xr._init_world_size_ordinal()
+        _stand_for_one_of(spec.slice.replicas)
         step = dataclasses.asdict(trace(spec, request["examples"]))
     except DynamicShapeError as error:
         # The shape depends on the user's data, so no other batch would help.
@@ -416,10 +417,27 @@ def traced_step(request: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:
         outcome = outcome_of(error)
         return {"error": outcome.message, "code": outcome.code.name}
-    # Only this call knows what torch_xla sets for libtpu on a generation.
-    os.environ.update(TPU_SKIP_MDS_QUERY="1", LIBTPU_INIT_ARGS="", TPU_ACCELERATOR_TYPE="v5litepod-4")
+    return {**step, "flags": _compiler_flags(spec.slice.generation)}
+
+
+def _compiler_flags(generation: str) -> str:
+    """Returns what a worker passes to libtpu: what the job sets, and what torch_xla adds to it on this generation."""
+    own = os.environ.get("LIBTPU_INIT_ARGS", "")
+    os.environ.update(TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE=f"{generation}-1")
     torch_xla._setup_libtpu_flags()
-    return {**step, "flags": os.environ["LIBTPU_INIT_ARGS"]}
+    flags, os.environ["LIBTPU_INIT_ARGS"] = os.environ["LIBTPU_INIT_ARGS"], own
+    return flags.strip()
+
+
+def _stand_for_one_of(replicas: int) -> None:
+    """Makes this process replica 0 of a gang of any size.
+
+    torch counts devices in eight bits, and the program has the number of replicas only as a constant. So torch_xla gets
+    two devices, for collectives to be traced at all.
+    """
+    os.environ["CPU_NUM_DEVICES"] = str(min(replicas, 2))
+    pjrt.initialize_multiprocess(0, 1)
+    xr._WORLD_SIZE, xr._ORDINAL = replicas, 0
 
 
 def main() -> None:
