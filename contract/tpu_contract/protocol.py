@@ -80,6 +80,10 @@ XLA_CHECKS = (Check.CPU_FALLBACK, Check.HOST_SYNC, Check.MID_STEP_EXECUTION, Che
 PROGRAM_CHECKS = (Check.RECOMPILATION, Check.UNEQUAL_COMPILATIONS)
 """What the doctor counts wherever steps are compiled."""
 
+LOSS_FALLS = 2.58
+"""The standard errors by which a loss must have fallen in one of two tests. Each of them is wrong in 1 of 200 trainings
+that learn nothing."""
+
 _ADAM_SETTINGS = frozenset({"weight_decay", "beta1", "beta2", "epsilon"})
 OPTIMIZERS: Mapping[str, frozenset[str]] = {
     "adafactor": frozenset({"weight_decay"}),

@@ -12,7 +12,7 @@ from tests.contract.pods import ended_pod
 from tpu_contract.protocol import Check, ExitCode
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Best, Outcome, termination_message, write_last_words
-from tpu_trainer.reporting.history import Sample
+from tpu_trainer.reporting.loss_trend import LossTrend
 from tpu_trainer.reporting.rung import RungNumbers
 from tpu_training_operator.api.status import BestCheckpoint, Progress
 from tpu_training_operator.api.text import plain
@@ -77,13 +77,22 @@ def test_any_outcome_is_read(message: str, step: int | None, metrics: dict[str, 
 
 
 def test_the_gates_read_what_a_rung_measured() -> None:
-    numbers = RungNumbers()
-    numbers.add_sample(Sample(4, (4.0, 3.0, 2.0, 1.0), 0.1, 1.0, {}))
+    numbers, losses = RungNumbers(), LossTrend(warm_up=0)
+    losses.add([4.0, 2.0, 3.0, 2.0, 1.0, 9.0, 9.0, 9.0, 9.0, 9.0])
     numbers.add_finding(Finding(Check.HOST_SYNC, 3, "seen"))
-    rung = numbers.as_json(recompilations=1, not_finite=2)
+    rung = numbers.as_json(losses, recompilations=1, not_finite=2)
     pod = pod_after(Outcome(ExitCode.Succeeded, "trained", 4, {"loss": 1.0, "f1": 0.5}, 12.5, rung=rung))
     words = pod.trainer_message
     assert (words.step, words.rate, words.metrics) == (4, 12.5, {"loss": 1.0, "f1": 0.5})
     assert words.rung == trainer_report.ReportedRung(
-        first_loss=4.0, last_loss=1.0, averaged=1, recompilations=1, not_finite=2, findings={"HostSync": 1}
+        first_loss=3.0,
+        first_error=(4 / 12) ** 0.5,
+        last_loss=9.0,
+        last_error=0.0,
+        averaged=3,
+        errors_fallen=losses.errors_fallen,
+        rise=trainer_report.ReportedRise(start=2.0, peak=9.0, step=6),
+        recompilations=1,
+        not_finite=2,
+        findings={"HostSync": 1},
     )

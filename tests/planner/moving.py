@@ -38,7 +38,15 @@ ALL_FREE = (2, frozenset({0, 1}))
 SOME_FREE = [(0, frozenset({0})), (0, frozenset({1})), (0, frozenset({0, 1})), (1, frozenset[int]()), (1, {0})]
 # As large as the job, or as one of its slices: a rung is known by its number, not by its name.
 LOWER_RUNG = {"slice": {"acceleratorType": "v5litepod-8"}, "steps": 20}
-MEASURED = {"firstLoss": 2.0, "lastLoss": 1.0, "averaged": 5, "recompilations": 0, "notFinite": 0, "findings": {}}
+MEASURED = {
+    "firstLoss": 2.0,
+    "lastLoss": 1.0,
+    "averaged": 5,
+    "errorsFallen": 9.0,
+    "recompilations": 0,
+    "notFinite": 0,
+    "findings": {},
+}
 
 
 class MovingGang(Gang):

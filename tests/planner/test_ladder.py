@@ -41,7 +41,15 @@ def starts(cluster: ModelCluster) -> list[str]:
 
 
 def trained(rate: float = 100.0, **changes: Any) -> str:
-    rung = {"firstLoss": 2.0, "lastLoss": 1.0, "averaged": 5, "recompilations": 0, "notFinite": 0, "findings": {}}
+    rung = {
+        "firstLoss": 2.0,
+        "lastLoss": 1.0,
+        "averaged": 5,
+        "errorsFallen": 9.0,
+        "recompilations": 0,
+        "notFinite": 0,
+        "findings": {},
+    }
     rung |= {"evaluated": ["accuracy"]}
     message = {"outcome": "Succeeded", "message": "trained", "step": 20, "metrics": {"loss": 1.0, "accuracy": 0.9}}
     return json.dumps(message | {"examplesPerSecond": rate, "rung": rung | changes})
@@ -93,7 +101,7 @@ def test_the_verdict_and_the_attempt_on_the_next_rung_are_one_write() -> None:
 
 
 GATES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "lossFalls": ({}, trained(lastLoss=2.0), "the loss did not fall from 2 to 2"),
+    "lossFalls": ({}, trained(lastLoss=2.0, errorsFallen=-0.4), "the loss did not fall from 2 to 2"),
     "finite": ({}, trained(notFinite=1), "1 step whose loss or gradients were not finite"),
     "noRecompilation": ({}, trained(recompilations=2), "2 programs compiled after the warm-up"),
     "minEfficiency": ({"minEfficiency": "0.9"}, trained(rate=100.0), "efficiency 0.5, at least 0.9 required"),

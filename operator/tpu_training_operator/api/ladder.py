@@ -43,7 +43,10 @@ class Gates(ApiModel):
     """What a rung must show. The first three are on by default."""
 
     loss_falls: Boolean = Field(
-        True, description="The mean loss of the last quarter of the rung's steps is below that of the first quarter."
+        True,
+        description="The loss falls: the order of the losses of all steps says so, with an error of at most 1 %, and"
+        " after the warm-up the loss does not rise above its first value. If the steps are too few to tell, the gate"
+        " fails and says how many would do.",
     )
     finite: Boolean = Field(
         True,

@@ -447,7 +447,7 @@ LADDER = {
 }
 PASSED = (
     '{"outcome": "Succeeded", "step": 300, "metrics": {"loss": 1.0}, "rung": {"firstLoss": 2.0, "lastLoss": 1.0,'
-    ' "averaged": 5, "recompilations": 0, "notFinite": 0, "findings": {}}}'
+    ' "averaged": 5, "errorsFallen": 9.0, "recompilations": 0, "notFinite": 0, "findings": {}}}'
 )
 
 

@@ -16,7 +16,7 @@ from tpu_contract.run_spec import RunSpecError
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import termination_message
-from tpu_trainer.reporting.history import Sample
+from tpu_trainer.reporting.loss_trend import LossTrend
 from tpu_trainer.reporting.rung import RungNumbers
 from tpu_trainer.task.task import Hyperparameters, Task
 
@@ -160,32 +160,10 @@ def test_a_rung_does_not_finish_the_task() -> None:
     assert finished == [True]
 
 
-def sample(*losses: float) -> Sample:
-    return Sample(len(losses), losses, 0.1, 1.0, {})
-
-
-@pytest.mark.parametrize(
-    ("losses", "first", "last", "broken"),
-    [
-        ([], None, None, 0),
-        ([2.0], 2.0, 2.0, 0),
-        ([4.0, 2.0, 1.0, 1.0, 0.5], 3.0, 0.75, 0),
-        ([float("nan"), 2.0, 1.0, 1.0, float("inf"), 0.5], 2.0, 0.5, 2),
-        ([float("nan")] * 4, None, None, 4),
-    ],
-)
-def test_the_losses_of_a_rung(losses: list[float], first: float | None, last: float | None, broken: int) -> None:
-    numbers = RungNumbers()
-    if losses:
-        numbers.add_sample(sample(*losses))
-    found = numbers.as_json(0, 0)
-    assert (found["firstLoss"], found["lastLoss"], found["notFinite"]) == (first, last, broken)
-
-
 def test_findings_are_counted_by_kind_and_have_a_bound() -> None:
     numbers = RungNumbers()
     for kind in ("HostSync", "HostSync", *map(str, range(1000))):
         numbers.add_finding(Finding(kind, 1, "seen"))
-    found = numbers.as_json(0, 0)["findings"]
+    found = numbers.as_json(LossTrend(0), 0, 0)["findings"]
     assert found["HostSync"] == 2
     assert len(found) == 24

@@ -16,8 +16,12 @@ GOOD: dict[str, Any] = {
     "metrics": {"loss": 1.0, "accuracy": 0.5},
     "rung": {
         "firstLoss": 2.0,
+        "firstError": 0.012,
         "lastLoss": 1.0,
+        "lastError": None,
         "averaged": 10,
+        "errorsFallen": 9.0,
+        "rise": None,
         "recompilations": 0,
         "notFinite": 0,
         "findings": {"Padding": 1},
@@ -54,11 +58,19 @@ def evaluated(**bounds: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gates", "measured", "passes", "words"),
     [
-        (FALLS, measurement(), True, "last 10 steps"),
-        (FALLS, measurement(lastLoss=2.5), False, "did not fall from 2 to 2.5"),
-        (FALLS, measurement(lastLoss=2.0), False, "did not fall from 2 to 2"),
+        (FALLS, measurement(), True, "from 2 ± 0.01 to 1 (means of 10 steps; all losses in order: 9.0"),
+        (FALLS, measurement(errorsFallen=-1.0), False, "did not fall from 2 ± 0.01 to 1"),
+        (FALLS, measurement(errorsFallen=0.0, lastError=0.3), False, "did not fall from 2 ± 0.01 to 1 ± 0.3"),
+        (
+            FALLS,
+            measurement(errorsFallen=1.3),
+            False,
+            "1.3 standard errors), 2.58 are required; 48 more steps",
+        ),
+        (FALLS, measurement(errorsFallen=0.01), False, "126 more steps would tell (steps: 166)"),
+        (FALLS, measurement(errorsFallen=None), False, "the losses"),
         (FALLS, measurement(lastLoss=None), False, "the losses"),
-        (FALLS, measurement(firstLoss=-1.0, lastLoss=-2.0, averaged=1), True, "the first and last step"),
+        (FALLS, measurement(rise={"start": 2.3, "peak": 12.91, "step": 10}), False, "from 2.3 to 12.91 at step 10"),
         (FINITE, measurement(), True, "all steps were finite"),
         (FINITE, measurement(notFinite=3), False, "3 steps"),
         (FINITE, measurement(notFinite=None), False, "did not report the number"),
@@ -107,8 +119,24 @@ def test_without_a_rung_before_there_is_no_efficiency() -> None:
         {},
         {"rung": None},
         {"rung": []},
-        {"rung": {"firstLoss": "2", "lastLoss": True, "averaged": -1, "recompilations": 1.5, "notFinite": None}},
-        {"rung": {"firstLoss": float("nan"), "lastLoss": float("-inf"), "recompilations": 2**70}},
+        {
+            "rung": {
+                "firstLoss": "2",
+                "lastLoss": True,
+                "errorsFallen": "9",
+                "rise": [],
+                "recompilations": 1.5,
+                "notFinite": None,
+            }
+        },
+        {
+            "rung": {
+                "firstLoss": float("nan"),
+                "lastLoss": float("-inf"),
+                "errorsFallen": float("inf"),
+                "recompilations": 2**70,
+            }
+        },
         {"rung": {"findings": {"Padding": "many", "HostSync": []}}, "metrics": [1], "step": "1"},
         {"metrics": {"loss": None, "f1": "0.9", "big": 10**400}, "examplesPerSecond": "fast"},
         {"metrics": {"f1": float("inf")}, "rung": {"evaluated": ["f1"]}, "examplesPerSecond": float("inf")},

@@ -24,6 +24,7 @@ from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome, write_last_words
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.history import Sample
+from tpu_trainer.reporting.loss_trend import LossTrend
 from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.reporting.reporter import open_reporter
@@ -77,7 +78,7 @@ class Run:
         service = environment.progress_service if is_reporter else None
         heartbeat = open_heartbeat(service, lambda: present_report(spec, self._clock, self._pace, self._progress))
         reporter = open_reporter(spec, environment.report_directory, self._clock, "", reports=is_reporter)
-        self._outputs = RunOutputs(self._progress, reporter, heartbeat, is_reporter)
+        self._outputs = RunOutputs(self._progress, reporter, heartbeat, is_reporter, LossTrend(spec.warmup_steps))
         self._stop_request.listen()
         self._uncaught_before = sys.excepthook
         sys.excepthook = self._uncaught

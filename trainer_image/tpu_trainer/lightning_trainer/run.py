@@ -49,6 +49,7 @@ from tpu_trainer.loop.ending import (
     stopped_outcome,
     succeeded_outcome,
     warn_left_out,
+    warn_unlearned,
     write_weights,
 )
 from tpu_trainer.loop.instruments import Instruments
@@ -349,6 +350,7 @@ class LightningTraining:
         if was_stopped:
             return stopped_outcome(callback.step, callback.loss, instruments)
         warn_left_out(callback.step, callback.metrics, self.context.outputs)
+        warn_unlearned(self.context.spec, callback.step, callback.metrics, instruments)
         if done is None:
             if not self._is_on_lower_rung:
                 save_result(callback.step, callback.position, instruments)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpu_contract.protocol import MOST_METRICS, ExitCode
+from tpu_contract.run_spec import RunSpec
 from tpu_trainer.checkpoint.checkpointer import Checkpointer
 from tpu_trainer.checkpoint.snapshot import weight_files
 from tpu_trainer.contract.errors import StorageError, UserCodeError
@@ -14,7 +16,9 @@ from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.data.order import Position
 from tpu_trainer.loop.context import RunContext
+from tpu_trainer.loop.evaluation_policy import metric_rules
 from tpu_trainer.loop.instruments import Instruments
+from tpu_trainer.reporting.learning import Followed, find_unlearned
 from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.storage.store import DirectoryStore
 
@@ -114,6 +118,26 @@ def succeeded_outcome(
     return _outcome(ExitCode.Succeeded, summary, after, step, loss, evaluated, instruments)
 
 
+def warn_unlearned(spec: RunSpec, step: int, metrics: Mapping[str, float], instruments: Instruments) -> None:
+    """Warns of a training that has not learned. Says nothing of a lower rung, which has a gate for that, nor of weights
+    that were good before the first step: `metrics` and losses need not improve on them."""
+    outputs, checkpoint = instruments.outputs, spec.checkpoint
+    begins_elsewhere = instruments.first > 0 or (checkpoint is not None and checkpoint.init_from is not None)
+    if outputs.rung is not None or begins_elsewhere:
+        return
+    for text in find_unlearned(outputs.losses, _followed(spec, metrics, outputs.progress.first_metrics)):
+        outputs.add_finding(Finding("Loss", step, text))
+
+
+def _followed(spec: RunSpec, last: Mapping[str, float], first: Mapping[str, float]) -> Followed | None:
+    """Returns the first metric that the recipe follows and that was evaluated twice."""
+    for _, rule in metric_rules(spec):
+        if rule.metric in first and rule.metric in last:
+            before, after = first[rule.metric], last[rule.metric]
+            return Followed(rule.metric, before, after, replace(rule, min_delta=0.0).is_better(after, before))
+    return None
+
+
 def _outcome(
     code: ExitCode,
     before: str,
@@ -142,7 +166,8 @@ def _rung_numbers(instruments: Instruments, evaluated: Mapping[str, float]) -> M
         return None
     finiteness = doctor.finiteness
     not_finite = finiteness.bad or int(not finiteness.health.clean)
-    return numbers.as_json(doctor.recompilations, not_finite, doctor.unavailable_checks, list(evaluated))
+    losses, unseen = instruments.outputs.losses, doctor.unavailable_checks
+    return numbers.as_json(losses, doctor.recompilations, not_finite, unseen, list(evaluated))
 
 
 def _describe_checkpoint(step: int, committed: int | None) -> str:

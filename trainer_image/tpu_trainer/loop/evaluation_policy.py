@@ -57,7 +57,7 @@ class EvaluationPolicy:
 
     def __init__(self, spec: RunSpec, start: Start, rates: LearningRateSetter, monitors: tuple[str, ...] = ()) -> None:
         self._spec, self._start, self._rates = spec, start, rates
-        self._rules = dict(_metric_rules(spec))
+        self._rules = dict(metric_rules(spec))
         self._states = dict.fromkeys(self._rules, MetricState())
         self._judged: int | None = None
         self._needed = {rule.metric: field for field, rule in self._rules.items()}
@@ -153,7 +153,8 @@ def reduction_of(kept: Mapping[str, Any] | None, spec: RunSpec) -> float:
     return 1.0 if kept is None or spec.schedule.name != "Plateau" else float(kept["reduction"])
 
 
-def _metric_rules(spec: RunSpec) -> Iterator[tuple[str, MetricRule]]:
+def metric_rules(spec: RunSpec) -> Iterator[tuple[str, MetricRule]]:
+    """Yields the fields that make the run follow a metric, and the metric's rule."""
     if spec.checkpoint is not None and (best := spec.checkpoint.keep_best) is not None:
         yield KEEP_BEST, MetricRule(best.metric, best.mode)
     if (stop := spec.stop_early) is not None:

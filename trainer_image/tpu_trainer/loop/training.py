@@ -30,6 +30,7 @@ from tpu_trainer.loop.ending import (
     stopped_outcome,
     succeeded_outcome,
     warn_left_out,
+    warn_unlearned,
     write_weights,
 )
 from tpu_trainer.loop.entrypoint import Loaded
@@ -132,6 +133,7 @@ class _Training:
         evaluated, is_best = self._last_evaluation(trained)
         self._fit_ends()
         warn_left_out(trained.step, evaluated, self.context.outputs)
+        warn_unlearned(self.context.spec, trained.step, evaluated, instruments)
         # A rung of a ladder is not the result.
         if not self.work.on_lower_rung:
             save_result(trained.step, trained.position, instruments, again=is_best and trained.loss is None)

@@ -24,8 +24,8 @@ class ProgressLog:
     one after which the run ends, as far as is known.
 
     checkpoint_step: the newest step that is safe in a checkpoint. last: the last sample. metrics: of the last
-    evaluation. means: the last values of what the task has logged. warnings: the first MOST_WARNINGS findings. best:
-    the checkpoint with the best evaluation.
+    evaluation. first_metrics: of this process's first evaluation, once there is another. means: the last values of
+    what the task has logged. warnings: the first MOST_WARNINGS findings. best: the checkpoint with the best evaluation.
     """
 
     def __init__(self, total_steps: int, silent: bool) -> None:
@@ -36,6 +36,7 @@ class ProgressLog:
         self._silent = silent
         self.last: Sample | None = None
         self.metrics: Mapping[str, float] = {}
+        self.first_metrics: Mapping[str, float] = {}
         self.means: dict[str, float] = {}
         self._shown: dict[str, float] = {}
         self.warnings: tuple[str, ...] = ()
@@ -70,6 +71,7 @@ class ProgressLog:
     def add_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds the metrics after `step` steps; prints nothing if the task has none."""
         if metrics:
+            self.first_metrics = self.first_metrics or self.metrics
             self.metrics = metrics
             values = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
             self.say(f"step {step}/{self.total}: {values}")

@@ -12,6 +12,7 @@ from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.reporting.heartbeat import Heartbeat
 from tpu_trainer.reporting.history import FirstLossTime, Sample
+from tpu_trainer.reporting.loss_trend import LossTrend
 from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.reporting.reporter import Reporter
 from tpu_trainer.reporting.rung import RungNumbers
@@ -21,12 +22,14 @@ from tpu_trainer.task.logbook import LoggedCurve
 @dataclass(frozen=True)
 class RunOutputs:
     """`heartbeat`: sends reports to the operator, if the run has that service. `is_reporter`: True in the one replica
-    that reports. `rung`: collects what a rung of a ladder measures; None in any other run."""
+    that reports. `losses`: of all steps of this process. `rung`: collects what a rung of a ladder measures; None in any
+    other run."""
 
     progress: ProgressLog
     reporter: Reporter
     heartbeat: Heartbeat | None
     is_reporter: bool
+    losses: LossTrend
     rung: RungNumbers | None = None
 
     def begin(self, step: int) -> None:
@@ -42,8 +45,7 @@ class RunOutputs:
         self.progress.checkpoint_step = checkpoint_step
         self.progress.add_sample(sample)
         self.reporter.add_sample(sample)
-        if self.rung is not None:
-            self.rung.add_sample(sample)
+        self.losses.add(sample.losses)
 
     def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         """Adds what the task has logged since the last call."""

@@ -21,6 +21,7 @@ from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.preparation import load
 from tpu_trainer.loop.training import run_own_loop
 from tpu_trainer.reporting.heartbeat import open_heartbeat
+from tpu_trainer.reporting.loss_trend import LossTrend
 from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.reporting.report import present_report
 from tpu_trainer.reporting.reporter import open_reporter
@@ -53,7 +54,8 @@ def run_replica(
     )
     # Replaced below: a report names the device.
     rung = None if spec.end_after_steps is None else RungNumbers()
-    outputs = RunOutputs(progress, open_reporter(spec, None, clock, "", reports=False), heartbeat, is_reporter, rung)
+    reporter, losses = open_reporter(spec, None, clock, "", reports=False), LossTrend(spec.warmup_steps)
+    outputs = RunOutputs(progress, reporter, heartbeat, is_reporter, losses, rung)
 
     def hung(outcome: Outcome) -> None:
         outputs.end(outcome)

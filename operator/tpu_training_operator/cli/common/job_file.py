@@ -19,7 +19,7 @@ from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.common.yaml_text import load_all, read_text
 from tpu_training_operator.domain.job.options import SliceOption, options_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
-from tpu_training_operator.domain.job.rungs import lower_rungs_of
+from tpu_training_operator.domain.job.rungs import ladder_warnings, lower_rungs_of
 from tpu_training_operator.domain.plan.startable import check_options
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -46,6 +46,11 @@ class JobFile:
     def resolution(self) -> Resolution:
         """The recipe on spec.slice."""
         return self.options[0].resolution
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings about the job on spec.slice, and about its ladder."""
+        return (*self.resolution.warnings, *ladder_warnings(self.lower_rungs))
 
 
 def filename_option(command: Callable[..., None]) -> Callable[..., None]:

@@ -72,7 +72,7 @@ def plan(
 
 
 def _plan(file: JobFile, output: str, times: list[StepTime], compiled: CompiledSteps | None) -> None:
-    warnings = [*file.resolution.warnings, *checkpoint_warnings(file.job.spec)]
+    warnings = [*file.warnings, *checkpoint_warnings(file.job.spec)]
     on_gke = not V2_NEEDS_CPU.is_broken_by(file.job.spec.slice)
     if not on_gke:
         warnings.append(f"a cluster will refuse this job: {V2_NEEDS_CPU.message}")

@@ -111,7 +111,7 @@ def run(
     if packed is not None:
         file = _with_code(file, packed, directory.resolve())
         python_path = []
-    print_summary(file, [*file.resolution.warnings, *_omitted_parts(file), *code_warnings(file, packed)])
+    print_summary(file, [*file.warnings, *_omitted_parts(file), *code_warnings(file, packed)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose, outages))
     result, page = directory / RESULT, directory / PAGE
     history = run_history(file, outcome, directory)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tpu_contract.protocol import LOSS_FALLS
 from tpu_training_operator.api.ladder import EvaluationBound, Gates
 from tpu_training_operator.api.status import GateResult
 from tpu_training_operator.api.words import count
@@ -44,7 +45,7 @@ def _results(gates: Gates, steps: int, measured: LastWords, pace: Pace, before: 
         made = f"it made {count(measured.step, 'step')} of {steps} and then ended by itself; its log says why"
         yield GateResult(name="steps", passed=False, message=made)
     if gates.loss_falls:
-        yield _loss_falls(measured)
+        yield _loss_falls(measured, steps)
     if gates.finite:
         yield _none_of(
             "finite",
@@ -69,15 +70,35 @@ def _results(gates: Gates, steps: int, measured: LastWords, pace: Pace, before: 
         yield _evaluation(gates.evaluation, measured)
 
 
-def _loss_falls(measured: LastWords) -> GateResult:
-    first, last, steps = measured.rung.first_loss, measured.rung.last_loss, measured.rung.averaged
-    if first is None or last is None or steps is None:
+def _loss_falls(measured: LastWords, steps: int) -> GateResult:
+    rung = measured.rung
+    errors, rise = rung.errors_fallen, rung.rise
+    if errors is None or rung.first_loss is None or rung.last_loss is None:
         return GateResult(name="lossFalls", passed=False, message=f"{_NOT_REPORTED} losses, or none of them was finite")
-    means = f"the mean of the first and of the last {count(steps, 'step')}" if steps > 1 else "the first and last step"
-    verb = "fell" if last < first else "did not fall"
-    return GateResult(
-        name="lossFalls", passed=last < first, message=f"the loss {verb} from {first:.6g} to {last:.6g} ({means})"
+    if rise is not None:
+        words = (
+            f"the loss rose from {rise.start:.4g} to {rise.peak:.4g} at step {rise.step}, above its first value, after"
+            " the warm-up; lower the learning rate of this slice (recipe.scaling.learningRate), or warm up for longer"
+        )
+        return GateResult(name="lossFalls", passed=False, message=words)
+    means = (
+        f"from {_with_error(rung.first_loss, rung.first_error)} to {_with_error(rung.last_loss, rung.last_error)}"
+        f" (means of {count(rung.averaged or 1, 'step')}; all losses in order: {errors:.1f} standard errors)"
     )
+    if errors > LOSS_FALLS:
+        return GateResult(name="lossFalls", passed=True, message=f"the loss fell {means}")
+    if errors <= 0:
+        return GateResult(name="lossFalls", passed=False, message=f"the loss did not fall {means}")
+    # The test sees a trend that goes on with the power 3/2 of the steps; 1.64 leaves a chance of 5 % to miss it.
+    enough = math.ceil(steps * ((LOSS_FALLS + 1.64) / max(errors, _LEAST_TREND)) ** (2 / 3))
+    words = f"cannot tell whether the loss falls: {means}, {LOSS_FALLS} are required"
+    return GateResult(
+        name="lossFalls", passed=False, message=f"{words}; {enough - steps} more steps would tell (steps: {enough})"
+    )
+
+
+def _with_error(value: float, error: float | None) -> str:
+    return f"{value:.4g}" if error is None else f"{value:.4g} ± {error:.1g}"
 
 
 def _none_of(gate: str, number: int | None, noun: str, which: str, none: str) -> GateResult:
@@ -137,5 +158,8 @@ def _evaluation(bound: EvaluationBound, measured: LastWords) -> GateResult:
         name="evaluation", passed=passes, message=f"{bound.metric} {value:.6g}, {' and '.join(parts)} required"
     )
 
+
+_LEAST_TREND = 0.5
+"""A smaller trend is as good as none, and says nothing of the steps that would show one."""
 
 _NOT_REPORTED = "the trainer did not report the"

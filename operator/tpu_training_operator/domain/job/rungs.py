@@ -17,6 +17,7 @@ from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.ladder import Begin
 from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.validation import InvalidJob, Problem
+from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.choice import SliceChoice
 from tpu_training_operator.domain.job.options import SliceOption, at_slice, broken_rules, with_spec
 from tpu_training_operator.domain.job.recipe.checkpointing import rungs_folder
@@ -90,6 +91,17 @@ def lower_rungs_of(job: TPUTrainingJob) -> tuple[SliceOption, ...]:
     if problems:
         raise InvalidJob(problems)
     return tuple(rungs)
+
+
+def ladder_warnings(lower_rungs: Sequence[SliceOption]) -> Iterator[str]:
+    """Yields a warning for each rung that does not try the learning rate of its slice."""
+    for index, option in enumerate(lower_rungs):
+        steps, warm_up = option.resolution.steps, option.resolution.recipe.warmup_steps
+        if steps <= warm_up < option.resolution.recipe.train_steps:
+            yield (
+                f"spec.ladder.rungs[{index}].steps: {count(steps, 'step')} end within the warm-up of {warm_up}, so the"
+                f" rung does not try the full learning rate of its slice; {2 * warm_up} steps would"
+            )
 
 
 def _count_passed(lower_rungs: Sequence[SliceOption], rungs: Sequence[RungStatus]) -> int:

@@ -73,17 +73,29 @@ class TrainerReport(Part):
         return rate if rate is not None and math.isfinite(rate) else None
 
 
+class ReportedRise(Part):
+    start: Finite
+    peak: Finite
+    step: Count
+
+
 class ReportedRung(Part):
     """What a rung of a ladder has measured; None for what is missing.
 
-    `first_loss`, `last_loss`: means of the first and the last `averaged` steps, None if no loss there was finite.
+    `first_loss`, `last_loss`: means of the first and the last `averaged` steps, None if no loss there was finite; with
+    their standard errors. `errors_fallen`: how many standard errors the loss has fallen, by the trainer's tests.
+    `rise`: above the first loss after the warm-up, None if there was none.
     `findings`: how often each of the doctor's checks found something. `unseen`: checks that could not run. `evaluated`:
     which of the metrics are the evaluation's; the others are the last loss and what the task has logged.
     """
 
     first_loss: Finite | None = None
+    first_error: Finite | None = None
     last_loss: Finite | None = None
+    last_error: Finite | None = None
     averaged: Count | None = None
+    errors_fallen: Finite | None = None
+    rise: ReportedRise | None = None
     recompilations: Count | None = None
     not_finite: Count | None = None
     findings: dict[str, Count] | None = None

@@ -59,6 +59,7 @@ from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop import training
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.preparation import load
+from tpu_trainer.reporting.loss_trend import LossTrend
 from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.reporting.reporter import open_reporter
 from tpu_trainer.reporting.run_outputs import RunOutputs
@@ -337,7 +338,8 @@ def trace(spec: RunSpec, examples: int | None = None) -> Step:
         )
     chip = UncompiledChip(spec.slice.replicas, spec.batch.accumulation)
     clock, progress = Clock(), ProgressLog(spec.train_steps, silent=True)
-    outputs = RunOutputs(progress, open_reporter(spec, None, clock, "", reports=False), None, False)
+    reporter, losses = open_reporter(spec, None, clock, "", reports=False), LossTrend(spec.warmup_steps)
+    outputs = RunOutputs(progress, reporter, None, False, losses)
     environment = WorkerEnvironment(Path(os.devnull), 0, 1, "", 0, None)
     lasting = _lasting(spec)
     if examples is not None:
