@@ -32,6 +32,9 @@ _ALWAYS_WRITTEN = frozenset({"accumulation", "milestones", "parameters", "recipe
 _MOST_ROWS = 64
 _LONGEST_WORDS = 4096
 
+WARNING_ROW = "warning"
+"""The name of the rows of `scaling` whose rule is a warning of the plan."""
+
 # The same pattern as in runspec-v1.schema.json. ASCII digits only: \d would also match other scripts' digits.
 _DECIMAL = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 

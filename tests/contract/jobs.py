@@ -215,5 +215,9 @@ def any_recipe(draw: st.DrawFn) -> Object:
         if changes["recipe.schedule"]["name"] == "Step" and draw(st.booleans()):
             epochs = draw(st.lists(st.integers(1, 90), min_size=1, max_size=32))
             data["recipe.schedule"] = {"name": "Step", "milestoneEpochs": epochs}
+        for steps, least in (("warmup", 0), ("evaluateEvery", 1)):
+            if draw(st.booleans()):
+                changes.pop(f"recipe.{steps}Steps")
+                data[f"recipe.{steps}Epochs"] = draw(st.integers(least, 90))
         return changes | {"recipe.trainSteps": ..., **data}
     return changes | {"recipe.trainSteps": draw(st.integers(1, _MOST_STEPS))}

@@ -98,6 +98,7 @@ ACT: dict[str, tuple[Changes, Changes]] = {
     "optimizer.beta2": ({"optimizer": ADAM | {"beta2": "0.5"}}, {"optimizer": ADAM}),
     "optimizer.epsilon": ({"optimizer": ADAM | {"epsilon": "0.1"}}, {"optimizer": ADAM}),
     "warmupSteps": ({"warmupSteps": 4}, {}),
+    "warmupEpochs": (EPOCHS | {"warmupEpochs": 1}, EPOCHS),
     "schedule.name": ({"schedule": {"name": "Cosine"}}, {"schedule": {"name": "Linear"}}),
     "schedule.milestones": (
         {"schedule": {"name": "Step", "milestones": [3]}},
@@ -112,6 +113,7 @@ ACT: dict[str, tuple[Changes, Changes]] = {
     "schedule.mode": (FOLLOWED, {**FOLLOWED, "schedule": PLATEAU | {"mode": "Min"}}),
     "schedule.patience": (FOLLOWED, {**FOLLOWED, "schedule": PLATEAU | {"patience": 3}}),
     "evaluateEverySteps": ({"evaluateEverySteps": 3}, {}),
+    "evaluateEveryEpochs": (EPOCHS | {"evaluateEveryEpochs": 1}, EPOCHS),
     "stopEarly": (
         {"evaluateEverySteps": 2, "stopEarly": {"metric": "length", "mode": "Max", "patience": 1, "minDelta": "99"}},
         {"evaluateEverySteps": 2},
@@ -128,13 +130,17 @@ ACT: dict[str, tuple[Changes, Changes]] = {
     "scaling.batch": ({"tunedOn": ONE_CHIP, "scaling": {"batch": "GlobalConstant"}}, {"tunedOn": ONE_CHIP}),
     "scaling.learningRate": ({"tunedOn": ONE_CHIP, "scaling": {"learningRate": "Unscaled"}}, {"tunedOn": ONE_CHIP}),
     "scaling.maxLearningRate": ({"tunedOn": ONE_CHIP, "scaling": {"maxLearningRate": "0.5"}}, {"tunedOn": ONE_CHIP}),
+    "scaling.steps": (
+        {"tunedOn": ONE_CHIP, "gradientNoiseScale": "8", "scaling": {"steps": "SameLoss"}},
+        {"tunedOn": ONE_CHIP, "gradientNoiseScale": "8"},
+    ),
     "scaling.betas": (
         {"tunedOn": ONE_CHIP, "optimizer": ADAM, "scaling": {"betas": True}},
         {"tunedOn": ONE_CHIP, "optimizer": ADAM},
     ),
     "scaling.weightDecay": (
-        {"tunedOn": ONE_CHIP, "optimizer": ADAM | {"weightDecay": "0.1"}, "scaling": {"weightDecay": True}},
-        {"tunedOn": ONE_CHIP, "optimizer": ADAM | {"weightDecay": "0.1"}},
+        {"tunedOn": ONE_CHIP, "optimizer": ADAM | {"name": "adamw"}, "scaling": {"weightDecay": True}},
+        {"tunedOn": ONE_CHIP, "optimizer": ADAM | {"name": "adamw"}},
     ),
     "scaling.ema": (
         {"tunedOn": ONE_CHIP, "emaDecay": "0.5", "scaling": {"ema": True}},
@@ -209,6 +215,8 @@ def test_a_setting_has_an_effect_if_the_optimizer_takes_it_and_gets_a_warning_if
         ({"schedule": {"name": "Step", "milestones": [100, 300]}}, "milestones 300 are not reached: the training ends"),
         ({"emaDecay": "0.9999"}, "emaDecay 0.9999 averages over more than the 300 steps of the training"),
         ({"emaDecay": "0.99"}, None),
+        ({"evaluateEverySteps": 300}, None),
+        ({"evaluateEverySteps": 301}, "recipe.evaluateEverySteps has no effect: the first evaluation would be after"),
         ({"evaluateEverySteps": 60, "stopEarly": {**WATCHED, "patience": 4}}, None),
         ({"evaluateEverySteps": 60, "stopEarly": {**WATCHED, "patience": 5}}, "recipe.stopEarly has no effect: 5 eval"),
         ({"evaluateEverySteps": 99, "schedule": PLATEAU | {"patience": 4}}, "recipe.schedule has no effect: 4 evaluat"),

@@ -67,13 +67,13 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
     assert result.pop("seconds") > 0
     body = json.loads((run.directory / "job.json").read_text())
     body["spec"]["slice"]["hardware"] = "CPU"
-    resolved = resolve(parse_job(body).spec).resolved
+    plan = resolve(parse_job(body).spec)
     assert result == {
         "job": "digits",
         "state": "Succeeded",
         "attempts": 1,
         "message": "all 2 workers have finished: trained",
-        "resolved": resolved.as_json(),
+        "resolved": plan.resolved.as_json(),
         "moves": [],
         "rungs": [],
         "metrics": {"loss": 0.25, "accuracy": 0.75},
@@ -87,7 +87,7 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
             {"step": 3, "accuracy": 0.5, "perplexity": None},
             {"step": 300, "accuracy": 0.75, "perplexity": 1.5},
         ],
-        "warnings": WARNINGS,
+        "warnings": [*plan.warnings, *WARNINGS],
         "checkpointStep": 250,
         "bestCheckpoint": BEST | {"value": "0.875"},
         "restarts": {},
@@ -107,6 +107,12 @@ def test_a_loop_that_reports_nothing_succeeds_without_metrics(runs: Runs) -> Non
     assert (result["state"], result["metrics"], result["lossCurve"]) == ("Succeeded", {}, [])
     assert result["examplesPerSecond"] is None
     assert (result["warnings"], result["checkpointStep"]) == ([], None)
+
+
+def test_warnings_of_the_plan_are_in_the_result_and_at_the_end(runs: Runs) -> None:
+    run = runs.start("print('done')", {"recipe.tunedOn": {"acceleratorType": "v5litepod-1"}, "recipe.trainSteps": 4})
+    [warning] = [text for text in succeeded(run)["warnings"] if text.startswith("the training makes 1 update")]
+    assert f"  warning    {warning}" in run.stdout
 
 
 def test_the_logs_of_all_workers_are_kept(runs: Runs) -> None:

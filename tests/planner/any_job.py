@@ -159,6 +159,14 @@ def _make_whole(draw: st.DrawFn, spec: dict[str, Any]) -> None:
         recipe.pop("trainSteps", None)
         for name in ("epochs", "datasetSize"):
             recipe.setdefault(name, draw(FIELDS[f"recipe.{name}"]))
+        for name in ("warmup", "evaluateEvery"):
+            if f"{name}Epochs" in recipe:
+                recipe.pop(f"{name}Steps", None)
+    else:
+        recipe.pop("warmupEpochs", None)
+        recipe.pop("evaluateEveryEpochs", None)
+    if recipe.get("scaling", {}).get("steps") == "SameLoss":
+        recipe.setdefault("gradientNoiseScale", 100)
     if "milestoneEpochs" in schedule:
         schedule.pop("milestones", None)
         schedule["name"] = "Step"

@@ -123,6 +123,16 @@ GOOD_JOBS: list[dict[str, Any]] = [
         "spec.recipe.schedule": {"name": "Step", "milestoneEpochs": [30, 60, 2**31 - 1]},
     },
     {
+        "spec.recipe.trainSteps": ABSENT,
+        "spec.recipe.epochs": 90,
+        "spec.recipe.datasetSize": 1_281_167,
+        "spec.recipe.warmupEpochs": 0,
+        "spec.recipe.evaluateEveryEpochs": 1,
+        "spec.recipe.stopEarly": {"metric": "f1", "mode": "Max", "patience": 3},
+        "spec.checkpoint": {"uri": "/mnt/a", "keepBest": {"metric": "f1", "mode": "Max"}},
+    },
+    {"spec.recipe.gradientNoiseScale": 420.5, "spec.recipe.scaling": {"steps": "SameLoss"}},
+    {
         "spec.checkpoint": {"uri": "/mnt/a", "keepBest": {"metric": "loss/val 1", "mode": "Min"}},
         "spec.recipe.evaluateEverySteps": 10,
     },

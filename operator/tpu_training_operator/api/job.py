@@ -90,7 +90,7 @@ class Checkpoint(ApiModel):
     keep_best: KeepBest | None = Field(
         None,
         description="Also keep the checkpoint with the best evaluation. Every evaluation that is better than all before"
-        " it makes a checkpoint. Needs recipe.evaluateEverySteps.",
+        " it makes a checkpoint. Needs recipe.evaluateEverySteps or evaluateEveryEpochs.",
     )
     resume_from: StorageUri | None = Field(
         None,
@@ -349,14 +349,11 @@ class Spec(ApiModel):
             field="trainer.nodeSelector",
         ),
         Rule(
-            cel="!has(self.checkpoint) || !has(self.checkpoint.keepBest) || has(self.recipe.evaluateEverySteps)",
-            message="checkpoint.keepBest needs recipe.evaluateEverySteps: without it there is one evaluation, at the"
-            " end",
-            holds=lambda spec: (
-                spec.checkpoint is None
-                or spec.checkpoint.keep_best is None
-                or spec.recipe.evaluate_every_steps is not None
-            ),
+            cel="!has(self.checkpoint) || !has(self.checkpoint.keepBest) || has(self.recipe.evaluateEverySteps)"
+            " || has(self.recipe.evaluateEveryEpochs)",
+            message="checkpoint.keepBest needs recipe.evaluateEverySteps (or evaluateEveryEpochs): without it there is"
+            " one evaluation, at the end",
+            holds=lambda spec: spec.checkpoint is None or spec.checkpoint.keep_best is None or spec.recipe.evaluates,
             field="checkpoint.keepBest",
             at_creation=True,
             is_mutable=True,

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from pydantic.alias_generators import to_snake
 
 from tpu_contract.run_spec import Mode, NotFinitePolicy, Precision, ScheduleName, Sharding
 from tpu_training_operator.api.decimals import FractionDecimal, NonNegativeDecimal, PositiveDecimal
@@ -34,6 +35,11 @@ class LearningRateScaling(StrEnum):
     SQUARE_ROOT = "SquareRoot"
     UNSCALED = "Unscaled"
     ADA_SCALE = "AdaScale"
+
+
+class StepsScaling(StrEnum):
+    SAME_EXAMPLES = "SameExamples"
+    SAME_LOSS = "SameLoss"
 
 
 class Optimizer(ApiModel):
@@ -124,8 +130,8 @@ class Schedule(ApiModel):
     mode: Mode | None = Field(None, description="Which values of metric are better: Max or Min.")
     patience: Count | None = Field(
         None,
-        description="Evaluations in a row without a better value after which schedule Plateau lowers the rate. Not"
-        " scaled, because evaluateEverySteps is.",
+        description="Evaluations in a row without a better value after which schedule Plateau lowers the rate. Scaled"
+        " only where evaluateEverySteps is rounded, so that the examples stay.",
     )
 
 
@@ -133,8 +139,8 @@ class StopEarly(ApiModel):
     metric: MetricName = Field(description="Metric of the task's evaluation that is watched, for example perplexity.")
     mode: Mode = Field(description="Which values of metric are better: Max or Min.")
     patience: Count = Field(
-        description="Evaluations in a row without improvement after which the training ends. Not scaled, because"
-        " evaluateEverySteps is."
+        description="Evaluations in a row without improvement after which the training ends. Scaled only where"
+        " evaluateEverySteps is rounded, so that the examples stay."
     )
     min_delta: NonNegativeDecimal | None = Field(
         None, description="How much better a value must be to count as an improvement; default 0: any better value."
@@ -144,12 +150,13 @@ class StopEarly(ApiModel):
 class Scaling(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="self.learningRate != 'AdaScale' || !(has(self.maxLearningRate) || self.weightDecay)",
-            message="AdaScale sets every step's rate by what the step is worth, and takes neither maxLearningRate"
-            " nor weightDecay",
+            cel="self.learningRate != 'AdaScale' || !(has(self.maxLearningRate) || self.weightDecay"
+            " || self.steps == 'SameLoss')",
+            message="AdaScale sets every step's rate by what the step is worth, and takes neither maxLearningRate nor"
+            " weightDecay nor steps SameLoss",
             holds=lambda scaling: (
                 scaling.learning_rate is not LearningRateScaling.ADA_SCALE
-                or (scaling.max_learning_rate is None and not scaling.weight_decay)
+                or not (scaling.max_learning_rate or scaling.weight_decay or scaling.steps is StepsScaling.SAME_LOSS)
             ),
             field="learningRate",
         ),
@@ -170,13 +177,20 @@ class Scaling(ApiModel):
     max_learning_rate: PositiveDecimal | None = Field(
         None, description="Upper bound for the scaled learning rate; unbounded by default."
     )
+    steps: StepsScaling = Field(
+        StepsScaling.SAME_EXAMPLES,
+        description="SameExamples: the training sees the recipe's examples. SameLoss: it sees as many as the same loss"
+        " takes by gradientNoiseScale; everything counted in steps or epochs grows with them.",
+    )
     betas: Boolean = Field(
         False,
-        description="Raise beta1 and beta2 to the power of the batch's scale factor, which keeps their memory in"
-        " examples.",
+        description="Raise beta2 to the power of the batch's scale factor k, which keeps its memory in examples, and"
+        " divide epsilon by the square root of k.",
     )
     weight_decay: Boolean = Field(
-        False, description="Scale weightDecay so that AdamW keeps its time scale 1/(rate x decay) in epochs."
+        False,
+        description="Scale weightDecay so that AdamW keeps its time scale 1/(rate x decay) in epochs. Only for an"
+        " optimizer whose decay is not part of the gradient: adamw, adafactor, lion.",
     )
     ema: Boolean = Field(False, description="Raise emaDecay to the power of the batch's scale factor.")
 
@@ -187,6 +201,30 @@ def _users_of_evaluations(recipe: "Recipe") -> Iterator[str]:
         yield "stopEarly"
     if recipe.schedule.name is ScheduleName.PLATEAU:
         yield "schedule Plateau"
+
+
+def _in_steps_or_epochs(name: str) -> tuple[Rule, Rule]:
+    """Returns the rules about a number that a recipe gives in steps (`<name>Steps`) or in epochs (`<name>Epochs`)."""
+    steps, epochs = f"{name}Steps", f"{name}Epochs"
+
+    def given(recipe: "Recipe", field: str) -> bool:
+        return getattr(recipe, to_snake(field)) is not None
+
+    return (
+        Rule(
+            cel=f"!(has(self.{steps}) && has(self.{epochs}))",
+            message=f"give {steps} or {epochs}, not both",
+            holds=lambda recipe: not (given(recipe, steps) and given(recipe, epochs)),
+            field=epochs,
+        ),
+        Rule(
+            cel=f"has(self.epochs) || !has(self.{epochs})",
+            message=f"{epochs} needs epochs and datasetSize, which say how many steps an epoch has; with trainSteps,"
+            f" give {steps}",
+            holds=lambda recipe: recipe.epochs is not None or not given(recipe, epochs),
+            field=epochs,
+        ),
+    )
 
 
 class Recipe(ApiModel):
@@ -220,16 +258,28 @@ class Recipe(ApiModel):
             field="schedule.milestoneEpochs",
         ),
         Rule(
-            cel="has(self.evaluateEverySteps) || !(has(self.stopEarly)"
+            cel="has(self.evaluateEverySteps) || has(self.evaluateEveryEpochs) || !(has(self.stopEarly)"
             " || (has(self.schedule) && self.schedule.name == 'Plateau'))",
-            message="stopEarly and schedule Plateau need evaluateEverySteps: they follow the evaluations during the"
-            " training",
-            holds=lambda recipe: recipe.evaluate_every_steps is not None or not any(_users_of_evaluations(recipe)),
+            message="stopEarly and schedule Plateau need evaluateEverySteps (or evaluateEveryEpochs): they follow the"
+            " evaluations during the training",
+            holds=lambda recipe: recipe.evaluates or not any(_users_of_evaluations(recipe)),
             explain=lambda recipe: (
-                f"{' and '.join(_users_of_evaluations(recipe))} needs evaluateEverySteps, because it follows the"
-                " evaluations during the training"
+                f"{' and '.join(_users_of_evaluations(recipe))} needs evaluateEverySteps (or evaluateEveryEpochs),"
+                " because it follows the evaluations during the training"
             ),
             field="evaluateEverySteps",
+        ),
+        *_in_steps_or_epochs("warmup"),
+        *_in_steps_or_epochs("evaluateEvery"),
+        Rule(
+            cel="has(self.gradientNoiseScale) || !has(self.scaling) || !has(self.scaling.steps)"
+            " || self.scaling.steps != 'SameLoss'",
+            message="scaling.steps SameLoss needs gradientNoiseScale, which says how many examples the same loss takes;"
+            " tpujob run --measure-noise measures it",
+            holds=lambda recipe: (
+                recipe.gradient_noise_scale is not None or recipe.scaling.steps is not StepsScaling.SAME_LOSS
+            ),
+            field="scaling.steps",
         ),
     )
 
@@ -252,9 +302,15 @@ class Recipe(ApiModel):
         description="Steps on tunedOn over which the learning rate rises linearly; 0 means none. If left out, a warm-up"
         " of 5 % of the training, or of 5 epochs if that is less, is added when the batch grows.",
     )
+    warmup_epochs: CountOrZero | None = Field(
+        None, description="Epochs over which the learning rate rises; instead of warmupSteps, for a recipe with epochs."
+    )
     schedule: Schedule = Field(default_factory=Schedule, description="How the learning rate changes after warm-up.")
     evaluate_every_steps: LargeCount | None = Field(
         None, description="Steps on tunedOn between evaluations. If left out, there is one at the end."
+    )
+    evaluate_every_epochs: Count | None = Field(
+        None, description="Epochs between evaluations; instead of evaluateEverySteps, for a recipe with epochs."
     )
     stop_early: StopEarly | None = Field(
         None, description="End the training, as succeeded, once a metric of the evaluations no longer improves."
@@ -301,3 +357,8 @@ class Recipe(ApiModel):
         description="Your own settings, as strings. An entrypoint receives them; every worker has them as"
         " TPUJOB_PARAMETER_NAME.",
     )
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are evaluations during the training."""
+        return self.evaluate_every_steps is not None or self.evaluate_every_epochs is not None

@@ -21,6 +21,8 @@ MOST_NODES = 16
 MOST_GATES = 8
 _MOST_RUNGS = 8
 LONGEST_TEXT = 1024
+MOST_NOTES = 32
+PLAN_WARNING = "warning: "
 MOST_MOVES = 20
 _MOST_SLICES = 48
 _MOST_CONDITIONS = 16
@@ -80,14 +82,23 @@ class Resolved(StatusModel):
     beta2: ResolvedDecimal | None = Field(
         default=None, description="Decay per step of Adam's average of squared gradients."
     )
+    epsilon: ResolvedDecimal | None = Field(
+        default=None,
+        description="Term that keeps the optimizer from dividing by zero, if the recipe sets or scales it.",
+    )
     ema_decay: ResolvedDecimal | None = Field(default=None, description="Decay per step of the average of the weights.")
     scale_factor: ResolvedDecimal = Field(description="Global batch divided by the recipe's global batch.")
     code_sha256: str | None = Field(
         default=None, description="SHA-256 of trainer.code; absent if the image brings the code."
     )
-    notes: Annotated[list[_Text], Field(max_length=32)] = Field(
-        default_factory=list, description="The rule behind each number, and warnings."
+    notes: Annotated[list[_Text], Field(max_length=MOST_NOTES)] = Field(
+        default_factory=list, description="Warnings of the plan, and the rule behind each number."
     )
+
+    @property
+    def warnings(self) -> list[str]:
+        """The plan's warnings."""
+        return [note.removeprefix(PLAN_WARNING) for note in self.notes if note.startswith(PLAN_WARNING)]
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from tpu_contract.protocol import HISTORY_SCHEMA
+from tpu_contract.run_spec import WARNING_ROW
 
 # Larger counts could not be converted to a float.
 Count = Annotated[int, Field(ge=0, le=10**15)]
@@ -176,6 +177,11 @@ class History(_Row):
     save_every_seconds: Count | None = _at("runSpec.checkpoint.everySeconds", None)
     init_from: str | None = _at("runSpec.checkpoint.initFrom.uri", None)
     scaling: Sequence[ScaledNumber] = _at("runSpec.scaling", ())
+
+    @property
+    def planned_warnings(self) -> list[str]:
+        """What the plan had warned of before the run."""
+        return [row.rule for row in self.scaling if row.name == WARNING_ROW]
 
     @property
     def watched(self) -> list[Watched]:

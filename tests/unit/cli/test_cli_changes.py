@@ -109,13 +109,24 @@ def test_a_shorter_run_has_the_steps_asked_for_on_an_equal_or_larger_slice(
     assert resolved(body).recipe.train_steps == steps
 
 
-def test_a_shorter_run_reaches_the_milestones_at_the_same_share_of_the_training() -> None:
+def test_a_shorter_run_reaches_everything_at_the_same_share_of_the_training() -> None:
     recipe = {"tunedOn": {"acceleratorType": "v5litepod-4"}, "trainSteps": ..., "epochs": 10, "datasetSize": 5120}
     schedule = {"name": "Step", "milestoneEpochs": [3, 9]}
-    body = body_with({f"recipe.{name}": value for name, value in (recipe | {"schedule": schedule}).items()})
+    epochs = {"schedule": schedule, "warmupEpochs": 2, "evaluateEveryEpochs": 5}
+    body = body_with({f"recipe.{name}": value for name, value in (recipe | epochs).items()})
     before = resolved(body).recipe
     shorten(body, resolved(body), before.train_steps // 5)
-    assert resolved(body).recipe.milestones == tuple(milestone // 5 for milestone in before.milestones)
+    after = resolved(body).recipe
+    assert after.milestones == tuple(milestone // 5 for milestone in before.milestones)
+    assert (after.warmup_steps, after.evaluate_every_steps) == (before.warmup_steps // 5, before.train_steps // 10)
+
+
+def test_a_shorter_run_has_the_steps_asked_for_whatever_the_same_loss_takes() -> None:
+    measured = {"gradientNoiseScale": 100, "scaling": {"steps": "SameLoss"}}
+    recipe = {"tunedOn": {"acceleratorType": "v5litepod-4"}, **measured}
+    body = body_with({f"recipe.{name}": value for name, value in recipe.items()})
+    shorten(body, resolved(body), 30)
+    assert resolved(body).recipe.train_steps == 30
 
 
 def test_on_a_smaller_slice_a_shorter_run_has_at_least_one_step_of_the_recipes() -> None:

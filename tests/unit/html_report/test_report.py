@@ -33,6 +33,14 @@ STEERED = {
 }
 
 
+def test_warnings_of_the_plan_are_among_the_warnings_and_not_among_the_numbers() -> None:
+    text = "the training makes 75 updates <b>"
+    row = {"name": "warning", "tunedOn": "", "runsOn": "", "rule": text}
+    page = page_of(typical(), spec={"scaling": [*SCALING, row]})
+    assert page.count("the training makes 75 updates &lt;b&gt;") == 1
+    assert page.index("the training makes 75") < page.index("The recipe on this slice")
+
+
 def test_numbers_have_few_digits_and_a_unit() -> None:
     shown = {
         0.0: "0",

@@ -11,6 +11,7 @@ from tpu_training_operator.html_report.ending import Badge, JobEnd, JobResult, L
 
 FINITE, BROKEN = run_of(20), run_of(20, broken=(19, 20))
 RECOVERED = run_of(20, broken=(7, 8))
+WARNED = {"name": "warning", "tunedOn": "", "runsOn": "", "rule": "the training makes 75 updates"}
 WHERE, GIST = "slice 0 host 2: UserError (exit code 1)", "KeyError: 'label' (train.py:20)"
 FAILED = JobEnd(JobResult.FAILED, "UserError", WHERE, GIST)
 PEER_LOST = {"code": "PeerLost", "message": "the connection to a peer was lost"}
@@ -75,6 +76,7 @@ def test_a_failure_before_the_first_step_has_no_empty_sections() -> None:
 
 def test_of_a_failed_run_nobody_says_that_there_was_no_problem() -> None:
     assert "no problems" in page_of(FINITE, outcome=SUCCEEDED)
+    assert "no problems" not in page_of(FINITE, outcome=SUCCEEDED, spec={"scaling": [WARNED]})
     assert "no problems" not in page_of(FINITE, outcome=PEER_LOST)
     assert "no problems" not in page_of(FINITE, FAILED)
 

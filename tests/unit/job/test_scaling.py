@@ -1,6 +1,7 @@
 """The recipe on another slice: the numbers of the published examples, and what holds for every recipe."""
 
 import re
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -246,10 +247,52 @@ def test_betas_and_averages_keep_their_memory_in_examples_on_request() -> None:
 
     scaled = scale(recipe(**before, scaling=scaling), 8, 32)
     assert (scaled.betas["beta2"], scaled.weight_decay, scaled.ema_decay) == ("0.996005996", "0.2", "0.99960006")
-    assert scaled.betas["beta1"] == "0.6561"
+    assert (scaled.betas, scaled.epsilon) == ({"beta2": "0.996005996"}, "0.000000005")
 
     unscaled = scale(recipe(**before), 8, 32)
     assert (unscaled.betas, unscaled.weight_decay, unscaled.ema_decay) == ({"beta2": "0.999"}, "0.1", "0.9999")
+    assert unscaled.epsilon is None
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "decay", "betas", "epsilon"),
+    [
+        # The trainer's defaults count where the recipe leaves a field out.
+        ({"name": "adamw"}, "0.02", {"beta2": "0.996005996"}, "0.000000005"),
+        ({"name": "adam", "epsilon": "1e-6"}, None, {"beta2": "0.996005996"}, "0.0000005"),
+        (
+            {"name": "adam", "beta1": "0.8", "beta2": "0.99"},
+            None,
+            {"beta1": "0.8", "beta2": "0.96059601"},
+            "0.000000005",
+        ),
+        ({"name": "lion", "weightDecay": "0.1"}, "0.2", {"beta2": "0.96059601"}, None),
+        ({"name": "rmsprop", "epsilon": "1e-6"}, None, {}, "0.000001"),
+        # Decay that is part of the gradient follows the rate by itself.
+        ({"name": "sgd", "weightDecay": "0.1"}, "0.1", {}, None),
+        ({"name": "adam", "weightDecay": "0.1"}, "0.1", {"beta2": "0.996005996"}, "0.000000005"),
+        ({"name": "adamw8bit", "weightDecay": "0.1"}, "0.2", {}, None),
+        ({"name": "lamb", "weightDecay": "0.1", "beta2": "0.999"}, "0.2", {"beta2": "0.996005996"}, None),
+        ({"name": "sophia", "weightDecay": "0.1"}, "0.1", {}, None),
+    ],
+    ids=str,
+)
+def test_decays_follow_what_their_optimizer_does_with_them(
+    optimizer: dict[str, str], decay: str | None, betas: dict[str, str], epsilon: str | None
+) -> None:
+    before = recipe(optimizer={"learningRate": "3e-4", **optimizer}, scaling={"betas": True, "weightDecay": True})
+    scaled = scale(before, 8, 32)
+    assert (scaled.weight_decay, scaled.betas, scaled.epsilon) == (decay, betas, epsilon)
+    not_applied = decay == optimizer.get("weightDecay", "0.01") and decay is not None
+    assert any("weightDecay is not applied" in text for text in scaled.warnings) == not_applied
+
+
+def test_rate_times_decay_times_steps_stays_whatever_caps_the_rate() -> None:
+    """AdamW's decay over the whole training is 1e-3 x 0.1 x 1000, capped or not."""
+    optimizer = {"name": "adamw", "learningRate": "1e-3", "weightDecay": "0.1"}
+    scaling = {"weightDecay": True, "maxLearningRate": "0.001"}
+    scaled = scale(recipe(batch=512, steps=1024, optimizer=optimizer, scaling=scaling), 1, 16)
+    assert (scaled.learning_rate, scaled.weight_decay, scaled.train_steps) == ("0.001", "1.6", 64)
 
 
 @given(k=st.integers(1, 64), limit=st.integers(1, 40))
@@ -283,6 +326,77 @@ def test_milestones_and_evaluations_keep_their_number_of_examples() -> None:
     assert scale(recipe(batch=64, evaluateEverySteps=1), 8, 32).evaluate_every_steps == 1
 
 
+def test_lamb_and_lars_keep_the_steps_of_their_warm_up() -> None:
+    """You et al. 2020: the examples of the warm-up grow in proportion to the batch."""
+    for name in ("lamb", "lars"):
+        before = recipe(batch=512, steps=10_000, warmup=100, optimizer={"name": name, "learningRate": "0.01"})
+        scaled = scale(before, 8, 128)
+        assert (scaled.warmup_steps, scaled.learning_rate) == (100, "0.04")
+
+
+EPOCHS = {"batch": 128, "epochs": 10, "dataset": 10_000}
+
+
+@pytest.mark.parametrize(("replicas", "warmup", "every"), [(8, 156, 78), (32, 38, 19), (64, 18, 9)])
+def test_warm_up_and_evaluations_in_epochs_are_those_epochs_on_every_slice(
+    replicas: int, warmup: int, every: int
+) -> None:
+    scaled = scale(recipe(**EPOCHS, warmupEpochs=2, evaluateEveryEpochs=1), 8, replicas)
+    assert (scaled.warmup_steps, scaled.evaluate_every_steps, scaled.train_steps) == (warmup, every, 10 * every)
+    assert not any("rounded" in text for text in scaled.warnings)
+
+
+STOP = {"metric": "accuracy", "mode": "Max"}
+
+
+@pytest.mark.parametrize(
+    ("every", "k", "steps", "patience", "says"),
+    [
+        (16, 16, 1, 8, False),
+        (3, 1, 3, 8, False),
+        # An evaluation a step, so 16 of the recipe's steps, where the recipe waits for 8 x 3.
+        (3, 16, 1, 2, True),
+        (2, 16, 1, 1, True),
+        (40, 16, 2, 10, True),
+        (500, 16, 31, 8, False),
+    ],
+)
+def test_patience_makes_up_for_the_rounding_of_the_evaluations(
+    every: int, k: int, steps: int, patience: int, says: bool
+) -> None:
+    schedule = {"name": "Plateau", **STOP, "patience": 8}
+    changes = {"evaluateEverySteps": every, "stopEarly": STOP | {"patience": 8}, "schedule": schedule}
+    scaled = scale(recipe(batch=32, steps=100_000, **changes), 1, k)
+    assert (scaled.evaluate_every_steps, scaled.stop_patience, scaled.plateau_patience) == (steps, patience, patience)
+    assert any(text.startswith(f"evaluateEverySteps {every} would be") for text in scaled.warnings) == says
+
+
+def test_the_same_loss_takes_more_examples_of_everything() -> None:
+    """Digits at 16 times the batch with a noise scale of 420: 1 + 512/420 over 1 + 32/420 is 2.0619."""
+    schedule = {"name": "Step", "milestones": [600]}
+    before = DIGITS | {"gradientNoiseScale": "420", "schedule": schedule, "evaluateEverySteps": 160}
+    same_examples, same_loss = (
+        scale(recipe(**before, scaling={"steps": steps}), 1, 16) for steps in ("SameExamples", "SameLoss")
+    )
+    assert (same_examples.train_steps, same_examples.warmup_steps, same_examples.milestones) == (76, 6, (38,))
+    assert (same_loss.train_steps, same_loss.warmup_steps, same_loss.milestones) == (157, 11, (78,))
+    assert (same_examples.evaluate_every_steps, same_loss.evaluate_every_steps) == (10, 21)
+    assert same_loss.learning_rate == same_examples.learning_rate
+    for scaled in (same_examples, same_loss):
+        [steps] = [note.rule for note in scaled.notes if note.field == "trainSteps"]
+        assert steps.endswith("the same loss takes about 2.06 times the recipe's)")
+        assert any("needs about 2.06 times the recipe's examples" in text for text in scaled.warnings)
+
+
+@given(noise=st.integers(1, 10**6), k=st.integers(2, 256), epochs=st.integers(1, 300))
+def test_the_same_loss_takes_as_many_more_epochs_as_steps(noise: int, k: int, epochs: int) -> None:
+    before = {"epochs": epochs, "dataset": 10**6, "batch": 32, "gradientNoiseScale": noise, "warmupEpochs": 1}
+    scaled = scale(recipe(**before, scaling={"steps": "SameLoss"}), 1, k)
+    times = (1 + Fraction(32 * k, noise)) / (1 + Fraction(32, noise))
+    assert 0 <= scaled.train_steps - epochs * (10**6 // (32 * k)) * times < 1
+    assert 0 <= scaled.warmup_steps - (10**6 // (32 * k)) * times < 1
+
+
 @pytest.mark.parametrize(
     ("before", "field", "way_out"),
     [
@@ -314,6 +428,24 @@ def test_every_number_comes_with_its_rule(snapshot: SnapshotAssertion) -> None:
     ]
     assert [re.findall(r" = ([\d.]+)", note) for note in notes] == [["4096"], ["250"], ["25"], ["0.4"]]
     assert notes == snapshot
+
+
+def test_the_status_has_every_warning_of_the_plan_and_at_most_32_notes() -> None:
+    everything = {
+        "optimizer": {"name": "sgd", "learningRate": "0.1", "beta1": "0.9", "beta2": "0.9", "epsilon": "1e-9"},
+        "scaling": {"learningRate": "Linear", "betas": True, "weightDecay": True, "ema": True},
+        "schedule": {"name": "Plateau", **STOP, "patience": 99},
+        "stopEarly": STOP | {"patience": 99},
+        "evaluateEverySteps": 999,
+        "warmupSteps": 400,
+        "tunedOn": {"acceleratorType": "v5litepod-1"},
+        "globalBatchSize": 12,
+    }
+    resolution = resolve(spec({f"recipe.{name}": value for name, value in everything.items()}))
+    assert len(resolution.warnings) > 10
+    assert resolution.resolved.warnings == list(resolution.warnings)
+    many = replace(resolution, warnings=tuple(f"warning {number}" for number in range(40)))
+    assert many.resolved.warnings == list(many.warnings[:32])
 
 
 def test_a_recipe_without_tuned_on_is_used_unchanged() -> None:

@@ -96,6 +96,10 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
     for name in ("epochs", "datasetSize"):
         recipe.pop(name, None)
     recipe["trainSteps"] = tuned
+    (recipe.get("scaling") or {}).pop("steps", None)
+    for name, now in (("warmup", scaled.warmup_steps), ("evaluateEvery", scaled.evaluate_every_steps)):
+        if recipe.pop(f"{name}Epochs", None) is not None:
+            recipe[f"{name}Steps"] = (now or 0) * scaled.batch.total // recipe["globalBatchSize"]
     if recipe.get("warmupSteps"):
         recipe["warmupSteps"] = int(recipe["warmupSteps"] * share)
     if recipe.get("evaluateEverySteps"):

@@ -302,7 +302,7 @@ def _result(file: JobFile, outcome: RunOutcome, history: tuple[bytes, str] | Non
         "examplesPerSecond": float(progress.examples_per_second) if progress and progress.examples_per_second else None,
         "lossCurve": [{"step": step, "loss": loss} for step, loss in losses.items()],
         "evaluations": evaluations,
-        "warnings": list(outcome.warnings),
+        "warnings": [*file.resolution.warnings, *outcome.warnings],
         "checkpointStep": outcome.checkpoint_step,
         "bestCheckpoint": progress.best_checkpoint.as_json() if progress and progress.best_checkpoint else None,
         "restarts": status.restarts.by_class,
@@ -364,7 +364,7 @@ def _print_end(file: JobFile, outcome: RunOutcome, directory: Path, result: Path
         click.echo(f"  rung       {line}")
     for made in status.placement.moves if status.placement else ():
         click.echo(f"  moved      {move_words(made)}")
-    for warning in outcome.warnings:
+    for warning in (*file.resolution.warnings, *outcome.warnings):
         click.echo(f"  warning    {warning}")
     if outcome.checkpoint_step is not None:
         checkpoint = file.job.spec.checkpoint

@@ -169,6 +169,7 @@ def _spec(view: JobView) -> list[Section]:
         _full_only("slice", [f"{view.slice} ({resolved.topology}): {', '.join(sizes)}{rehearsal}"]),
         _full_only("code", [f"sha256 {resolved.code_sha256}"] if resolved.code_sha256 else []),
         _full_only("recipe", [f"{batch}; {resolved.train_steps} steps; learning rate {resolved.learning_rate}"]),
+        _full_only("warning", resolved.warnings, "yellow"),
     ]
 
 

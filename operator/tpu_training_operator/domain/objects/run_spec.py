@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from tpu_contract import run_spec as contract
+from tpu_contract.words import cut
 from tpu_training_operator.api.job import InitFrom, TPUTrainingJob
 from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.status import LONGEST_TEXT
 from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.domain.job.recipe.adascale import is_adaptive
 from tpu_training_operator.domain.job.recipe.checkpointing import folder, interval, left_by_rungs
@@ -29,7 +31,7 @@ def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[
 def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contract.RunSpec:
     layout, scaled, spec = resolution.layout, resolution.recipe, job.spec
     recipe, trainer, report = spec.recipe, spec.trainer, spec.report
-    torch, code, stop = trainer.torch, trainer.code, recipe.stop_early
+    torch, code = trainer.torch, trainer.code
     return contract.RunSpec(
         job=contract.JobRef(job.namespace, job.name, job.uid, attempt),
         entrypoint=trainer.entrypoint or contract.NO_ENTRYPOINT,
@@ -45,9 +47,7 @@ def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contr
         schedule=_schedule(recipe, scaled),
         ada_scale_batch_size=recipe.global_batch_size if is_adaptive(recipe) else None,
         evaluate_every_steps=scaled.evaluate_every_steps,
-        stop_early=None
-        if stop is None
-        else contract.StopSpec(stop.metric, stop.mode, stop.patience, _number(stop.min_delta)),
+        stop_early=_stop_early(recipe, scaled),
         ema_decay=_number(scaled.ema_decay),
         on_not_finite=recipe.on_not_finite,
         gradient_clip_norm=_number(recipe.gradient_clip_norm),
@@ -67,9 +67,14 @@ def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contr
         report=contract.RunSpec.report
         if report is None
         else contract.ReportSpec(report.uri, report.tensor_board, report.gradient_noise_scale),
-        scaling=comparison(recipe, resolution),
+        scaling=(*comparison(recipe, resolution), *map(_warning, resolution.warnings)),
         recipe=dict(_list_fields(recipe)),
     )
+
+
+def _warning(text: str) -> contract.ScalingRow:
+    """Returns a warning of the plan as the row that the report shows among its warnings."""
+    return contract.ScalingRow(contract.WARNING_ROW, "", "", cut(text, LONGEST_TEXT))
 
 
 def _lower_rung(run: contract.RunSpec, rung: LowerRung, attempt: int) -> contract.RunSpec:
@@ -104,7 +109,8 @@ def _init(weights: InitFrom | None) -> contract.InitSpec | None:
 
 # Fields that do not affect the weights, or that the run spec already has elsewhere: the parameters may take half a
 # megabyte.
-_NOT_COMPARED = {"parameters", "evaluate_every_steps", "sharding"}
+_EVALUATIONS = {"evaluate_every_steps", "evaluate_every_epochs"}
+_NOT_COMPARED = {"parameters", "sharding", *_EVALUATIONS}
 
 
 def _list_fields(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -112,7 +118,7 @@ def _list_fields(recipe: Recipe) -> Iterator[tuple[str, str]]:
     make the same recipe look different."""
     # A schedule or an early stop that follows the evaluations depends on how often they happen.
     followed = recipe.stop_early is not None or recipe.schedule.name is contract.ScheduleName.PLATEAU
-    left_out = _NOT_COMPARED - {"evaluate_every_steps"} if followed else _NOT_COMPARED
+    left_out = _NOT_COMPARED - _EVALUATIONS if followed else _NOT_COMPARED
     fields = recipe.model_dump(by_alias=True, exclude_defaults=True, exclude=left_out, mode="json")
     return _leaves("recipe", fields)
 
@@ -134,7 +140,7 @@ def _optimizer(recipe: Recipe, scaled: ScaledRecipe) -> contract.OptimizerSpec:
         weight_decay=_number(scaled.weight_decay),
         beta1=_number(scaled.betas.get("beta1", optimizer.beta1)),
         beta2=_number(scaled.betas.get("beta2", optimizer.beta2)),
-        epsilon=_number(optimizer.epsilon),
+        epsilon=_number(scaled.epsilon),
     )
 
 
@@ -143,8 +149,15 @@ def _schedule(recipe: Recipe, scaled: ScaledRecipe) -> contract.ScheduleSpec:
     schedule = recipe.schedule
     factor = _number(schedule.factor)
     return contract.ScheduleSpec(
-        schedule.name, scaled.milestones, factor, schedule.metric, schedule.mode, schedule.patience
+        schedule.name, scaled.milestones, factor, schedule.metric, schedule.mode, scaled.plateau_patience
     )
+
+
+def _stop_early(recipe: Recipe, scaled: ScaledRecipe) -> contract.StopSpec | None:
+    stop = recipe.stop_early
+    if stop is None or scaled.stop_patience is None:
+        return None
+    return contract.StopSpec(stop.metric, stop.mode, scaled.stop_patience, _number(stop.min_delta))
 
 
 def _number(text: str | None) -> float | None:

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from tpu_contract.protocol import DEFAULT_FACTOR
 from tpu_contract.run_spec import NotFinitePolicy, Precision, ScalingRow, ScheduleName, Sharding
-from tpu_training_operator.api.recipe import Recipe, Schedule
+from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.ledger import Note
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 
 _NONE = "-"
 
@@ -35,17 +36,21 @@ def _number_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ScalingRow]
         yield _row("accumulation", 1, scaled.batch.accumulation, "passes before a step")
     yield _row("global batch", recipe.global_batch_size, scaled.batch.total, rules.get("globalBatchSize", ""))
     yield _row("train steps", recipe.train_steps, scaled.steps, rules.get("trainSteps", ""))
-    yield _row("warm-up steps", recipe.warmup_steps, scaled.warmup_steps, rules.get("warmupSteps", ""))
+    warmup = _tuned(recipe.warmup_steps, recipe.warmup_epochs)
+    yield _row("warm-up steps", warmup, scaled.warmup_steps, rules.get("warmupSteps", ""))
     yield _row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
     unusual = recipe.on_not_finite is not NotFinitePolicy.STOP
     divided = recipe.sharding is not Sharding.REPLICATED
     reduced = recipe.precision is not Precision.FLOAT32
+    milestones = _tuned(recipe.schedule.milestones, recipe.schedule.milestone_epochs)
+    every = _tuned(recipe.evaluate_every_steps, recipe.evaluate_every_epochs)
     optional = (
-        ("milestones", _tuned_milestones(recipe.schedule), list(scaled.milestones) or None, "milestones"),
-        ("evaluate every", recipe.evaluate_every_steps, scaled.evaluate_every_steps, "evaluateEverySteps"),
+        ("milestones", milestones, list(scaled.milestones) or None, "milestones"),
+        ("evaluate every", every, scaled.evaluate_every_steps, "evaluateEverySteps"),
         ("weight decay", recipe.optimizer.weight_decay, scaled.weight_decay, "weightDecay"),
         ("beta1", recipe.optimizer.beta1, scaled.betas.get("beta1"), "beta1"),
         ("beta2", recipe.optimizer.beta2, scaled.betas.get("beta2"), "beta2"),
+        ("epsilon", recipe.optimizer.epsilon, scaled.epsilon, "epsilon"),
         ("EMA decay", recipe.ema_decay, scaled.ema_decay, "emaDecay"),
         ("gradient clip norm", recipe.gradient_clip_norm, recipe.gradient_clip_norm, "gradientClipNorm"),
         ("precision", recipe.precision, recipe.precision if reduced else None, "precision"),
@@ -55,25 +60,27 @@ def _number_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ScalingRow]
     for name, before, now, field in optional:
         if now is not None:
             yield _row(name, before, now, rules.get(field, "as in the recipe"))
-    yield from _evaluation_rows(recipe)
+    yield from _evaluation_rows(recipe, scaled)
 
 
-def _tuned_milestones(schedule: Schedule) -> object:
-    epochs = schedule.milestone_epochs
-    return schedule.milestones if epochs is None else f"{'epoch' if len(epochs) == 1 else 'epochs'} {_text(epochs)}"
+def _tuned(steps: object, epochs: int | list[int] | None) -> object:
+    """Returns what the recipe gives, in steps or in epochs."""
+    if isinstance(epochs, list):
+        return f"{'epoch' if len(epochs) == 1 else 'epochs'} {_text(epochs)}"
+    return steps if epochs is None else count(epochs, "epoch")
 
 
-def _evaluation_rows(recipe: Recipe) -> Iterator[ScalingRow]:
-    """Yields the rows about decisions from evaluations. Patience is not scaled, because the interval is."""
+def _evaluation_rows(recipe: Recipe, scaled: ScaledRecipe) -> Iterator[ScalingRow]:
+    """Yields the rows about decisions from evaluations."""
     schedule, stop = recipe.schedule, recipe.stop_early
     if schedule.name is ScheduleName.PLATEAU:
         factor = f"x {DEFAULT_FACTOR if schedule.factor is None else schedule.factor}"
-        rule = f"after {count(schedule.patience or 0, 'evaluation')} without a better {schedule.metric}"
+        rule = f"after {count(scaled.plateau_patience or 0, 'evaluation')} without a better {schedule.metric}"
         yield _row("rate on a plateau", factor, factor, rule)
     if stop is not None:
-        after = count(stop.patience, "evaluation")
+        before, after = count(stop.patience, "evaluation"), count(scaled.stop_patience or 0, "evaluation")
         by = f" by more than {stop.min_delta}" if stop.min_delta is not None else ""
-        yield _row("stop early", after, after, f"without a better {stop.metric}{by}")
+        yield _row("stop early", before, after, f"without a better {stop.metric}{by}")
 
 
 def _row(name: str, before: object, now: object, rule: str = "") -> ScalingRow:

@@ -7,7 +7,7 @@ from tpu_contract.words import cut
 from tpu_training_operator.api.job import InitFrom, Spec
 from tpu_training_operator.api.ladder import Gates
 from tpu_training_operator.api.slice import Hardware
-from tpu_training_operator.api.status import LONGEST_TEXT, Resolved
+from tpu_training_operator.api.status import LONGEST_TEXT, MOST_NOTES, PLAN_WARNING, Resolved
 from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
@@ -79,13 +79,14 @@ class Resolution:
             weight_decay=recipe.weight_decay,
             beta1=recipe.betas.get("beta1"),
             beta2=recipe.betas.get("beta2"),
+            epsilon=recipe.epsilon,
             ema_decay=recipe.ema_decay,
             scale_factor=plain(round(decimal(recipe.factor), 6)),
             code_sha256=self.code_sha256,
             notes=[
                 cut(str(note), LONGEST_TEXT)
-                for note in (*recipe.notes, *(f"warning: {text}" for text in self.warnings))
-            ],
+                for note in (*(f"{PLAN_WARNING}{text}" for text in self.warnings), *recipe.notes)
+            ][:MOST_NOTES],
         )
 
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 from math import ceil
 
-from tpu_training_operator.api.recipe import LearningRateScaling, Recipe
+from tpu_training_operator.api.recipe import LearningRateScaling, Recipe, StepsScaling
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.learning_rate import (
     FURTHEST_LINEAR,
@@ -61,7 +61,7 @@ def risks(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
     yield from _short_warmup(recipe, now)
     if recipe.gradient_noise_scale is None:
         yield from _unmeasured(recipe, now)
-    else:
+    elif recipe.scaling.learning_rate is not LearningRateScaling.ADA_SCALE:
         yield from _measured(recipe, recipe.gradient_noise_scale, now)
 
 
@@ -70,14 +70,14 @@ def _short_warmup(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
     if now.multiplier > _FURTHEST_AS_REQUESTED:
         epochs = PUBLISHED_WARMUP_EPOCHS * ((recipe.dataset_size or 0) // now.batch)
         needed = max(_SHORTEST_WARMUP, ceil(min(epochs, Fraction(now.steps, _WARMUP_SHARE))))
-    elif recipe.warmup_steps in (0, 1) or now.multiplier <= 1:
+    elif recipe.warmup_steps in (0, 1) or recipe.warmup_epochs == 0 or now.multiplier <= 1:
         return
     if now.warmup < needed:
         none = ", which is none: the first step has the whole rate" if now.warmup == 1 else ""
-        here = ceil(Fraction(needed * now.batch, recipe.global_batch_size))
+        field = "warmupSteps" if recipe.warmup_epochs is None else "warmupEpochs"
         yield (
             f"the learning rate grows {plain(now.multiplier)}-fold with a warm-up of {count(now.warmup, 'step')}{none};"
-            f" recipe.warmupSteps {here} would make it {needed}, and scaling.maxLearningRate limits the rate"
+            f" raise recipe.{field} until it has {needed}, or limit the rate with scaling.maxLearningRate"
         )
 
 
@@ -110,9 +110,11 @@ def _measured(recipe: Recipe, noise: str, now: LargerBatch) -> Iterator[str]:
     tuned, rule = recipe.global_batch_size, rule_of(recipe.optimizer.name)
     more = examples_multiplier(Fraction(noise), tuned, now.batch)
     if more > _MORE_EXAMPLES:
+        gets_them = recipe.scaling.steps is StepsScaling.SAME_LOSS
+        way = ", an estimate" if gets_them else "; recipe.scaling.steps SameLoss trains on them"
         yield (
             f"with the gradient noise scale of {noise}, a global batch of {now.batch} needs about {float(more):.3g}"
-            f" times the recipe's examples for the same loss; a smaller slice needs fewer"
+            f" times the recipe's examples for the same loss{way}; a smaller slice needs fewer"
         )
     if rule is None:
         return

@@ -3,7 +3,8 @@
 With N replicas on the tuned slice, N' on this one, and k = N'/N where every replica keeps its batch:
 
     batch       B' = k B                 or B, by accumulation
-    steps       S' = ceil(S B / B')      the same examples; from epochs, E floor(D / B') for D examples
+    steps       S' = ceil(S B / B')      the same examples; from epochs, E floor(D / B') for D examples;
+                                         with scaling.steps SameLoss as many more as the same loss takes
     warm-up     W' = ceil(W B / B')      likewise milestones and evaluations
     rate        k eta or sqrt(k) eta, or what a measured noise scale predicts
 
@@ -19,7 +20,7 @@ from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.domain.job.recipe import steps as budget
 from tpu_training_operator.domain.job.recipe.adascale import fewest_steps, is_adaptive
 from tpu_training_operator.domain.job.recipe.batch import ScaledBatch, scaled_batch, spread
-from tpu_training_operator.domain.job.recipe.decays import scaled_betas, scaled_ema, scaled_weight_decay
+from tpu_training_operator.domain.job.recipe.decays import scaled_betas, scaled_ema, scaled_epsilon, scaled_weight_decay
 from tpu_training_operator.domain.job.recipe.learning_rate import scaled_learning_rate
 from tpu_training_operator.domain.job.recipe.ledger import Ledger, Note, plain
 from tpu_training_operator.domain.job.recipe.risks import LargerBatch, risks
@@ -41,9 +42,12 @@ class ScaledRecipe:
     warmup_steps: int
     milestones: tuple[int, ...]
     evaluate_every_steps: int | None
+    stop_patience: int | None
+    plateau_patience: int | None
     learning_rate: str
     weight_decay: str | None
     betas: dict[str, str]
+    epsilon: str | None
     ema_decay: str | None
     factor: Fraction
     notes: tuple[Note, ...]
@@ -76,6 +80,8 @@ def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int |
     rate = scaled_learning_rate(recipe, batch.total, warmup, ledger)
     for risk in risks(recipe, LargerBatch(batch.total, steps, warmup, rate.multiplier)):
         ledger.warn(risk)
+    every, stretched = budget.evaluate_every(recipe, batch.total, ledger)
+    stop = None if recipe.stop_early is None else recipe.stop_early.patience
     return ScaledRecipe(
         batch=batch,
         step_batch=counted,
@@ -83,10 +89,13 @@ def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int |
         fewest_steps=fewest,
         warmup_steps=warmup,
         milestones=tuple(budget.milestones(recipe, counted, ledger)),
-        evaluate_every_steps=budget.evaluate_every(recipe, batch.total, ledger),
+        evaluate_every_steps=every,
+        stop_patience=budget.scaled_patience("stopEarly", stop, stretched, ledger),
+        plateau_patience=budget.scaled_patience("schedule", recipe.schedule.patience, stretched, ledger),
         learning_rate=plain(rate.value),
         weight_decay=scaled_weight_decay(recipe, factor, rate.multiplier, ledger),
         betas=scaled_betas(recipe, factor, ledger),
+        epsilon=scaled_epsilon(recipe, factor, ledger),
         ema_decay=scaled_ema(recipe, factor, ledger),
         factor=factor,
         notes=tuple(ledger.notes),

@@ -14,6 +14,8 @@ from tpu_training_operator.api.recipe import Optimizer, Recipe
 from tpu_training_operator.api.slice import Hardware, ProvisioningType
 from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.job.recipe.decays import tuned_weight_decay
+from tpu_training_operator.domain.job.recipe.optimizers import takes
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 from tpu_training_operator.domain.job.recipe.torchrun import torchrun_warnings
 from tpu_training_operator.domain.job.topology import SliceLayout
@@ -101,8 +103,7 @@ def _separate_models(spec: Spec, hosts: int) -> Iterator[str]:
 
 def _unused_optimizer_settings(optimizer: Optimizer) -> Iterator[str]:
     name = optimizer.name.lower()
-    takes = OPTIMIZERS.get(name)
-    if takes is None:
+    if name not in OPTIMIZERS:
         nearest = difflib.get_close_matches(name, OPTIMIZERS, n=1, cutoff=_CLOSE)
         hint = f" (did you mean {nearest[0]}?)" if nearest else ""
         yield (
@@ -111,23 +112,30 @@ def _unused_optimizer_settings(optimizer: Optimizer) -> Iterator[str]:
         )
         return
     for field in _SETTINGS:
-        if getattr(optimizer, field) is not None and field not in takes:
+        if getattr(optimizer, field) is not None and not takes(optimizer, field):
             yield f"recipe.optimizer.{Optimizer.model_fields[field].alias} has no effect: {name} does not take it"
 
 
 def _unused_scaling(recipe: Recipe) -> Iterator[str]:
-    scaling, takes = recipe.scaling, OPTIMIZERS.get(recipe.optimizer.name.lower())
-    if scaling.betas and takes is not None and "beta1" not in takes:
-        yield f"recipe.scaling.betas has no effect: {recipe.optimizer.name} does not take betas"
-    if scaling.weight_decay and recipe.optimizer.weight_decay is None:
+    scaling, optimizer = recipe.scaling, recipe.optimizer
+    if scaling.betas and not takes(optimizer, "beta2"):
+        why = f"{optimizer.name} does not take betas" if optimizer.name.lower() in OPTIMIZERS else "beta2 is not set"
+        yield f"recipe.scaling.betas has no effect: {why}"
+    if scaling.weight_decay and tuned_weight_decay(recipe) is None:
         yield "recipe.scaling.weightDecay has no effect: recipe.optimizer.weightDecay is not set"
     if scaling.ema and recipe.ema_decay is None:
         yield "recipe.scaling.ema has no effect: recipe.emaDecay is not set"
 
 
 def _unused_patience(recipe: Recipe, scaled: ScaledRecipe) -> Iterator[str]:
-    every, stop = scaled.evaluate_every_steps or 0, recipe.stop_early
-    patiences = {"recipe.schedule": recipe.schedule.patience, "recipe.stopEarly": stop.patience if stop else None}
+    every = scaled.evaluate_every_steps or 0
+    if every > scaled.train_steps:
+        field = "evaluateEverySteps" if recipe.evaluate_every_epochs is None else "evaluateEveryEpochs"
+        yield (
+            f"recipe.{field} has no effect: the first evaluation would be after {count(every, 'step')}, and the"
+            f" training ends after {scaled.train_steps}"
+        )
+    patiences = {"recipe.schedule": scaled.plateau_patience, "recipe.stopEarly": scaled.stop_patience}
     for field, patience in patiences.items():
         if patience is not None and patience * every >= scaled.train_steps:
             yield (
@@ -143,8 +151,9 @@ def _unused_schedule(recipe: Recipe, scaled: ScaledRecipe) -> Iterator[str]:
     late = [milestone for milestone in scaled.milestones if milestone >= scaled.train_steps]
     if late:
         yield f"milestones {', '.join(map(str, late))} are not reached: the training ends after {steps}"
+    way = "; set recipe.scaling.ema" if scaled.factor > 1 and not recipe.scaling.ema else ""
     if scaled.ema_decay is not None and (1 - Decimal(scaled.ema_decay)) * scaled.train_steps < 1:
         yield (
             f"emaDecay {scaled.ema_decay} averages over more than the {steps} of the training; the average, which is"
-            " what is evaluated, stays close to the initial weights"
+            f" what is evaluated, stays close to the initial weights{way}"
         )
