@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,3 +138,24 @@ def grows(hp: Hyperparameters) -> Task:
         return model(batch).mean()  # grows
 
     return Task(model=nn.Linear(8, 8), train=Zeros(8), loss=loss, collate=collate)
+
+
+def calls_a_kernel(hp: Hyperparameters) -> Task:
+    """Doubles its outputs with a kernel in Pallas."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        import jax
+        from jax.experimental import pallas as pl
+        from torch_xla.experimental.custom_kernel import make_kernel_from_pallas
+
+        def double(read: Any, written: Any) -> None:
+            written[...] = read[...] * 2
+
+        def doubled(array: Any) -> Any:
+            return pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct(array.shape, array.dtype))(array)
+
+        outputs = model(batch[0])
+        kernel = make_kernel_from_pallas(doubled, lambda array: [(array.shape, array.dtype)])
+        return (outputs + kernel(outputs.detach())).square().mean()
+
+    return Task(model=nn.Linear(8, 128), train=Zeros(8), loss=loss)

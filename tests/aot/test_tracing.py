@@ -35,6 +35,7 @@ CASES = {
     "step": case("small"),
     "accumulated": case("small", batch={"global": 4 * PASSES * BATCH, "perReplica": BATCH, "accumulation": PASSES}),
     "grows": case("grows"),
+    "kernel": case("calls_a_kernel"),
     **{how: case("repeats", parameters={"how": how}) for how in ("scan", "unroll")},
     **{what: case("steps_with", parameters={"what": what}) for what in models.THINGS},
     **{f"largest-{name}": largest(shape) for name, shape in LARGEST.items()},
@@ -126,3 +127,10 @@ def test_libtpu_gets_the_jobs_own_flags_and_those_that_torch_xla_sets_for_the_ge
     assert flags[0] == OWN_FLAG
     assert "--xla_latency_hiding_scheduler_rerun=1" in flags
     assert ("--xla_enable_async_all_gather=true" in flags) == generation.startswith("v5")
+
+
+def test_a_kernel_that_only_a_tpu_runs_is_part_of_the_program(traced: dict[str, dict[str, Any]]) -> None:
+    step = traced["kernel"]
+    assert "error" not in step, step["error"]
+    assert step["program"]["stablehlo"].count("@tpu_custom_call") == 1
+    assert step["found"] == []

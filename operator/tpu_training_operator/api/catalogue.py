@@ -51,6 +51,19 @@ class Shape:
         block = HOST_BLOCKS.get(self.chips_per_host, (1, 1, 1))
         return (max(1, sides[0] // block[0]), max(1, sides[1] // block[1]), max(1, sides[2] // block[2]))
 
+    @property
+    def links(self) -> float:
+        """The share of a chip's links that the slice uses, 0..1, on average over its chips.
+
+        A row of chips has no link from its last chip to its first unless it wraps around: in slices of whole cubes, and
+        in two dimensions along a side of 16 (as GKE's device plugin sets TPU_TOPOLOGY_WRAP). The devices of a single
+        chip exchange on it.
+        """
+        sides = [int(side) for side in self.topology.split("x")]
+        cubes = len(sides) == 3 and not any(side % CUBE_SIDE for side in sides)
+        used = sum(1 if cubes or side >= _WRAPPED_SIDE else (side - 1) / side for side in sides)
+        return used / len(sides) or 1.0
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -87,6 +100,7 @@ class Generation:
 
 
 CUBE_SIDE = 4
+_WRAPPED_SIDE = 16
 LONGEST_SIDE = 256
 
 # Chips along each axis of one host (TPU_CHIPS_PER_HOST_BOUNDS), by chips per host.

@@ -158,11 +158,78 @@ def test_a_schedule_is_read() -> None:
         Array(640, 16 * 128 * 4, True, (16, 10)),
         Array(6000, 16 * 384 * 2, True, (10, 300)),
     ]
-    assert scheduled.collectives == [Collective("all-reduce", 16 * 300 * 4, 0.5)]
+    assert scheduled.collectives == [Collective("all-reduce", 16 * 300 * 4, 0.5, True, 2 * 16 * 384 * 4)]
     assert scheduled.order == ["matmul", "sum", "matmul"]
     x, w, y = 16 * 128 * 4, 16 * 384 * 2, 16 * 384 * 4
     # The copy reads x and writes to the core; each product reads w and writes; the sum does both.
     assert scheduled.traffic == x + 2 * (w + y) + 2 * y
+
+
+LOOKUPS = """HloModule jit, is_scheduled=true
+
+%fused (p: f32[1000,64], i: s32[8]) -> f32[8,64] {
+  %p = f32[1000,64]{1,0:T(8,128)} parameter(0)
+  %i = s32[8]{0:T(128)} parameter(1)
+  ROOT %g = f32[8,64]{1,0:T(8,128)} gather(%p, %i), offset_dims={1}
+}
+
+%fused.1 (q: f32[1000,64], j: s32[8], u: f32[8,64]) -> f32[1000,64] {
+  %q = f32[1000,64]{1,0:T(8,128)} parameter(0)
+  %j = s32[8]{0:T(128)} parameter(1)
+  %u = f32[8,64]{1,0:T(8,128)} parameter(2)
+  ROOT %s = f32[1000,64]{1,0:T(8,128)} scatter(%q, %j, %u), to_apply=%add
+}
+
+ENTRY %main (t: f32[1000,64], n: s32[8]) -> f32[1000,64] {
+  %t = f32[1000,64]{1,0:T(8,128)} parameter(0)
+  %n = s32[8]{0:T(128)S(1)} parameter(1)
+  %rows = f32[8,64]{1,0:T(8,128)} fusion(%t, %n), kind=kCustom, calls=%fused
+  %all-gather-start = (f32[8,64]{1,0:T(8,128)S(1)}, f32[32,64]{1,0:T(8,128)S(1)}) all-gather-start(%rows)
+  %all-gather-done = f32[32,64]{1,0:T(8,128)S(1)} all-gather-done(%all-gather-start)
+  ROOT %table = f32[1000,64]{1,0:T(8,128)} fusion(%t, %n, %rows), kind=kCustom, calls=%fused.1
+}
+"""
+
+
+def test_a_lookup_reads_and_writes_its_rows_and_not_the_table() -> None:
+    rows = 8 * 128 * 4
+    (gathered,) = read(LOOKUPS).collectives
+    # They are read and written, read to be sent, and read, added to those of the table and written back.
+    assert read(LOOKUPS).traffic == 2 * rows + rows + 3 * rows
+    assert (gathered.kind, gathered.waits) == ("all-gather", False)
+
+
+LOOP = """HloModule jit, is_scheduled=true
+
+%body (b: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
+  %b = (s32[]{:T(128)S(1)}, f32[8,128]{1,0:T(8,128)}) parameter(0)
+  %c = s32[]{:T(128)S(1)} get-tuple-element(%b), index=0
+  %x = f32[8,128]{1,0:T(8,128)} get-tuple-element(%b), index=1
+  %y = f32[8,128]{1,0:T(8,128)} convolution(%x, %x), dim_labels=bf_io->bf
+  ROOT %r = (s32[]{:T(128)S(1)}, f32[8,128]{1,0:T(8,128)}) tuple(%c, %y)
+}
+
+%condition (d: (s32[], f32[8,128])) -> pred[] {
+  %d = (s32[]{:T(128)S(1)}, f32[8,128]{1,0:T(8,128)}) parameter(0)
+  %e = s32[]{:T(128)S(1)} get-tuple-element(%d), index=0
+  %n = s32[]{:T(128)S(1)} constant(6)
+  ROOT %l = pred[]{:T(512)S(6)} compare(%e, %n), direction=LT
+}
+
+ENTRY %main (z: s32[], a: f32[8,128]) -> (s32[], f32[8,128]) {
+  %z = s32[]{:T(128)S(1)} parameter(0)
+  %a = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %t = (s32[]{:T(128)S(1)}, f32[8,128]{1,0:T(8,128)}) tuple(%z, %a)
+  ROOT %w = (s32[]{:T(128)S(1)}, f32[8,128]{1,0:T(8,128)}) while(%t), condition=%condition, body=%body
+}
+"""
+
+
+def test_the_body_of_a_loop_counts_once_for_each_trip() -> None:
+    scheduled = read(LOOP)
+    # The product reads its argument twice and writes.
+    assert scheduled.traffic == 6 * 3 * 8 * 128 * 4
+    assert scheduled.order == ["matmul"] * 6
 
 
 def test_what_is_missing_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,30 @@ def test_an_error_of_the_users_is_told_as_in_a_run(tmp_path: Path, entrypoint: s
     assert said in outcome.message
 
 
+def calls_a_kernel(hp: Hyperparameters) -> Task:
+    """As torch_xla does for a kernel in Pallas."""
+    jax = pytest.importorskip("jax")
+    from jax.experimental import pallas
+
+    def double(read: Any, written: Any) -> None:
+        written[...] = read[...] * 2
+
+    def loss(model: Any, batch: Any) -> Any:
+        shape = jax.ShapeDtypeStruct((8, 128), "float32")
+        jax.jit(pallas.pallas_call(double, out_shape=shape)).lower(shape)
+
+    return Task(model=tasks.small(hp).model, train=tasks.small(hp).train, loss=loss)
+
+
+def test_a_kernel_that_only_a_tpu_can_run_is_not_an_error_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    outcome = check(tmp_path, "checks.test_entry_check:calls_a_kernel")
+    assert (outcome.code, outcome.step) == (ExitCode.Succeeded, None), outcome.message
+    assert "which only a TPU can run" in outcome.message
+
+
 def test_the_error_names_file_and_line(tmp_path: Path) -> None:
     assert f'File "{__file__}", line' in check(tmp_path, "checks.test_entry_check:misspelt").message
 

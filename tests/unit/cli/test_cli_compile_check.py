@@ -2,6 +2,10 @@
 
 import copy
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +49,17 @@ ANSWER: dict[str, Any] = {
         "flops": 197 * 10**10,
         "traffic": 819 * 10**6,
         "exchanged": {"all-reduce": 10**8},
-        "collectives": [{"kind": "all-reduce", "bytes": 10**8, "after": 0.75}],
+        "waited": {"all-reduce": 10**8},
+        "waitedTraffic": 0,
+        "collectives": [{"kind": "all-reduce", "bytes": 10**8, "after": 0.75, "waits": True, "traffic": 0}],
     },
     "padding": {
         "tensors": [],
-        "products": [{"name": "head.weight", "shape": [10, 512], "computed": [128, 512], "waste": 0.9219}],
+        "products": [
+            {"name": "middle.weight", "shape": [100, 512], "computed": [128, 512], "waste": 0.2188},
+            # No task can have more classes.
+            {"name": "head.weight", "shape": [1, 512], "computed": [128, 512], "waste": 0.9922},
+        ],
     },
 }
 
@@ -89,7 +99,15 @@ def refused() -> dict[str, Any]:
 def test_a_step_that_fits_is_told_with_its_method_and_its_bound(answers: Answers, snapshot: SnapshotAssertion) -> None:
     result = checked()
     assert result.exit_code == 0, result.output
-    for number in ("7.50 GiB of 15.00 GiB", "arithmetic 10 ms", "exchange 0.938 ms", "100 MB after 75%", "92%"):
+    for number in (
+        "7.50 GiB of 15.00 GiB",
+        "arithmetic 10 ms",
+        "exchange 1.25 ms",
+        "100 MB after 75%",
+        "11.2 ms",
+        "12.2 ms",
+        "22%",
+    ):
         assert number in result.stdout
     assert result.stdout == snapshot
 
@@ -144,6 +162,7 @@ def test_slices_are_compared_in_steps_and_chip_hours(answers: Answers) -> None:
     "changes",
     [
         {"spec.trainer.backend": "XLASPMD"},
+        {"spec.trainer.backend": "XLASPMD", "spec.slice.count": 2},
         {"spec.trainer": {"image": "a", "command": ["python"]}},
     ],
     ids=str,
@@ -251,3 +270,28 @@ def test_a_file_with_something_else_is_no_traceback(tmp_path: Path, snapshot: Sn
     assert {result.exit_code for result in results} == {2}
     [message] = {result.stderr for result in results}
     assert message == snapshot
+
+
+def test_a_check_that_is_stopped_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    compiles, job, scratch, trainer = (tmp_path / name for name in ("compiles", "job.yaml", "scratch", "python"))
+    os.mkfifo(compiles)
+    scratch.mkdir()
+    job.write_text(yaml.safe_dump(job_body()))
+    trainer.write_text(f"#!/bin/sh\necho $$ >{compiles}\nexec sleep 1000\n")
+    trainer.chmod(0o755)
+    program = f"""
+import sys
+from tpu_training_operator.cli.code import option
+from tpu_training_operator.cli.main import main
+option.find_problem = lambda *_: None
+sys.executable = {str(trainer)!r}
+main(["compile-check", "-f", {str(job)!r}])
+"""
+    with subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(scratch)}) as process:
+        compiler = int(compiles.read_text())
+        assert [*scratch.iterdir()]
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(compiler, 0)
+    assert not [*scratch.iterdir()]

@@ -346,3 +346,31 @@ def test_the_rungs_below_a_job_count_against_its_budget(begin: str, chip_hours: 
     }
     text = tpujob("plan", "-f", "-", "--step-seconds", "360", job=job_body(changes)).stdout
     assert ("the rungs below it 8" in text) == warns
+
+
+_TORCH_TPU = {
+    "spec.trainer.backend": "Torch",
+    "spec.trainer.torch": {"device": "tpu", "collectives": "tpu_dist", "processesPerHost": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "changes", "warning"),
+    [
+        ("tpu7x-128", {}, "the libtpu of torch_xla 2.9 (0.0.21) does not know tpu7x"),
+        ("v3-16", {}, "torch_xla 2.9 does not know v3-16"),
+        ("v4-128", _TORCH_TPU, "TorchTPU 0.2 looks for chips in /dev/vfio"),
+        ("v4-128", {}, None),
+        ("v5litepod-16", _TORCH_TPU, None),
+        ("v3-32", {}, None),
+    ],
+    ids=str,
+)
+def test_a_slice_that_the_worker_image_cannot_use_is_told(
+    accelerator: str, changes: dict[str, Any], warning: str | None
+) -> None:
+    job = job_body({"spec.slice": {"acceleratorType": accelerator}, **changes})
+    said = tpujob("validate", "-f", "-", job=job)
+    assert said.exit_code == 0, said.output
+    lines = [line for line in said.stderr.splitlines() if "torch_xla" in line or "TorchTPU" in line]
+    assert [line.startswith(f"warning: {warning}") for line in lines] == [True] * (warning is not None)

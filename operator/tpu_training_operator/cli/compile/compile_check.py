@@ -6,6 +6,7 @@ the bounds that follow from the peaks of the slice.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,12 @@ def _unsupported_problem(file: JobFile) -> Problem | None:
         return Problem("spec.trainer.command", "the check traces the trainer's own loop; it cannot trace a command")
     if trainer.loop is Loop.LIGHTNING:
         return Problem("spec.trainer.loop", "the check traces the trainer's own loop, not Lightning's")
+    if file.job.spec.slice.count > 1:
+        message = (
+            "several slices run one program of backend XLASPMD, which the check does not trace; with --set"
+            " slice.count=1 --set trainer.backend=XLA it checks a step of one slice, without the exchange between them"
+        )
+        return Problem("spec.slice.count", message)
     if trainer.backend is not BackendName.XLA:
         instead = "add --set trainer.backend=XLA to check a replica's step"
         message = f"the check compiles the step of backend XLA, not {trainer.backend}; {instead}"
@@ -143,6 +150,8 @@ def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> di
     job = with_uid(file.job)
     job_env = {variable.name: variable.value for variable in job.spec.trainer.env or () if variable.value is not None}
     paths = [*map(str, python_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # Leaves the block as an error does, so that the folder and the processes end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="tpujob-") as name:
         spec, written = Path(name) / "runspec.json", Path(name) / "answer.json"
         spec.write_text(json.dumps(run_spec(job, resolution, 1)), encoding="utf-8")

@@ -16,6 +16,8 @@ from tpu_training_operator.domain.job.recipe.resolve import Resolution
 _PIPE_WIDTH = 140
 _LEAST_WIDE = 0.1
 _MOST_COLLECTIVES = 4
+_FEW = 16
+"""Features that a task may need so few of: classes, or the one number of a regression."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ def _rows(checked: SliceCheck, bound: Bound) -> Iterator[tuple[str, str, str]]:
     times = {"arithmetic": bound.arithmetic, "memory": bound.memory, "exchange": bound.network}
     parts = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in times.items())
     yield "step at best", milliseconds(bound.seconds), f"bound by {bound.by}: {parts}, each at its peak"
+    yield "without overlap", milliseconds(bound.serial), "the parts one after the other, each at its peak"
     yield "MFU at best", f"{bound.utilisation:.0%}", "model operations over the bf16 peak, if no step is slower"
     recipe, cost = checked.resolution.recipe, checked.cost
     if cost is not None and cost.hours is not None and cost.chip_hours is not None:
@@ -138,15 +141,20 @@ def _rows(checked: SliceCheck, bound: Bound) -> Iterator[tuple[str, str, str]]:
 
 
 def _collectives(collectives: Sequence[Mapping[str, Any]]) -> str:
+    if not collectives:
+        return ""
     texts = [f"{c['kind']} of {_mb(c['bytes'])} after {c['after']:.0%}" for c in collectives]
-    return f"{several(texts, _MOST_COLLECTIVES)}; % of the matrix products before it" if texts else ""
+    waits = sum(bool(c.get("waits")) for c in collectives)
+    wait = f"; the step waits for {'each' if waits == len(texts) else f'{waits} of them'}" if waits else ""
+    return f"{several(texts, _MOST_COLLECTIVES)}; % of the matrix products before it{wait}"
 
 
 def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
     padding = answer.get("padding", {})
     for product in padding.get("products", []):
-        computed = f"{product['name']} {product['shape']} is multiplied as {product['computed']}"
-        yield f"{computed}: {product['waste']:.0%} of it is padding; make features multiples of 128"
+        if min(product["shape"]) > _FEW:
+            computed = f"{product['name']} {product['shape']} is multiplied as {product['computed']}"
+            yield f"{computed}: {product['waste']:.0%} of it is padding; make features multiples of 128"
     for tensor in padding.get("tensors", []):
         sizes = f"{_mb(tensor['padded'])} instead of {_mb(tensor['bytes'])}"
         yield f"{tensor['name']} {tensor['shape']} takes {sizes}, because of its tiles"
@@ -169,10 +177,12 @@ def as_json(checked: SliceCheck) -> dict[str, Any]:
     if bound is not None and checked.cost is not None:
         document["atBest"] = {
             "stepSeconds": bound.seconds,
+            "stepSecondsWithoutOverlap": bound.serial,
             "boundBy": bound.by,
             "arithmeticSeconds": bound.arithmetic,
             "memorySeconds": bound.memory,
             "exchangeSeconds": bound.network,
+            "waitingSeconds": bound.waiting,
             "flopsPerByte": bound.intensity,
             "balanceFlopsPerByte": bound.balance,
             "modelFlopsUtilisation": bound.utilisation,

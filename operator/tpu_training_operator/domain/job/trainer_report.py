@@ -117,12 +117,18 @@ class CompiledMemory(Part):
 
 class StepCost(Part):
     """One replica's step: operations as compiled and as the model needs them, bytes of HBM traffic, and the bytes that
-    it puts into collectives, by XLA's name for their kind."""
+    it puts into collectives, by XLA's name for their kind.
+
+    `waited`: the part of `exchanged` in collectives that nothing runs beside; `waited_traffic`: the part of `traffic`
+    that these read and write themselves.
+    """
 
     flops: Amount = 0
     model_flops: Amount = 0
     traffic: Amount = 0
     exchanged: dict[str, Amount] = {}
+    waited: dict[str, Amount] = {}
+    waited_traffic: Amount = 0
 
 
 class LargestBatch(Part):

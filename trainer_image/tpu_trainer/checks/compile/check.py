@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib import metadata, util
 from typing import Any
 
@@ -159,7 +160,8 @@ def _trace(request: Mapping[str, Any]) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tpu_trainer.checks.compile.tracing"],
         input=json.dumps(request),
-        env={**environ, "PJRT_DEVICE": "CPU"},
+        # jax would look for a TPU.
+        env={**environ, "PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         check=False,
@@ -202,9 +204,11 @@ def _answer(spec: Mapping[str, Any], traced: Mapping[str, Any], compiled: Mappin
     names = ["program", *["passes"] * (passes - 1)]
     scheduled = {name: read(program["hlo"]) for name, program in compiled["programs"].items()}
     programs, orders = [compiled["programs"][name] for name in names], [scheduled[name] for name in names]
-    exchanged = Counter[str]()
+    exchanged, waited = Counter[str](), Counter[str]()
     for collective in scheduled["program"].collectives:
         exchanged[collective.kind] += collective.bytes
+        if collective.waits:
+            waited[collective.kind] += collective.bytes
     usage = [_memory(program, traced["ahead"], compiled["limit"]) for program in programs]
     memory = max(usage, key=lambda part: int(part["needed"]))
     limit = compiled["limit"]
@@ -219,8 +223,10 @@ def _answer(spec: Mapping[str, Any], traced: Mapping[str, Any], compiled: Mappin
             "flops": sum(program["flops"] or 0 for program in programs),
             "traffic": sum(order.traffic for order in orders),
             "exchanged": dict(exchanged),
+            "waited": dict(waited),
+            "waitedTraffic": sum(collective.traffic for collective in scheduled["program"].collectives),
             "collectives": [
-                {"kind": collective.kind, "bytes": collective.bytes, "after": round(collective.after, 3)}
+                {**asdict(collective), "after": round(collective.after, 3)}
                 for collective in scheduled["program"].collectives
             ],
         },

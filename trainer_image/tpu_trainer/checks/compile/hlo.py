@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tpu_trainer.checks.compile.traffic import Array, Instruction, traffic_of
+
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.+)$")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
@@ -18,51 +20,22 @@ _TILE = re.compile(r"T\(([\d,*]+)\)")
 _SPACE = re.compile(r"S\((\d+)\)")
 _NAME = re.compile(r"%([\w.\-]+)")
 _BITS = re.compile(r"\d+")
+_CONSTANT = re.compile(r"constant\((\d+)\)")
 
-# These instructions only name or order values.
-_FREE = {
-    "after-all",
-    "bitcast",
-    "constant",
-    "copy-done",
-    "get-tuple-element",
-    "opt-barrier",
-    "parameter",
-    "partition-id",
-    "replica-id",
-    "slice-done",
-    "tuple",
-}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-
-
-@dataclass(frozen=True)
-class Array:
-    """An array in an instruction's type. logical: its bytes; padded: with padding; hbm: whether it is in HBM."""
-
-    logical: int
-    padded: int
-    hbm: bool
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Instruction:
-    name: str
-    opcode: str
-    arrays: tuple[Array, ...]
-    operands: tuple[str, ...]
-    line: str
 
 
 @dataclass(frozen=True)
 class Collective:
     """A collective. kind: its name in XLA; bytes: each replica's input; after: the share of the program's matrix
-    products that come before it in the schedule, 0..1."""
+    products that come before it in the schedule, 0..1. waits: whether nothing runs beside it, because the schedule has
+    it as one instruction and not as a start and an end; traffic: the bytes of HBM that it reads and writes itself."""
 
     kind: str
     bytes: int
     after: float
+    waits: bool
+    traffic: int
 
 
 @dataclass(frozen=True)
@@ -90,25 +63,28 @@ def read(text: str) -> Scheduled:
         for name, opcodes in contents.items()
         if any(map(_collective, opcodes))
     }
-    by_name = {step.name: step for step in entry}
-    exchanges: list[tuple[str, int, int]] = []
+    found: list[tuple[str, int, int, bool, int]] = []
     order: list[str] = []
-    products = 0
-    for step in entry:
-        called = set(_NAME.findall(step.line.partition(" calls=")[2].split(",")[0]))
-        inside = next((gathering[name] for name in called if name in gathering), None)
+    products = traffic = 0
+    for step, by_name, times in _in_order(entry, computations):
+        called = _called(step, "calls")
+        moved = traffic_of(step, by_name, computations.get(called, [step]))
+        traffic += times * moved
+        inside = gathering.get(called)
         if (kind := _collective(step.opcode)) is not None:
             size = sum(array.logical for name in step.operands for array in by_name[name].arrays)
         elif inside is not None and not step.opcode.endswith(("-done", "-update")):
             kind, size = _collective(inside.opcode), sum(array.logical for array in inside.arrays)
         if kind is not None:
-            exchanges.append((kind, size, products))
-            order.append("sum")
-        if step.opcode in ("convolution", "dot") or called & multiplying:
-            products += 1
-            order.append("matmul")
-    collectives = [Collective(kind, size, before / max(1, products)) for kind, size, before in exchanges]
-    traffic = sum(_traffic(step, by_name) for step in entry)
+            waits = step.opcode == kind
+            found += [(kind, size, products, waits, moved if waits else 0)] * times
+            order += ["sum"] * times
+        if step.opcode in ("convolution", "dot") or called in multiplying:
+            products += times
+            order += ["matmul"] * times
+    collectives = [
+        Collective(kind, size, before / max(1, products), waits, moved) for kind, size, before, waits, moved in found
+    ]
     numbered = sorted(
         (int(step.line.partition("parameter(")[2].partition(")")[0]), step.arrays)
         for step in entry
@@ -166,13 +142,34 @@ def _collective(opcode: str) -> str | None:
     return bare if bare in COLLECTIVES else None
 
 
-def _traffic(step: Instruction, by_name: Mapping[str, Instruction]) -> int:
-    if step.opcode in _FREE or step.opcode.endswith("-done"):
-        return 0
-    if step.opcode == "slice-start":
-        # It reads no more than it writes.
-        return step.arrays[1].padded * (1 + step.arrays[1].hbm)
-    # An asynchronous copy writes its first array and reads its second.
-    written = step.arrays[:1] if step.opcode == "copy-start" else step.arrays
-    read = [array for name in step.operands if name in by_name for array in by_name[name].arrays]
-    return sum(array.padded for array in (*written, *read) if array.hbm)
+def _in_order(
+    body: list[Instruction], computations: Mapping[str, list[Instruction]], times: int = 1
+) -> Iterator[tuple[Instruction, Mapping[str, Instruction], int]]:
+    """Yields the instructions as they are executed, with all of their computation by name, and how often each is: those
+    of a loop once for each trip."""
+    by_name = {step.name: step for step in body}
+    for step in body:
+        if step.opcode == "while":
+            trips = _trips(computations[_called(step, "condition")])
+            yield from _in_order(computations[_called(step, "body")], computations, times * trips)
+        else:
+            yield step, by_name, times
+
+
+def _called(step: Instruction, role: str) -> str:
+    """Returns the name of the computation that an instruction calls in a role; "" if it calls none."""
+    found = re.search(rf"\b{role}=%([\w.\-]+)", step.line)
+    return found[1] if found else ""
+
+
+def _trips(condition: list[Instruction]) -> int:
+    """Returns the trips of a loop that counts from 0 to a constant; 1 if its condition is another."""
+    constants = {step.name: int(match[1]) for step in condition if (match := _CONSTANT.match(step.line))}
+    compared = [
+        constants[name]
+        for step in condition
+        if step.opcode == "compare" and "direction=LT" in step.line
+        for name in step.operands[1:]
+        if name in constants
+    ]
+    return max(1, *compared) if compared else 1

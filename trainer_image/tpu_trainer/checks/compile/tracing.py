@@ -45,6 +45,7 @@ from tpu_trainer.checks.compile.operation_recorder import (
     TracingFinding,
     first_difference,
 )
+from tpu_trainer.checks.kernels import lower_kernels_for_tpus
 from tpu_trainer.contract.clock import Clock, StepPace
 from tpu_trainer.contract.environment import WorkerEnvironment, check_run_spec
 from tpu_trainer.contract.errors import BadSpecError
@@ -412,6 +413,7 @@ def traced_step(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         spec = check_run_spec(request["spec"])
         _stand_for_one_of(spec.slice.replicas)
+        lower_kernels_for_tpus()
         step = dataclasses.asdict(trace(spec, request["examples"]))
     except DynamicShapeError as error:
         # The shape depends on the user's data, so no other batch would help.

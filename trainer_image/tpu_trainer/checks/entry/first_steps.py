@@ -8,8 +8,9 @@ from typing import NoReturn
 
 from tpu_contract.protocol import ExitCode
 from tpu_contract.run_spec import RunSpec
+from tpu_trainer.checks.kernels import is_kernel_without_tpu
 from tpu_trainer.contract.environment import WorkerEnvironment
-from tpu_trainer.contract.errors import PreemptedError
+from tpu_trainer.contract.errors import PreemptedError, UserCodeError
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.stop import StopSignal
 from tpu_trainer.gang.backends.solo import open_solo
@@ -44,7 +45,13 @@ def _make_steps(context: RunContext) -> Outcome:
         LightningTraining(context, loaded).check()
         text = f"{spec.entrypoint} was imported and built; steps under Lightning's own Trainer are not tried"
         return Outcome(ExitCode.Succeeded, text)
-    trained = first_steps(context, loaded, STEPS)
+    try:
+        trained = first_steps(context, loaded, STEPS)
+    except UserCodeError as error:
+        if not is_kernel_without_tpu(error):
+            raise
+        text = f"{spec.entrypoint} was imported and built; its steps call a Pallas kernel, which only a TPU can run"
+        return Outcome(ExitCode.Succeeded, text)
     if trained.step < min(STEPS, spec.last_step):
         raise PreemptedError("stopped on request before the check's last step")
     loss = "" if trained.loss is None else f", loss {trained.loss:.6g}"

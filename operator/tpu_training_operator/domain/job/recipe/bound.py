@@ -1,31 +1,39 @@
-"""The shortest time that a compiled step can take: no step is faster than its slowest part at peak speed.
+"""The shortest time that a compiled step can take, and the time if no two parts of it overlap.
 
-The parts are arithmetic, the traffic to and from HBM, and the exchange between chips. They are assumed to overlap
-fully, so this is a bound, not a prediction.
+The parts are arithmetic, the traffic to and from HBM, and the exchange between chips, each at its peak. Arithmetic and
+traffic may overlap fully, and so may an exchange that the schedule starts early; one that the schedule waits for adds
+to the others. The first time is a bound. The second is not: a part that falls short of its peak takes longer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tpu_training_operator.api.catalogue import Generation
+from tpu_training_operator.api.catalogue import Generation, Shape
 from tpu_training_operator.domain.job.trainer_report import StepCost
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds that each part takes at its peak. `intensity`: operations per byte of HBM traffic; `balance`: the
-    intensity at which arithmetic and traffic take equally long. `utilisation`: the model's operations over the peak,
-    0..1, if a step took no longer than `seconds`."""
+    """Seconds that each part takes at its peak. `memory` leaves out what the collectives read and write while the
+    schedule waits for them; these waits are `waiting`, a part of `network`. `intensity`: operations per byte of HBM
+    traffic; `balance`: the intensity at which arithmetic and traffic take equally long. `utilisation`: the model's
+    operations over the peak, 0..1, if a step took no longer than `seconds`."""
 
     arithmetic: float
     memory: float
     network: float
+    waiting: float
     intensity: float
     balance: float
     utilisation: float
 
     @property
     def seconds(self) -> float:
-        return max(self.arithmetic, self.memory, self.network)
+        return max(self.arithmetic, self.memory, self.network - self.waiting) + self.waiting
+
+    @property
+    def serial(self) -> float:
+        """The seconds if nothing overlaps."""
+        return self.arithmetic + self.memory + self.network
 
     @property
     def by(self) -> str:
@@ -33,23 +41,28 @@ class Bound:
         return max(parts, key=parts.__getitem__)
 
 
-def bound_of(cost: StepCost, generation: Generation, replicas: int) -> Bound:
-    """Returns the bound of a step on `replicas` replicas of one slice."""
+def bound_of(cost: StepCost, generation: Generation, shape: Shape) -> Bound:
+    """Returns the bound of a step on one slice."""
     share = 1 / generation.devices_per_chip
     peak = generation.bf16_tflops_per_chip * 1e12 * share
     bandwidth = generation.hbm_gb_per_second_per_chip * 1e9 * share
-    link = generation.ici_gb_per_second_per_chip * 1e9 * share
-    arithmetic, memory = cost.flops / peak, cost.traffic / bandwidth
-    network = sum(_bytes_sent(*exchanged, replicas) for exchanged in cost.exchanged.items()) / link
-    seconds = max(arithmetic, memory, network)
-    return Bound(
-        arithmetic=arithmetic,
-        memory=memory,
-        network=network,
-        intensity=cost.flops / cost.traffic if cost.traffic else 0.0,
+    link = generation.ici_gb_per_second_per_chip * 1e9 * share * shape.links
+
+    def exchange(bytes_by_kind: dict[str, float]) -> float:
+        return sum(_bytes_sent(*exchanged, shape.devices) for exchanged in bytes_by_kind.items()) / link
+
+    # XLA leaves out products with padding, and counts a loop once.
+    operations = max(cost.flops, cost.model_flops)
+    bound = Bound(
+        arithmetic=operations / peak,
+        memory=(cost.traffic - cost.waited_traffic) / bandwidth,
+        network=exchange(cost.exchanged),
+        waiting=exchange(cost.waited),
+        intensity=operations / cost.traffic if cost.traffic else 0.0,
         balance=peak / bandwidth,
-        utilisation=cost.model_flops / (peak * seconds) if seconds else 0.0,
+        utilisation=0.0,
     )
+    return replace(bound, utilisation=cost.model_flops / (peak * bound.seconds)) if bound.seconds else bound
 
 
 def _bytes_sent(kind: str, size: float, replicas: int) -> float:

@@ -89,15 +89,15 @@ class CompileResult:
         generation, step = generations().get(self.layout.shape.generation), self.step.step
         if generation is None or step is None or not step.traffic:
             return None
-        return bound_of(step, generation, self.layout.shape.devices)
+        return bound_of(step, generation, self.layout.shape)
 
     @property
     def at_best(self) -> tuple[str, str]:
-        """The shortest time of a step, and what limits it; empty if they are not known."""
+        """The shortest time of a step and the one without overlap, and what limits it; empty if they are not known."""
         bound = self.bound
         if bound is None:
             return "", ""
-        return milliseconds(bound.seconds), f"bound by {bound.by}, MFU at most {bound.utilisation:.0%}"
+        return times(bound), f"bound by {bound.by}, MFU at most {bound.utilisation:.0%}"
 
     @property
     def findings(self) -> list[str]:
@@ -132,3 +132,7 @@ def gib(size: float) -> str:
 
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
+
+
+def times(bound: Bound) -> str:
+    return f"{milliseconds(bound.seconds)} ({milliseconds(bound.serial)} without overlap)"

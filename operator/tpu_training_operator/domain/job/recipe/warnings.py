@@ -9,6 +9,7 @@ from decimal import Decimal
 
 from tpu_contract.protocol import OPTIMIZERS, PROGRAM_CHECKS, XLA_CHECKS
 from tpu_contract.run_spec import Execution, ScheduleName
+from tpu_training_operator.api.catalogue import Shape
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.recipe import Optimizer, Recipe
 from tpu_training_operator.api.slice import Hardware, ProvisioningType
@@ -39,6 +40,25 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
     yield from _gates_that_cannot_pass(spec)
     if not layout.shape.verified:
         yield f"only one source lists {layout.shape.topology} on {layout.shape.generation}"
+    if spec.slice.hardware is Hardware.TPU:
+        yield from _chips_unknown_to_the_image(spec.trainer.backend, layout.shape)
+
+
+def _chips_unknown_to_the_image(backend: BackendName, shape: Shape) -> Iterator[str]:
+    """Yields why the worker image of this version cannot use the slice."""
+    if backend is BackendName.TORCH:
+        if shape.generation == "v4":
+            yield (
+                "TorchTPU 0.2 looks for chips in /dev/vfio, and GKE gives v4's as /dev/accel: a worker would find none;"
+                " leave trainer.backend at XLA"
+            )
+    elif shape.generation == "tpu7x":
+        yield (
+            "the libtpu of torch_xla 2.9 (0.0.21) does not know tpu7x: a worker could not open its chips; use"
+            " trainer.backend Torch, or an image with a newer libtpu"
+        )
+    elif shape.accelerator_type == "v3-16":
+        yield "torch_xla 2.9 does not know v3-16 and would fail at every start (KeyError); use v3-8 or v3-32"
 
 
 def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
