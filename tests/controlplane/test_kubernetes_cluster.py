@@ -1,6 +1,7 @@
 """The adapter to an API server keeps the cluster contract, on a real API server with its garbage collector."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.processes import wait_until
 from tests.contract.jobs import job_body
 from tests.fakes.cluster_contract import ClusterContract
-from tests.fakes.objects import config_map
+from tests.fakes.objects import config_map, eventually
 from tpu_training_operator.kube.client import Client, connect
 from tpu_training_operator.kube.cluster import CONFIG_MAPS, JOBS, PODS, Resource
 from tpu_training_operator.kube.credentials import Credentials, load_credentials
@@ -29,6 +30,19 @@ def credentials_of(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Credent
     # The library reads the variable when it is imported.
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
     return load_credentials()
+
+
+def open_sockets() -> set[str]:
+    """Returns the sockets of this process, as the kernel names them."""
+    links = (Path(entry.path) for entry in os.scandir("/proc/self/fd"))
+    return {target for link in links if (target := _target_of(link)).startswith("socket:")}
+
+
+def _target_of(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except FileNotFoundError:
+        return ""
 
 
 @pytest.fixture
@@ -60,6 +74,7 @@ class TestCachedClusterContract(ClusterContract):
         self, control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
     ) -> AsyncIterator[CachedCluster]:
         credentials = credentials_of(control_plane.kubeconfig, monkeypatch)
+        before = open_sockets()
         async with connect(credentials) as client:
             jobs = JobWatch(client, credentials, None)
             watching = Watching(client, {None: jobs}, lambda key, version, haste: None)
@@ -70,8 +85,12 @@ class TestCachedClusterContract(ClusterContract):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        # aiohttp closes connections with TLS a moment later.
-        await asyncio.sleep(0.1)
+
+        # A connection with TLS is closed once the API server has answered its farewell.
+        async def are_closed() -> bool:
+            return open_sockets() <= before
+
+        await eventually(are_closed)
 
 
 @pytest.mark.parametrize("resource", [JOBS, PODS, CONFIG_MAPS], ids=lambda resource: resource.plural)
