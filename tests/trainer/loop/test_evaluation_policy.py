@@ -173,11 +173,13 @@ def test_a_run_ends_early_once_its_metric_stops_improving_on_all_replicas_with_a
     assert again.losses == []
 
 
+@pytest.mark.parametrize("policy", [{}, {"schedule": PLATEAU, "stopEarly": {**LEAST, "patience": 4}}], ids=str)
 @pytest.mark.parametrize("interrupted", [7, 10, 20, 23])
-def test_an_interrupted_run_decides_as_one_that_was_not(tmp_path: Path, interrupted: int) -> None:
-    """Also if it is stopped at an evaluation, for which it then has no time."""
+def test_an_interrupted_run_evaluates_and_decides_as_one_that_was_not(
+    tmp_path: Path, interrupted: int, policy: dict[str, Any]
+) -> None:
+    """Also if it is stopped at an evaluation, for which it then has no time: the next attempt makes it."""
     errors = [5, 5, 5, 4, 5, 5, 5, 5]
-    policy = {"schedule": PLATEAU, "stopEarly": {**LEAST, "patience": 4}}
     whole = trained(errors, tmp_path / "whole", **policy)
     first = trained(errors, tmp_path / "parts", **policy, stop=Stopping(interrupted))
     assert first.outcome.code is ExitCode.Preempted
@@ -185,6 +187,7 @@ def test_an_interrupted_run_decides_as_one_that_was_not(tmp_path: Path, interrup
     assert first.losses + rest.losses == whole.losses
     assert len(first.losses) == interrupted
     assert rest.outcome.message == whole.outcome.message
+    assert first.evaluated + rest.evaluated == whole.evaluated
 
 
 class Module(lightning.LightningModule):
