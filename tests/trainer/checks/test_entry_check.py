@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.checks.entry.check import run_check
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.stop import StopSignal
+from tpu_trainer.optim.followed_rate import FollowedRate
 
 SEEN: list[Any] = []
 
@@ -139,6 +143,64 @@ def test_a_kernel_that_only_a_tpu_can_run_is_not_an_error_of_the_users(
 
 def test_the_error_names_file_and_line(tmp_path: Path) -> None:
     assert f'File "{__file__}", line' in check(tmp_path, "checks.test_entry_check:misspelt").message
+
+
+def own_rates(which: str, hp: Hyperparameters) -> Task:
+    """A task that builds its optimizer in one of the usual ways."""
+    small, given = tasks.small(hp), hp.learning_rate
+
+    def build(parameters: Any, hp: Hyperparameters) -> torch.optim.Optimizer:
+        head, body = parameters[:1], parameters[1:]
+        rate = given if "closure" in which else hp.learning_rate
+        other = {"fixed": 0.02, "multiple": rate / 10, "derived": 1 - (1 - rate) ** 2}[which.split()[-1]]
+        return torch.optim.SGD([{"params": body, "lr": rate}, {"params": head, "lr": other}], lr=1.0)
+
+    return replace(small, optimizer=build)
+
+
+def long_cosine(hp: Hyperparameters) -> Task:
+    def schedule(optimizer: Any, hp: Hyperparameters) -> Any:
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1200)
+
+    return replace(tasks.small(hp), scheduler=schedule)
+
+
+@pytest.mark.parametrize(
+    ("which", "warns"),
+    [
+        ("own fixed", True),
+        ("closure fixed", True),
+        ("own multiple", False),
+        ("closure multiple", False),
+        ("closure derived", False),
+    ],
+)
+def test_a_group_that_does_not_follow_the_recipes_rate_is_named(tmp_path: Path, which: str, warns: bool) -> None:
+    outcome = check(tmp_path, "checks.test_entry_check:own_rates", parameters={"which": which})
+    assert outcome.code is ExitCode.Succeeded, outcome.message
+    named = "parameter group 1 of the task's SGD keeps the rate 0.02 on every slice, and group 0 follows the recipe's"
+    assert (named in outcome.message) == warns
+    assert ("keeps the rate" in outcome.message) == warns
+
+
+def test_a_scheduler_of_another_length_is_named_with_both_numbers(tmp_path: Path) -> None:
+    outcome = check(tmp_path, "checks.test_entry_check:long_cosine", trainSteps=10)
+    assert "warning: CosineAnnealingLR is built for 1200 steps (T_max), and this run steps it 10" in outcome.message
+
+
+def test_what_is_computed_from_a_followed_rate_is_the_same_number() -> None:
+    rate = FollowedRate(0.3)
+    for computed, plain in (
+        (rate * 2, 0.6),
+        (3 / rate, 3 / 0.3),
+        (1 - rate, 0.7),
+        (rate**0.5, 0.3**0.5),
+        (-1 + rate, -0.7),
+    ):
+        assert isinstance(computed, FollowedRate)
+        assert computed == plain
+    assert type(copy.deepcopy(rate)) is type(pickle.loads(pickle.dumps(rate))) is float
+    assert json.dumps(rate) == "0.3"
 
 
 def test_nothing_is_kept(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tpu_trainer.loop.evaluation_policy import EvaluationPolicy, reduction_of
 from tpu_trainer.loop.modes import enter_training_mode
 from tpu_trainer.loop.trainable import ParameterGroupChanges, PreparedTask, refuse_lazy, refuse_synchronised_norm
 from tpu_trainer.optim.adascale import FIELD, AdaScale
+from tpu_trainer.optim.followed_rate import find_fixed_rates
 from tpu_trainer.optim.optimizers import build_optimizer, find_unused_settings, refuse_closure
 from tpu_trainer.optim.precision import apply_precision
 from tpu_trainer.optim.schedule import LearningRateSetter
@@ -47,6 +48,21 @@ _SHARES_EPOCHS = (
     "evaluation and train read from one dataset object that has set_epoch: evaluations see its examples as of the "
     "epoch that was read last, which read-ahead, workers and a restart change. Give evaluation an object of its own"
 )
+
+
+def split_for_noise_scale(context: RunContext) -> RunContext:
+    """Returns the run with each step's batch in two passes, if the noise scale is asked for and a step would otherwise
+    have one gradient only: it takes the gradients of two batch sizes."""
+    batch, backend = context.spec.batch, context.backend
+    rows = batch.total // backend.world
+    if not context.spec.report.gradient_noise_scale or backend.terms * batch.accumulation > 1 or rows % 2:
+        return context
+    context.outputs.progress.say(
+        f"for the gradient noise scale each step's batch is split into two passes of {rows // 2} examples; batch "
+        "normalization sees only these"
+    )
+    halves = replace(batch, accumulation=2, per_replica=max(1, batch.per_replica // 2))
+    return replace(context, spec=replace(context.spec, batch=halves))
 
 
 def load(context: RunContext, hp: Hyperparameters) -> Loaded | LightningRun:
@@ -84,6 +100,7 @@ def prepare(
         hp = replace(hp, last_step=start.step)
     begun_with = _place_model(context, task.model, checkpoint)
     optimizer = build_optimizer(task, hp)
+    fixed = list(find_fixed_rates(optimizer))
     schedules = build_schedulers(task, hooks, optimizer, hp)
     refuse_closure(optimizer)
     sharding = _sharding(context, optimizer, task.model)
@@ -111,6 +128,7 @@ def prepare(
         policy.check({})
     epochs = epochs_of(task, hp.train_steps, hp.global_batch_size)
     for text in (
+        *fixed,
         *find_unused_settings(task, hooks, optimizer, hp),
         *find_differences(schedules.schedulers, hp.train_steps, epochs),
     ):

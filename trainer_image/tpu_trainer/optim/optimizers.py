@@ -12,6 +12,7 @@ import torch
 from tpu_contract.protocol import OPTIMIZERS
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.optim.device_optimizers import Adafactor, Lion
+from tpu_trainer.optim.followed_rate import followed
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Hyperparameters, Task
 
@@ -35,7 +36,7 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
         raise UserCodeError("the task's model has no parameter to train")
     if task.optimizer is not None:
         with user_code("the task's optimizer"):
-            optimizer = task.optimizer(parameters, hp)
+            optimizer = task.optimizer(parameters, followed(hp))
         # By its methods, since libraries wrap optimizers.
         if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "param_groups"):
             raise UserCodeError(

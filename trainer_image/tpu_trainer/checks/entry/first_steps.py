@@ -18,11 +18,15 @@ from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.preparation import load
 from tpu_trainer.loop.training import first_steps
+from tpu_trainer.optim.followed_rate import followed
 from tpu_trainer.task.task import Hyperparameters
 from tpu_trainer.worker.replica import run_replica
 
 STEPS = 2
 """Steps of the check: the second shows what the first one's update has broken."""
+
+MOST_WARNINGS = 4
+"""Warnings in the check's message; its log has all of them."""
 
 
 def run_first_steps(
@@ -38,7 +42,8 @@ def _make_steps(context: RunContext) -> Outcome:
         f"entry check of {spec.job.namespace}/{spec.job.name}: replica 0 of {spec.slice.replicas} on a CPU, "
         f"{spec.batch.per_replica} examples at once"
     )
-    loaded = load(context, Hyperparameters.of(spec))
+    # In a run, the number would outlive the building of the task, in what the task stores or sends of it.
+    loaded = load(context, followed(Hyperparameters.of(spec)))
     if isinstance(loaded, LightningRun):
         from tpu_trainer.lightning_trainer import LightningTraining
 
@@ -56,5 +61,7 @@ def _make_steps(context: RunContext) -> Outcome:
         raise PreemptedError("stopped on request before the check's last step")
     loss = "" if trained.loss is None else f", loss {trained.loss:.6g}"
     steps = "1 step" if trained.step == 1 else f"{trained.step} steps"
-    text = f"{spec.entrypoint} made {steps} in {time.monotonic() - began:.0f} s{loss}"
+    # A message that is too long loses its beginning.
+    warnings = "".join(f"; warning: {warning}" for warning in context.outputs.progress.warnings[:MOST_WARNINGS])
+    text = f"{spec.entrypoint} made {steps} in {time.monotonic() - began:.0f} s{loss}{warnings}"
     return Outcome(ExitCode.Succeeded, text, trained.step)
