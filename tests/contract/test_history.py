@@ -26,12 +26,15 @@ SCHEMA = json.loads(files("tpu_contract").joinpath("history-v1.schema.json").rea
 WRITTEN = datetime(2026, 11, 21, 16, 0, tzinfo=UTC)
 
 
+NOISE = trainer.NoisePoint(4, 2, 64.0, -0.5)
+
+
 def eventful() -> trainer.RunHistory:
     """Everything a run may record, with numbers that are not finite wherever they may occur."""
     history = trainer.RunHistory()
     split = {Phase.INPUT: 0.5, Phase.DEVICE: 1.5}
     history.add_sample(trainer.Sample(2, (0.75, math.nan), 0.1, 2.0, split, learning_rates={1: 0.05, 2: 0.1}))
-    history.add_sample(trainer.Sample(4, (math.inf, 0.5), 0.1, 2.0, split, 80.0, 0.4, 32.0))
+    history.add_sample(trainer.Sample(4, (math.inf, 0.5), 0.1, 2.0, split, 80.0, 0.4, 32.0, noise=NOISE))
     history.add_evaluation(4, {"accuracy": 0.875, "perplexity": math.inf})
     history.add_curves([LoggedCurve("<b>accuracy", ((1, 0.25), (2, math.nan), (4, 0.625)))])
     history.add_finding(Finding("Padding", 1, "pad less"))
@@ -55,6 +58,7 @@ def test_what_a_trainer_writes_is_valid_and_becomes_a_page(changes: dict[str, ob
     assert [point.mean for point in shown.losses] == [0.75, None, None, 0.5]
     assert [(each.step, each.rate) for each in shown.rates] == [(1, 0.05), (2, 0.1)]
     assert (shown.examples_per_second, shown.mfu) == (80.0, 0.4)
+    assert [(one.step, one.count, one.noise, one.signal) for one in shown.noise] == [(4, 2, 64.0, -0.5)]
     page = render(shown)
     known = (job.name, "pad less", "0.875", "&lt;b&gt;accuracy", "0.625")
     assert all(words in page for words in (*known, "Succeeded" if ended else "Running"))

@@ -49,6 +49,15 @@ class Span:
     broken: Count
 
 
+class Noise(_Row):
+    """Sums over `count` steps up to and including `step`, of estimates of the gradients' noise and squared length."""
+
+    step: Count
+    count: Positive
+    noise: Finite
+    signal: Finite
+
+
 class RecordedCurve(_Row):
     """The values that the task logs under one name."""
 
@@ -142,6 +151,7 @@ class History(_Row):
     stretches: Sequence[Stretch] = _at("recorded.stretches", ())
     evaluations: Sequence[Evaluation] = _at("recorded.evaluations", ())
     rates: Sequence[Rate] = _at("recorded.rates.points", ())
+    noise: Sequence[Noise] = _at("recorded.noise.points", ())
     warnings: Sequence[DoctorWarning] = _at("recorded.warnings", ())
     examples_per_second: float | None = _at("recorded.examples_per_second", None)
     mfu: float | None = _at("recorded.mfu", None)

@@ -270,6 +270,7 @@ class Instruments:
             mfu=self.utilisation.of(self.throughput.step_seconds),
             noise_scale=None if self.noise is None else self.noise.value,
             gradient_norms=tuple(self._norms),
+            noise=None if self.noise is None else self.noise.take(self._read_through),
         )
         self.outputs.add_sample(sample, self.checkpoints.last_step)
         self._losses.clear()

@@ -33,7 +33,25 @@ KINDS_OF_FINDINGS = 100
 
 _RATES = ("examples_per_second", "mfu", "noise_scale")
 
-P = TypeVar("P", bound="LossPoint | StretchPoint | EvaluationPoint | RatePoint")
+NOISE_LIMIT = 240
+"""The most points of the gradients' noise; even, too."""
+
+P = TypeVar("P", bound="LossPoint | StretchPoint | EvaluationPoint | RatePoint | NoisePoint")
+
+
+@dataclass(frozen=True)
+class NoisePoint:
+    """The gradients of `count` steps up to and including `step`: sums of estimates of their noise and of their squared
+    length (`throughput.NoiseScale`)."""
+
+    step: int
+    count: int
+    noise: float
+    signal: float
+
+    def then(self, later: NoisePoint) -> NoisePoint:
+        noise, signal = self.noise + later.noise, self.signal + later.signal
+        return NoisePoint(later.step, self.count + later.count, noise, signal)
 
 
 @dataclass(frozen=True)
@@ -42,7 +60,8 @@ class Sample:
 
     seconds: wall time since the last sample; `split` divides it by phase. examples_per_second: over the steps that
     compiled nothing. mfu: 0..1. noise_scale: in examples. gradient_norms: one per step. learning_rate: of the last
-    step. learning_rates: of all steps whose rate is known. None while a number is unknown.
+    step. learning_rates: of all steps whose rate is known. None while a number is unknown. noise: of the gradients, if
+    it is measured.
     """
 
     step: int
@@ -55,6 +74,7 @@ class Sample:
     noise_scale: float | None = None
     gradient_norms: tuple[float, ...] = ()
     learning_rates: Mapping[int, float] = field(default_factory=dict)
+    noise: NoisePoint | None = None
 
 
 @dataclass(frozen=True)
@@ -222,6 +242,8 @@ class RunHistory:
         self._evaluations = _series(EvaluationPoint, before.get("evaluations", ()), evaluations)
         rates = before.get("rates", {"points": (), "stride": 1})
         self._learning_rates = _series(RatePoint, rates["points"], rates["stride"], LOGGED_LIMIT)
+        noise = before.get("noise", {"points": (), "stride": 1})
+        self._noise = _series(NoisePoint, noise["points"], noise["stride"], NOISE_LIMIT)
         self._warnings = {row["check"]: FindingSummary(**row) for row in before.get("warnings", ())}
         self._attempts = [_parse_attempt(row) for row in before.get("attempts", ())]
         self._rates: dict[str, float] = {name: before[name] for name in _RATES if name in before}
@@ -238,7 +260,7 @@ class RunHistory:
 
     def forget_after(self, step: int) -> None:
         """Drops the steps after `step`, which a resumed run makes again; warnings and attempts stay."""
-        for series in (self._losses, self._stretches, self._evaluations, self._learning_rates):
+        for series in (self._losses, self._stretches, self._evaluations, self._learning_rates, self._noise):
             series.forget_after(step)
         for curve in self._logged.values():
             curve.forget_after(step)
@@ -254,6 +276,8 @@ class RunHistory:
         norm = _mean([(norm, 1) for norm in sample.gradient_norms if math.isfinite(norm)])
         steps = len(sample.losses)
         self._stretches.add(StretchPoint(sample.step, steps, sample.seconds, split, sample.learning_rate, norm))
+        if sample.noise is not None:
+            self._noise.add(sample.noise)
         newest = {name: getattr(sample, name) for name in _RATES}
         self._rates |= {name: value for name, value in newest.items() if value is not None}
 
@@ -286,6 +310,7 @@ class RunHistory:
             "stretches": self._stretches.points,
             "evaluations": self._evaluations.points,
             "rates": {"stride": self._learning_rates.stride, "points": self._learning_rates.points},
+            "noise": {"stride": self._noise.stride, "points": self._noise.points},
             "logged": tuple(
                 {"name": name, "stride": series.stride, "points": series.points}
                 for name, series in self._logged.items()

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tpu_contract.run_spec import RunSpec
+from tpu_trainer.reporting.history import NoisePoint
 
 WARM_STEPS = 3
 """XLA compiles in a process's first step, and again in its second, when the optimizer has state; 3 leaves a spare."""
@@ -132,6 +133,7 @@ class NoiseScale:
         self._small, self._big = replica_batch, global_batch
         self._noise = self._signal = 0.0
         self._steps = 0
+        self._since: list[tuple[float, float]] = []
 
     def add(self, replica_square: float, global_square: float) -> None:
         """Adds one step's |g_b|^2, averaged over the replicas, and |g_B|^2. Skips a step that is not finite."""
@@ -146,6 +148,12 @@ class NoiseScale:
         self._signal += (1 - NOISE_DECAY) * (signal - self._signal)
         self._noise += (1 - NOISE_DECAY) * (noise - self._noise)
         self._steps += 1
+        self._since.append((noise, signal))
+
+    def take(self, step: int) -> NoisePoint | None:
+        """Returns the sums over the steps since the last call, the newest of which is `step`; None without any."""
+        since, self._since = self._since, []
+        return NoisePoint(step, len(since), *map(sum, zip(*since, strict=True))) if since else None
 
     @property
     def value(self) -> float | None:

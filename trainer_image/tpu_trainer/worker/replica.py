@@ -18,7 +18,7 @@ from tpu_trainer.doctor.hang import watchdog
 from tpu_trainer.gang.backends import Backend, open_backend
 from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop.context import RunContext
-from tpu_trainer.loop.preparation import load
+from tpu_trainer.loop.preparation import load, split_for_noise_scale
 from tpu_trainer.loop.training import run_own_loop
 from tpu_trainer.reporting.heartbeat import open_heartbeat
 from tpu_trainer.reporting.loss_trend import LossTrend
@@ -94,7 +94,8 @@ def _run(context: RunContext) -> Outcome:
         f"replicas {spec.slice.replicas}, hosts {spec.slice.hosts}, processes {context.backend.world}; "
         f"global batch {spec.batch.total}, steps {steps}"
     )
-    loaded = load(context, Hyperparameters.of(spec))
+    context = split_for_noise_scale(context)
+    loaded = load(context, Hyperparameters.of(context.spec))
     if not isinstance(loaded, LightningRun):
         return run_own_loop(context, loaded)
     # Imported only here, because few runs need Lightning's Trainer.

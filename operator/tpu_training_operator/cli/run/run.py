@@ -35,6 +35,14 @@ from tpu_training_operator.cli.common.job_file import JobFile, check, filename_o
 from tpu_training_operator.cli.plan.ladder import rung_lines
 from tpu_training_operator.cli.plan.summary import print_summary
 from tpu_training_operator.cli.run.job_end import RESULT, job_end
+from tpu_training_operator.cli.run.measure_noise import (
+    keep_checkpoints_apart,
+    measure_on_own_slice,
+    measurement_problem,
+    noise_json,
+    noise_lines,
+    read_noise,
+)
 from tpu_training_operator.cli.run.report import PAGE, run_history, write_page
 from tpu_training_operator.cli.watch.display import display
 from tpu_training_operator.cli.watch.job_view import job_view
@@ -42,6 +50,7 @@ from tpu_training_operator.cli.watch.sections import best_checkpoint, move_words
 from tpu_training_operator.domain.cluster_state.hosts import host_of
 from tpu_training_operator.domain.failures.messages import describe_place
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
+from tpu_training_operator.domain.job.recipe.measured_noise import MeasuredNoise
 from tpu_training_operator.html_report.history import UnreadableHistory, parse_history
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.local.outages import Outage, parse_outage
@@ -67,6 +76,12 @@ _GB_PER_PROCESS = 0.7
     "--output-dir", type=click.Path(path_type=Path), help="Where results and logs go. Default: runs/NAME-TIME-PID."
 )
 @code_option
+@click.option(
+    "--measure-noise",
+    is_flag=True,
+    help="Train the recipe where it was tuned (recipe.tunedOn, or else the job's slice), and print the gradient noise"
+    " scale for recipe.gradientNoiseScale.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show what the workers print, each line after its pod.")
 @click.option(
     "--simulate-loss",
@@ -84,15 +99,20 @@ def run(
     steps: int | None,
     output_dir: Path | None,
     code: Path | None,
+    measure_noise: bool,
     verbose: bool,
     overwrite: bool,
     losses: tuple[str, ...],
 ) -> None:
     """Train a job on this machine, without a cluster."""
-    file = _load(filename, on_slice, values, steps)
+    if measure_noise and on_slice is not None:
+        raise click.UsageError("--measure-noise trains on the slice on which the recipe was tuned: leave out --slice")
+    file = _load(filename, on_slice, values, steps, measure_noise)
     outages = _outages(losses, file)
     python_path = module_paths(file, code)
     problem = _suspension_problem(file) or _memory_problem(file) or code_problem(file, code, python_path)
+    if measure_noise:
+        problem = problem or measurement_problem(file)
     if problem is not None:
         raise BadInput(filename, [problem])
     packed = None if code is None else pack(code)
@@ -111,25 +131,36 @@ def run(
     if packed is not None:
         file = _with_code(file, packed, directory.resolve())
         python_path = []
+    if measure_noise:
+        file = keep_checkpoints_apart(file, directory)
     print_summary(file, [*file.warnings, *_omitted_parts(file), *code_warnings(file, packed)])
     outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose, outages))
     result, page = directory / RESULT, directory / PAGE
     history = run_history(file, outcome, directory)
+    noise = read_noise(history[0] if history else None)
     # Even with a full disk, the user sees how the training ended.
     with _reporting_failures(result):
-        result.write_text(json.dumps(_result(file, outcome, history), indent=1) + "\n", encoding="utf-8")
+        result.write_text(json.dumps(_result(file, outcome, history, noise), indent=1) + "\n", encoding="utf-8")
     with _reporting_failures(page):
         if history is not None:
             write_page(*history, page, job_end(directory))
     _print_end(file, outcome, directory, result)
+    has_noise = not measure_noise or noise is not None
+    if measure_noise:
+        for line in noise_lines(noise):
+            click.echo(line, err=not has_noise)
     # A script that goes on after exit code 0 reads the result.
-    has_succeeded = outcome.status.state is State.SUCCEEDED and result.exists()
+    has_succeeded = outcome.status.state is State.SUCCEEDED and result.exists() and has_noise
     sys.exit(_INTERRUPTED if outcome.cancelled else 0 if has_succeeded else 1)
 
 
-def _load(filename: Path, on_slice: str | None, values: tuple[str, ...], steps: int | None) -> JobFile:
+def _load(
+    filename: Path, on_slice: str | None, values: tuple[str, ...], steps: int | None, measure_noise: bool
+) -> JobFile:
     def change(body: Object) -> None:
         apply_options(body, values, on_slice)
+        if measure_noise:
+            measure_on_own_slice(body)
         rehearse(body)
 
     file = load(filename, change=change)
@@ -287,7 +318,9 @@ def _omitted_parts(file: JobFile) -> list[str]:
     return notes
 
 
-def _result(file: JobFile, outcome: RunOutcome, history: tuple[bytes, str] | None) -> dict[str, Any]:
+def _result(
+    file: JobFile, outcome: RunOutcome, history: tuple[bytes, str] | None, noise: MeasuredNoise | None
+) -> dict[str, Any]:
     status = outcome.status
     losses, evaluations = curves_of(outcome, history)
     progress = status.progress
@@ -302,6 +335,7 @@ def _result(file: JobFile, outcome: RunOutcome, history: tuple[bytes, str] | Non
         "examplesPerSecond": float(progress.examples_per_second) if progress and progress.examples_per_second else None,
         "lossCurve": [{"step": step, "loss": loss} for step, loss in losses.items()],
         "evaluations": evaluations,
+        "gradientNoiseScale": noise_json(noise),
         "warnings": [*file.resolution.warnings, *outcome.warnings],
         "checkpointStep": outcome.checkpoint_step,
         "bestCheckpoint": progress.best_checkpoint.as_json() if progress and progress.best_checkpoint else None,
