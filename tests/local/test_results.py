@@ -87,6 +87,7 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
             {"step": 3, "accuracy": 0.5, "perplexity": None},
             {"step": 300, "accuracy": 0.75, "perplexity": 1.5},
         ],
+        "gradientNoiseScale": None,
         "warnings": [*plan.warnings, *WARNINGS],
         "checkpointStep": 250,
         "bestCheckpoint": BEST | {"value": "0.875"},
