@@ -178,6 +178,26 @@ def test_a_lost_slice_is_waited_for_and_then_left() -> None:
     assert goodput.activity == "Moving"
 
 
+def test_with_adascale_a_move_to_another_batch_keeps_the_share_of_the_training() -> None:
+    """Its steps take more examples than the recipe's: 500 of 1000 steps of 128 are half of 2000 steps of the recipe's
+    32 examples, which are 500 of the 64 of the smaller slice."""
+    adaptive = {"recipe.scaling": {"learningRate": "AdaScale"}, "recipe.tunedOn": {"acceleratorType": "v5litepod-4"}}
+    recipe = {"recipe.globalBatchSize": 32, "recipe.trainSteps": 2000, **adaptive}
+    scaled = TWO | {"spec.placement.batch": "Scaled"} | {f"spec.{name}": value for name, value in recipe.items()}
+    cluster = given_a_running_gang(scaled, listens=True)
+    kubelet.report(cluster, 500, total_steps=1000)
+    later(cluster, seconds=60)
+    for pod in list(cluster.pods.values()):
+        kubelet.lose_node_for_good(cluster, pod)
+    one_pass(cluster)
+    cluster.pods.clear()
+    waits(cluster, 10)
+    assert where(cluster)[1] == 1
+    progress = cluster.status.progress
+    assert progress is not None
+    assert (progress.step, progress.total_steps) == (500, 2000)
+
+
 def stopped_at(cluster: ModelCluster, step: int, words: str | None) -> None:
     """The gang has trained up to `step` of 1000 when a better slice is there, and stops."""
     kubelet.report(cluster, step)

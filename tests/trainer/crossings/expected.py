@@ -37,7 +37,8 @@ class Ended:
 
 @dataclass
 class Training:
-    """Where a job stands. buffers: by replica. built: the rate that each group was built with."""
+    """Where a job stands. buffers: by replica. built: the rate that each group was built with. variance, mean, gained:
+    AdaScale's averages, and the sum of its gains."""
 
     model: Model
     hooks: Changing
@@ -52,6 +53,10 @@ class Training:
     waited: int = 0
     reduction: float = 1.0
     last_rate: float = 0.0
+    variance: float = 0.0
+    mean: float = 0.0
+    gained: float = 0.0
+    gain: float = 1.0
 
 
 def expected(case: Case) -> list[Ended]:
@@ -82,11 +87,13 @@ def _begun(leg: Leg) -> Training:
 def _trained(leg: Leg, now: Training) -> tuple[Training, Ended]:
     """Trains to the end of the leg; returns a copy of what was after its step `saved`, too."""
     case, ended, kept = leg.case, Ended(), now
-    steps, start = leg.scaled(made.STEPS), now.examples // leg.batch
+    steps, start = leg.steps, now.examples // leg.batch
+    if leg.adaptive and not leg.first and leg.batch != made.legs(case)[0].batch:
+        start = int(now.gained * made.RECIPE_BATCH) // leg.batch
     now = copy.deepcopy(now)
     _continue(leg, now)
     ramp = 1.0
-    if not leg.first and case.schedule != "Own" and leg.batch != made.legs(case)[0].batch:
+    if not leg.first and case.schedule != "Own" and not leg.adaptive and leg.batch != made.legs(case)[0].batch:
         new = leg.rate * now.reduction * _factor(leg, start)
         # As documented, at most a twentieth of the steps that are left: one.
         ramp = (now.last_rate + new) / 2 / new if 0 < now.last_rate < new else 1.0
@@ -96,11 +103,13 @@ def _trained(leg: Leg, now: Training) -> tuple[Training, Ended]:
         ended.losses[step] = loss if math.isfinite(loss) else None
         ended.rates[step] = [group["lr"] for group in now.optimizer.param_groups]
         now.last_rate = leg.rate * here
-        every = leg.scaled(made.EVERY)
-        if case.evaluation == "evaluated" and (step % every == 0 or step == steps):
+        every, last = leg.scaled(made.EVERY), step == steps or (leg.adaptive and now.gained >= steps)
+        if case.evaluation == "evaluated" and (step % every == 0 or last):
             ended.evaluations[step] = _evaluated(leg, now)
         if leg.first and step == leg.saved:
             kept = copy.deepcopy(now)
+        if last:
+            break
     ended.weights = {name: value.detach() for name, value in now.model.named_parameters()} | now.buffers[0]
     ended.average = now.average
     state = now.optimizer.state_dict()["state"]
@@ -128,7 +137,7 @@ def _step(leg: Leg, now: Training, step: int, factor: float) -> float:
     case, model = leg.case, now.model
     batch = _next(leg, now)
     before = copy.deepcopy(now.buffers)
-    total, weight = 0.0, 0.0
+    total, weight, squares = 0.0, 0.0, 0.0
     gradients: dict[nn.Parameter, Tensor] = {}
     precise = _precise(next(model.parameters()).dtype)
     terms, passes = len(now.buffers), leg.accumulation
@@ -154,6 +163,8 @@ def _step(leg: Leg, now: Training, step: int, factor: float) -> float:
             total, weight = total + value.item(), weight + share.item()
             for parameter in model.parameters():
                 if parameter.grad is not None:
+                    if any(parameter is each for group in now.optimizer.param_groups for each in group["params"]):
+                        squares += float((parameter.grad.to(precise) / share).square().sum())
                     own[parameter] = own.get(parameter, 0.0) + parameter.grad.to(precise)
         now.buffers[replica] = _buffers(model)
         for parameter, gradient in own.items():
@@ -164,18 +175,35 @@ def _step(leg: Leg, now: Training, step: int, factor: float) -> float:
     trained = [each for each in groups if each in gradients and each.requires_grad]
     for parameter in trained:
         parameter.grad = (gradients[parameter] / weight).to(parameter.dtype)
+    if leg.adaptive:
+        factor = _adaptive(leg, now, squares / (terms * passes), terms * passes, trained)
     for number, (group, rate) in enumerate(zip(now.optimizer.param_groups, now.built, strict=True)):
         # A task's scheduler has a rate for each group that it was made with.
         group["lr"] = rate if number and case.schedule == "Own" and case.groups == "added" else rate * factor
     loss = total / weight
     if math.isfinite(loss) and all(parameter.grad.isfinite().all() for parameter in trained):
         _update(case, now, trained)
+        now.gained += now.gain
     else:
         now.buffers = before
     model.zero_grad()
     now.hooks.after_step(None, torch.tensor(loss), step)
     now.examples += leg.batch
     return loss
+
+
+def _adaptive(leg: Leg, now: Training, own: float, groups: int, trained: list[nn.Parameter]) -> float:
+    """Returns AdaScale's factor of the rate. `own`: the mean squared length of the gradients of `groups` passes."""
+    k = leg.batch / made.RECIPE_BATCH
+    common = sum(float(parameter.grad.double().square().sum()) for parameter in trained)
+    variance = (own - common) * k / (groups - 1)
+    if math.isfinite(variance):
+        share = k / 1000
+        now.variance += share * (variance - now.variance)
+        now.mean += share * (common - variance / k - now.mean)
+    noise, signal = max(now.variance, 0.0), max(now.mean, 0.0)
+    now.gain = (noise + signal) / (noise / k + signal) if noise + signal else 1.0
+    return now.gain * now.reduction * _factor(leg, math.floor(now.gained))
 
 
 def _update(case: Case, now: Training, trained: list[nn.Parameter]) -> None:
@@ -204,10 +232,10 @@ def _share(case: Case, now: Training) -> None:
 
 def _factor(leg: Leg, step: int) -> float:
     """Returns the rate of step `step`, counted from 0, over the recipe's."""
-    steps, case = leg.scaled(made.STEPS), leg.case
+    steps, case = leg.steps, leg.case
     if case.schedule == "Own":
         return 0.9**step
-    warmup = 0 if case.schedule == "Constant" else leg.scaled(made.WARMUP)
+    warmup = 0 if case.schedule == "Constant" else leg.counted(made.WARMUP)
     if step < warmup:
         return (step + 1) / warmup
     done = (step - warmup) / (steps - warmup)
@@ -215,7 +243,7 @@ def _factor(leg: Leg, step: int) -> float:
         return (1 + math.cos(math.pi * done)) / 2
     if case.schedule == "Linear":
         return 1 - done
-    if case.schedule == "Step" and step >= leg.scaled(made.MILESTONE):
+    if case.schedule == "Step" and step >= leg.counted(made.MILESTONE):
         return made.DROP
     return 1.0
 

@@ -26,6 +26,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "broken": ("finite", "Skip", "SkipFirst"),
     "sharding": ("whole", "sharded"),
     "schedule": ("Constant", "Cosine", "Linear", "Step", "Plateau", "Own"),
+    "scaling": ("fixed", "adaptive"),
     "groups": ("one", "two", "added"),
     "used": ("all", "spare", "late", "frozen", "branches", "data", "idle"),
     "buffers": ("none", "norm", "latenorm", "centre"),
@@ -36,10 +37,11 @@ FEATURES: dict[str, tuple[str, ...]] = {
 }
 """The first value of each is left out of a job's name, except for the first two features.
 
-broken: a loss that is infinite on one replica, in the middle of an epoch or in the first step. used: all parameters;
-one not used by the loss; one that a hook unfreezes late, or freezes; two of one shape that take turns by step, or by
-the data of a pass, so that replicas differ; one that is unfrozen some steps before it is used. buffers: a batch norm,
-one that a hook puts into evaluation mode late, a running centre that the forward pass subtracts. hook: multiplies the
+scaling: AdaScale sets the rates, and ends the run. broken: a loss that is infinite on one replica, in the middle of an
+epoch or in the first step. used: all parameters; one not used by the loss; one that a hook unfreezes late, or freezes;
+two of one shape that take turns by step, or by the data of a pass, so that replicas differ; one that is unfrozen some
+steps before it is used. buffers: a batch norm, one that a hook puts into evaluation mode late, a running centre that
+the forward pass subtracts. hook: multiplies the
 gradients before the update, or clamps weights after it. life: not interrupted; continued from a checkpoint in the
 middle, on as many replicas, on others, or there with half or twice the global batch.
 """
@@ -93,6 +95,23 @@ RULES = (
     ),
 )
 
+RULES += (
+    *(
+        Rule({"optimizer": name, "scaling": "adaptive"}, "AdaScale is derived for SGD", "AdaScale is derived for SGD")
+        for name in FEATURES["optimizer"]
+        if name != "sgd"
+    ),
+    Rule({"schedule": "Own", "scaling": "adaptive"}, "AdaScale sets the rate", "here the task's own code sets it"),
+    *(
+        Rule(
+            {name: value, "scaling": "adaptive"},
+            "it compares the gradients of two",
+            "compares the gradients of several",
+        )
+        for name, value in (("way", "spmd"), ("replicas", "1"))
+    ),
+)
+
 EXCHANGED = {"broken": "Skip", "sharding": "sharded", "precision": "Float32", "used": "branches"}
 
 KNOWN: tuple[dict[str, str], ...] = (
@@ -111,6 +130,7 @@ KNOWN: tuple[dict[str, str], ...] = (
     {"way": "xla", "precision": "Float32", "buffers": "latenorm"},
     {"way": "chips", "precision": "Float32", "buffers": "latenorm", "sharding": "sharded", "broken": "Skip"},
     {"way": "torch", "replicas": "3", "buffers": "centre", "evaluation": "evaluated", "life": "resumed"},
+    {"way": "xla", "replicas": "2", "scaling": "adaptive", "broken": "Skip", "precision": "Float32", "life": "larger"},
 )
 """More than two features at a time that have failed together."""
 
@@ -129,6 +149,7 @@ class Case:
     broken: str
     sharding: str
     schedule: str
+    scaling: str
     groups: str
     used: str
     buffers: str
@@ -164,7 +185,7 @@ def cases(strength: int = 3 if SOAK else 2) -> tuple[Case, ...]:
 def refused() -> tuple[tuple[Rule, Case], ...]:
     """Returns for each refusal the plainest job that meets it."""
     return tuple(
-        (rule, case_of({"replicas": "2" if rule.values.get("way") == "spmd" else "1"} | rule.values))
+        (rule, case_of({"replicas": "2" if {"spmd", "adaptive"} & {*rule.values.values()} else "1"} | rule.values))
         for rule in RULES
         if rule.says is not None
     )

@@ -18,6 +18,9 @@ SEED = 3
 BATCH, STEPS, WARMUP, MILESTONE, EVERY, SAVED = 96, 10, 3, 6, 3, 5
 """Of the recipe as it was tuned. SAVED: after so many steps the checkpoint is taken from which a job continues."""
 
+RECIPE_BATCH, RECIPE_STEPS = 24, 26
+"""With AdaScale: what its gains are relative to, and add up to."""
+
 PATIENCE, DROP, CLIP, AVERAGE = 1, 0.5, 0.05, 0.8
 RATES = {
     "sgd": 0.2,
@@ -48,9 +51,21 @@ class Leg:
         """Returns as many steps as take the examples that `steps` take with the recipe's batch."""
         return math.ceil(steps / self.scale)
 
+    def counted(self, steps: int) -> int:
+        """Returns `scaled` steps; with AdaScale those of the recipe, which are as many as given."""
+        return steps if self.adaptive else self.scaled(steps)
+
+    @property
+    def steps(self) -> int:
+        return RECIPE_STEPS if self.adaptive else self.scaled(STEPS)
+
+    @property
+    def adaptive(self) -> bool:
+        return self.case.scaling == "adaptive"
+
     @property
     def rate(self) -> float:
-        return RATES[self.case.optimizer] * self.scale
+        return RATES[self.case.optimizer] * (RECIPE_BATCH / BATCH if self.adaptive else self.scale)
 
     @property
     def accumulation(self) -> int:
@@ -73,8 +88,8 @@ class Leg:
             hardware="TPU" if case.way == "chips" else "CPU",
             entrypoint="tests.trainer.crossings.task:task",
             seed=SEED,
-            trainSteps=self.scaled(STEPS),
-            warmupSteps=0 if case.schedule == "Constant" else self.scaled(WARMUP),
+            trainSteps=self.steps,
+            warmupSteps=0 if case.schedule == "Constant" else self.counted(WARMUP),
             schedule=self._schedule(),
             precision=case.precision,
             sharding="Optimizer" if case.sharding == "sharded" else "Replicated",
@@ -94,6 +109,8 @@ class Leg:
         if torch:
             execution = "Compile" if case.way == "compile" else "Eager"
             spec["torch"] = {"device": "cpu", "collectives": "gloo", "processesPerHost": 1, "execution": execution}
+        if self.adaptive:
+            spec["adaScaleBatchSize"] = RECIPE_BATCH
         if case.clip == "clipped":
             spec["gradientClipNorm"] = str(CLIP)
         if case.average == "ema":
@@ -107,7 +124,7 @@ class Leg:
             case "Plateau":
                 return {"name": "Plateau", "metric": "miss", "mode": "Max", "patience": PATIENCE, "factor": str(DROP)}
             case "Step":
-                return {"name": "Step", "milestones": [self.scaled(MILESTONE)], "factor": str(DROP)}
+                return {"name": "Step", "milestones": [self.counted(MILESTONE)], "factor": str(DROP)}
             case "Own":
                 return {"name": "Constant"}
             case name:
@@ -117,7 +134,9 @@ class Leg:
 def legs(case: Case) -> list[Leg]:
     """Returns the runs of the case's job, in order."""
     replicas = int(case.replicas)
-    others = replicas if case.way in ("chips", "spmd") else {1: 2, 2: 1, 3: 2}[replicas]
+    # With AdaScale no run may have a replica alone.
+    alone = 3 if case.scaling == "adaptive" else 1
+    others = replicas if case.way in ("chips", "spmd") else {1: 2, 2: alone, 3: 2}[replicas]
     second = {
         "straight": None,
         "resumed": (BATCH, replicas),

@@ -240,13 +240,15 @@ def test_a_run_continues_bit_by_bit(tmp_path: Path, schedule: str, step: int) ->
 
 @pytest.mark.parametrize("move", [((4, 1), (2, 2)), ((4, 1), (1, 4)), ((1, 4), (4, 1))])
 def test_on_another_number_of_replicas_a_run_goes_on_with_the_same_gains(
-    tmp_path: Path, move: tuple[tuple[int, int], tuple[int, int]]
+    tmp_path: Path, move: tuple[tuple[int, int], tuple[int, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = move
     trained(*before, checkpoint=checkpoints(tmp_path))
     moved = trained(*after, checkpoint=checkpoints(tmp_path, 8))
     losses, gains, weights = algorithm_1(4, B)
     assert_follows(moved, (losses[8:], gains, weights))
+    done = math.floor(sum(gains[:8]))
+    assert f"with step 9 of {STEPS} at the most: the gains of AdaScale add up to {done}" in capsys.readouterr().out
 
 
 def test_a_run_that_has_ended_has_nothing_left_to_train(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.jobs import job_body
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.job.recipe.cost import StepTime, cost_of
+from tpu_training_operator.domain.job.recipe.cost import StepTime, cost_of, cost_rows
 from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
 
 SIZES = [1, 4, 8, 16, 32, 64, 128, 256]
@@ -46,6 +46,19 @@ def test_the_cost_by_hand(batch: str, name: str, steps: int, seconds: float, hou
     assert cost.steps == steps
     found = (cost.step_seconds, cost.hours, cost.chip_hours)
     assert found == tuple(pytest.approx(number) for number in (seconds, hours, chip_hours))
+
+
+def test_adascale_costs_at_least_what_k_times_fewer_steps_do() -> None:
+    recipe = {"trainSteps": 100_000, "scaling": {"learningRate": "AdaScale"}}
+    wide, same = (on(name, **recipe) for name in ("v5litepod-64", "v5litepod-16"))
+    times = [measured(0.36, same)]
+    rows = cost_rows([cost_of(wide, times), cost_of(same, times)])
+    assert rows == {
+        "seconds per step": ["0.36", "0.36"],
+        "hours": ["2.5 to 10", "10"],
+        "chip-hours": ["160 to 640", "160"],
+    }
+    assert cost_rows([cost_of(wide)]) == {"chip-steps": ["1600000 to 6400000"]}
 
 
 @given(

@@ -314,6 +314,8 @@ def _describe_resumption(start: Start, checkpoint: LoadedCheckpoint, hp: Hyperpa
         f"continues from checkpoint {checkpoint.folder} of job {checkpoint.commit.author}, with step "
         f"{start.step + 1} of {hp.train_steps}"
     )
+    if start.gained is not None:
+        return f"{line} at the most: the gains of AdaScale add up to {start.gained.steps:.0f}"
     if checkpoint.commit.author.global_batch == hp.global_batch_size:
         return line
     left = (hp.train_steps - start.step) * hp.global_batch_size

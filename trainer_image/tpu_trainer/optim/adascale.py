@@ -148,7 +148,8 @@ class AdaScale:
     def expected_end(self) -> int:
         """The step after which the training ends if the gain stays as it is."""
         left = max(0.0, self._hp.train_steps - self.gained.steps - self.gained.rest)
-        return min(self.step + math.ceil(left / self.gain), self._hp.last_step)
+        # A device that only traces has read no gain.
+        return min(self.step + math.ceil(left / max(self.gain, 1.0)), self._hp.last_step)
 
     def state(self, step: int) -> dict[str, Any]:
         """Returns what a checkpoint after `step`, which has been read, keeps as JSON."""

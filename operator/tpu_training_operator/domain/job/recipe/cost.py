@@ -6,7 +6,7 @@ out how the exchange between chips grows with the slice, which a measurement on 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
@@ -42,10 +42,12 @@ class StepTime:
 @dataclass(frozen=True)
 class Cost:
     """The cost of one uninterrupted training, without start-up, compilation and evaluation. `step_seconds` and
-    `measured`, from which it follows, are None where no step time of this generation is known."""
+    `measured`, from which it follows, are None where no step time of this generation is known. `steps` are the most;
+    with AdaScale a training may end after `fewest_steps`."""
 
     chips: int
     steps: int
+    fewest_steps: int
     step_seconds: float | None
     measured: StepTime | None
 
@@ -79,23 +81,28 @@ def cost_of(resolution: Resolution, times: Sequence[StepTime] = ()) -> Cost:
     alike = [time for time in times if time.layout.shape.generation == layout.shape.generation]
     nearest = min(alike, key=lambda time: abs(log(time.layout.chips / layout.chips)), default=None)
     seconds = None if nearest is None else nearest.seconds_for(resolution)
-    return Cost(layout.chips, resolution.steps, seconds, nearest)
+    return Cost(layout.chips, resolution.steps, resolution.fewest_steps, seconds, nearest)
 
 
 def cost_rows(costs: Sequence[Cost]) -> dict[str, list[str]]:
     """Returns the numbers to show for several slices, by name. Without any step time, chips are all that is known."""
+    ranges = [(replace(cost, steps=cost.fewest_steps), cost) for cost in costs]
     if all(cost.measured is None for cost in costs):
-        return {"chip-steps": [str(cost.chip_steps) for cost in costs]}
+        return {"chip-steps": [_range(str(least.chip_steps), str(most.chip_steps)) for least, most in ranges]}
     return {
         SECONDS_PER_STEP: [_text(cost.step_seconds) for cost in costs],
-        "hours": [_text(cost.hours) for cost in costs],
-        "chip-hours": [_text(cost.chip_hours) for cost in costs],
+        "hours": [_range(_text(least.hours), _text(most.hours)) for least, most in ranges],
+        "chip-hours": [_range(_text(least.chip_hours), _text(most.chip_hours)) for least, most in ranges],
     }
 
 
 def _examples(resolution: Resolution) -> int:
     batch = resolution.recipe.batch
     return batch.per_replica * batch.accumulation
+
+
+def _range(least: str, most: str) -> str:
+    return most if least == most else f"{least} to {most}"
 
 
 def _text(value: float | None) -> str:

@@ -53,6 +53,11 @@ class Resolution:
         return self.recipe.train_steps if self.lower_rung is None else self.lower_rung.steps
 
     @property
+    def fewest_steps(self) -> int:
+        """The steps after which the attempt may end: fewer than `steps` with AdaScale."""
+        return min(self.recipe.fewest_steps, self.steps)
+
+    @property
     def resolved(self) -> Resolved:
         """The value of `status.resolved`."""
         layout, recipe = self.layout, self.recipe

@@ -8,6 +8,7 @@ from math import ceil
 
 from tpu_training_operator.api.recipe import LearningRateScaling, Recipe, StepsScaling
 from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.job.recipe.adascale import is_adaptive
 from tpu_training_operator.domain.job.recipe.learning_rate import (
     FURTHEST_LINEAR,
     LARGEST_PUBLISHED_BATCH,
@@ -110,7 +111,7 @@ def _measured(recipe: Recipe, noise: str, now: LargerBatch) -> Iterator[str]:
     tuned, rule = recipe.global_batch_size, rule_of(recipe.optimizer.name)
     more = examples_multiplier(Fraction(noise), tuned, now.batch)
     if more > _MORE_EXAMPLES:
-        gets_them = recipe.scaling.steps is StepsScaling.SAME_LOSS
+        gets_them = recipe.scaling.steps is StepsScaling.SAME_LOSS or is_adaptive(recipe)
         way = ", an estimate" if gets_them else "; recipe.scaling.steps SameLoss trains on them"
         yield (
             f"with the gradient noise scale of {noise}, a global batch of {now.batch} needs about {float(more):.3g}"

@@ -20,6 +20,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from math import floor
 
 from tpu_training_operator.api.conditions import Condition, ConditionType, EventReason, Reason, find
 from tpu_training_operator.api.placement import OnLoss
@@ -296,13 +298,16 @@ def _record(ctx: Context, to: SliceOption, reason: PlacementReason, why: str) ->
 
 def _translate(progress: Progress | None, before: SliceOption, after: SliceOption) -> Progress | None:
     """Translates the steps to another global batch: the same examples are another number of steps."""
-    sizes = before.resolution.recipe.batch.total, after.resolution.recipe.batch.total
-    if progress is None or sizes[0] == sizes[1]:
+    old, new = before.resolution.recipe, after.resolution.recipe
+    if progress is None or old.batch.total == new.batch.total:
         return progress
-    saved = progress.checkpoint_step
+    saved, ratio = progress.checkpoint_step, Fraction(old.batch.total, new.batch.total)
+    if old.fewest_steps < old.train_steps:
+        # AdaScale needs more examples than the recipe; the same share of the training is what it goes on from.
+        ratio = Fraction(old.train_steps * old.step_batch, max(progress.total_steps, 1) * new.batch.total)
     return replace(
         progress,
-        step=progress.step * sizes[0] // sizes[1],
-        total_steps=after.resolution.recipe.train_steps,
-        checkpoint_step=None if saved is None else saved * sizes[0] // sizes[1],
+        step=floor(progress.step * ratio),
+        total_steps=new.train_steps,
+        checkpoint_step=None if saved is None else floor(saved * ratio),
     )
