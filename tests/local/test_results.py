@@ -112,7 +112,7 @@ def test_a_loop_that_reports_nothing_succeeds_without_metrics(runs: Runs) -> Non
 
 def test_warnings_of_the_plan_are_in_the_result_and_at_the_end(runs: Runs) -> None:
     run = runs.start("print('done')", {"recipe.tunedOn": {"acceleratorType": "v5litepod-1"}, "recipe.trainSteps": 4})
-    [warning] = [text for text in succeeded(run)["warnings"] if text.startswith("the training makes 1 update")]
+    [warning] = [text for text in succeeded(run)["warnings"] if text.startswith("the training makes 1 update,")]
     assert f"  warning    {warning}" in run.stdout
 
 

@@ -104,7 +104,7 @@ def test_the_table_shows_both_slices_and_the_rule_between_them() -> None:
 
 
 def test_warnings_follow_the_table_one_per_line(snapshot: SnapshotAssertion) -> None:
-    recipe = {"optimizer.name": "sophia", "tunedOn": {"acceleratorType": "v5litepod-4"}, "trainSteps": 400}
+    recipe = {"optimizer.name": "sophia", "tunedOn": {"acceleratorType": "v5litepod-4"}, "trainSteps": 4000}
     changes = {f"spec.recipe.{path}": value for path, value in recipe.items()}
     rule, built = tpujob("plan", "-f", "-", job=job_body(changes)).stdout.splitlines()[-2:]
     assert "'sophia'" in rule

@@ -97,9 +97,11 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
         recipe.pop(name, None)
     recipe["trainSteps"] = tuned
     (recipe.get("scaling") or {}).pop("steps", None)
-    for name, now in (("warmup", scaled.warmup_steps), ("evaluateEvery", scaled.evaluate_every_steps)):
+    counted = {"warmup": (scaled.warmup_steps, scaled.step_batch)}
+    counted["evaluateEvery"] = (scaled.evaluate_every_steps or 0, scaled.batch.total)
+    for name, (now, batch) in counted.items():
         if recipe.pop(f"{name}Epochs", None) is not None:
-            recipe[f"{name}Steps"] = (now or 0) * scaled.batch.total // recipe["globalBatchSize"]
+            recipe[f"{name}Steps"] = now * batch // recipe["globalBatchSize"]
     if recipe.get("warmupSteps"):
         recipe["warmupSteps"] = int(recipe["warmupSteps"] * share)
     if recipe.get("evaluateEverySteps"):

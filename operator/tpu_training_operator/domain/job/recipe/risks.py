@@ -20,13 +20,13 @@ from tpu_training_operator.domain.job.recipe.ledger import plain
 from tpu_training_operator.domain.job.recipe.noise_scale import examples_multiplier
 from tpu_training_operator.domain.job.recipe.optimizers import rule_of
 
-# Judgements, from `make bench-recipes`.
-_FEW_UPDATES = 100
+# Judgements, from `make bench-recipes`: shorter trainings lose quality at twice the batch already.
+_FEW_UPDATES = 1000
 _LARGE_SHARE_OF_DATA = Fraction(1, 10)
 _MORE_EXAMPLES = Fraction(6, 5)
 _ABOVE_NOISE_SCALE = Decimal("1.5")
 # Above this factor the linear rule is known to diverge without warm-up (Goyal et al. 2017, section 2.2).
-_FURTHEST_AS_REQUESTED = 8
+_LARGEST_WITHOUT_WARMUP = 8
 _SHORTEST_WARMUP = 10
 _WARMUP_SHARE = 20
 
@@ -68,7 +68,7 @@ def risks(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
 
 def _short_warmup(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
     needed = 2
-    if now.multiplier > _FURTHEST_AS_REQUESTED:
+    if now.multiplier > _LARGEST_WITHOUT_WARMUP:
         epochs = PUBLISHED_WARMUP_EPOCHS * ((recipe.dataset_size or 0) // now.batch)
         needed = max(_SHORTEST_WARMUP, ceil(min(epochs, Fraction(now.steps, _WARMUP_SHARE))))
     elif recipe.warmup_steps in (0, 1) or recipe.warmup_epochs == 0 or now.multiplier <= 1:
@@ -88,13 +88,12 @@ def _unmeasured(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
     linear = wanted is LearningRateScaling.LINEAR or (
         wanted is LearningRateScaling.AUTO and rule is not None and rule.linear
     )
-    furthest = _FURTHEST_AS_REQUESTED if wanted is LearningRateScaling.LINEAR else FURTHEST_LINEAR
     times = f"the global batch of {now.batch} is {now.batch / recipe.global_batch_size:.3g} times the tuned one"
     if wanted not in (LearningRateScaling.AUTO, LearningRateScaling.LINEAR) or is_published_linear(
         recipe, now.batch, now.warmup
     ):
         return
-    if now.multiplier > furthest:
+    if now.multiplier > FURTHEST_LINEAR:
         way = "take SquareRoot" if wanted is LearningRateScaling.LINEAR else "choose recipe.scaling.learningRate"
         yield (
             f"{times}, its learning rate {plain(now.multiplier)} times, and no rule is known to hold that far for every"
