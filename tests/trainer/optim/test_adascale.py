@@ -25,6 +25,7 @@ from tpu_trainer.checkpoint.resume import Start, continued_start, document
 from tpu_trainer.contract.findings import NumericalHealth
 from tpu_trainer.data.order import Position, permutation
 from tpu_trainer.optim.adascale import Gained
+from tpu_trainer.optim.schedule import LearningRateSetter
 from tpu_trainer.task.task import Hyperparameters
 
 SEED, B, STEPS, WARMUP, RATE, MOMENTUM, DECAY = 3, 4, 60, 6, 0.05, 0.9, 1e-3
@@ -343,3 +344,12 @@ def test_a_sgd_of_the_tasks_own_keeps_the_proportions_of_its_groups() -> None:
     trained(2, 2, made=Own(optimizer=optimizer, hooks=Watching()))
     assert all(second == pytest.approx(2 * first) for first, second in rates)
     assert len({first for first, _ in rates}) > 5
+
+
+def test_the_host_never_reads_a_rate_that_is_on_the_device() -> None:
+    """A tensor of the meta device has no value to read."""
+    setter = LearningRateSetter(torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=BASE.learning_rate), BASE)
+    for step in range(3):
+        setter.set(step, torch.empty((), device="meta"))
+        assert setter.current == setter.rate_after(step + 1) == BASE.learning_rate
+        assert setter.state()["present"] == [BASE.learning_rate]

@@ -134,7 +134,7 @@ class LearningRateSetter:
         self._reason = ""
         self._built: list[Rate] = []
         self._last: list[Rate] = []
-        self.read: float | None = None
+        self.read = None if hp.ada_scale_batch_size is None else hp.learning_rate
         """The first group's rate in the last step that has been read; None where the host knows it anyway."""
         if not own:
             for group, scale in zip(optimizer.param_groups, _layer_scales(optimizer), strict=True):
@@ -150,7 +150,7 @@ class LearningRateSetter:
     @property
     def current(self) -> float:
         """The first group's rate; 0 for an optimizer that works without one."""
-        return self.read or _number(self._optimizer.param_groups[0].get("lr")) or 0.0
+        return self.read if self.read is not None else _number(self._optimizer.param_groups[0].get("lr")) or 0.0
 
     @property
     def base(self) -> float:
@@ -205,7 +205,7 @@ class LearningRateSetter:
         """Returns what a checkpoint keeps, as JSON: the owner of the rates, the groups' original rates and current
         rates."""
         # A rate on the device is the recipe's.
-        present = self._built if self.read else [group.get("lr") for group in self._optimizer.param_groups]
+        present = self._built if self.read is not None else [group.get("lr") for group in self._optimizer.param_groups]
         # A hook may have set a rate since the last step.
         owner = self._owner if self._find_change() is None else RateOwner.HOOKS
         return {"whose": owner, "built": _numbers(self._built), "present": _numbers(present)}
