@@ -73,7 +73,7 @@ def warmup_steps(recipe: Recipe, batch: int, steps: int, ledger: Ledger) -> int:
     tuned, epochs, rule = recipe.warmup_steps, recipe.warmup_epochs, rule_of(recipe.optimizer.name)
     if epochs is not None:
         warmup = _check_steps("warmupEpochs", _in_epochs(epochs, recipe, batch))
-        ledger.note("warmupSteps", f"{count(epochs, 'epoch')} = {warmup}")
+        ledger.note("warmupSteps", f"{count(epochs, 'epoch')}{_times(recipe, batch)} = {warmup}")
     elif tuned is not None and rule is not None and rule.keeps_warmup_steps:
         warmup = tuned
         ledger.note("warmupSteps", f"{tuned} are kept: their examples grow with the batch ({rule.source})")
@@ -101,7 +101,7 @@ def evaluate_every(recipe: Recipe, batch: int, ledger: Ledger) -> tuple[int | No
     tuned, epochs = recipe.evaluate_every_steps, recipe.evaluate_every_epochs
     if epochs is not None:
         every = _check_steps("evaluateEveryEpochs", _in_epochs(epochs, recipe, batch))
-        ledger.note("evaluateEverySteps", f"every {count(epochs, 'epoch')} = every {every}")
+        ledger.note("evaluateEverySteps", f"every {count(epochs, 'epoch')}{_times(recipe, batch)} = every {every}")
         return every, Fraction(1)
     if tuned is None:
         return None, Fraction(1)
