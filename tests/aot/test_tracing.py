@@ -4,16 +4,19 @@ found in them."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from tests.aot import models
 from tests.aot.test_step_on_a_chip import run_spec
 from tests.trainer.gang_processes import ROOT, Launcher
+from tpu_trainer.checks.compile import check
 from tpu_training_operator.api.catalogue import Shape, generations
 
 BATCH, PASSES = 8, 4
@@ -106,11 +109,25 @@ def test_what_is_not_one_fixed_program_is_found_in_its_line(
 ) -> None:
     assert "error" not in traced[what], traced[what]["error"]
     (one,) = traced[what]["found"]
-    source = Path(models.__file__)
-    (line,) = (number for number, text in enumerate(source.read_text().splitlines(), 1) if text.endswith(f"  # {what}"))
     assert one["kind"] == kind
     assert operation in (None, one["operation"])
-    assert one["where"] == f"{source.relative_to(ROOT)}:{line}"
+    assert one["where"] == line_of(what)
+
+
+def line_of(mark: str) -> str:
+    source = Path(models.__file__)
+    marked = (number for number, text in enumerate(source.read_text().splitlines(), 1) if text.endswith(f"  # {mark}"))
+    (line,) = marked
+    return f"{source.relative_to(ROOT)}:{line}"
+
+
+def test_what_is_read_in_some_steps_only_is_found_in_its_line(tmp_path: Path) -> None:
+    """torch_xla crashes there, so that the step is traced again."""
+    env = {**os.environ, **Launcher(tmp_path).base(), "PYTHONPATH": str(ROOT)}
+    with mock.patch.dict("os.environ", env):
+        request = {"spec": case("reads_sometimes"), "examples": None, "parent": os.getpid()}
+        (found,) = check._trace(request)["found"]
+    assert (found["kind"], found["where"]) == ("HostRead", line_of("sometimes"))
 
 
 @pytest.mark.parametrize("what", ["columns", "pick"])

@@ -166,6 +166,9 @@ def _trace(request: Mapping[str, Any]) -> dict[str, Any]:
         text=True,
         check=False,
     )
+    if done.returncode == -signal.SIGSEGV and not request.get("recordsAll"):
+        # Something was read off the device that the first step does not read.
+        return _trace({**request, "recordsAll": True})
     if done.returncode == 0 and not done.stdout:
         raise CannotCheckError("something in the task ended the process that traces it (os._exit)", "Ended")
     if done.returncode:

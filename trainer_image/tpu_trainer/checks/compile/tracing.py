@@ -124,9 +124,10 @@ class UncompiledChip(XlaChip):
     batch = 0
     _fed = False
 
-    def __init__(self, replicas: int, passes: int) -> None:
+    def __init__(self, replicas: int, passes: int, *, records_all: bool) -> None:
         super().__init__(replicas)
         self.passes = passes
+        self._records_all = records_all
         self._reduced = False
         self._held: dict[int, tuple[TensorWeakRef, int]] = {}
         self._pending: list[Program] = []
@@ -219,7 +220,8 @@ class UncompiledChip(XlaChip):
         if count >= STEPS and (self.same or count == MORE_STEPS):
             raise Traced
         # A number from the device's memory would have to be computed.
-        self.record(count >= STEPS or any(finding.kind == HOST_READ for finding in self.recorders[0].findings))
+        reads = any(finding.kind == HOST_READ for finding in self.recorders[0].findings)
+        self.record(count >= STEPS or reads or self._records_all)
 
     @property
     def same(self) -> bool:
@@ -325,8 +327,9 @@ class _FirstExamples(Dataset[Any]):
         return self._examples[index % len(self._examples)]
 
 
-def trace(spec: RunSpec, examples: int | None = None) -> Step:
-    """Traces the step of replica 0. `examples`: the number to read, and to repeat.
+def trace(spec: RunSpec, examples: int | None = None, *, records_all: bool = False) -> Step:
+    """Traces the step of replica 0. `examples`: the number to read, and to repeat. `records_all`: whether all steps are
+    recorded, to find what reads off the device in some of them only.
 
     Raises:
         TrainerError: as a run would, before its third step.
@@ -337,7 +340,7 @@ def trace(spec: RunSpec, examples: int | None = None) -> Step:
             f'backend: the check traces a replica of backend "xla", got "{spec.backend}"; with '
             "--set trainer.backend=XLA it checks that one"
         )
-    chip = UncompiledChip(spec.slice.replicas, spec.batch.accumulation)
+    chip = UncompiledChip(spec.slice.replicas, spec.batch.accumulation, records_all=records_all)
     clock, progress = Clock(), ProgressLog(spec.train_steps, silent=True)
     reporter, losses = open_reporter(spec, None, clock, "", reports=False), LossTrend(spec.warmup_steps)
     outputs = RunOutputs(progress, reporter, None, False, losses)
@@ -365,7 +368,7 @@ def trace(spec: RunSpec, examples: int | None = None) -> Step:
 def _step(chip: UncompiledChip) -> Step:
     assert chip.model is not None
     first, *others = chip.recorders
-    findings = list(first.findings)
+    findings = list(dict.fromkeys(finding for recorder in chip.recorders for finding in recorder.findings))
     if not chip.same:
         findings.append(first_difference([recorder.operations for recorder in others]))
     return Step(
@@ -414,7 +417,7 @@ def traced_step(request: Mapping[str, Any]) -> dict[str, Any]:
         spec = check_run_spec(request["spec"])
         _stand_for_one_of(spec.slice.replicas)
         lower_kernels_for_tpus()
-        step = dataclasses.asdict(trace(spec, request["examples"]))
+        step = dataclasses.asdict(trace(spec, request["examples"], records_all=request.get("recordsAll", False)))
     except DynamicShapeError as error:
         # The shape depends on the user's data, so no other batch would help.
         return {"found": [error.finding.as_json()]}
