@@ -43,8 +43,9 @@ def all_reduce_on_cpu(kind: str, tensors: list[Tensor]) -> None:
             tensor.copy_(total)
 
 
-def all_gather_on_cpu(row: Tensor) -> Tensor:
+def all_gather_on_cpu(row: Tensor, *, pin_layout: bool) -> Tensor:
     """The one form in which the trainer calls xm.all_gather: rows [n], one after the other. Made of sums."""
+    assert not pin_layout
     # Sent as data: 0 and 1 would be constants, and the replicas' programs would differ.
     ranks, own = xm.send_cpu_data_to_device(
         [torch.arange(xr.world_size()), torch.tensor([xr.global_ordinal()])], row.device
