@@ -1,6 +1,6 @@
 # Three commands that always work: `make demo` trains an example, `make test` runs every layer of tests, and
 # `make test-fast` runs the layers that take two minutes.
-.PHONY: demo test test-fast snapshots soak check bench bench-quick bench-trainer format crds docs lock images chart tag image-torch-tpu push dist cluster-up cluster-down kind-up kind-down clean .setup
+.PHONY: demo test test-fast snapshots soak check bench bench-quick bench-trainer bench-recipes format crds docs lock images chart tag image-torch-tpu push dist cluster-up cluster-down kind-up kind-down clean .setup
 
 demo: .setup
 	.venv/bin/tpujob run -f examples/digits.yaml
@@ -47,6 +47,11 @@ bench-quick: .setup
 # checks that it works.
 bench-trainer: .setup
 	.venv/bin/python -m bench.trainer $(ARGS)
+
+# Whether recipes that are scaled by each rule still train (docs/scaling.md): 40 minutes on two idle cores, ARGS=--quick in
+# five. ARGS="--docs docs/scaling.md" writes the page's tables and drawing.
+bench-recipes: .setup
+	.venv/bin/python -m bench.recipes $(ARGS)
 
 format: .setup
 	.venv/bin/ruff check --fix .

@@ -6,6 +6,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, indent, tostring
 
 from bench.scale.stage import FLOOR, INDEXED, OPERATOR
+from bench.svg import tag, text
 from bench.trainer.compare import Spread
 from tpu_training_operator.html_report.formatting import count
 from tpu_training_operator.html_report.plot import Axis, axis_of
@@ -89,15 +90,15 @@ def _curves(rounds: Sequence[Mapping[str, Any]], kind: str) -> dict[str, list[tu
 
 
 def _panel(title: str, panel: Panel) -> Iterator[Element]:
-    yield _text(title, panel.left, _TOP - 14, class_="title")
+    yield text(title, panel.left, _TOP - 14, class_="title")
     for tick in panel.y.ticks:
         start, end = panel.at(panel.x.low, tick), panel.at(panel.x.high, tick).split()[0]
         yield tag("path", class_="grid", d=f"M{start}H{end}")
-        yield _text(f"{tick:g} s", panel.left - 8, float(start.split()[1]) + 4, text_anchor="end")
+        yield text(f"{tick:g} s", panel.left - 8, float(start.split()[1]) + 4, text_anchor="end")
     for hosts in panel.x.ticks:
         x = float(panel.at(hosts, panel.y.low).split()[0])
-        yield _text(count(int(hosts)), x, _TOP + HEIGHT + 20, text_anchor="middle")
-    yield _text("hosts", panel.left + WIDTH / 2, _TOP + HEIGHT + 38, text_anchor="middle")
+        yield text(count(int(hosts)), x, _TOP + HEIGHT + 20, text_anchor="middle")
+    yield text("hosts", panel.left + WIDTH / 2, _TOP + HEIGHT + 38, text_anchor="middle")
     for name, curve in panel.curves.items():
         there = [panel.at(hosts, spread.greatest) for hosts, spread in curve]
         back = [panel.at(hosts, spread.least) for hosts, spread in reversed(curve)]
@@ -108,23 +109,8 @@ def _panel(title: str, panel: Panel) -> Iterator[Element]:
             yield tag("circle", class_=f"dot {name}", cx=cx, cy=cy, r="3")
 
 
-def tag(name: str, /, *content: Element | str | Iterable[Element], **attributes: str) -> Element:
-    """Makes `<name attributes>content</name>`; a trailing "_" of an attribute is dropped, others become "-"."""
-    element = Element(name, {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()})
-    for part in content:
-        if isinstance(part, str):
-            element.text = part
-        else:
-            element.extend([part] if isinstance(part, Element) else part)
-    return element
-
-
 def _legend(y: float) -> Iterable[Element]:
     for index, (name, words) in enumerate(NAMES.items()):
         x = _LEFT + 150 * index
         yield tag("path", class_=f"line {name}", d=f"M{x} {y - 4}h22")
-        yield _text(words, x + 30, y)
-
-
-def _text(words: str, x: float, y: float, **attributes: str) -> Element:
-    return tag("text", words, x=f"{x:.1f}", y=f"{y:.1f}", **attributes)
+        yield text(words, x + 30, y)

@@ -170,7 +170,7 @@ class Scaling(ApiModel):
     learning_rate: LearningRateScaling = Field(
         LearningRateScaling.AUTO,
         description="How the learning rate follows the global batch. Auto follows gradientNoiseScale if the recipe has"
-        " it, and otherwise the optimizer's name: Linear for sgd, but SquareRoot beyond 4 times the batch (except up to"
+        " it, and otherwise the optimizer's name: Linear for sgd, but at most 4 times the rate (except up to"
         " 8192 examples of a data set of a million); SquareRoot for adam, adamw, rmsprop, adafactor, lion and their"
         " relatives; Unscaled for others. AdaScale: the trainer measures in every step by how much, for sgd.",
     )

@@ -190,7 +190,7 @@ class History(_Row):
 
     @property
     def planned_warnings(self) -> list[str]:
-        """What the plan had warned of before the run."""
+        """Returns what the plan had warned of before the run."""
         return [row.rule for row in self.scaling if row.name == WARNING_ROW]
 
     @property

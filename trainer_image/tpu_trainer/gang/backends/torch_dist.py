@@ -51,7 +51,11 @@ class TorchDistributed:
 
     def seed(self, seed: int) -> None:
         """Seeds the host and every device, which eager operations draw from."""
-        torch.manual_seed(seed)
+        if self.device.type == "cpu":
+            # torch.manual_seed also keeps a stack for every kind of device, which takes longer than a small step.
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
 
     def place(self, model: nn.Module, source: int = 0) -> None:
         move_model(model, self.device)

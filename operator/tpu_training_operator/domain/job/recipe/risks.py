@@ -88,12 +88,15 @@ def _unmeasured(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
     linear = wanted is LearningRateScaling.LINEAR or (
         wanted is LearningRateScaling.AUTO and rule is not None and rule.linear
     )
-    times = f"the global batch of {now.batch} is {now.batch / recipe.global_batch_size:.3g} times the tuned one"
+    factor = Fraction(now.batch, recipe.global_batch_size)
+    times = f"the global batch of {now.batch} is {float(factor):.3g} times the tuned one"
     if wanted not in (LearningRateScaling.AUTO, LearningRateScaling.LINEAR) or is_published_linear(
         recipe, now.batch, now.warmup
     ):
         return
-    if now.multiplier > FURTHEST_LINEAR:
+    # The rate of SGD stays at this limit beyond it, unless something else limits it further.
+    limited = linear and factor > FURTHEST_LINEAR and now.multiplier == FURTHEST_LINEAR
+    if limited or now.multiplier > FURTHEST_LINEAR:
         way = "take SquareRoot" if wanted is LearningRateScaling.LINEAR else "choose recipe.scaling.learningRate"
         yield (
             f"{times}, its learning rate {plain(now.multiplier)} times, and no rule is known to hold that far for every"

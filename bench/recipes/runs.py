@@ -1,0 +1,108 @@
+"""Plans a run as `tpujob plan` does, and makes it in the trainer's own loop, in this process.
+
+The job asks for `factor` slices of one chip. It runs on its alternative, one such slice, which makes the same steps of
+the same batches with the same rates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from bench.recipes.tasks import Task
+from tpu_contract.protocol import ExitCode
+from tpu_contract.run_spec import parse_run_spec
+from tpu_trainer.contract.environment import WorkerEnvironment
+from tpu_trainer.contract.outcome import Outcome
+from tpu_trainer.contract.stop import SharedStop
+from tpu_trainer.worker.replica import run_replica
+from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.domain.job.options import options_of
+from tpu_training_operator.domain.objects.run_spec import run_spec
+
+_CHIP = {"acceleratorType": "v5litepod-1"}
+_WARNING = "warning: "
+# Where the run is, and how the plan was explained: they change nothing in the weights.
+_NOT_COMPARED = ("job", "recipe", "scaling")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """`document`: the run spec; `key`: equal for runs that compute the same; `warnings`: what the plan has said."""
+
+    document: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        compared = {name: value for name, value in self.document.items() if name not in _NOT_COMPARED}
+        return hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def planned(task: Task, rate: str, seed: int, factor: int = 1, scaling: Mapping[str, str] | None = None) -> PlannedRun:
+    spec: dict[str, Any] = {
+        "slice": {**_CHIP, "count": factor, "hardware": "CPU"},
+        "trainer": {"image": "bench", "entrypoint": f"bench.recipes.data:{task.entrypoint}", "backend": "Torch"},
+        "recipe": {**task.recipe(rate, seed), "tunedOn": _CHIP, "scaling": dict(scaling or {}) if factor > 1 else {}},
+    }
+    if factor > 1:
+        spec["placement"] = {"alternatives": [{"slice": {**_CHIP, "hardware": "CPU"}}]}
+    head = {"apiVersion": "tpu-operator.dev/v1alpha1", "kind": "TPUTrainingJob"}
+    name = {"name": "bench", "namespace": "bench", "uid": "bench"}
+    job = TPUTrainingJob.model_validate({**head, "metadata": name, "spec": spec})
+    own, *others = options_of(job)
+    runs = others[0] if others else own
+    document = json.loads(json.dumps(run_spec(runs.job, runs.resolution, attempt=1)))
+    if "adaScaleBatchSize" not in document:
+        # The planner accumulates, because a chip might not hold more. Here it does, and one large pass is faster.
+        total = runs.resolution.recipe.batch.total
+        document["batch"] = {"global": total, "perReplica": total, "accumulation": 1}
+    return PlannedRun(document, own.resolution.warnings)
+
+
+def made(runs: Iterable[PlannedRun], known: dict[str, Any], workers: int, file: Path | None) -> None:
+    """Makes the runs that are not in `known` yet, and adds their results to it, and to `file` one by one."""
+    missing = {run.key: run.document for run in runs if run.key not in known}
+    # Processes that share what they import: torch takes half a gigabyte.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with context.Pool(workers) as pool:
+        for number, (key, result) in enumerate(pool.imap_unordered(_made, missing.items()), start=1):
+            known[key] = result
+            print(f"{number}/{len(missing)}: {result['message']}", file=sys.stderr, flush=True)
+            if file is not None:
+                file.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+def _made(keyed: tuple[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """Makes one run. Returns its metrics, or none if it has failed, and its warnings."""
+    key, document = keyed
+    # Tiny tensors: more threads would only wait for each other.
+    torch.set_num_threads(1)
+    log = io.StringIO()
+    with tempfile.TemporaryDirectory() as name, redirect_stdout(log), redirect_stderr(log):
+        directory = Path(name)
+        alone = WorkerEnvironment(directory / "run.json", host_index=0, num_hosts=1, master_addr="", master_port=0)
+        outcome = run_replica(parse_run_spec(document), alone, SharedStop(directory / "stop"), _hung)
+    if outcome.code not in (ExitCode.Succeeded, ExitCode.NotFinite, ExitCode.Diverged):
+        raise RuntimeError(outcome.message)
+    warnings = [line.removeprefix(_WARNING) for line in log.getvalue().splitlines() if line.startswith(_WARNING)]
+    metrics = dict(outcome.metrics) if outcome.code is ExitCode.Succeeded else None
+    return key, {"metrics": metrics, "steps": outcome.step, "message": outcome.message, "warnings": warnings}
+
+
+def _hung(outcome: Outcome) -> NoReturn:
+    print(outcome.message, flush=True)
+    os._exit(1)

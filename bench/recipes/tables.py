@@ -1,0 +1,56 @@
+"""The results as tables, for the terminal and for docs/scaling.md."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bench.recipes.tasks import RULES, TASKS
+from bench.recipes.verdict import Cell
+from bench.scale.tables import markdown
+
+WARNED = "⚠"
+
+
+def quality_tables(found: Sequence[Cell], recipes: Mapping[str, Any]) -> str:
+    """One table a task: the mean and the standard deviation over the seeds, by rule and factor."""
+    names = list(dict.fromkeys(cell.task for cell in found))
+    return "\n\n".join(_quality(name, [cell for cell in found if cell.task == name], recipes[name]) for name in names)
+
+
+def _quality(name: str, found: Sequence[Cell], recipe: Mapping[str, Any]) -> str:
+    task = TASKS[name]
+    factors = list(dict.fromkeys(cell.factor for cell in found))
+    by_place = {(cell.rule, cell.factor): cell for cell in found}
+    rows = [[f"{task.title}, rate {recipe['learningRate']}", *(f"{factor}x" for factor in factors)]]
+    rules = [rule for rule in RULES if (rule, factors[0]) in by_place]
+    rows += [[rule, *(_entry(by_place[rule, factor]) for factor in factors)] for rule in rules]
+    return markdown(rows)
+
+
+def _entry(cell: Cell) -> str:
+    quality = TASKS[cell.task].quality
+    digits = 1 if quality.scale == 100 else 3
+    mean, spread = statistics.fmean(cell.values), statistics.pstdev(cell.values)
+    text = f"{quality.scale * mean:.{digits}f} ± {quality.scale * spread:.{digits}f}"
+    return f"{text if cell.holds else f'**{text}**'}{f' {WARNED}' if cell.warned else ''}"
+
+
+def warnings_table(found: Iterable[Cell]) -> str:
+    """How often the plan warned of a loss beyond the tolerance, and how often of none, by rule."""
+    rows = [["rule", "factors with a loss beyond the tolerance", "of them with a warning", "warnings without a loss"]]
+    cells = [cell for cell in found if cell.factor > 1]
+    for rule in RULES:
+        own = [cell for cell in cells if cell.rule == rule]
+        lost = [cell for cell in own if not cell.holds]
+        told = sum(cell.warned for cell in lost)
+        needless = sum(cell.warned and cell.holds for cell in own)
+        if own:
+            rows.append([rule, f"{len(lost)} of {len(own)}", str(told), str(needless)])
+    return markdown(rows)
+
+
+def measured_line(machine: Mapping[str, Any], seeds: int) -> str:
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "scikit-learn"))
+    return f"Measured with {seeds} seeds; {versions}."

@@ -1,0 +1,77 @@
+"""The bench of recipes plans with the product's own planner, and its verdict finds what breaks the goal."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.recipes import tables, tuning
+from bench.recipes.chart import drawing
+from bench.recipes.runs import PlannedRun, planned
+from bench.recipes.tasks import RULES, TASKS
+from bench.recipes.verdict import Cell, cells, verdicts
+
+NAME = "digits-sgd"
+Plans = dict[tuple[str, str, int], list[PlannedRun]]
+
+
+@pytest.fixture(scope="module")
+def plans() -> Plans:
+    rate = tuning.tuned()[NAME]["learningRate"]
+    made = {
+        (NAME, rule, factor): [planned(TASKS[NAME], rate, seed, factor, scaling) for seed in range(2)]
+        for rule, scaling in RULES.items()
+        for factor in (1, 4, 16)
+    }
+    # As if the planner had nothing to say of 4x.
+    return {key: [replace(run, warnings=()) for run in runs] if key[2] == 4 else runs for key, runs in made.items()}
+
+
+def judged(plans: Plans, accuracy: Mapping[tuple[str, int], float], said: tuple[str, ...] = ()) -> list[Cell]:
+    """The cells, had every run reached 0.97, and those of a rule and factor in `accuracy` that value; a later run that
+    computes the same replaces an earlier one. `said`: the warnings of every run."""
+    known = {
+        run.key: {"metrics": {"accuracy": accuracy.get((rule, factor), 0.97)}, "warnings": list(said)}
+        for (_, rule, factor), runs in plans.items()
+        for run in runs
+    }
+    return cells(plans, known)
+
+
+def test_the_tuned_recipe_is_the_same_run_under_every_rule(plans: Plans) -> None:
+    assert len({plans[NAME, rule, 1][0].key for rule in RULES}) == 1
+    assert len({plans[NAME, rule, 16][0].key for rule in ("Unscaled", "SquareRoot", "Linear")}) == 3
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_recipe_is_tuned_inside_its_grid(name: str) -> None:
+    recipe = tuning.tuned()[name]
+    first, *inner, last = TASKS[name].rates
+    assert recipe["learningRate"] in inner
+    assert list(recipe["grid"]) == [first, *inner, last]
+
+
+def test_the_goal_holds_for_rules_that_lose_nothing(plans: Plans) -> None:
+    assert not any(broken for _, broken in verdicts(judged(plans, {})))
+
+
+def test_a_silent_loss_breaks_both_goals(plans: Plans) -> None:
+    for_default, _, for_runs = (broken for _, broken in verdicts(judged(plans, {("Auto", 4): 0.9, ("Auto", 16): 0.5})))
+    assert for_default == for_runs == ["digits-sgd, Auto, 4x: 7 points lost, WITHOUT a warning"]
+
+
+def test_a_warning_of_the_run_is_enough_for_a_run_that_lost_much(plans: Plans) -> None:
+    for_default, _, for_runs = (
+        broken for _, broken in verdicts(judged(plans, {("Auto", 4): 0.9}, ("it did not learn",)))
+    )
+    assert for_default
+    assert not for_runs
+
+
+def test_the_tables_and_the_drawing_show_every_rule(plans: Plans) -> None:
+    found = judged(plans, {("Auto", 16): 0.5})
+    table = tables.quality_tables(found, tuning.tuned())
+    assert "| **50.0 ± 0.0** ⚠ |" in table
+    picture = "".join(ElementTree.fromstring(drawing(found)).itertext())
+    assert all(rule in table and rule in picture for rule in RULES)
