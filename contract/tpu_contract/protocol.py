@@ -84,6 +84,9 @@ LOSS_FALLS = 2.58
 """The standard errors by which a loss must have fallen in one of two tests. Each of them is wrong in 1 of 200 trainings
 that learn nothing."""
 
+MOST_LOSSES = 16
+"""The most points of the curve that a rung reports."""
+
 _ADAM_SETTINGS = frozenset({"weight_decay", "beta1", "beta2", "epsilon"})
 OPTIMIZERS: Mapping[str, frozenset[str]] = {
     "adafactor": frozenset({"weight_decay"}),

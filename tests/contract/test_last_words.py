@@ -91,6 +91,11 @@ def test_the_gates_read_what_a_rung_measured() -> None:
         last_error=0.0,
         averaged=3,
         errors_fallen=losses.errors_fallen,
+        curve=trainer_report.ReportedCurve(
+            steps=[1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+            losses=[4.0, 2.0, 3.0, 2.0, 1.0, 9.0, 9.0, 9.0, 9.0, 9.0],
+            errors=[1.0] * 10,
+        ),
         rise=trainer_report.ReportedRise(start=2.0, peak=9.0, step=6),
         recompilations=1,
         not_finite=2,

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tpu_contract.protocol import Check
-from tpu_training_operator.api.decimals import Decimal, PositiveDecimal
+from tpu_training_operator.api.decimals import Decimal, FractionDecimal, NonNegativeDecimal, PositiveDecimal
 from tpu_training_operator.api.model import ApiModel, Boolean, MetricName, Rule
 from tpu_training_operator.api.slice import Slice, cel_chips, requested_chips
 
@@ -39,8 +39,14 @@ class EvaluationBound(ApiModel):
     max: Decimal | None = Field(None, description="Greatest value that passes.")
 
 
+class LossBound(ApiModel):
+    tolerance: NonNegativeDecimal = Field(
+        description="How much higher the loss may be than on the rung before, beside its noise, for example 0.05."
+    )
+
+
 class Gates(ApiModel):
-    """What a rung must show. The first three are on by default."""
+    """What a rung must show. The first three and minEfficiency are on by default."""
 
     loss_falls: Boolean = Field(
         True,
@@ -54,10 +60,24 @@ class Gates(ApiModel):
         " step fails before it reaches this gate.",
     )
     no_recompilation: Boolean = Field(True, description="No step after the first three compiles a new program.")
-    min_efficiency: PositiveDecimal | None = Field(
+    loss_follows: LossBound | None = Field(
+        None,
+        description="After the same number of examples the loss is as low as on the rung before: a recipe that does not"
+        " bear the larger batch shows here. The first rung cannot have this gate.",
+    )
+    min_efficiency: NonNegativeDecimal | None = Field(
         None,
         description="Least efficiency: examples per second per chip, divided by those of the rung before, for example"
-        " 0.8. If left out, the efficiency is only shown. The first rung cannot have this gate.",
+        " 0.8. If left out, it is 0.5 on hardware TPU if the rung before has the same generation; with 0 the efficiency"
+        " is only shown. The first rung cannot have this gate.",
+    )
+    min_examples_per_second_per_chip: PositiveDecimal | None = Field(
+        None, description="Least examples per second per chip."
+    )
+    min_utilisation: FractionDecimal | None = Field(
+        None,
+        description="Least model flops utilisation, for example 0.3: the operations that the model needs, divided by"
+        " what the chips could do. Not known on hardware CPU.",
     )
     no_findings: Annotated[list[Check], Field(min_length=1, max_length=9)] | None = Field(
         None, description="Findings of the trainer's doctor that fail the rung; docs/doctor.md explains each."
@@ -108,6 +128,12 @@ class Ladder(ApiModel):
             cel="self.rungs.size() == 0 || !has(self.rungs[0].gates) || !has(self.rungs[0].gates.minEfficiency)",
             message="minEfficiency compares a rung with the one before it; leave it out of the first rung",
             holds=lambda ladder: ladder.rungs[0].gates.min_efficiency is None,
+            field="rungs",
+        ),
+        Rule(
+            cel="self.rungs.size() == 0 || !has(self.rungs[0].gates) || !has(self.rungs[0].gates.lossFollows)",
+            message="lossFollows compares a rung with the one before it; leave it out of the first rung",
+            holds=lambda ladder: ladder.rungs[0].gates.loss_follows is None,
             field="rungs",
         ),
     )

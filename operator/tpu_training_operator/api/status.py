@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 from pydantic_core import CoreSchema, core_schema
 
-from tpu_contract.protocol import MOST_METRICS, MOST_WARNINGS, ReportPhase
+from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, MOST_WARNINGS, ReportPhase
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.decimals import ResolvedDecimal
 from tpu_training_operator.api.model import map_by
@@ -18,7 +18,7 @@ from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureC
 from tpu_training_operator.api.words import duration
 
 MOST_NODES = 16
-MOST_GATES = 8
+MOST_GATES = 12
 _MOST_RUNGS = 8
 LONGEST_TEXT = 1024
 MOST_NOTES = 32
@@ -370,6 +370,13 @@ class GateResult(StatusModel):
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
+class LossPoint(StatusModel):
+    examples: int = Field(description="Examples at the end of the range, which begins where the one before ends.")
+    loss: str = Field(description="Mean loss of the steps in the range.")
+    error: str = Field(description="Standard error of the mean.")
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class RungStatus(StatusModel):
     """A rung of the ladder in spec.ladder; the last one is the job itself."""
 
@@ -391,6 +398,10 @@ class RungStatus(StatusModel):
     )
     first_loss: str | None = Field(default=None, description="Mean loss of the first quarter of the steps.")
     last_loss: str | None = Field(default=None, description="Mean loss of the last quarter of the steps.")
+    utilisation: str | None = Field(default=None, description="Model flops utilisation, from 0 to 1.")
+    losses: Annotated[list[LossPoint], Field(max_length=MOST_LOSSES)] = Field(
+        default_factory=list, description="The losses by examples, for the gate lossFollows of the next rung."
+    )
     gates: Annotated[list[GateResult], Field(max_length=MOST_GATES, json_schema_extra=map_by("name"))] = Field(
         default_factory=list, description="What each gate found, in the order of the spec's fields."
     )

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from tpu_training_operator.api.ladder import Gates
+from tpu_training_operator.api.status import LossPoint
 from tpu_training_operator.domain.job.rung_gates import Pace, judge
-from tpu_training_operator.domain.job.trainer_report import LastWords, read_last_words
+from tpu_training_operator.domain.job.rung_losses import compare, loss_points
+from tpu_training_operator.domain.job.trainer_report import LastWords, ReportedCurve, read_last_words
 
 GOOD: dict[str, Any] = {
     "outcome": "Succeeded",
@@ -22,6 +24,7 @@ GOOD: dict[str, Any] = {
         "averaged": 10,
         "errorsFallen": 9.0,
         "rise": None,
+        "utilisation": None,
         "recompilations": 0,
         "notFinite": 0,
         "findings": {"Padding": 1},
@@ -82,6 +85,12 @@ def evaluated(**bounds: str) -> dict[str, Any]:
         ({"minEfficiency": "0.1"}, measurement(examplesPerSecond=None), False, "examples per second"),
         ({"minEfficiency": "0.1"}, measurement(examplesPerSecond=0.0), False, "0, at least 0.1"),
         ({"minEfficiency": "0.1"}, measurement(examplesPerSecond=-5.0), False, "examples per second"),
+        ({"minExamplesPerSecondPerChip": "90"}, measurement(), True, "examples/s per chip 90, at least 90 required"),
+        ({"minExamplesPerSecondPerChip": "90.1"}, measurement(), False, "at least 90.1 required"),
+        ({"minExamplesPerSecondPerChip": "1"}, measurement(examplesPerSecond=None), False, "examples/s per chip"),
+        ({"minUtilisation": "0.3"}, measurement(utilisation=0.31), True, "utilisation 0.31, at least 0.3 required"),
+        ({"minUtilisation": "0.3"}, measurement(utilisation=0.29), False, "utilisation 0.29, at least 0.3 required"),
+        ({"minUtilisation": "0.3"}, measurement(), False, "did not report the utilisation"),
         ({"noFindings": ["HostSync", "CpuFallback"]}, measurement(), True, "no HostSync or CpuFallback"),
         ({"noFindings": ["Padding"]}, measurement(), False, "the doctor found Padding (1)"),
         ({"noFindings": ["Padding"]}, measurement(findings=None), False, "did not report the findings"),
@@ -105,6 +114,58 @@ def test_gates(gates: dict[str, Any], measured: LastWords, passes: bool, words: 
 def test_a_rung_is_asked_for_a_falling_finite_loss_and_no_recompilation_by_default() -> None:
     gates = [result.name for result in judge(Gates(), STEPS, measurement(), Pace(1.0, 1), None)]
     assert gates == ["lossFalls", "finite", "noRecompilation"]
+
+
+def points(*losses: float, batch: int, error: float = 0.01) -> list[LossPoint]:
+    """The losses of every fourth step."""
+    return [
+        LossPoint(examples=4 * batch * number, loss=str(loss), error=str(error))
+        for number, loss in enumerate(losses, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("here", "before", "passes", "words"),
+    [
+        # The last quarter of 512 examples: of the larger batch the second of its points, of the smaller the last four.
+        (points(2.0, 1.0, 0.5, 0.2, batch=64), points(*[2.0] * 12, *[1.0] * 4, batch=8), True, "between 384 and 512"),
+        (points(2.0, 1.0, 9.0, 9.0, batch=64), points(*[2.0] * 12, *[1.0] * 4, batch=8), True, "loss 1 ± 0.01, and 1"),
+        (points(2.0, 1.1, 0.5, 0.2, batch=64), points(*[2.0] * 12, *[1.0] * 4, batch=8), False, "+0.1, tolerated"),
+        (points(2.0, 1.07, 0.5, batch=64), points(*[2.0] * 12, *[1.0] * 4, batch=8), True, "0.05 and 0.026 for the"),
+        (points(2.0, 0.1, batch=64), points(2.0, 1.0, batch=64), True, "-0.9, tolerated"),
+        (points(2.0, 1.5, batch=64, error=0.3), points(2.0, 1.0, batch=64), True, "+0.5"),
+        ([], points(2.0, 1.0, batch=64), False, "did not report the losses by examples"),
+        (points(2.0, 1.0, batch=64), [], False, "did not report the losses by examples"),
+    ],
+)
+def test_the_loss_follows_that_of_the_rung_before(
+    here: list[LossPoint], before: list[LossPoint], passes: bool, words: str
+) -> None:
+    gates = Gates.model_validate(OFF | {"lossFollows": {"tolerance": "0.05"}})
+    (result,) = judge(gates, STEPS, measurement(), Pace(900.0, CHIPS), BEFORE, compare(here, before))
+    assert result.passed is passes
+    assert words in result.message
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        {"steps": [1, 2], "losses": [1.0], "errors": [0.1, 0.1]},
+        {"steps": [2, 1], "losses": [1.0, 1.0], "errors": [0.1, 0.1]},
+        {"steps": [0], "losses": [1.0], "errors": [0.1]},
+        {"steps": [], "losses": [], "errors": []},
+    ],
+)
+def test_a_curve_that_is_not_in_order_is_none(curve: dict[str, Any]) -> None:
+    assert loss_points(ReportedCurve.model_validate(curve), 8) == []
+
+
+def test_the_loss_of_a_step_counts_in_the_middle_of_its_batch() -> None:
+    curve = ReportedCurve(steps=[1, 4], losses=[2.0, 1.0], errors=[0.1, 0.2])
+    assert loss_points(curve, 8) == [
+        LossPoint(examples=4, loss="2", error="0.1"),
+        LossPoint(examples=28, loss="1", error="0.2"),
+    ]
 
 
 def test_without_a_rung_before_there_is_no_efficiency() -> None:

@@ -166,8 +166,9 @@ def _rung_numbers(instruments: Instruments, evaluated: Mapping[str, float]) -> M
         return None
     finiteness = doctor.finiteness
     not_finite = finiteness.bad or int(not finiteness.health.clean)
+    utilisation = instruments.utilisation.of(instruments.throughput.step_seconds)
     losses, unseen = instruments.outputs.losses, doctor.unavailable_checks
-    return numbers.as_json(losses, doctor.recompilations, not_finite, unseen, list(evaluated))
+    return numbers.as_json(losses, doctor.recompilations, not_finite, utilisation, unseen, list(evaluated))
 
 
 def _describe_checkpoint(step: int, committed: int | None) -> str:

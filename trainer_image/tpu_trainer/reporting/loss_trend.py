@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
+
+from tpu_contract.protocol import MOST_LOSSES
 
 MOST_POINTS = 1024
 """Neighbouring points are merged once there are so many: the memory is constant. Even, so that all of them pair up."""
@@ -113,6 +115,20 @@ class LossTrend:
     @property
     def last(self) -> Mean | None:
         return self._part(slice(len(self._all) - self._quarter, None))
+
+    @property
+    def curve(self) -> Iterator[tuple[int, float, float]]:
+        """Yields the last step, the mean loss and its standard error of at most MOST_LOSSES ranges. The first ranges
+        are the shortest: there the loss falls fastest, and a rung with a larger batch has few steps."""
+        bounds = [round(len(self._all) * (part / MOST_LOSSES) ** 2) for part in range(MOST_LOSSES + 1)]
+        step = 0
+        for begin, end in pairwise(dict.fromkeys(bounds)):
+            if (mean := self._part(slice(begin, end))) is not None:
+                step += mean.count
+                # One loss does not show its own noise.
+                error = _deviation(self._first) if mean.error is None and self.count > 1 else mean.error or 0.0
+                if math.isfinite(mean.value) and math.isfinite(error):
+                    yield step, mean.value, error
 
     @property
     def errors_fallen(self) -> float | None:

@@ -33,14 +33,16 @@ class RungNumbers:
         losses: LossTrend,
         recompilations: int,
         not_finite: int,
+        utilisation: float | None = None,
         unseen: Sequence[str] = (),
         evaluated: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Returns the rung's numbers.
 
         recompilations: programs that were compiled after the warm-up. not_finite: steps whose loss or gradients were
-        not finite. unseen: checks that found nothing because they could not look. evaluated: metrics of the last
-        evaluation; the message has other metrics, too, such as the loss and what the task has logged.
+        not finite. utilisation: of the chips' operations. unseen: checks that found nothing because they could not
+        look. evaluated: metrics of the last evaluation; the message has other metrics, too, such as the loss and what
+        the task has logged.
         """
         first, last, rise = losses.first, losses.last, losses.rise
         return {
@@ -51,12 +53,24 @@ class RungNumbers:
             "averaged": first.count if first else 0,
             "errorsFallen": losses.errors_fallen,
             "rise": None if rise is None else asdict(rise),
+            "curve": _curve(losses),
+            "utilisation": utilisation,
             "recompilations": recompilations,
             "notFinite": max(losses.broken, not_finite),
             "findings": dict(self._findings.most_common(MOST_FINDINGS)),
             "unseen": [*unseen],
             "evaluated": [*evaluated][:MOST_EVALUATED],
         }
+
+
+def _curve(losses: LossTrend) -> dict[str, list[float]]:
+    """Returns the curve in few characters: six digits of the means, two of their errors."""
+    points = [*losses.curve]
+    return {
+        "steps": [step for step, _, _ in points],
+        "losses": [float(f"{loss:.6g}") for _, loss, _ in points],
+        "errors": [float(f"{error:.2g}") for _, _, error in points],
+    }
 
 
 def _value(mean: Mean | None) -> float | None:

@@ -11,6 +11,7 @@ from tpu_contract.protocol import LOSS_FALLS
 from tpu_training_operator.api.ladder import EvaluationBound, Gates
 from tpu_training_operator.api.status import GateResult
 from tpu_training_operator.api.words import count
+from tpu_training_operator.domain.job.rung_losses import Difference
 from tpu_training_operator.domain.job.trainer_report import LastWords
 
 
@@ -33,13 +34,22 @@ class Pace:
         return rate / rate_before if rate is not None and rate_before is not None and rate_before > 0 else None
 
 
-def judge(gates: Gates, steps: int, measured: LastWords, pace: Pace, before: Pace | None) -> list[GateResult]:
+def judge(
+    gates: Gates,
+    steps: int,
+    measured: LastWords,
+    pace: Pace,
+    before: Pace | None,
+    difference: Difference | None = None,
+) -> list[GateResult]:
     """Returns the result of each requested gate, in the order of the fields. `steps`: the steps that the rung should
-    make. `before`: the pace of the rung before, if any."""
-    return list(_results(gates, steps, measured, pace, before))
+    make. `before`: the pace of the rung before, if any; `difference`: between the losses of the two."""
+    return list(_results(gates, steps, measured, pace, before, difference))
 
 
-def _results(gates: Gates, steps: int, measured: LastWords, pace: Pace, before: Pace | None) -> Iterator[GateResult]:
+def _results(
+    gates: Gates, steps: int, measured: LastWords, pace: Pace, before: Pace | None, difference: Difference | None
+) -> Iterator[GateResult]:
     # Any gate might have failed in the missing steps.
     if measured.step is not None and measured.step < steps:
         made = f"it made {count(measured.step, 'step')} of {steps} and then ended by itself; its log says why"
@@ -62,8 +72,15 @@ def _results(gates: Gates, steps: int, measured: LastWords, pace: Pace, before: 
             "compiled after the warm-up",
             "no program was compiled after the warm-up",
         )
-    if gates.min_efficiency is not None:
+    if gates.loss_follows is not None:
+        yield _loss_follows(float(gates.loss_follows.tolerance), difference)
+    if gates.min_efficiency is not None and float(gates.min_efficiency) > 0:
         yield _efficiency(gates.min_efficiency, pace, before)
+    if gates.min_examples_per_second_per_chip is not None:
+        least = gates.min_examples_per_second_per_chip
+        yield _at_least("minExamplesPerSecondPerChip", "examples/s per chip", pace.per_chip, least)
+    if gates.min_utilisation is not None:
+        yield _at_least("minUtilisation", "utilisation", measured.rung.utilisation, gates.min_utilisation)
     if gates.no_findings is not None:
         yield _findings([str(check) for check in gates.no_findings], measured)
     if gates.evaluation is not None:
@@ -95,6 +112,24 @@ def _loss_falls(measured: LastWords, steps: int) -> GateResult:
     return GateResult(
         name="lossFalls", passed=False, message=f"{words}; {enough - steps} more steps would tell (steps: {enough})"
     )
+
+
+def _loss_follows(tolerance: float, difference: Difference | None) -> GateResult:
+    if difference is None:
+        words = f"{_NOT_REPORTED} losses by examples of this rung or of the one before"
+        return GateResult(name="lossFollows", passed=False, message=words)
+    here, before = (_with_error(*mean) for mean in (difference.here, difference.before))
+    words = (
+        f"loss {here}, and {before} on the rung before (both between {difference.first} and {difference.last}"
+        f" examples): {difference.excess:+.3g}, tolerated are {tolerance:g} and {difference.noise:.2g} for the noise"
+    )
+    return GateResult(name="lossFollows", passed=difference.excess <= tolerance + difference.noise, message=words)
+
+
+def _at_least(gate: str, noun: str, value: float | None, least: str) -> GateResult:
+    if value is None:
+        return GateResult(name=gate, passed=False, message=f"{_NOT_REPORTED} {noun}")
+    return GateResult(name=gate, passed=value >= float(least), message=f"{noun} {value:.4g}, at least {least} required")
 
 
 def _with_error(value: float, error: float | None) -> str:

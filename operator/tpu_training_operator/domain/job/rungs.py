@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.ladder import Begin
+from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
@@ -22,6 +23,10 @@ from tpu_training_operator.domain.job.choice import SliceChoice
 from tpu_training_operator.domain.job.options import SliceOption, at_slice, broken_rules, with_spec
 from tpu_training_operator.domain.job.recipe.checkpointing import rungs_folder
 from tpu_training_operator.domain.job.recipe.resolve import LowerRung, resolve
+from tpu_training_operator.domain.job.rung_losses import FEWEST_FOLLOWED
+
+_LEAST_EFFICIENCY = "0.5"
+"""A slice of twice the chips that is no faster is not worth its price."""
 
 FIRST_RUNG = 101
 """The number of the first rung among the slices of the job, far above those of alternatives."""
@@ -90,7 +95,19 @@ def lower_rungs_of(job: TPUTrainingJob) -> tuple[SliceOption, ...]:
         problems = list(_efficiency_problems(rungs))
     if problems:
         raise InvalidJob(problems)
-    return tuple(rungs)
+    return tuple(_with_efficiency(rung, before) for rung, before in zip(rungs, (None, *rungs), strict=False))
+
+
+def _with_efficiency(rung: SliceOption, before: SliceOption | None) -> SliceOption:
+    """Returns the rung with the least efficiency that it has by default. Hosts that are processes of one machine share
+    its cores, and are not expected to be faster together."""
+    lower_rung, shape = rung.resolution.lower_rung, rung.layout.shape
+    assert lower_rung is not None
+    is_alike = before is not None and before.layout.shape.generation == shape.generation
+    if not is_alike or lower_rung.gates.min_efficiency is not None or rung.choice.slice.hardware is Hardware.CPU:
+        return rung
+    gates = lower_rung.gates.model_copy(update={"min_efficiency": _LEAST_EFFICIENCY})
+    return replace(rung, resolution=replace(rung.resolution, lower_rung=replace(lower_rung, gates=gates)))
 
 
 def ladder_warnings(lower_rungs: Sequence[SliceOption]) -> Iterator[str]:
@@ -101,6 +118,16 @@ def ladder_warnings(lower_rungs: Sequence[SliceOption]) -> Iterator[str]:
             yield (
                 f"spec.ladder.rungs[{index}].steps: {count(steps, 'step')} end within the warm-up of {warm_up}, so the"
                 f" rung does not try the full learning rate of its slice; {2 * warm_up} steps would"
+            )
+    for index, (before, option) in enumerate(pairwise(lower_rungs), 1):
+        lower_rung, batch = option.resolution.lower_rung, option.resolution.recipe.batch.total
+        examples = before.resolution.steps * before.resolution.recipe.batch.total
+        if lower_rung and lower_rung.gates.loss_follows is not None and examples < FEWEST_FOLLOWED * batch:
+            enough = -(-FEWEST_FOLLOWED * batch // before.resolution.recipe.batch.total)
+            yield (
+                f"spec.ladder.rungs[{index}].gates.lossFollows: the rung before ends after {examples} examples,"
+                f" {count(examples // batch, 'step')} of {batch}: too early to compare, because a larger batch lags by"
+                f" some ten steps; with {enough} steps that rung has {FEWEST_FOLLOWED * batch} examples"
             )
 
 

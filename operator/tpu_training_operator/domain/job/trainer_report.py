@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from tpu_contract.protocol import MOST_METRICS, ReportPhase
+from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, ReportPhase
 from tpu_training_operator.api.model import LARGEST_COUNT
 from tpu_training_operator.api.status import BestCheckpoint
 from tpu_training_operator.api.text import plain_json
@@ -79,12 +79,20 @@ class ReportedRise(Part):
     step: Count
 
 
+class ReportedCurve(Part):
+    """The mean losses of some ranges of steps, each up to one of `steps`, with their standard errors."""
+
+    steps: Annotated[list[Count], Field(max_length=MOST_LOSSES)] = []
+    losses: Annotated[list[Finite], Field(max_length=MOST_LOSSES)] = []
+    errors: Annotated[list[Finite], Field(max_length=MOST_LOSSES)] = []
+
+
 class ReportedRung(Part):
     """What a rung of a ladder has measured; None for what is missing.
 
     `first_loss`, `last_loss`: means of the first and the last `averaged` steps, None if no loss there was finite; with
     their standard errors. `errors_fallen`: how many standard errors the loss has fallen, by the trainer's tests.
-    `rise`: above the first loss after the warm-up, None if there was none.
+    `rise`: above the first loss after the warm-up, None if there was none. `utilisation`: of the chips' operations.
     `findings`: how often each of the doctor's checks found something. `unseen`: checks that could not run. `evaluated`:
     which of the metrics are the evaluation's; the others are the last loss and what the task has logged.
     """
@@ -96,6 +104,8 @@ class ReportedRung(Part):
     averaged: Count | None = None
     errors_fallen: Finite | None = None
     rise: ReportedRise | None = None
+    curve: ReportedCurve | None = None
+    utilisation: Finite | None = None
     recompilations: Count | None = None
     not_finite: Count | None = None
     findings: dict[str, Count] | None = None

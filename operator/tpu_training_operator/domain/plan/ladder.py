@@ -20,6 +20,7 @@ from tpu_training_operator.api.status import (
 )
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.job.rung_gates import Pace, judge
+from tpu_training_operator.domain.job.rung_losses import compare, loss_points
 from tpu_training_operator.domain.job.rungs import Rung, rung_of
 from tpu_training_operator.domain.job.trainer_report import LastWords
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
@@ -37,9 +38,11 @@ def finish_rung(ctx: Context) -> Plan:
     assert rung is not None
     assert lower_rung is not None
     measured = ctx.pods[0].trainer_message or LastWords()
-    pace = Pace(measured.rate, ctx.resolution.layout.chips)
-    before = read_pace(ctx.status.rungs[: rung.number - 1])
-    results = judge(lower_rung.gates, ctx.resolution.steps, measured, pace, before)
+    below, batch = ctx.status.rungs[: rung.number - 1], ctx.resolution.recipe.batch.total
+    pace, before = Pace(measured.rate, ctx.resolution.layout.chips), read_pace(below)
+    losses = loss_points(measured.rung.curve, batch)
+    difference = compare(losses, below[-1].losses) if below else None
+    results = judge(lower_rung.gates, ctx.resolution.steps, measured, pace, before, difference)
     passes = all(gate.passed for gate in results)
     status = record_rung(ctx.status, rung)
     ended = replace(
@@ -51,6 +54,8 @@ def finish_rung(ctx: Context) -> Plan:
         efficiency=format_ratio(pace.efficiency(before)),
         first_loss=number_text(measured.rung.first_loss),
         last_loss=number_text(measured.rung.last_loss),
+        utilisation=format_ratio(measured.rung.utilisation),
+        losses=losses,
         gates=[replace(gate, message=gate.message[:LONGEST_TEXT]) for gate in results][:MOST_GATES],
     )
     status = replace(with_verdict(status, ended), goodput=_settle_rung(ctx, passes))
