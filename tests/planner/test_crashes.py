@@ -122,7 +122,8 @@ def passes_rungs(cluster: ModelCluster, *, lost: int, passed: tuple[int, int]) -
                 "recompilations": 0,
                 "notFinite": 0,
             }
-            message = {"outcome": "Succeeded", "message": "", "step": 20, "rung": rung | {"findings": {}}}
+            message = {"outcome": "Succeeded", "message": "", "step": 20, "examplesPerSecond": 100.0}
+            message |= {"rung": rung | {"findings": {}}}
             for pod in present(cluster):
                 kubelet.end(cluster, pod, message=json.dumps(message))
 

@@ -40,7 +40,7 @@ def starts(cluster: ModelCluster) -> list[str]:
     return gang(cluster)
 
 
-def trained(rate: float = 100.0, **changes: Any) -> str:
+def trained(rate: float = 100.0, step: int = 20, **changes: Any) -> str:
     rung = {
         "firstLoss": 2.0,
         "lastLoss": 1.0,
@@ -51,7 +51,7 @@ def trained(rate: float = 100.0, **changes: Any) -> str:
         "findings": {},
     }
     rung |= {"evaluated": ["accuracy"]}
-    message = {"outcome": "Succeeded", "message": "trained", "step": 20, "metrics": {"loss": 1.0, "accuracy": 0.9}}
+    message = {"outcome": "Succeeded", "message": "trained", "step": step, "metrics": {"loss": 1.0, "accuracy": 0.9}}
     return json.dumps(message | {"examplesPerSecond": rate, "rung": rung | changes})
 
 
@@ -127,6 +127,55 @@ def test_a_gate_that_fails_ends_the_job_with_its_numbers_and_leaves_nothing_runn
     some_passes(cluster, 3)
     assert all(pod["status"]["phase"] == "Succeeded" for pod in cluster.pods.values())
     assert cluster.status.attempt == 2
+
+
+LONG = [rung | {"steps": 60} for rung in RUNGS]
+LINEAR, FLATTER = ["0.1", "0.2"], ["0.1", "0.171"]
+
+
+@pytest.mark.parametrize(
+    ("measured", "own", "rates"),
+    [
+        (160, None, FLATTER),
+        # (1 + 160 / 32) / (1 + 160 / 64) = 1.71; with 320 examples it is 1.83.
+        (160, 320, ["0.1", "0.183"]),
+        *((hostile, None, LINEAR) for hostile in (None, 0, -160, 0.5, 1e300, float("nan"), "160", [160])),
+    ],
+)
+def test_the_noise_scale_of_a_rung_sets_the_rate_of_the_next_unless_the_user_has_set_one(
+    measured: Any, own: float | None, rates: list[str]
+) -> None:
+    cluster = given_a_job(TUNED | {"spec.ladder": {"rungs": LONG}})
+    if own is not None:
+        cluster.job["spec"]["recipe"]["gradientNoiseScale"] = own
+    starts(cluster)
+    before = cluster.status.rungs[0].learning_rate
+    ends(cluster, trained(step=60, noiseScale=measured))
+    status = cluster.status
+    assert [before, status.rungs[1].learning_rate] == rates
+    assert status.resolved.learning_rate == rates[1]
+    said = [note for note in status.resolved.notes if "measured on rung 1, v5litepod-4" in note]
+    assert len(said) == (rates is FLATTER)
+    # Nothing but a verdict changes the rate: neither later passes nor another operator, nor a spec that is invalid for
+    # a while.
+    starts(cluster)
+    batch = cluster.job["spec"]["recipe"]["globalBatchSize"]
+    cluster.job["spec"]["recipe"]["globalBatchSize"] = 33
+    some_passes(cluster, 2)
+    cluster.job["spec"]["recipe"]["globalBatchSize"] = batch
+    some_passes(cluster, 2)
+    assert cluster.status.resolved == status.resolved
+    run = json.loads(cluster.others["ConfigMap/digits-2"]["data"]["run.json"])
+    assert run["optimizer"]["learningRate"] == rates[1]
+    assert run["report"]["gradientNoiseScale"] is True
+
+
+def test_a_rung_of_few_steps_does_not_set_the_rate() -> None:
+    cluster = given_a_ladder()
+    starts(cluster)
+    ends(cluster, trained(noiseScale=160))
+    assert cluster.status.rungs[0].noise_scale is None
+    assert cluster.status.resolved.learning_rate == "0.2"
 
 
 def test_a_broken_task_stops_at_the_first_rung() -> None:

@@ -399,6 +399,10 @@ class RungStatus(StatusModel):
     first_loss: str | None = Field(default=None, description="Mean loss of the first quarter of the steps.")
     last_loss: str | None = Field(default=None, description="Mean loss of the last quarter of the steps.")
     utilisation: str | None = Field(default=None, description="Model flops utilisation, from 0 to 1.")
+    noise_scale: str | None = Field(
+        default=None,
+        description="Gradient noise scale in examples; the rungs above scale their learning rate by it.",
+    )
     losses: Annotated[list[LossPoint], Field(max_length=MOST_LOSSES)] = Field(
         default_factory=list, description="The losses by examples, for the gate lossFollows of the next rung."
     )

@@ -446,7 +446,8 @@ LADDER = {
     "spec.recipe.globalBatchSize": 32,
 }
 PASSED = (
-    '{"outcome": "Succeeded", "step": 300, "metrics": {"loss": 1.0}, "rung": {"firstLoss": 2.0, "lastLoss": 1.0,'
+    '{"outcome": "Succeeded", "step": 300, "examplesPerSecond": 100.0, "metrics": {"loss": 1.0},'
+    ' "rung": {"firstLoss": 2.0, "lastLoss": 1.0,'
     ' "averaged": 5, "errorsFallen": 9.0, "recompilations": 0, "notFinite": 0, "findings": {}}}'
 )
 

@@ -34,15 +34,16 @@ class RungNumbers:
         recompilations: int,
         not_finite: int,
         utilisation: float | None = None,
+        noise_scale: float | None = None,
         unseen: Sequence[str] = (),
         evaluated: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Returns the rung's numbers.
 
         recompilations: programs that were compiled after the warm-up. not_finite: steps whose loss or gradients were
-        not finite. utilisation: of the chips' operations. unseen: checks that found nothing because they could not
-        look. evaluated: metrics of the last evaluation; the message has other metrics, too, such as the loss and what
-        the task has logged.
+        not finite. utilisation: of the chips' operations. noise_scale: in examples. unseen: checks that found nothing
+        because they could not look. evaluated: metrics of the last evaluation; the message has other metrics, too, such
+        as the loss and what the task has logged.
         """
         first, last, rise = losses.first, losses.last, losses.rise
         return {
@@ -55,6 +56,7 @@ class RungNumbers:
             "rise": None if rise is None else asdict(rise),
             "curve": _curve(losses),
             "utilisation": utilisation,
+            "noiseScale": finite(noise_scale),
             "recompilations": recompilations,
             "notFinite": max(losses.broken, not_finite),
             "findings": dict(self._findings.most_common(MOST_FINDINGS)),

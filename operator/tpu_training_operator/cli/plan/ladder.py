@@ -104,6 +104,7 @@ def rung_lines(rungs: Sequence[RungStatus]) -> Iterator[str]:
             f"learning rate {rung.learning_rate}",
             f"{rung.examples_per_second} examples/s" if rung.examples_per_second else "",
             f"efficiency {rung.efficiency}" if rung.efficiency else "",
+            f"noise scale {rung.noise_scale}" if rung.noise_scale else "",
             f"loss {rung.first_loss} to {rung.last_loss}" if rung.first_loss and rung.last_loss else "",
         ]
         summary = ", ".join(fact for fact in facts if fact)

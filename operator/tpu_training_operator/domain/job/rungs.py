@@ -9,21 +9,28 @@ A lower rung keeps no checkpoint, unless the job continues it. Its folder is the
 for every attempt: nothing of a rung can be mistaken for the job's, and a repeated rung measures all of its steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.ladder import Begin
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.validation import InvalidJob, Problem
-from tpu_training_operator.api.words import count
+from tpu_training_operator.api.words import count, read_number
 from tpu_training_operator.domain.job.choice import SliceChoice
 from tpu_training_operator.domain.job.options import SliceOption, at_slice, broken_rules, with_spec
 from tpu_training_operator.domain.job.recipe.checkpointing import rungs_folder
 from tpu_training_operator.domain.job.recipe.resolve import LowerRung, resolve
 from tpu_training_operator.domain.job.rung_losses import FEWEST_FOLLOWED
+
+_NOISE_STEPS = 50
+"""The steps over which the trainer averages a noise scale; one of fewer steps is mostly noise itself."""
+
+_MOST_NOISE = 1e9
+"""No gradient noise scale beyond has been measured: whatever reports one is wrong."""
 
 _LEAST_EFFICIENCY = "0.5"
 """A slice of twice the chips that is no faster is not worth its price."""
@@ -77,6 +84,49 @@ def _continue_ladder(option: SliceOption, last: int | None) -> SliceOption:
         fields = dict(checkpoint) | {"resume_from": f"{rungs_folder(job, checkpoint)}-{last}", "init_from": None}
         return replace(option, job=with_spec(job, checkpoint=Checkpoint.model_construct(**fields)))
     return option
+
+
+@dataclass(frozen=True)
+class MeasuredNoise:
+    """The gradient noise scale that a lower rung has measured. `value`: in examples."""
+
+    value: str
+    where: str
+
+    @property
+    def note(self) -> str:
+        return f"gradientNoiseScale: {self.value}, measured on {self.where}"
+
+
+def trusted_noise_scale(value: float | None, steps: int) -> str | None:
+    """Returns the noise scale that a rung has measured in so many steps; None for one that no job should follow."""
+    if value is None or steps < _NOISE_STEPS or not 1 <= value <= _MOST_NOISE:
+        return None
+    return f"{value:.4g}" if value < 1e4 else str(round(value))
+
+
+def measured_noise(rungs: Sequence[RungStatus]) -> MeasuredNoise | None:
+    """Returns the noise scale of the last lower rung that has passed and measured one. It changes only with a verdict,
+    so never during an attempt."""
+    found = None
+    for number, rung in enumerate(rungs, 1):
+        if rung.verdict is not RungVerdict.PASSED or rung.attempt is None:
+            break
+        if noise := trusted_noise_scale(read_number(rung.noise_scale), rung.steps):
+            found = MeasuredNoise(noise, f"rung {number}, {rung.slice}")
+    return found
+
+
+def with_noise_scale(body: Mapping[str, Any], noise: MeasuredNoise) -> Mapping[str, Any] | None:
+    """Returns the body of a job on a ladder, with the measured noise scale in its recipe; None for a job without a
+    ladder, or whose user has set another one."""
+    spec = body.get("spec")
+    recipe = spec.get("recipe") if isinstance(spec, Mapping) else None
+    if not isinstance(spec, Mapping) or not isinstance(recipe, Mapping) or spec.get("ladder") is None:
+        return None
+    if recipe.get("gradientNoiseScale") is not None:
+        return None
+    return {**body, "spec": {**spec, "recipe": {**recipe, "gradientNoiseScale": float(noise.value)}}}
 
 
 def lower_rungs_of(job: TPUTrainingJob) -> tuple[SliceOption, ...]:

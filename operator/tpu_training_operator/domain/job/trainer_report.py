@@ -93,6 +93,7 @@ class ReportedRung(Part):
     `first_loss`, `last_loss`: means of the first and the last `averaged` steps, None if no loss there was finite; with
     their standard errors. `errors_fallen`: how many standard errors the loss has fallen, by the trainer's tests.
     `rise`: above the first loss after the warm-up, None if there was none. `utilisation`: of the chips' operations.
+    `noise_scale`: of the gradients, in examples.
     `findings`: how often each of the doctor's checks found something. `unseen`: checks that could not run. `evaluated`:
     which of the metrics are the evaluation's; the others are the last loss and what the task has logged.
     """
@@ -106,6 +107,7 @@ class ReportedRung(Part):
     rise: ReportedRise | None = None
     curve: ReportedCurve | None = None
     utilisation: Finite | None = None
+    noise_scale: Finite | None = None
     recompilations: Count | None = None
     not_finite: Count | None = None
     findings: dict[str, Count] | None = None

@@ -78,8 +78,9 @@ def _warning(text: str) -> contract.ScalingRow:
 
 
 def _lower_rung(run: contract.RunSpec, rung: LowerRung, attempt: int) -> contract.RunSpec:
-    """Returns the run with the fields that a lower rung of the ladder replaces."""
-    run = replace(run, end_after_steps=rung.steps)
+    """Returns the run with the fields that a lower rung of the ladder replaces; it measures the noise scale for the
+    rungs above."""
+    run = replace(run, end_after_steps=rung.steps, report=replace(run.report, gradient_noise_scale=True))
     if (uri := rung.folder(attempt)) is None:
         return run
     # Without an interval there is one checkpoint, at the end.

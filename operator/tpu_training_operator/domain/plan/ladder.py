@@ -21,7 +21,7 @@ from tpu_training_operator.api.status import (
 from tpu_training_operator.api.words import number_text
 from tpu_training_operator.domain.job.rung_gates import Pace, judge
 from tpu_training_operator.domain.job.rung_losses import compare, loss_points
-from tpu_training_operator.domain.job.rungs import Rung, rung_of
+from tpu_training_operator.domain.job.rungs import Rung, rung_of, trusted_noise_scale
 from tpu_training_operator.domain.job.trainer_report import LastWords
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail, read_final_progress
@@ -29,6 +29,7 @@ from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.ledger import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import refill
 from tpu_training_operator.domain.plan.common.rung_status import format_ratio, read_pace, record_rung, with_verdict
+from tpu_training_operator.domain.plan.parse_cache import read_job, without_entry_check
 from tpu_training_operator.domain.plan.plan import Plan
 
 
@@ -55,6 +56,7 @@ def finish_rung(ctx: Context) -> Plan:
         first_loss=number_text(measured.rung.first_loss),
         last_loss=number_text(measured.rung.last_loss),
         utilisation=format_ratio(measured.rung.utilisation),
+        noise_scale=trusted_noise_scale(measured.rung.noise_scale, measured.step or 0),
         losses=losses,
         gates=[replace(gate, message=gate.message[:LONGEST_TEXT]) for gate in results][:MOST_GATES],
     )
@@ -68,7 +70,10 @@ def finish_rung(ctx: Context) -> Plan:
 
 
 def _next_rung(ctx: Context, status: Status, rung: Rung, ended: RungStatus) -> Plan:
-    above = rung_of(ctx.options, ctx.lower_rungs, status.rungs)
+    # With the noise scale of this rung.
+    options, lower_rungs = read_job(without_entry_check(ctx.observed.job), status.rungs)
+    ctx = replace(ctx, options=options, lower_rungs=lower_rungs)
+    above = rung_of(options, lower_rungs, status.rungs)
     assert above is not None
     speed = f" at {ended.examples_per_second} examples/s" if ended.examples_per_second else ""
     efficiency = f", efficiency {ended.efficiency}" if ended.efficiency else ""

@@ -4,16 +4,17 @@ In most passes a job has the same spec and status as in the last one, and parsin
 are remembered by their JSON, so a change is always parsed, and nothing can be out of date.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import orjson
 
-from tpu_training_operator.api.status import Status
-from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.api.status import RungStatus, Status
+from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.domain.job.options import SliceOption, options_of
-from tpu_training_operator.domain.job.rungs import lower_rungs_of
+from tpu_training_operator.domain.job.rungs import lower_rungs_of, measured_noise, with_noise_scale
 
 # The metadata that parsing reads; the rest changes without changing the job.
 _METADATA = ("name", "namespace", "uid", "generation", "creationTimestamp")
@@ -31,13 +32,38 @@ def read_status(body: Any) -> Status:
     return Status.read(body) if text is None else _read_status(text)
 
 
-def read_job(body: Mapping[str, Any]) -> Parsed:
+def read_job(body: Mapping[str, Any], rungs: Sequence[RungStatus] = ()) -> Parsed:
     """Returns the parsed job once for each slice that it may run on, and once for each rung below the job itself.
-    Raises InvalidJob."""
+    `rungs`: as in its status; the job takes the noise scale that they have measured, unless it has one of its own or
+    cannot be resolved with theirs. Raises InvalidJob."""
+    noise = measured_noise(rungs)
+    measured = with_noise_scale(body, noise) if noise else None
+    if noise is None or measured is None:
+        return _read(body)
+    try:
+        options, lower_rungs = _read(measured)
+    except InvalidJob:
+        return _read(body)
+    return _with_note(options, noise.note), _with_note(lower_rungs, noise.note)
+
+
+def _with_note(options: Sequence[SliceOption], note: str) -> tuple[SliceOption, ...]:
+    return tuple(replace(option, resolution=replace(option.resolution, noise_note=note)) for option in options)
+
+
+def _read(body: Mapping[str, Any]) -> Parsed:
     metadata = {name: body["metadata"][name] for name in _METADATA if name in body["metadata"]}
     selected = {name: value for name, value in body.items() if name != "status"} | {"metadata": metadata}
     text = _as_text(selected)
     return _parse(selected) if text is None else _read_job(text)
+
+
+def without_entry_check(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the job without spec.entryCheck: a later change of it must not stop an attempt that has begun."""
+    spec = job.get("spec")
+    if not isinstance(spec, Mapping) or "entryCheck" not in spec:
+        return job
+    return {**job, "spec": {name: value for name, value in spec.items() if name != "entryCheck"}}
 
 
 @lru_cache(_MOST)

@@ -10,7 +10,6 @@ number is lost).
 and the status gets what time alone has changed (`_complete`).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -19,7 +18,7 @@ from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.run_policy import ChipBudget
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import InvalidJob
-from tpu_training_operator.domain.cluster_state.observed import Object, Observed
+from tpu_training_operator.domain.cluster_state.observed import Observed
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.job.options import SliceOption
@@ -38,7 +37,7 @@ from tpu_training_operator.domain.plan.delegation import plan_delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
 from tpu_training_operator.domain.plan.invalid import plan_invalid, read_budget
 from tpu_training_operator.domain.plan.ladder import finish_rung
-from tpu_training_operator.domain.plan.parse_cache import read_job, read_status
+from tpu_training_operator.domain.plan.parse_cache import read_job, read_status, without_entry_check
 from tpu_training_operator.domain.plan.placement.return_to_preferred import hold_nodes, move_once_held
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 from tpu_training_operator.domain.plan.queue.queueing import (
@@ -94,10 +93,9 @@ def plan(
 def _read(look: JobState, max_hosts: int) -> Context:
     """Reads the spec, and applies what the workers have reported to the status. Raises InvalidJob."""
     observed, status = look.observed, look.status
-    job = _drop_entry_check(observed.job) if status.attempt or observed.pods else observed.job
-    options, lower = read_job(job)
-    observed = observed.within([option.layout for option in (*options, *lower)])
     has_begun = status.attempt > 0 or bool(observed.pods)
+    options, lower = read_job(without_entry_check(observed.job) if has_begun else observed.job, status.rungs)
+    observed = observed.within([option.layout for option in (*options, *lower)])
     if not has_begun or look.is_suspended:
         # A change made during a suspension can keep the next attempt from starting, as it would the first one.
         check_options((*options, *lower), observed.job, MAX_HOSTS if has_begun else max_hosts)
@@ -112,14 +110,6 @@ def _read(look: JobState, max_hosts: int) -> Context:
     ctx = Context(observed, status, look.now, options, option, lower_rungs=lower, rung=rung)
     status = apply_report(status, observed.report, option.resolution.steps, look.now, ctx.holding)
     return replace(ctx, status=complete_move(status, observed, options, option))
-
-
-def _drop_entry_check(job: Object) -> Object:
-    """Returns the job without spec.entryCheck: a later change of it must not stop an attempt that has begun."""
-    spec = job.get("spec")
-    if not isinstance(spec, Mapping) or "entryCheck" not in spec:
-        return job
-    return {**job, "spec": {name: value for name, value in spec.items() if name != "entryCheck"}}
 
 
 def _decide(ctx: Context) -> Plan:

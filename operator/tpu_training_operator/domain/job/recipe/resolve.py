@@ -37,7 +37,8 @@ class LowerRung:
 @dataclass(frozen=True)
 class Resolution:
     """What a spec means on one slice. `option_number`: the number of the slice among the job's options, 0 for
-    spec.slice. `lower_rung`: set on a lower rung of a ladder; None for the job itself."""
+    spec.slice. `lower_rung`: set on a lower rung of a ladder; None for the job itself. `noise_note`: where the gradient
+    noise scale was measured, if a rung of the ladder has done so."""
 
     layout: SliceLayout
     tuned_on: SliceLayout
@@ -46,6 +47,7 @@ class Resolution:
     code_sha256: str | None = None
     option_number: int = 0
     lower_rung: LowerRung | None = None
+    noise_note: str | None = None
 
     @property
     def steps(self) -> int:
@@ -88,11 +90,15 @@ class Resolution:
             ema_decay=recipe.ema_decay,
             scale_factor=plain(round(decimal(recipe.factor), 6)),
             code_sha256=self.code_sha256,
-            notes=[
-                cut(str(note), LONGEST_TEXT)
-                for note in (*(f"{PLAN_WARNING}{text}" for text in self.warnings), *recipe.notes)
-            ][:MOST_NOTES],
+            notes=[cut(note, LONGEST_TEXT) for note in self._notes][:MOST_NOTES],
         )
+
+    @property
+    def _notes(self) -> Iterator[str]:
+        yield from (f"{PLAN_WARNING}{text}" for text in self.warnings)
+        if self.noise_note is not None:
+            yield self.noise_note
+        yield from map(str, self.recipe.notes)
 
 
 def resolve(spec: Spec, choice: SliceChoice | None = None) -> Resolution:
