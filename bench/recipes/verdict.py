@@ -75,7 +75,7 @@ def verdicts(found: Sequence[Cell]) -> Iterator[tuple[str, list[str]]]:
         yield f"{rule}: up to {_UP_TO}x every mean is within the tolerance, or the plan has warned", broken
     lost = [str(cell) for cell in found if cell.rule == ADASCALE and not cell.holds]
     yield f"{ADASCALE}: every mean is within the tolerance", lost
-    far = [text for cell in found if cell.rule in DEFAULTS for text in _silently_far(cell)]
+    far = [text for cell in found if cell.rule in DEFAULTS and cell.factor > 1 for text in _silently_far(cell)]
     yield f"{', '.join(DEFAULTS)}: no run that lost more than {FAR} tolerances ends without a warning", far
 
 
