@@ -156,6 +156,17 @@ def _shape(generation: str, row: dict[str, Any], shape: dict[str, Any], machine_
     )
 
 
+def generation_of(slice_name: str) -> str:
+    """Returns the generation of a slice as a status names it, such as 2 x v5litepod-16 (spot)."""
+    prefix = type_of(slice_name).rpartition("-")[0]
+    return next((known.name for known in generations().values() if known.name_prefix == prefix), prefix)
+
+
+def type_of(slice_name: str) -> str:
+    """Returns the accelerator type of a slice as a status names it."""
+    return slice_name.rpartition(" x ")[2].partition(" (")[0]
+
+
 def shapes_of_type(accelerator_type: str) -> tuple[Shape, ...]:
     """Returns the shapes that an accelerator type can mean, the default first; none if the type does not exist."""
     shapes = [s for g in generations().values() for s in g.shapes if s.accelerator_type == accelerator_type]

@@ -26,6 +26,7 @@ _LONGEST = 1024
 _LARGEST = 10**18
 # Smaller numbers are written with an exponent.
 _SMALLEST_PLAIN = 1e-12
+_SMALLEST_READABLE = Exact("1e-6")
 
 
 def number_in(text: str) -> int | float:
@@ -49,6 +50,12 @@ def text_of(value: object) -> str | None:
     if number.is_integer() and abs(number) <= LARGEST_COUNT:
         return str(int(number))
     return format(Exact(repr(number)), "f") if _SMALLEST_PLAIN <= abs(number) < 1 / _SMALLEST_PLAIN else repr(number)
+
+
+def readable(text: str) -> str:
+    """Returns the decimal text as people read it: 0.0004, but 8e-12 below a millionth."""
+    number = Exact(text).normalize()
+    return f"{number:e}" if 0 < abs(number) < _SMALLEST_READABLE else format(number, "f")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from tpu_contract.protocol import DEFAULT_FACTOR
+from tpu_training_operator.api.decimals import readable
 from tpu_training_operator.api.status import RungStatus
 from tpu_training_operator.html_report import charts
 from tpu_training_operator.html_report.ending import ENDINGS, JobEnd, badge, closing_words, failure, has_failed
@@ -44,7 +45,7 @@ def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungStat
     """Returns the page as HTML, without sections that have no content. `end`: how the job as a whole ended, if known;
     `rungs`: its ladder, if `end` is None."""
     rungs = end.rungs if end else rungs
-    return _template().render(
+    return template("page.html").render(
         history=history,
         badge=badge(history, end),
         failed=has_failed(history, end),
@@ -70,7 +71,8 @@ def render(history: History, end: JobEnd | None = None, rungs: Sequence[RungStat
 
 
 @cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """Returns a page's layout, which escapes every value."""
     loader = PackageLoader("tpu_training_operator", "html_report")
     environment = Environment(
         loader=loader,
@@ -82,7 +84,7 @@ def _template() -> Template:
     )
     environment.globals |= {word.__name__: word for word in (count, duration, number, plural, share)}
     environment.globals |= {"WIDTH": WIDTH, "HEIGHT": HEIGHT}
-    return environment.get_template("page.html")
+    return environment.get_template(name)
 
 
 def _tiles(history: History) -> Iterator[tuple[str, str, str, str]]:
@@ -127,7 +129,7 @@ def _rung_row(place: int, rung: RungStatus) -> list[str]:
         rung.slice,
         count(rung.chips),
         count(rung.global_batch_size),
-        rung.learning_rate,
+        readable(rung.learning_rate),
         count(rung.steps),
         *("" if value is None else number(value) for value in numbers),
         escape(rung.verdict.value) + Markup("").join(map(Markup('<span class="where"> {}</span>').format, failed)),

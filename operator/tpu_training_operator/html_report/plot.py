@@ -91,7 +91,7 @@ class Curve:
 class Plot:
     """A chart. `title`: for screen readers; `legend`: classes and texts of its keys; `broken`: spans of x whose values
     have no place on the y axis; `level`: a dashed horizontal line; `marks`: vertical lines; `best`: a point to mark;
-    `x_name`: the x axis' name."""
+    `x_name`: the x axis' name; `labels`: points whose text stands beside them."""
 
     title: str
     x: Axis
@@ -103,6 +103,7 @@ class Plot:
     marks: Sequence[float] = ()
     best: Point | None = None
     x_name: str = "step"
+    labels: Sequence[Point] = ()
 
     @property
     def summary(self) -> str:

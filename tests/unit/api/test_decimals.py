@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.jobs import job_body
-from tpu_training_operator.api.decimals import number_in, put_numbers_for_texts, text_of
+from tpu_training_operator.api.decimals import number_in, put_numbers_for_texts, readable, text_of
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
 
@@ -34,6 +34,30 @@ from tpu_training_operator.api.validation import parse_job
 )
 def test_a_number_is_read_as_it_is_written(written: object, text: str | None) -> None:
     assert text_of(written) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("0.000000000008", "8e-12"),
+        ("0.00000001", "1e-8"),
+        ("0.00000125", "0.00000125"),
+        ("0.000000999", "9.99e-7"),
+        ("0.10", "0.1"),
+        ("150", "150"),
+        ("1e+22", "10000000000000000000000"),
+        ("0", "0"),
+    ],
+)
+def test_a_number_is_shown_in_few_digits(text: str, shown: str) -> None:
+    assert readable(text) == shown
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_that_is_shown_is_the_number(number: float) -> None:
+    text = text_of(number)
+    assert text is not None
+    assert float(readable(text)) == number
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -69,6 +69,37 @@ def test_on_another_slice_every_replica_keeps_its_batch() -> None:
     assert (after.recipe.batch.per_replica, after.recipe.batch.total) == (before.per_replica, 4 * before.total)
 
 
+EIGHT = {"slice": {"acceleratorType": "v5litepod-8"}}
+FOUR = {"slice": {"acceleratorType": "v5litepod-4"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"alternatives": [EIGHT]}, None),
+        ({"alternatives": [{"slice": {"generation": "v5e", "topology": "2x4"}}, FOUR]}, {"alternatives": [FOUR]}),
+        ({"alternatives": [FOUR]}, {"alternatives": [FOUR]}),
+        ({"alternatives": [EIGHT], "count": {"min": 1}}, {"alternatives": None, "count": {"min": 1}}),
+        # The same shape that is provisioned in another way is another choice.
+        (
+            {"alternatives": [{"slice": {**EIGHT["slice"], "provisioning": {"type": "Spot"}}}]},
+            {"alternatives": [{"slice": {**EIGHT["slice"], "provisioning": {"type": "Spot"}}}]},
+        ),
+        # What is wrong stays for the check.
+        ({"alternatives": ["v5litepod-8"]}, {"alternatives": ["v5litepod-8"]}),
+        (
+            {"alternatives": [{"slice": {"acceleratorType": "v5"}}]},
+            {"alternatives": [{"slice": {"acceleratorType": "v5"}}]},
+        ),
+    ],
+    ids=str,
+)
+def test_another_slice_is_no_alternative_to_itself(before: dict[str, Any], after: dict[str, Any] | None) -> None:
+    body = job_body({"placement": before})
+    move(body, "v5litepod-8")
+    assert body["spec"].get("placement") == after
+
+
 def test_another_slice_leaves_the_slice_that_the_recipe_names() -> None:
     body = body_with({"recipe.tunedOn": {"acceleratorType": "v5litepod-4"}})
     move(body, "v5litepod-8")

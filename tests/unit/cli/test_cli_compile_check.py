@@ -242,12 +242,27 @@ def test_plans_side_by_side_have_a_column_for_each_slice_that_was_compiled(answe
     types = "v5litepod-16,v5litepod-64"
     compiled = checked("--compare", types, "-o", "json").stdout
     shown = planned(tmp_path, compiled, "--compare", f"{types},v5litepod-32").stdout
-    (verdicts,) = (line.split() for line in shown.splitlines() if " compiled " in line)
+    (verdicts,) = (line.split() for line in shown.splitlines() if line.startswith("│ compiled"))
     assert " ".join(verdicts).count("fit") == 2
     assert verdicts[-2] == "no"
     (memory,) = (line for line in shown.splitlines() if " HBM " in line)
     assert "7.50 GiB of 15.00 GiB" in memory
     assert "16.00 GiB of 15.00 GiB" in memory
+
+
+def test_the_hours_at_best_follow_from_what_was_compiled_but_a_step_that_does_not_fit_has_none(
+    answers: Answers, tmp_path: Path
+) -> None:
+    answers["v5litepod-64"] = {**refused(), "batch": {"global": 512, "perReplica": 8, "accumulation": 1}}
+    types = "v5litepod-16,v5litepod-64"
+    compiled = checked("--compare", types, "-o", "json").stdout
+    options = ("--compare", f"{types},v5litepod-32,v6e-16", "-o", "json")
+    at_best = [column["cost"] for column in json.loads(planned(tmp_path, compiled, *options).stdout)]
+    assert [cost.get("stepSeconds") for cost in at_best] == [pytest.approx(0.01125), None, pytest.approx(0.01125), None]
+    assert at_best[0]["stepSecondsFrom"].startswith("at best, compiled for v5litepod-16: ")
+    # A measurement goes before all bounds.
+    measured = json.loads(planned(tmp_path, compiled, *options, "--step-seconds", "0.5@v6e-16").stdout)
+    assert [column["cost"].get("stepSeconds") for column in measured] == [None, None, None, 0.5]
 
 
 def test_a_plan_shows_its_alternatives_as_compiled(answers: Answers, tmp_path: Path) -> None:

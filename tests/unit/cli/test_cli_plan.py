@@ -160,6 +160,66 @@ def test_spot_slices_without_checkpoints_get_a_warning(snapshot: SnapshotAsserti
     assert tpujob("validate", "-f", "-", job=job_body(SPOT)).stderr == f"warning: {note}\n"
 
 
+MOVES = {"spec.placement": {"alternatives": [{"slice": {"acceleratorType": "v5litepod-8"}}]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (MOVES, "every move begins at step 0"),
+        (MOVES | OWN_LOOP, None),
+        # 300 steps.
+        (MOVES | saved_in("gs://bucket/digits", everySteps=300), "everySteps is 300"),
+        (SPOT | saved_in("gs://bucket/digits", everySteps=301), "everySteps is 301"),
+        (MOVES | saved_in("gs://bucket/digits", everySteps=299), None),
+        (MOVES | saved_in("gs://bucket/digits", everySteps=300, everySeconds=60), None),
+        (MOVES | saved_in("gs://bucket/digits"), None),
+        (saved_in("gs://bucket/digits", everySteps=300), None),
+    ],
+)
+def test_a_job_that_would_lose_all_its_steps_with_its_slice_gets_a_warning(
+    changes: dict[str, Any], words: str | None, snapshot: SnapshotAssertion
+) -> None:
+    warnings = planned(changes)["warnings"]
+    assert [str(words) in warning for warning in warnings] == [True] * (words is not None)
+    assert warnings == snapshot
+
+
+def test_an_optimizer_whose_state_cannot_be_divided_is_warned_of(snapshot: SnapshotAssertion) -> None:
+    changes = {"spec.recipe.optimizer.name": "Adafactor", "spec.recipe.sharding": "Optimizer"}
+    (warning,) = planned(changes)["warnings"]
+    assert tpujob("validate", "-f", "-", job=job_body(changes)).stderr == f"warning: {warning}\n"
+    assert warning == snapshot
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rule"),
+    [
+        ({"name": "Constant"}, "after warm-up"),
+        ({"name": "Cosine", "factor": 0.1}, "down to 0.1 of the rate after warm-up"),
+        ({"name": "Linear"}, "down to 0 of the rate after warm-up"),
+        ({"name": "Step", "milestones": [100]}, "x 0.1 at every milestone"),
+    ],
+)
+def test_the_table_names_schedule_and_optimizer(schedule: dict[str, Any], rule: str) -> None:
+    optimizer = {"name": "rmsprop", "learningRate": 8e-12, "momentum": 0.9, "epsilon": 1e-8}
+    result = tpujob(
+        "plan", "-f", "-", job=job_body({"spec.recipe.schedule": schedule, "spec.recipe.optimizer": optimizer})
+    )
+    rows = {cells[0]: cells[1:] for line in result.stdout.splitlines() if (cells := _cells(line))}
+    assert rows["schedule"] == [schedule["name"], schedule["name"], rule]
+    assert rows["optimizer"] == ["rmsprop", "rmsprop", "momentum 0.9"]
+    assert rows["epsilon"][:2] == ["1e-8", "1e-8"]
+    assert rows["learning rate"][:2] == ["8e-12", "8e-12"]
+
+
+def test_a_recipe_in_epochs_shows_them() -> None:
+    changes = {"spec.recipe.trainSteps": ABSENT, "spec.recipe.epochs": 3, "spec.recipe.datasetSize": 1280}
+    result = tpujob("plan", "-f", "-", job=job_body(changes))
+    rows = {cells[0]: cells[1:] for line in result.stdout.splitlines() if (cells := _cells(line))}
+    assert rows["train steps"][:2] == ["3 epochs", "30"]
+
+
 @pytest.mark.parametrize(
     ("given", "interval"),
     [

@@ -1,6 +1,7 @@
 """What a training costs: hand-calculated hours, and what must hold on any slices."""
 
 from itertools import pairwise
+from math import ceil
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.jobs import job_body
+from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.job.recipe.cost import StepTime, cost_of, cost_rows
+from tpu_training_operator.domain.job.recipe.cost import StepTime, cost_of, cost_rows, times_in, to_same_loss
 from tpu_training_operator.domain.job.recipe.resolve import Resolution, resolve
 
 SIZES = [1, 4, 8, 16, 32, 64, 128, 256]
@@ -88,4 +90,48 @@ def test_of_several_measurements_the_nearest_slice_of_the_generation_counts() ->
 
 def test_without_a_measurement_on_the_generation_only_chip_steps_are_known() -> None:
     cost = cost_of(on("v6e-16"), [measured(1, on("v5litepod-16"))])
-    assert (cost.hours, cost.chip_hours, cost.as_json()) == (None, None, {"chipSteps": 300 * 16})
+    assert (cost.hours, cost.chip_hours, cost.as_json()) == (
+        None,
+        None,
+        {"steps": 300, "examples": 300 * 2048, "chipSteps": 300 * 16},
+    )
+
+
+def rung(name: str, batch: int, speed: str | None, chips: int = 4) -> dict[str, Any]:
+    numbers = {"chips": chips, "replicas": chips, "globalBatchSize": batch, "learningRate": 0.1, "steps": 20}
+    return {"slice": name, "verdict": "Passed", "examplesPerSecond": speed, **numbers}
+
+
+def test_a_status_tells_the_times_of_the_job_and_of_its_rungs() -> None:
+    body = {
+        "resolved": on("v5litepod-64").resolved.as_json(),
+        "progress": {"step": 7, "totalSteps": 300, "examplesPerSecond": "4096"},
+        "ladder": {
+            "rung": 3,
+            "of": 3,
+            "rungs": [rung("v5litepod-4", 512, "256"), rung("v5litepod-8 (spot)", 128, "64", chips=8)],
+        },
+    }
+    found = [(time.slice, time.seconds, time.examples) for time in times_in(Status.read(body), "digits")]
+    assert found == [("v5litepod-64", 2, 128), ("v5litepod-4", 2, 128), ("v5litepod-8 (spot)", 2, 16)]
+    # 128 examples for a replica, where the rung had 16.
+    assert cost_of(on("v5litepod-8"), [*times_in(Status.read(body), "digits")]).step_seconds == 16
+
+
+@pytest.mark.parametrize("speed", [None, "0", "-1", "nan", "inf", "fast"])
+def test_a_status_without_a_speed_tells_no_time(speed: str | None) -> None:
+    rungs = {"ladder": {"rung": 1, "of": 2, "rungs": [rung("v5litepod-4", 512, speed), rung("v5e", 1, "1", chips=0)]}}
+    assert list(times_in(Status.read(rungs), "digits")) == []
+
+
+# McCandlish et al. 2018: examples in proportion to 1 + B / 4000, so 1.128 at 512, 1.512 at 2048 and 3.048 at 8192.
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("v5litepod-4", ceil(1200 * 1.128 / 1.512)), ("v5litepod-16", 300), ("v5litepod-64", ceil(75 * 3.048 / 1.512))],
+)
+def test_the_steps_to_the_same_loss(name: str, steps: int) -> None:
+    resolution = on(name)
+    recipe = parse_job(job_body({"spec.recipe.globalBatchSize": 2048, "spec.recipe.gradientNoiseScale": 4000})).spec
+    cost = to_same_loss(cost_of(resolution), recipe.recipe)
+    assert cost is not None
+    assert cost.steps == steps

@@ -249,7 +249,7 @@ def test_betas_and_averages_keep_their_memory_in_examples_on_request() -> None:
 
     scaled = scale(recipe(**before, scaling=scaling), 8, 32)
     assert (scaled.betas["beta2"], scaled.weight_decay, scaled.ema_decay) == ("0.996005996", "0.2", "0.99960006")
-    assert (scaled.betas, scaled.epsilon) == ({"beta2": "0.996005996"}, "0.000000005")
+    assert (scaled.betas, scaled.epsilon) == ({"beta2": "0.996005996"}, "5e-9")
 
     unscaled = scale(recipe(**before), 8, 32)
     assert (unscaled.betas, unscaled.weight_decay, unscaled.ema_decay) == ({"beta2": "0.999"}, "0.1", "0.9999")
@@ -260,19 +260,19 @@ def test_betas_and_averages_keep_their_memory_in_examples_on_request() -> None:
     ("optimizer", "decay", "betas", "epsilon"),
     [
         # The trainer's defaults count where the recipe leaves a field out.
-        ({"name": "adamw"}, "0.02", {"beta2": "0.996005996"}, "0.000000005"),
-        ({"name": "adam", "epsilon": "1e-6"}, None, {"beta2": "0.996005996"}, "0.0000005"),
+        ({"name": "adamw"}, "0.02", {"beta2": "0.996005996"}, "5e-9"),
+        ({"name": "adam", "epsilon": "1e-6"}, None, {"beta2": "0.996005996"}, "5e-7"),
         (
             {"name": "adam", "beta1": "0.8", "beta2": "0.99"},
             None,
             {"beta1": "0.8", "beta2": "0.96059601"},
-            "0.000000005",
+            "5e-9",
         ),
         ({"name": "lion", "weightDecay": "0.1"}, "0.2", {"beta2": "0.96059601"}, None),
         ({"name": "rmsprop", "epsilon": "1e-6"}, None, {}, "0.000001"),
         # Decay that is part of the gradient follows the rate by itself.
         ({"name": "sgd", "weightDecay": "0.1"}, "0.1", {}, None),
-        ({"name": "adam", "weightDecay": "0.1"}, "0.1", {"beta2": "0.996005996"}, "0.000000005"),
+        ({"name": "adam", "weightDecay": "0.1"}, "0.1", {"beta2": "0.996005996"}, "5e-9"),
         ({"name": "adamw8bit", "weightDecay": "0.1"}, "0.2", {}, None),
         ({"name": "lamb", "weightDecay": "0.1", "beta2": "0.999"}, "0.2", {"beta2": "0.996005996"}, None),
         ({"name": "sophia", "weightDecay": "0.1"}, "0.1", {}, None),

@@ -319,7 +319,10 @@ def _describe_resumption(start: Start, checkpoint: LoadedCheckpoint, hp: Hyperpa
     if checkpoint.commit.author.global_batch == hp.global_batch_size:
         return line
     left = (hp.train_steps - start.step) * hp.global_batch_size
-    ramp = f"; the learning rate is reached over {start.ramp.steps} steps" if start.ramp else ""
+    ramp = ""
+    if start.ramp:
+        steps = "1 step" if start.ramp.steps == 1 else f"{start.ramp.steps} steps"
+        ramp = f"; the learning rate is reached over {steps}"
     return (
         f"{line}: {start.examples} examples were seen with a global batch of "
         f"{checkpoint.commit.author.global_batch}, the {left} that are left are trained with one of "

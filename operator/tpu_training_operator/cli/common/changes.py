@@ -11,10 +11,12 @@ import click
 import yaml
 
 from tpu_training_operator.api.crd import custom_resource_definition
-from tpu_training_operator.api.slice import Hardware, SliceRef
+from tpu_training_operator.api.slice import Hardware, Slice, SliceRef
+from tpu_training_operator.api.validation import InvalidJob
 from tpu_training_operator.cli.common.errors import CommandError
 from tpu_training_operator.cli.common.yaml_text import load
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
 
 Body = dict[str, Any]
 
@@ -48,8 +50,8 @@ def apply_options(body: Body, assignments: Sequence[str], on_slice: str | None) 
 
 
 def move(body: Body, accelerator_type: str) -> None:
-    """Moves the job to another slice. A recipe without tunedOn counts as tuned on the job's own slice. The ladder leads
-    to that slice, so it is removed."""
+    """Moves the job to another slice. A recipe without tunedOn counts as tuned on the job's own slice. Removes the
+    ladder, which leads to that slice, and an alternative that is the new one."""
     spec = body.get("spec")
     if not isinstance(spec, dict) or not isinstance(spec.get("slice"), dict):
         # The check reports what is wrong.
@@ -60,6 +62,29 @@ def move(body: Body, accelerator_type: str) -> None:
     other_fields = {name: value for name, value in spec["slice"].items() if name not in _REFERENCE or name == "count"}
     spec["slice"] = {"acceleratorType": accelerator_type, **other_fields}
     spec.pop("ladder", None)
+    _remove_repetition(spec)
+
+
+def _remove_repetition(spec: Body) -> None:
+    """Removes the alternative that is the job's own slice, and a placement that is then without any choice."""
+    placement = spec.get("placement")
+    if not isinstance(placement, dict) or not isinstance(others := placement.get("alternatives"), list):
+        return
+    own = _meaning(spec["slice"])
+    left = [one for one in others if own is None or not isinstance(one, dict) or _meaning(one.get("slice")) != own]
+    # A copy, as with an anchor in the YAML it may stand in another place, too.
+    spec["placement"] = {**placement, "alternatives": left or None}
+    if not left and placement.get("count") is None:
+        del spec["placement"]
+
+
+def _meaning(slice_: Any) -> tuple[SliceLayout, object] | None:
+    """Returns what tells a slice from others; None for one that the check will refuse."""
+    try:
+        parsed = Slice.model_validate(slice_)
+        return layout_of(parsed, ""), parsed.provisioning
+    except (ValueError, InvalidJob, IndexError):
+        return None
 
 
 def rehearse(body: Body) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import click
 import yaml
 
-from tpu_training_operator.api.catalogue import generations
+from tpu_training_operator.api.catalogue import generation_of, type_of
 from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import Problem
-from tpu_training_operator.cli.common.errors import BadInput
+from tpu_training_operator.cli.common.errors import BadInput, CommandError
 from tpu_training_operator.cli.common.yaml_text import load, read_text
 from tpu_training_operator.domain.plan.common.ledger import PLACEHOLDERS
 
@@ -38,7 +38,19 @@ class Prices:
         here = Decimal(chip_hours) - sum(earlier.values())
         parts = {**earlier, status.resolved.accelerator_type: here}
         total = sum(hours * (self._price_of(name) or 0) for name, hours in parts.items())
-        return f"{total:.2f} {self.currency}".strip()
+        return self.text(total)
+
+    def money(self, slice_name: str, chip_hours: float | None) -> Decimal | None:
+        """Returns what chip-hours on a slice cost; None if they are unknown. Raises CommandError without a price."""
+        if chip_hours is None:
+            return None
+        if (price := self._price_of(slice_name)) is None:
+            known = f"{generation_of(slice_name)} or {type_of(slice_name)}"
+            raise CommandError(f"--prices: the table has no price for {slice_name}; add {known} to perChipHour")
+        return price * Decimal(chip_hours)
+
+    def text(self, money: Decimal | float) -> str:
+        return f"{money:.2f} {self.currency}".strip()
 
     def unpriced_slices(self, status: Status) -> list[str]:
         """Returns the slices of the job for which the table has no price."""
@@ -47,10 +59,7 @@ class Prices:
 
     def _price_of(self, name: str) -> Decimal | None:
         """Returns the price for a slice's name in a status, such as 2 x v5litepod-16 (spot)."""
-        accelerator_type = name.rpartition(" x ")[2].partition(" (")[0]
-        prefix = accelerator_type.rpartition("-")[0]
-        generation = next((known.name for known in generations().values() if known.name_prefix == prefix), prefix)
-        return self.per_chip_hour.get(accelerator_type, self.per_chip_hour.get(generation))
+        return self.per_chip_hour.get(type_of(name), self.per_chip_hour.get(generation_of(name)))
 
 
 def _earlier_slices(status: Status) -> dict[str, int]:

@@ -29,7 +29,7 @@ from tpu_training_operator.cli.compile.compile_report import SliceCheck, as_json
 from tpu_training_operator.cli.plan.moved import moved
 from tpu_training_operator.domain.job.options import other_programs
 from tpu_training_operator.domain.job.recipe.compile_results import CompileResult
-from tpu_training_operator.domain.job.recipe.cost import Cost, StepTime, cost_of
+from tpu_training_operator.domain.job.recipe.cost import AT_BEST, Cost, StepTime, cost_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.trainer_report import CompiledStep
 from tpu_training_operator.domain.objects.run_spec import run_spec
@@ -141,7 +141,7 @@ def _check_slice(request: CompileRequest, resolution: Resolution, *, largest: bo
 def _cost(resolution: Resolution, result: CompileResult) -> Cost | None:
     if result.bound is None:
         return None
-    return cost_of(resolution, [StepTime.of(resolution, result.bound.seconds, "at best on")])
+    return cost_of(resolution, [StepTime.of(resolution, result.bound.seconds, AT_BEST)])
 
 
 def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> dict[str, Any]:

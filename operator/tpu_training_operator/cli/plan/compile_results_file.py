@@ -1,13 +1,14 @@
 """Reads the results of `tpujob compile-check -o json` for `tpujob plan --compile-results FILE`."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tpu_training_operator.domain.job.recipe.compile_results import CompileResult
+from tpu_training_operator.domain.job.recipe.cost import AT_BEST, StepTime
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.trainer_report import CompiledStep
 
@@ -32,6 +33,11 @@ class CompiledSteps:
         batch = resolution.recipe.batch
         step = self._answers.get((str(resolution.layout), batch.per_replica, batch.accumulation))
         return None if step is None else CompileResult(resolution.layout, step)
+
+    def times(self, resolutions: Iterable[Resolution]) -> list[StepTime]:
+        """Returns the shortest times that a step can take on the slices that were compiled."""
+        bounds = [(on, result.bound) for on in resolutions if (result := self.of(on)) is not None]
+        return [StepTime.of(on, bound.seconds, AT_BEST) for on, bound in bounds if bound is not None]
 
     def lines(self, resolutions: Sequence[Resolution]) -> dict[str, list[str]]:
         """Returns the rows of a comparison: each row's name, and its value for each resolution."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tpu_training_operator.api.decimals import readable
 from tpu_training_operator.api.ladder import Begin
 from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.words import count
@@ -101,7 +102,7 @@ def rung_lines(rungs: Sequence[RungStatus]) -> Iterator[str]:
     for number, rung in enumerate(rungs, 1):
         facts = [
             f"{rung.steps} steps of {rung.global_batch_size}",
-            f"learning rate {rung.learning_rate}",
+            f"learning rate {readable(rung.learning_rate)}",
             f"{rung.examples_per_second} examples/s" if rung.examples_per_second else "",
             f"efficiency {rung.efficiency}" if rung.efficiency else "",
             f"noise scale {rung.noise_scale}" if rung.noise_scale else "",

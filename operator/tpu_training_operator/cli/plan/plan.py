@@ -15,6 +15,7 @@ from tpu_training_operator.api.ladder import Begin
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load, with_uid
+from tpu_training_operator.cli.common.prices import Prices, load_prices, prices_option
 from tpu_training_operator.cli.common.terminal import print_document
 from tpu_training_operator.cli.plan.compile_results_file import OPTION, CompiledSteps
 from tpu_training_operator.cli.plan.ladder import budget_warnings, planned_rungs, print_ladder
@@ -35,7 +36,14 @@ _LADDER_WIDTH = 140
 @filename_option
 @slice_option
 @set_option
-@click.option("-o", "--output", type=click.Choice(["table", "yaml", "json"]), default="table", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "yaml", "json", "html"]),
+    default="table",
+    show_default=True,
+    help="html: a page with a picture, for --compare.",
+)
 @click.option("--compare", metavar="TYPE,TYPE,...", help="Show the recipe on these accelerator types, side by side.")
 @step_seconds_option
 @click.option(
@@ -45,6 +53,7 @@ _LADDER_WIDTH = 140
     type=click.Path(path_type=Path),
     help="Show memory and best speed from this file, which `tpujob compile-check -o json` has written.",
 )
+@prices_option
 def plan(
     filename: Path,
     on_slice: str | None,
@@ -52,46 +61,58 @@ def plan(
     output: str,
     compare: str | None,
     given: tuple[GivenTime, ...],
+    measured_file: Path | None,
     compiled_file: Path | None,
+    prices: Path | None,
 ) -> None:
     """Show the slice, the scaled recipe and the objects of a job."""
 
     file = load(filename, except_rules=(V2_NEEDS_CPU,), change=lambda body: apply_options(body, values, on_slice))
     compiled = None if compiled_file is None else CompiledSteps(compiled_file)
-    times = step_times(file, given)
+    times, table = step_times(file, given, measured_file), None if prices is None else load_prices(prices)
     if compare is None:
-        _plan(file, output, times, compiled)
+        if output == "html":
+            raise click.UsageError("-o html is for --compare")
+        _plan(file, output, times, compiled, table)
         return
-    from tpu_training_operator.cli.plan.compare import as_json, columns, print_comparison
+    from tpu_training_operator.cli.plan.compare import compare_slices, print_comparison
 
-    slices = columns(file, compare, times)
-    if output == "table":
-        print_comparison(file, slices, times, compiled)
+    comparison = compare_slices(file, compare, times, table, compiled)
+    if output == "html":
+        click.echo(comparison.as_html(), nl=False)
+    elif output == "table":
+        print_comparison(comparison)
     else:
-        print_document(as_json(slices), output)
+        print_document(comparison.as_json(), output)
 
 
-def _plan(file: JobFile, output: str, times: list[StepTime], compiled: CompiledSteps | None) -> None:
-    warnings = [*file.warnings, *checkpoint_warnings(file.job.spec)]
+def _plan(
+    file: JobFile, output: str, times: list[StepTime], compiled: CompiledSteps | None, prices: Prices | None
+) -> None:
+    warnings = [*file.warnings, *checkpoint_warnings(file.job.spec, file.resolution.recipe.train_steps)]
     on_gke = not V2_NEEDS_CPU.is_broken_by(file.job.spec.slice)
     if not on_gke:
         warnings.append(f"a cluster will refuse this job: {V2_NEEDS_CPU.message}")
     if compiled is not None and compiled.of(file.resolution) is None:
         warnings.append(f"{OPTION}: the file has no answer for {file.resolution.layout} with this batch")
+    resolutions = [option.resolution for option in (*file.lower_rungs, file.options[0])]
+    times = times or (compiled.times(resolutions) if compiled else [])
     cost, rungs = cost_of(file.resolution, times), planned_rungs(file, times)
-    warnings += unknown_times(times, [option.layout for option in (*file.lower_rungs, file.options[0])])
+    money = prices.money(str(file.resolution.layout), cost.chip_hours) if prices else None
+    price = prices.text(money) if prices and money is not None else None
+    warnings += unknown_times(times, [resolution.layout for resolution in resolutions])
     warnings += budget_warnings(file, cost, rungs)
     if output == "table":
         from tpu_training_operator.cli.plan.summary import print_summary
 
-        print_summary(file, warnings, cost, compiled)
+        print_summary(file, warnings, cost, compiled, price)
         ladder = file.job.spec.ladder
         print_ladder(rungs, ladder is None or ladder.begin is Begin.SCRATCH, _LADDER_WIDTH)
         return
     document = {
         "resolved": file.resolution.resolved.as_json(),
         "warnings": warnings,
-        "cost": cost.as_json(),
+        "cost": cost.as_json() | ({"money": price} if price else {}),
         "alternatives": [
             {
                 "slice": str(option),

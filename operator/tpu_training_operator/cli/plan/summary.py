@@ -6,7 +6,9 @@ from dataclasses import replace
 from rich.markup import escape
 from rich.table import Table
 
-from tpu_contract.run_spec import ScalingRow
+from tpu_contract.protocol import DEFAULT_FACTOR
+from tpu_contract.run_spec import ScalingRow, ScheduleName
+from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.run_policy import OnExceeded
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.words import count, span
@@ -39,13 +41,17 @@ _OWN_LOOP = (
 
 
 def print_summary(
-    file: JobFile, warnings: list[str], cost: Cost | None = None, compiled: CompiledSteps | None = None
+    file: JobFile,
+    warnings: list[str],
+    cost: Cost | None = None,
+    compiled: CompiledSteps | None = None,
+    money: str | None = None,
 ) -> None:
     out = console(_PIPE_WIDTH)
     hardware = "" if file.job.spec.slice.hardware is Hardware.TPU else ", rehearsed on CPU"
     # Not the table's title, which rich would pad with spaces.
     out.print(f"[bold]{file.job.name}: {file.resolution.layout}{hardware}[/bold]", soft_wrap=True)
-    rows = [*_rows(file, cost), *_compiled_rows(file, compiled)]
+    rows = [*_rows(file, cost, money), *_compiled_rows(file, compiled)]
     tuned_on = "recipe" if file.job.spec.recipe.tuned_on is None else "tuned on"
     out.print(_table(rows, tuned_on) if out.width >= _NARROWEST_TABLE else _list(rows))
     if len(file.options) > 1:
@@ -123,12 +129,14 @@ def _list(rows: Iterable[ScalingRow]) -> Table:
     return table
 
 
-def _rows(file: JobFile, cost: Cost | None) -> Iterator[ScalingRow]:
+def _rows(file: JobFile, cost: Cost | None, money: str | None) -> Iterator[ScalingRow]:
     spec = file.job.spec
     is_own_loop = spec.trainer.command is not None
     for row in comparison(spec.recipe, file.resolution):
         left = is_own_loop and row.name in _TRAINERS_ROWS
         yield replace(row, rule=f"{row.rule}; {_LEFT_TO_COMMAND}") if left else row
+    for row in _kept_rows(spec.recipe):
+        yield replace(row, rule=", ".join(filter(None, (row.rule, _LEFT_TO_COMMAND if is_own_loop else ""))))
     if (checkpoint := spec.checkpoint) is not None:
         best = f" and the best by {checkpoint.keep_best.metric}" if checkpoint.keep_best else ""
         retention = _LEFT_TO_COMMAND if is_own_loop else f"keeps the newest {checkpoint.keep}{best}"
@@ -146,3 +154,16 @@ def _rows(file: JobFile, cost: Cost | None) -> Iterator[ScalingRow]:
     for name, (value,) in (cost_rows([cost]) if cost else {}).items():
         rule = str(cost.measured) if cost and name == SECONDS_PER_STEP else "one training without interruption"
         yield ScalingRow(name, "", value, rule)
+    if money:
+        yield ScalingRow("cost", "", money, "by your table of prices")
+
+
+def _kept_rows(recipe: Recipe) -> Iterator[ScalingRow]:
+    """Yields the choices of the recipe that no rule changes."""
+    schedule, optimizer = recipe.schedule, recipe.optimizer
+    falls = f"down to {schedule.factor or 0} of the rate after warm-up"
+    steps = f"x {DEFAULT_FACTOR if schedule.factor is None else schedule.factor} at every milestone"
+    rules = {ScheduleName.LINEAR: falls, ScheduleName.COSINE: falls, ScheduleName.STEP: steps}
+    yield ScalingRow("schedule", schedule.name, schedule.name, rules.get(schedule.name, "after warm-up"))
+    momentum = "" if optimizer.momentum is None else f"momentum {optimizer.momentum}"
+    yield ScalingRow("optimizer", optimizer.name, optimizer.name, momentum)

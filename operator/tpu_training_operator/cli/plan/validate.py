@@ -18,6 +18,6 @@ def validate(filename: Path, on_slice: str | None, values: tuple[str, ...]) -> N
     """Check a job without a cluster."""
     file = load(filename, change=lambda body: apply_options(body, values, on_slice))
     layout = file.resolution.layout
-    for warning in (*file.warnings, *checkpoint_warnings(file.job.spec)):
+    for warning in (*file.warnings, *checkpoint_warnings(file.job.spec, file.resolution.recipe.train_steps)):
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{file.job.name} is valid: {count(layout.hosts, 'host')} of {layout}")

@@ -69,7 +69,7 @@ def submit(
     request = _Request(file, named, None if code is None else pack(code), code_to)
     for warning in (
         *file.resolution.warnings,
-        *checkpoint_warnings(file.job.spec),
+        *checkpoint_warnings(file.job.spec, file.resolution.recipe.train_steps),
         *code_warnings(file, request.packed),
     ):
         click.echo(f"warning: {warning}", err=True)

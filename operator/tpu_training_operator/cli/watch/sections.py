@@ -8,6 +8,7 @@ from tpu_contract.protocol import ReportPhase
 from tpu_contract.words import several
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.constants import MULTIKUEUE
+from tpu_training_operator.api.decimals import readable
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Activity, Failure, Move, Placement, Progress, State
 from tpu_training_operator.api.words import count, duration
@@ -165,10 +166,11 @@ def _spec(view: JobView) -> list[Section]:
     sizes = (count(resolved.hosts, "host"), count(resolved.chips, "chip"), count(resolved.replicas, "replica"))
     rehearsal = ", rehearsed on CPU" if view.is_rehearsal else ""
     batch = f"global batch {resolved.global_batch_size}, {resolved.per_replica_batch_size} per replica"
+    rate = readable(resolved.learning_rate)
     return [
         _full_only("slice", [f"{view.slice} ({resolved.topology}): {', '.join(sizes)}{rehearsal}"]),
         _full_only("code", [f"sha256 {resolved.code_sha256}"] if resolved.code_sha256 else []),
-        _full_only("recipe", [f"{batch}; {resolved.train_steps} steps; learning rate {resolved.learning_rate}"]),
+        _full_only("recipe", [f"{batch}; {resolved.train_steps} steps; learning rate {rate}"]),
         _full_only("warning", resolved.warnings, "yellow"),
     ]
 

@@ -2,7 +2,7 @@
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
 from tpu_training_operator.api.ladder import Begin
-from tpu_training_operator.api.words import span
+from tpu_training_operator.api.words import count, span
 
 _DEFAULT_SECONDS = 600
 
@@ -40,5 +40,5 @@ def interval(checkpoint: Checkpoint) -> dict[str, int]:
 def interval_text(checkpoint: Checkpoint) -> str:
     """Returns the interval in words: "every 500 steps or 10 min"."""
     every = interval(checkpoint)
-    texts = {name: span(value) if name == "everySeconds" else f"{value} steps" for name, value in every.items()}
+    texts = {name: span(value) if name == "everySeconds" else count(value, "step") for name, value in every.items()}
     return "every " + " or ".join(texts.values())

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from tpu_contract.protocol import DEFAULT_FACTOR
 from tpu_contract.run_spec import NotFinitePolicy, Precision, ScalingRow, ScheduleName, Sharding
+from tpu_training_operator.api.decimals import readable
 from tpu_training_operator.api.recipe import Recipe
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.ledger import Note
@@ -35,10 +36,11 @@ def _number_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ScalingRow]
     if scaled.batch.accumulation > 1:
         yield _row("accumulation", 1, scaled.batch.accumulation, "passes before a step")
     yield _row("global batch", recipe.global_batch_size, scaled.batch.total, rules.get("globalBatchSize", ""))
-    yield _row("train steps", recipe.train_steps, scaled.steps, rules.get("trainSteps", ""))
+    yield _row("train steps", _tuned(recipe.train_steps, recipe.epochs), scaled.steps, rules.get("trainSteps", ""))
     warmup = _tuned(recipe.warmup_steps, recipe.warmup_epochs)
     yield _row("warm-up steps", warmup, scaled.warmup_steps, rules.get("warmupSteps", ""))
-    yield _row("learning rate", recipe.optimizer.learning_rate, scaled.learning_rate, rules.get("learningRate", ""))
+    rate = _short(recipe.optimizer.learning_rate)
+    yield _row("learning rate", rate, scaled.learning_rate, rules.get("learningRate", ""))
     unusual = recipe.on_not_finite is not NotFinitePolicy.STOP
     divided = recipe.sharding is not Sharding.REPLICATED
     reduced = recipe.precision is not Precision.FLOAT32
@@ -47,10 +49,10 @@ def _number_rows(recipe: Recipe, resolution: Resolution) -> Iterator[ScalingRow]
     optional = (
         ("milestones", milestones, list(scaled.milestones) or None, "milestones"),
         ("evaluate every", every, scaled.evaluate_every_steps, "evaluateEverySteps"),
-        ("weight decay", recipe.optimizer.weight_decay, scaled.weight_decay, "weightDecay"),
+        ("weight decay", _short(recipe.optimizer.weight_decay), _short(scaled.weight_decay), "weightDecay"),
         ("beta1", recipe.optimizer.beta1, scaled.betas.get("beta1"), "beta1"),
         ("beta2", recipe.optimizer.beta2, scaled.betas.get("beta2"), "beta2"),
-        ("epsilon", recipe.optimizer.epsilon, scaled.epsilon, "epsilon"),
+        ("epsilon", _short(recipe.optimizer.epsilon), _short(scaled.epsilon), "epsilon"),
         ("EMA decay", recipe.ema_decay, scaled.ema_decay, "emaDecay"),
         ("gradient clip norm", recipe.gradient_clip_norm, recipe.gradient_clip_norm, "gradientClipNorm"),
         ("precision", recipe.precision, recipe.precision if reduced else None, "precision"),
@@ -85,6 +87,10 @@ def _evaluation_rows(recipe: Recipe, scaled: ScaledRecipe) -> Iterator[ScalingRo
 
 def _row(name: str, before: object, now: object, rule: str = "") -> ScalingRow:
     return ScalingRow(name, _text(before), _text(now), rule)
+
+
+def _short(number: str | None) -> str | None:
+    return None if number is None else readable(number)
 
 
 def _text(value: object) -> str:

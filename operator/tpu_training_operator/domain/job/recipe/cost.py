@@ -5,13 +5,20 @@ holds on every slice of its generation, in proportion to the examples that a rep
 out how the exchange between chips grows with the slice, which a measurement on a larger slice shows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from fractions import Fraction
+from math import ceil, isfinite, log
+from typing import Any
 
+from tpu_training_operator.api.catalogue import generation_of
+from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.status import Status
+from tpu_training_operator.api.words import read_number
+from tpu_training_operator.domain.job.recipe.noise_scale import examples_multiplier
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
-from tpu_training_operator.domain.job.topology import SliceLayout
 
+AT_BEST = "at best, compiled for"
 SECONDS_PER_STEP = "seconds per step"
 _SECONDS_PER_HOUR = 3600
 
@@ -22,30 +29,51 @@ class StepTime:
     accumulation. `source`: how the time is known."""
 
     seconds: float
-    layout: SliceLayout
+    slice: str
+    chips: int
     examples: int
     source: str
 
     @classmethod
     def of(cls, resolution: Resolution, seconds: float, source: str) -> "StepTime":
         """Returns the time of a step of the recipe as it is on a slice."""
-        return cls(seconds, resolution.layout, _examples(resolution), source)
+        layout = resolution.layout
+        return cls(seconds, str(layout), layout.chips, _examples(resolution), source)
 
-    def seconds_for(self, resolution: Resolution) -> float:
-        """Returns the time that a step should take on another slice of the generation."""
-        return self.seconds * _examples(resolution) / self.examples
+    @property
+    def generation(self) -> str:
+        return generation_of(self.slice)
 
     def __str__(self) -> str:
-        return f"{self.source} {self.layout}: {self.seconds:.3g} s for {self.examples} per replica"
+        return f"{self.source} {self.slice}: {self.seconds:.3g} s for {self.examples} per replica"
+
+
+def times_in(status: Status, name: str) -> Iterator[StepTime]:
+    """Yields the times of a step that the status of the job `name` tells: its own, and those of its rungs."""
+    resolved, progress = status.resolved, status.progress
+    if resolved is not None and progress is not None:
+        times = f"{resolved.slices} x " if resolved.slices > 1 else ""
+        layout = f"{times}{resolved.accelerator_type}", resolved.chips, resolved.replicas
+        yield from _from_speed(progress.examples_per_second, resolved.global_batch_size, layout, f"{name} ran on")
+    for number, rung in enumerate(status.rungs, 1):
+        layout, source = (rung.slice, rung.chips, rung.replicas), f"rung {number} of {name} ran on"
+        yield from _from_speed(rung.examples_per_second, rung.global_batch_size, layout, source)
+
+
+def _from_speed(speed: str | None, batch: int, layout: tuple[str, int, int], source: str) -> Iterator[StepTime]:
+    rate, (name, chips, replicas) = read_number(speed), layout
+    if rate is not None and rate > 0 and isfinite(rate) and chips > 0 and batch >= replicas > 0:
+        yield StepTime(batch / rate, name, chips, batch // replicas, source)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one uninterrupted training, without start-up, compilation and evaluation. `step_seconds` and
-    `measured`, from which it follows, are None where no step time of this generation is known. `steps` are the most;
-    with AdaScale a training may end after `fewest_steps`."""
+    """The cost of one uninterrupted training, without start-up, compilation and evaluation. `batch`: the examples of a
+    step. `step_seconds` and `measured`, from which it follows, are None where no step time of this generation is known.
+    `steps` are the most; with AdaScale a training may end after `fewest_steps`."""
 
     chips: int
+    batch: int
     steps: int
     fewest_steps: int
     step_seconds: float | None
@@ -63,8 +91,10 @@ class Cost:
     def chip_hours(self) -> float | None:
         return None if self.hours is None else self.chips * self.hours
 
-    def as_json(self) -> dict[str, float | int | str]:
+    def as_json(self) -> dict[str, Any]:
         known = {
+            "steps": self.steps,
+            "examples": self.steps * self.batch,
             "chipSteps": self.chip_steps,
             "stepSeconds": self.step_seconds,
             "stepSecondsFrom": None if self.measured is None else str(self.measured),
@@ -78,10 +108,24 @@ def cost_of(resolution: Resolution, times: Sequence[StepTime] = ()) -> Cost:
     """Returns the cost of the steps on this slice, by the time that was measured on it or on the slice of its
     generation that is nearest in size."""
     layout = resolution.layout
-    alike = [time for time in times if time.layout.shape.generation == layout.shape.generation]
-    nearest = min(alike, key=lambda time: abs(log(time.layout.chips / layout.chips)), default=None)
-    seconds = None if nearest is None else nearest.seconds_for(resolution)
-    return Cost(layout.chips, resolution.steps, resolution.fewest_steps, seconds, nearest)
+    alike = [time for time in times if time.generation == generation_of(str(layout))]
+    nearest = min(alike, key=lambda time: abs(log(time.chips / layout.chips)), default=None)
+    seconds = None if nearest is None else nearest.seconds * _examples(resolution) / nearest.examples
+    return Cost(
+        layout.chips, resolution.recipe.batch.total, resolution.steps, resolution.fewest_steps, seconds, nearest
+    )
+
+
+def to_same_loss(cost: Cost, recipe: Recipe) -> Cost | None:
+    """Returns the cost of as many steps as take the loss where the recipe's own batch takes it; None without a gradient
+    noise scale. AdaScale makes the same number, because its gain is what the noise scale says of the best rate."""
+    if recipe.gradient_noise_scale is None:
+        return None
+    per_epoch = (recipe.dataset_size or 0) // cost.batch * cost.batch
+    examples = (recipe.epochs or 0) * per_epoch + (recipe.train_steps or 0) * recipe.global_batch_size
+    more = examples_multiplier(Fraction(recipe.gradient_noise_scale), recipe.global_batch_size, cost.batch)
+    steps = ceil(examples * more / cost.batch)
+    return replace(cost, steps=steps, fewest_steps=steps)
 
 
 def cost_rows(costs: Sequence[Cost]) -> dict[str, list[str]]:
@@ -90,10 +134,14 @@ def cost_rows(costs: Sequence[Cost]) -> dict[str, list[str]]:
     if all(cost.measured is None for cost in costs):
         return {"chip-steps": [_range(str(least.chip_steps), str(most.chip_steps)) for least, most in ranges]}
     return {
-        SECONDS_PER_STEP: [_text(cost.step_seconds) for cost in costs],
-        "hours": [_range(_text(least.hours), _text(most.hours)) for least, most in ranges],
-        "chip-hours": [_range(_text(least.chip_hours), _text(most.chip_hours)) for least, most in ranges],
+        SECONDS_PER_STEP: [_number(cost.step_seconds) for cost in costs],
+        "hours": [_range(_number(least.hours), _number(most.hours)) for least, most in ranges],
+        "chip-hours": [_range(_number(least.chip_hours), _number(most.chip_hours)) for least, most in ranges],
     }
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def _examples(resolution: Resolution) -> int:
@@ -103,7 +151,3 @@ def _examples(resolution: Resolution) -> int:
 
 def _range(least: str, most: str) -> str:
     return most if least == most else f"{least} to {most}"
-
-
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"

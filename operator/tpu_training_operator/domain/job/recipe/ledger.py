@@ -5,6 +5,8 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
+from tpu_training_operator.api.decimals import readable
+
 
 class Note(NamedTuple):
     """How the number in `field` was derived."""
@@ -39,5 +41,5 @@ def decimal(ratio: Fraction) -> Decimal:
 
 
 def plain(number: Decimal) -> str:
-    """Returns the number without exponent or trailing zeros, for example 0.0004."""
-    return format(number.normalize(), "f")
+    """Returns the number without trailing zeros, for example 0.0004 or 8e-12."""
+    return readable(str(number))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from tpu_contract.protocol import OPTIMIZERS, PROGRAM_CHECKS, XLA_CHECKS
-from tpu_contract.run_spec import Execution, ScheduleName
+from tpu_contract.run_spec import Execution, ScheduleName, Sharding
 from tpu_training_operator.api.catalogue import Shape
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.recipe import Optimizer, Recipe
@@ -37,6 +37,7 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
         yield from _unused_scaling(spec.recipe)
         yield from _unused_schedule(spec.recipe, recipe)
         yield from _unused_patience(spec.recipe, recipe)
+        yield from _undividable_state(spec.recipe)
     yield from _gates_that_cannot_pass(spec)
     if not layout.shape.verified:
         yield f"only one source lists {layout.shape.topology} on {layout.shape.generation}"
@@ -76,22 +77,37 @@ def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
             )
 
 
-def checkpoint_warnings(spec: Spec) -> list[str]:
+def _begins_again(spec: Spec, train_steps: int) -> Iterator[str]:
+    """Yields a warning for a job that is bound to lose its slice, and would begin again at step 0."""
+    provisioning, checkpoint = spec.slice.provisioning, spec.checkpoint
+    spot = provisioning is not None and provisioning.type is ProvisioningType.SPOT
+    # A user's own loop may save checkpoints anywhere.
+    if spec.trainer.entrypoint is None or not (spot or spec.placement):
+        return
+    if checkpoint is None and spot:
+        yield "GKE may reclaim spot slices at any time; without spec.checkpoint every restart begins at step 0"
+    elif checkpoint is None:
+        yield "spec.placement lets the job move; without spec.checkpoint every move begins at step 0"
+    elif checkpoint.every_seconds is None and (checkpoint.every_steps or 0) >= train_steps:
+        yield (
+            f"the training ends after {count(train_steps, 'step')}, and spec.checkpoint.everySteps is"
+            f" {checkpoint.every_steps}: a slice that is lost without notice takes all steps with it; lower it, or set"
+            " everySeconds"
+        )
+
+
+def checkpoint_warnings(spec: Spec, train_steps: int) -> list[str]:
     """Returns warnings about lost or missing checkpoints, which do not concern a run on the user's machine."""
+    lost = list(_begins_again(spec, train_steps))
     if spec.checkpoint is None:
-        provisioning = spec.slice.provisioning
-        spot = provisioning is not None and provisioning.type is ProvisioningType.SPOT
-        # A user's own loop may save checkpoints anywhere.
-        if spot and spec.trainer.entrypoint is not None:
-            return ["GKE may reclaim spot slices at any time; without spec.checkpoint every restart begins at step 0"]
-        return []
+        return lost
     weights = spec.checkpoint.init_from
     places = {
         "uri": spec.checkpoint.uri,
         "resumeFrom": spec.checkpoint.resume_from,
         "initFrom.uri": weights.uri if weights else None,
     }
-    return [
+    return lost + [
         f"spec.checkpoint.{field} {place} is inside the worker and is lost with it; mount a shared volume there"
         " (persistentVolumeClaim or csi) or use gs://bucket/path"
         for field, place in places.items()
@@ -134,6 +150,14 @@ def _unused_optimizer_settings(optimizer: Optimizer) -> Iterator[str]:
     for field in _SETTINGS:
         if getattr(optimizer, field) is not None and not takes(optimizer, field):
             yield f"recipe.optimizer.{Optimizer.model_fields[field].alias} has no effect: {name} does not take it"
+
+
+def _undividable_state(recipe: Recipe) -> Iterator[str]:
+    if recipe.sharding is not Sharding.REPLICATED and recipe.optimizer.name.lower() == "adafactor":
+        yield (
+            f"recipe.sharding {recipe.sharding} needs an optimizer that updates each element by itself, and adafactor"
+            " does not: the run fails when it starts; leave sharding out, or use adamw or sgd"
+        )
 
 
 def _unused_scaling(recipe: Recipe) -> Iterator[str]:
