@@ -33,7 +33,7 @@ class Difference:
 
     @property
     def noise(self) -> float:
-        """What noise alone may make of the excess, with an error of 1 %."""
+        """Returns the largest excess that noise alone makes, with an error of 1 %."""
         return _CERTAIN * math.hypot(self.here[1], self.before[1])
 
 

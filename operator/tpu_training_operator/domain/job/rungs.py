@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from tpu_training_operator.api.job import Checkpoint, TPUTrainingJob
-from tpu_training_operator.api.ladder import Begin
+from tpu_training_operator.api.ladder import Begin, Gates
 from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import RungStatus, RungVerdict
 from tpu_training_operator.api.validation import InvalidJob, Problem
@@ -156,7 +156,7 @@ def _with_efficiency(rung: SliceOption, before: SliceOption | None) -> SliceOpti
     is_alike = before is not None and before.layout.shape.generation == shape.generation
     if not is_alike or lower_rung.gates.min_efficiency is not None or rung.choice.slice.hardware is Hardware.CPU:
         return rung
-    gates = lower_rung.gates.model_copy(update={"min_efficiency": _LEAST_EFFICIENCY})
+    gates = Gates.model_validate(dict(lower_rung.gates) | {"min_efficiency": _LEAST_EFFICIENCY})
     return replace(rung, resolution=replace(rung.resolution, lower_rung=replace(lower_rung, gates=gates)))
 
 
