@@ -12,7 +12,7 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -150,30 +150,56 @@ def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> di
     job = with_uid(file.job)
     job_env = {variable.name: variable.value for variable in job.spec.trainer.env or () if variable.value is not None}
     paths = [*map(str, python_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # Leaves the block as an error does, so that the folder and the processes end.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="tpujob-") as name:
         spec, written = Path(name) / "runspec.json", Path(name) / "answer.json"
         spec.write_text(json.dumps(run_spec(job, resolution, 1)), encoding="utf-8")
         options = ["--run-spec", str(spec), "--output", str(written), *(["--largest"] if largest else [])]
-        ended = subprocess.run(  # noqa: S603 - this Python, with files of our own
+        exit_code = _run_stoppable(
             [sys.executable, "-m", "tpu_trainer", "compile-check", *options],
             # A worker runs code in its folder.
             cwd=python_path[0] if len(python_path) == 1 else None,
             # The compiler's flags are the job's, not those of this shell.
             env={**os.environ, _COMPILER_FLAGS: "", **job_env, "PYTHONPATH": os.pathsep.join(paths)},
-            stdin=subprocess.DEVNULL,
             # The search for the largest batch prints each try, which may take minutes.
             stdout=sys.stderr if request.shows_progress else subprocess.DEVNULL,
-            # The answer repeats the error.
-            stderr=subprocess.DEVNULL,
-            check=False,
         )
         if not written.exists():
             raise CommandError(
-                f"compile-check: the trainer's process ended with exit code {ended.returncode} and without an answer"
+                f"compile-check: the trainer's process ended with exit code {exit_code} and without an answer"
             )
         answer: dict[str, Any] = json.loads(written.read_bytes())
     if "trouble" in answer:
         raise CommandError(answer["said"])
     return answer
+
+
+def _run_stoppable(command: list[str], *, cwd: Path | None, env: dict[str, str], stdout: int | TextIO) -> int:
+    """Runs a process and returns its exit code. SIGTERM ends it before it ends this one, with SystemExit.
+
+    A handler that raised while the process is being started would leave it running.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    is_stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        if process is not None:
+            process.kill()
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        # The answer repeats what the trainer writes to stderr.
+        silent = subprocess.DEVNULL
+        process = subprocess.Popen(  # noqa: S603 - this Python, with files of our own
+            command, cwd=cwd, env=env, stdin=silent, stdout=stdout, stderr=silent
+        )
+        with process:
+            if is_stopped:
+                process.kill()
+            exit_code = process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if is_stopped:
+        sys.exit(128 + signal.SIGTERM)
+    return exit_code
