@@ -107,7 +107,7 @@ def test_one_whose_loss_does_not_fall_stops_at_the_first_rung_says_so_in_numbers
         "GateFailed",
         (1, 3),
     )
-    why = r"rung 1 of 3 on v5litepod-1: lossFalls failed: the loss rose from \d\S* to \d\S* at step \d+, above its first .*"
+    why = r"rung 1 of 3 on v5litepod-1: lossFalls failed: the loss rose from \d\S* to \d\S* at step \d+, above its .*"
     assert re.fullmatch(why, failed["message"])
     [rung] = status["ladder"]["rungs"]
     assert (rung["verdict"], float(rung["firstLoss"]) < float(rung["lastLoss"])) == ("Failed", True)
