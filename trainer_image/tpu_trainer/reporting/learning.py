@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tpu_contract.protocol import LOSS_FALLS
 from tpu_trainer.reporting.loss_trend import LossTrend
 
-FEWEST_STEPS = 30
+FEWEST_STEPS = 100
 """In fewer steps even a healthy training may not get out of the noise of its batches."""
 
 HIGH_RATE = (
