@@ -66,7 +66,7 @@ def without_name(program: dict[str, Any]) -> str:
 
 
 def test_with_accumulation_each_program_has_the_products_of_one_pass(traced: dict[str, dict[str, Any]]) -> None:
-    """As a worker sends them off: all passes in one program would hold all their activations at once."""
+    """Traces passes as a worker sends them off: all in one program would hold all their activations at once."""
     accumulated = traced["accumulated"]
     one = products(traced["step"]["program"])
     assert (products(accumulated["passes"]), products(accumulated["program"])) == (one, one)

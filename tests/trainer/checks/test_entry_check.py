@@ -121,7 +121,7 @@ def test_an_error_of_the_users_is_told_as_in_a_run(tmp_path: Path, entrypoint: s
 
 
 def calls_a_kernel(hp: Hyperparameters) -> Task:
-    """As torch_xla does for a kernel in Pallas."""
+    """Calls a kernel as torch_xla calls one in Pallas."""
     import jax
     from jax.experimental import pallas
 

@@ -128,7 +128,7 @@ def test_the_plan_of_one_slice_has_its_cost(prices: str) -> None:
 
 
 def job_file(path: Path, hardware: str = "TPU", speed: str | None = "4096") -> str:
-    """What kubectl prints of a job on v5litepod-4."""
+    """Returns what kubectl prints of a job on v5litepod-4."""
     body = job_body({"spec.slice": {"acceleratorType": "v5litepod-4", "hardware": hardware}})
     numbers = {"chips": 4, "replicas": 4, "globalBatchSize": 512, "learningRate": 0.1, "steps": 20}
     rungs = [{"slice": "v5litepod-4", "verdict": "Passed", "examplesPerSecond": speed, **numbers}]
