@@ -1,9 +1,9 @@
-"""What a worker of a slice finds in its environment: the pod's variables, and those of GKE's device plugin."""
+"""What a worker of a slice finds in its environment from its pod. `device_plugin` has what GKE adds."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from tpu_training_operator.api.catalogue import HOST_BLOCKS, Shape
+from tpu_training_operator.api.catalogue import Shape
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.job.naming import WorkerId
@@ -23,19 +23,6 @@ def job_on(shape: Shape, **trainer: Any) -> TPUTrainingJob:
             "spec": {"slice": where, "trainer": {"image": "i", "entrypoint": "m:f", **trainer}, "recipe": recipe},
         }
     )
-
-
-def device_plugin(shape: Shape) -> dict[str, str]:
-    """What GKE's plugin sets in every container with google.com/tpu; the old `-device` labels give no bounds."""
-    values = {
-        "TPU_SKIP_MDS_QUERY": "true",
-        "TPU_TOPOLOGY": shape.topology,
-        "TPU_ACCELERATOR_TYPE": shape.accelerator_type,
-    }
-    if not shape.machine_type.label.endswith("-device"):
-        values["TPU_HOST_BOUNDS"] = ",".join(map(str, shape.host_bounds))
-        values["TPU_CHIPS_PER_HOST_BOUNDS"] = ",".join(map(str, HOST_BLOCKS[shape.chips_per_host]))
-    return values
 
 
 def pod_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, data: Mapping[str, str]) -> dict[str, str]:

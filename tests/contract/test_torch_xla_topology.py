@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 import pytest
 from torch_xla._internal import tpu
 
-from tests.contract.slices import device_plugin, job_on, pod_env
+from tests.contract.device_plugin import device_plugin
+from tests.contract.slices import job_on, pod_env
 from tpu_training_operator.api.catalogue import Generation, Shape, generations
 from tpu_training_operator.domain.job.naming import workers
 from tpu_training_operator.domain.job.recipe.resolve import resolve
