@@ -28,6 +28,7 @@ class ExitCode(IntEnum):
     PeerLost = 69
     InternalError = 70
     Hung = 71
+    SliceUnfit = 72
     StorageFailed = 74
     Preempted = 75
     Diverged = 76

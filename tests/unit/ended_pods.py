@@ -343,6 +343,7 @@ EXIT_CODES = (
     FailedPod("a lost peer", exited(69), "Infrastructure", "PeerLost", "the worker exited with code 69"),
     FailedPod("an error of the trainer's", exited(70), "Unknown", "InternalError", "the worker exited with code 70"),
     FailedPod("a hang that the trainer saw", exited(71), "Hang", "Hung", "the worker exited with code 71"),
+    FailedPod("a host that cannot train", exited(72), "Infrastructure", "SliceUnfit", "the worker exited with code 72"),
     FailedPod("no storage", exited(74), "Infrastructure", "StorageFailed", "the worker exited with code 74"),
     FailedPod("a loss of no number", exited(65), "NotFinite", "NotFinite", "the worker exited with code 65"),
     FailedPod("lost checkpoints", exited(66), "UserError", "CheckpointUnusable", "the worker exited with code 66"),

@@ -9,6 +9,7 @@ from types import ModuleType, TracebackType
 from typing import ClassVar
 
 from tpu_contract.protocol import ExitCode
+from tpu_contract.slice_check import SliceCheckLine
 
 
 class TrainerError(Exception):
@@ -43,6 +44,16 @@ class PreemptedError(TrainerError):
     """The worker was asked to stop and ended before all replicas agreed to: before the first step, or by os._exit."""
 
     code = ExitCode.Preempted
+
+
+class SliceUnfitError(TrainerError):
+    """This host failed a line of the slice check. `line`: that line."""
+
+    code = ExitCode.SliceUnfit
+
+    def __init__(self, line: SliceCheckLine) -> None:
+        super().__init__(str(line))
+        self.line = line
 
 
 class StorageError(TrainerError):

@@ -44,6 +44,7 @@ EXIT_CODE_CLASSES: Mapping[ExitCode, FailureClass] = {
     ExitCode.PeerLost: FailureClass.INFRASTRUCTURE,
     ExitCode.InternalError: FailureClass.UNKNOWN,
     ExitCode.Hung: FailureClass.HANG,
+    ExitCode.SliceUnfit: FailureClass.INFRASTRUCTURE,
     ExitCode.StorageFailed: FailureClass.INFRASTRUCTURE,
     ExitCode.Preempted: FailureClass.PREEMPTION,
     # A chip that computes wrongly would fail this way; on other nodes the same program may succeed.
