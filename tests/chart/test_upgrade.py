@@ -18,7 +18,7 @@ from tests.chart.cluster import Cluster, Operator, start_operator
 from tests.chart.helm import CHART
 from tests.chart.switches import OTHER
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kwok import add_cpu_nodes, remove_nodes, start_kwok
+from tests.cluster.kwok import cpu_nodes_for, start_kwok
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import Namespace
 
@@ -61,9 +61,8 @@ def old_operator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def nodes(control_plane: ControlPlane) -> Iterator[None]:
     start_kwok(control_plane)
-    pool = add_cpu_nodes(control_plane, 4)
-    yield
-    remove_nodes(control_plane, pool)
+    with cpu_nodes_for(control_plane, 4):
+        yield
     control_plane.children.stop("kwok", grace=30)
 
 

@@ -117,7 +117,7 @@ class ControlPlane:
         """Why no test should run here, if so."""
         if ended := ESSENTIAL & self.children.ended():
             return f"{', '.join(sorted(ended))} ended"
-        return health.lasting(self._unready) or health.left_over_namespace(self.api)
+        return health.lasting(self._unready) or health.left_over_namespace(self.api) or health.left_over_node(self.api)
 
     def _unready(self) -> str | None:
         urls = (f"{self.server}/readyz", *self._healthz)

@@ -10,6 +10,8 @@ from tests.cluster.processes import wait_until
 
 # What a busy machine needs for a moment may take this long.
 PATIENCE_SECONDS = 30.0
+SIMULATED = {"kwok.x-k8s.io/node": "fake"}
+"""The annotation of the nodes that kwok plays."""
 # A namespace is gone when its pods have stopped, which is not awaited.
 DELETION_SECONDS = 120.0
 
@@ -64,6 +66,14 @@ def unavailable_deployment(api: ApiClient) -> str | None:
         ready = item.get("status", {}).get("availableReplicas", 0)
         if ready < item["spec"]["replicas"] and not namespace.startswith(namespaces.PREFIX):
             return f"{ready} of {item['spec']['replicas']} pods of deployment {namespace}/{name} are available"
+    return None
+
+
+def left_over_node(api: ApiClient) -> str | None:
+    """A simulated one, where pods of the next test could land."""
+    for item in api.call("GET", "/api/v1/nodes")["items"]:
+        if SIMULATED.items() <= item["metadata"].get("annotations", {}).items():
+            return f"node {item['metadata']['name']} is left over"
     return None
 
 

@@ -5,7 +5,8 @@ defines what kwok does to nodes and pods.
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from tests.cluster import binaries
 from tests.cluster.api import STRATEGIC_MERGE_PATCH, Identity, Object, answers_ok
 from tests.cluster.control_plane import START_SECONDS, ControlPlane
+from tests.cluster.health import SIMULATED
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
 
@@ -21,8 +23,6 @@ NODES = "/api/v1/nodes"
 NODE_POOL = "cloud.google.com/gke-nodepool"
 TPU_TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
 
-# Only nodes with this annotation are kwok's; a real kubelet's node in the same cluster is left alone.
-SIMULATED = {"kwok.x-k8s.io/node": "fake"}
 # kwok renews a Lease after a quarter of its duration. The controller manager gives a node up after 50 s, so 120 s keeps
 # a node alive with a third of the writes that the default of 40 s needs; thousands of nodes share 2 cores.
 LEASE_SECONDS = 120
@@ -94,6 +94,16 @@ def add_tpu_nodes(
 def add_cpu_nodes(cluster: ControlPlane, count: int) -> NodePool:
     """Adds a pool of plain nodes; returns when pods can be scheduled on all of them."""
     return _add_nodes(cluster, "cpu", count, labels={}, taints=[], capacity=ROOMY)
+
+
+@contextmanager
+def cpu_nodes_for(cluster: ControlPlane, count: int) -> Iterator[NodePool]:
+    """A pool of plain nodes that is gone at the end of the block, whatever happens in it."""
+    pool = add_cpu_nodes(cluster, count)
+    try:
+        yield pool
+    finally:
+        remove_nodes(cluster, pool)
 
 
 def remove_nodes(cluster: ControlPlane, pool: NodePool) -> None:

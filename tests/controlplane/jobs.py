@@ -77,8 +77,22 @@ class Namespace:
             status = self.status(name)
             return status.get("state") == state and attempt in (None, status.get("attempt"))
 
-        self.wait(reached, f"job {name} is {state}")
+        try:
+            self.wait(reached, f"job {name} is {state}")
+        except TimeoutError as late:
+            raise TimeoutError(f"{late}\n{self._why_not(name)}") from None
         return self.status(name)
+
+    def _why_not(self, name: str) -> str:
+        """The job's status, and of each pod where it is and what keeps it from there."""
+        lines = [yaml.safe_dump(self.status(name))]
+        for pod in self.pods(name):
+            found, status = pod["metadata"]["name"], pod["status"]
+            waits = {
+                item["type"]: item.get("message") for item in status.get("conditions", ()) if item["status"] != "True"
+            }
+            lines.append(f"{found} on {pod['spec'].get('nodeName')}: {status.get('phase')} {waits}")
+        return "\n".join(lines)
 
     def finish(self, pod: str, exit_code: int = 0, message: Object | None = None, reason: str | None = None) -> None:
         # The trainer leaves last words with exit code 0; after a failure they may be missing.

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
@@ -20,10 +20,10 @@ V6E = SimulatedSlice("tpu-v6e-slice", "4x4", 4, 4)
 
 @dataclass
 class Place:
-    """A namespace of one story, and its node pools, where its jobs alone can run."""
+    """A namespace of one story, and its node pools, where its jobs alone can run: the nodes have a label of their own,
+    which its jobs select."""
 
     space: Namespace
-    pools: list[NodePool] = field(default_factory=list)
 
     @property
     def _cluster(self) -> ControlPlane:
@@ -31,7 +31,7 @@ class Place:
 
     @property
     def own(self) -> dict[str, str]:
-        """The label of its nodes."""
+        """The label of its nodes, and the node selector of its jobs."""
         return {"story": self.space.name}
 
     def apply(self, job: Object) -> None:
@@ -39,8 +39,11 @@ class Place:
         self.space.apply(job | {"spec": job["spec"] | {"trainer": trainer}})
 
     def add(self, shape: SimulatedSlice) -> NodePool:
-        self.pools.append(add_tpu_nodes(self._cluster, shape, self.own))
-        return self.pools[-1]
+        return add_tpu_nodes(self._cluster, shape, self.own)
+
+    def remove_all(self) -> None:
+        """Also those of a pool that was not ready in time."""
+        self._cluster.api.call("DELETE", f"{NODES}?labelSelector=story%3D{self.space.name}")
 
     def taint(self, pool: NodePool, *taints: Object) -> None:
         """The pool's taints besides GKE's own for TPUs."""
@@ -74,9 +77,10 @@ class Place:
 def a_place(cluster: ControlPlane) -> Iterator[Place]:
     with fresh_namespace(cluster.api) as name:
         place = Place(Namespace(cluster, name))
-        yield place
-        for pool in place.pools:
-            remove_nodes(cluster, pool)
+        try:
+            yield place
+        finally:
+            place.remove_all()
 
 
 def tpu_job(name: str, accelerator_type: str, count: int = 1, **spec: Object) -> Object:

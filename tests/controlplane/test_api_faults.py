@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.kwok import cpu_nodes_for
 from tests.cluster.namespaces import fresh_namespace
 from tests.controlplane.faults import (
     BROKEN,
@@ -152,10 +152,8 @@ def a_stage(cluster: ControlPlane, seed: int) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def stages(control_plane: ControlPlane, job_definition: None) -> Iterator[list[Stage]]:
-    nodes = add_cpu_nodes(control_plane, STAGES * HOSTS)
-    with ExitStack() as playing:
+    with cpu_nodes_for(control_plane, STAGES * HOSTS), ExitStack() as playing:
         yield [playing.enter_context(a_stage(control_plane, seed)) for seed in range(STAGES)]
-    remove_nodes(control_plane, nodes)
 
 
 @pytest.fixture(scope="module")

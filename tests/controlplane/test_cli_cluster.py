@@ -18,7 +18,7 @@ import yaml
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deadlines import deadline
-from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.kwok import cpu_nodes_for
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import Namespace, digits
@@ -176,16 +176,13 @@ def test_a_job_that_no_operator_has_seen_is_shown_all_the_same(
 def stories(
     control_plane: ControlPlane, served_everywhere: OperatorProcess, request: pytest.FixtureRequest
 ) -> Iterator[Stories]:
-    pool = add_cpu_nodes(control_plane, 4)
-
     def tell(story: Callable[[Reading], None]) -> None:
         with fresh_namespace(control_plane.api) as name:
             story(Reading.of(control_plane, name))
 
     chosen = {name: partial(tell, STORIES[name]) for name in selected(request, STORIES)}
-    with told_together(Group(chosen, at_once=len(STORIES))) as told:
+    with cpu_nodes_for(control_plane, 4), told_together(Group(chosen, at_once=len(STORIES))) as told:
         yield told
-    remove_nodes(control_plane, pool)
 
 
 @pytest.mark.parametrize("story", STORIES)

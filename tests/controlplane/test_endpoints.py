@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.api import ApiClient, Object
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.kwok import cpu_nodes_for
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import Namespace, digits
 from tests.controlplane.operator_process import OperatorProcess
@@ -23,9 +23,8 @@ SECONDS = 300
 
 @pytest.fixture(scope="module")
 def cpu_nodes(control_plane: ControlPlane) -> Iterator[None]:
-    pool = add_cpu_nodes(control_plane, 8)
-    yield
-    remove_nodes(control_plane, pool)
+    with cpu_nodes_for(control_plane, 8):
+        yield
 
 
 @pytest.fixture

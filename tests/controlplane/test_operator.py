@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deadlines import kubectl_timeout
-from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.kwok import cpu_nodes_for
 from tests.controlplane.jobs import Namespace, condition, digits
 from tests.controlplane.operator_process import OperatorProcess
 
@@ -18,9 +18,8 @@ LAST_WORDS = {"outcome": "Succeeded", "message": "", "step": 300, "metrics": {"l
 
 @pytest.fixture(scope="module")
 def cpu_nodes(control_plane: ControlPlane) -> Iterator[None]:
-    pool = add_cpu_nodes(control_plane, 4)
-    yield
-    remove_nodes(control_plane, pool)
+    with cpu_nodes_for(control_plane, 4):
+        yield
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import yaml
 
 from tests.cluster import kueue
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.kwok import cpu_nodes_for
 from tests.cluster.namespaces import fresh_namespace
 from tests.controlplane.jobs import Namespace, condition, digits
 from tests.controlplane.operator_process import ACCOUNT, OperatorProcess
@@ -313,16 +313,14 @@ def test_a_cluster_without_kueue_is_said(control_plane: ControlPlane, namespace:
 def stories(control_plane: ControlPlane, granted: OperatorProcess, request: pytest.FixtureRequest) -> Iterator[Stories]:
     kueue.install(control_plane)
     control_plane.kubectl("apply", "-f", "-", input=yaml.safe_dump_all([_FLAVOR, _CLASS]))
-    pool = add_cpu_nodes(control_plane, 4)
 
     def tell(story: Callable[[Namespace, OperatorProcess], None]) -> None:
         with fresh_namespace(control_plane.api) as name:
             story(Namespace(control_plane, name), granted)
 
     chosen = {name: partial(tell, STORIES[name]) for name in selected(request, STORIES)}
-    with told_together(Group(chosen, at_once=len(STORIES))) as told:
+    with cpu_nodes_for(control_plane, 4), told_together(Group(chosen, at_once=len(STORIES))) as told:
         yield told
-    remove_nodes(control_plane, pool)
 
 
 @pytest.mark.parametrize("story", STORIES)

@@ -15,7 +15,7 @@ import yaml
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deadlines import deadline
-from tests.cluster.kwok import add_cpu_nodes, remove_nodes
+from tests.cluster.kwok import cpu_nodes_for
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import wait_until
@@ -194,11 +194,9 @@ STORIES = {
 
 @pytest.fixture(scope="module")
 def stories(control_plane: ControlPlane, job_definition: None, request: pytest.FixtureRequest) -> Iterator[Stories]:
-    pool = add_cpu_nodes(control_plane, 8)
     chosen = {name: partial(tell, STORIES[name], control_plane) for name in selected(request, STORIES)}
-    with told_together(Group(chosen, at_once=len(STORIES))) as told:
+    with cpu_nodes_for(control_plane, 8), told_together(Group(chosen, at_once=len(STORIES))) as told:
         yield told
-    remove_nodes(control_plane, pool)
 
 
 @pytest.mark.parametrize("story", STORIES)

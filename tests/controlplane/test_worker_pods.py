@@ -9,10 +9,11 @@ import pytest
 
 from tests.cluster.api import ApiError
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kwok import SimulatedSlice, add_tpu_nodes, remove_nodes
+from tests.cluster.kwok import TPU_TAINT
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.processes import wait_until
 from tests.controlplane.jobs import digits
+from tests.controlplane.places import FOUR_HOSTS, a_place
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.cluster_state.obstacles import limit_range_remedy
@@ -26,9 +27,7 @@ from tpu_training_operator.domain.objects.worker_pod import worker_pod
 Object = dict[str, Any]
 
 FIRST = WorkerId(1, 0, 0)
-FOUR_HOSTS = SimulatedSlice("tpu-v5-lite-podslice", "4x4", 4, 4)
 REPORTING = Reporting("https://operator.tpu-system.svc:8443", "-----BEGIN CERTIFICATE-----\n")
-TPU_TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
 RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/enforce-version": "latest",
@@ -36,18 +35,25 @@ RESTRICTED = {
 OWN_LOOP = {"image": "registry.example/digits:1", "command": ["python", "train.py"]}
 
 
-def job_on_tpus(namespace: str, trainer: Object | None = None, on: Object | None = None) -> TPUTrainingJob:
+def job_on_tpus(
+    namespace: str, trainer: Object | None = None, on: Object | None = None, nodes: Object | None = None
+) -> TPUTrainingJob:
+    """`nodes`: their labels."""
     body = digits(slice={"acceleratorType": "v5litepod-16", "hardware": "TPU", **(on or {})})
-    body["spec"]["trainer"] = trainer or body["spec"]["trainer"]
+    body["spec"]["trainer"] = (trainer or body["spec"]["trainer"]) | ({"nodeSelector": nodes} if nodes else {})
     body["metadata"] |= {"namespace": namespace, "uid": "00000000-0000-0000-0000-000000000000"}
     return parse_job(body)
 
 
 def objects(
-    namespace: str, *avoid: str, trainer: Object | None = None, on: Object | None = None
+    namespace: str,
+    *avoid: str,
+    trainer: Object | None = None,
+    on: Object | None = None,
+    nodes: Object | None = None,
 ) -> tuple[Object, Object]:
     """The ConfigMap and the first pod of a job on four TPU hosts."""
-    job = job_on_tpus(namespace, trainer, on)
+    job = job_on_tpus(namespace, trainer, on, nodes)
     resolution = resolve(job.spec)
     made = config_map(job, resolution, 1, REPORTING), worker_pod(job, resolution, FIRST, REPORTING, avoid)
     for each in made:
@@ -180,13 +186,12 @@ TAINT = {"key": "cloud.google.com/reservation-name", "value": "r", "effect": "No
 
 
 @pytest.mark.parametrize("labels", RESERVATION_LABELS.values(), ids=RESERVATION_LABELS.keys())
-def test_a_worker_finds_the_nodes_of_its_reservation(
-    control_plane: ControlPlane, namespace: str, labels: dict[str, str]
-) -> None:
-    pool = add_tpu_nodes(control_plane, FOUR_HOSTS)
-    try:
-        (_, pod) = objects(namespace, on={"provisioning": {"type": "Reservation", "reservation": "r"}})
-        path = f"/api/v1/namespaces/{namespace}/pods"
+def test_a_worker_finds_the_nodes_of_its_reservation(control_plane: ControlPlane, labels: dict[str, str]) -> None:
+    with a_place(control_plane) as place:
+        pool, space = place.add(FOUR_HOSTS), place.space.name
+        reserved = {"provisioning": {"type": "Reservation", "reservation": "r"}}
+        (_, pod) = objects(space, on=reserved, nodes=place.own)
+        path = f"/api/v1/namespaces/{space}/pods"
         control_plane.api.call("POST", path, pod)
         name = pod["metadata"]["name"]
 
@@ -201,16 +206,14 @@ def test_a_worker_finds_the_nodes_of_its_reservation(
         control_plane.kubectl("patch", "node", pool.nodes[1], "--type=merge", f"--patch={patch}")
         wait_until(lambda: found()["spec"].get("nodeName"), timeout=60, what="the pod has a node")
         assert found()["spec"]["nodeName"] == pool.nodes[1]
-    finally:
-        remove_nodes(control_plane, pool)
 
 
-def test_the_scheduler_places_no_pod_on_an_avoided_node(control_plane: ControlPlane, namespace: str) -> None:
-    pool = add_tpu_nodes(control_plane, FOUR_HOSTS)
-    try:
-        pods = f"/api/v1/namespaces/{namespace}/pods"
+def test_the_scheduler_places_no_pod_on_an_avoided_node(control_plane: ControlPlane) -> None:
+    with a_place(control_plane) as place:
+        pool, space = place.add(FOUR_HOSTS), place.space.name
+        pods = f"/api/v1/namespaces/{space}/pods"
         for index, free in enumerate(pool.nodes):
-            (_, pod) = objects(namespace, *(node for node in pool.nodes if node != free))
+            (_, pod) = objects(space, *(node for node in pool.nodes if node != free), nodes=place.own)
             pod["metadata"]["name"] = f"only-there-{index}"
             control_plane.api.call("POST", pods, pod)
 
@@ -220,5 +223,3 @@ def test_the_scheduler_places_no_pod_on_an_avoided_node(control_plane: ControlPl
 
         wait_until(lambda: None not in nodes(), timeout=60, what="all pods have nodes")
         assert nodes() == list(pool.nodes)
-    finally:
-        remove_nodes(control_plane, pool)

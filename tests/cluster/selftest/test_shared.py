@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster import packages
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kwok import add_cpu_nodes, cpu_nodes_for, start_kwok
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.nodes import RealCluster
 from tests.cluster.processes import ProcessRecord, wait_until
@@ -114,6 +115,16 @@ def test_namespaces_left_over_are_a_problem_and_those_in_use_are_none() -> None:
         assert cluster.problem() == "namespace test-forgotten is left over"
         cluster.kubectl("delete", "namespace", "test-forgotten", "--wait=false")
         assert cluster.problem() is None
+
+
+def test_simulated_nodes_left_over_are_a_problem() -> None:
+    with ControlPlane() as cluster:
+        start_kwok(cluster)
+        with pytest.raises(RuntimeError), cpu_nodes_for(cluster, 1):
+            raise RuntimeError
+        assert cluster.problem() is None
+        pool = add_cpu_nodes(cluster, 1)
+        assert cluster.problem() == f"node {pool.nodes[0]} is left over"
 
 
 @pytest.mark.skipif(packages.missing() is not None, reason=packages.missing() or "")

@@ -10,6 +10,7 @@ import json
 
 import torch
 import torch_xla
+import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
 from torch import nn
 
@@ -59,7 +60,8 @@ def same(one: Snapshot, other: Snapshot) -> bool:
 def main() -> None:
     model, optimizer = placed(seed=0)
     train(model, optimizer, steps=3, seed=1)
-    torch_xla.sync(wait=True)
+    # A program is counted when it ends, and sync(wait=True) does not wait for that.
+    xm.wait_device_ops()
     before = counts()
     snapshot = take(model, optimizer)
     cost = {name: count - before[name] for name, count in counts().items()}

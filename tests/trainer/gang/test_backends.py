@@ -209,3 +209,7 @@ def test_values_that_are_not_tensors_pass_through_to_device_unchanged() -> None:
 def test_gradients_pass_through_a_frozen_norm_on_xla_as_on_a_cpu(launcher: Launcher) -> None:
     said = launcher.run_on_xla("tests.trainer.frozen_norm_on_xla")
     assert float(said.rpartition("distance: ")[2]) < 1e-5
+
+
+def test_xlas_barrier_waits_until_the_device_has_done_its_work(launcher: Launcher) -> None:
+    assert "unfinished: 0 of 3\n" in launcher.run_on_xla("tests.trainer.barrier_on_xla")

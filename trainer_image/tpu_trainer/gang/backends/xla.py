@@ -65,7 +65,9 @@ class _XlaHosts(XlaDevice):
         return self._group.gather(row)
 
     def barrier(self) -> None:
-        torch_xla.sync(wait=True)
+        torch_xla.sync()
+        # sync(wait=True) only waits until the device has been given its work.
+        xm.wait_device_ops()
         self._group.barrier()
 
     def close(self) -> None:
