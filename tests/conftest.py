@@ -44,6 +44,12 @@ MEASURED = "measured"
 """The user property whose text is shown at the end of the run."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def folder_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Makes pytest's folder. The first call for one makes it, and two threads that do so at the same time fail."""
+    tmp_path_factory.getbasetemp()
+
+
 @pytest.fixture
 def snapshot(snapshot: SnapshotAssertion, tmp_path_factory: pytest.TempPathFactory) -> SnapshotAssertion:
     """Compares texts with those that `make snapshots` wrote beside the test, without what differs between two runs."""

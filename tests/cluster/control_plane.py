@@ -4,10 +4,12 @@ Use it from a fixture or a Python prompt: `with ControlPlane() as cluster: ...`.
 simulated ones, and `nodes` builds a cluster of real ones around it.
 """
 
+import base64
 import json
 import os
 import secrets
 import subprocess
+import urllib.request
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -16,7 +18,8 @@ from pathlib import Path
 from typing import Self
 
 from tests.cluster import binaries, directories, health, packages, pki
-from tests.cluster.api import ApiClient, ApiError, Object, answers_ok
+from tests.cluster.api import TIMEOUT_SECONDS, ApiClient, ApiError, Object, answers_ok
+from tests.cluster.deadlines import deadline
 from tests.cluster.ports import LOOPBACK, free_port
 from tests.cluster.processes import Child, Children, wait_until
 
@@ -130,6 +133,18 @@ class ControlPlane:
         # Each backs off on its own, for longer after each restart; one after the other they took two minutes.
         for client in (CONTROLLER_MANAGER, SCHEDULER):
             self.children.start_again(client, grace=STOP_GRACE_SECONDS)
+
+    def erase(self, kind: str, namespace: str, name: str) -> None:
+        """Removes an object from etcd behind the API server's back. `kind`: as in "pods".
+
+        Watches see it gone and never saw it stop, while even a forced deletion first writes when it began. Raises
+        LookupError.
+        """
+        key = base64.b64encode(f"/registry/{kind}/{namespace}/{name}".encode()).decode()
+        request = urllib.request.Request(f"{self._etcd}/v3/kv/deleterange", json.dumps({"key": key}).encode())
+        with urllib.request.urlopen(request, timeout=deadline(TIMEOUT_SECONDS)) as answer:
+            if "deleted" not in json.load(answer):
+                raise LookupError(f"no {namespace}/{name} among the {kind}")
 
     def kubectl(
         self,

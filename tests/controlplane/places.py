@@ -70,7 +70,15 @@ class Place:
         for pod in self._cluster.api.call("GET", "/api/v1/pods")["items"]:
             if pod["spec"].get("nodeName") in pool.nodes:
                 path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
-                self._cluster.api.call("DELETE", f"{path}?gracePeriodSeconds=0")
+                self._delete(f"{path}?gracePeriodSeconds=0")
+
+    def _delete(self, path: str) -> None:
+        try:
+            self._cluster.api.call("DELETE", path)
+        except ApiError as error:
+            # Somebody else may be faster.
+            if error.status != 404:
+                raise
 
 
 @contextmanager

@@ -162,7 +162,7 @@ def test_suspend_and_resume_are_not_charged_and_may_change_the_workers(
     space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":true}}}')
     space.wait(lambda: space.names("pod") == [], "all workers are gone")
     assert condition(space.wait_for_state("Suspended"), "Suspended")["status"] == "True"
-    space.kubectl("wait", "--for=condition=Ready", "tpujob/digits", "--timeout=30s")
+    space.kubectl("wait", "--for=condition=Ready", "tpujob/digits", kubectl_timeout(30))
     space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", tolerate)
 
     space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", '{"spec":{"runPolicy":{"suspend":false}}}')

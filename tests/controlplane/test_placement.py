@@ -232,8 +232,8 @@ def a_first_worker_that_is_created_again_joins_its_peers(place: Place) -> None:
     space.wait(lambda: set(pool.nodes[1:]) in nodes_by_slice(space, "gang"), "the gang has all nodes but one")
     place.add(FOUR_HOSTS)
     before = space.pods("gang")[0]["metadata"]
-    # Without a trace: one that is seen to stop would be a failure.
-    space.kubectl("delete", "pod", "gang-1-0-0", "--grace-period=0", "--force")
+    # Without a trace: one that is seen to stop is a failure.
+    space.cluster.erase("pods", space.name, "gang-1-0-0")
     place.cordon(pool, 0, cordoned=False)
 
     space.wait_for_state("Running", name="gang", attempt=1)

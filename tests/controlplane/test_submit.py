@@ -219,8 +219,6 @@ def stories(
     request: pytest.FixtureRequest,
 ) -> Iterator[Stories]:
     """Each in a namespace of its own. They are three at a time, because most of each is the start of `tpujob`."""
-    # The first call makes pytest's folder; two threads that make it at the same time fail.
-    tmp_path_factory.getbasetemp()
 
     def tell(story: Callable[[Desk], None]) -> None:
         with fresh_namespace(control_plane.api) as name:

@@ -222,15 +222,16 @@ except StorageDeniedError as error:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 @pytest.mark.parametrize("operation", [("list", "step-"), ("delete", "step-1/a")])
-def test_a_directory_of_another_user_names_the_user_that_must_be_let_in(tmp_path: Path, operation: tuple[str]) -> None:
-    DirectoryStore(tmp_path / "place").put("step-1/a", b"")
-    (tmp_path / "place/step-1").chmod(0o700)
-    for directory in (tmp_path, *tmp_path.parents):
-        if directory.is_relative_to(Path(tempfile.gettempdir(), "pytest-of-root")):
-            directory.chmod(0o755)
-    command = [sys.executable, "-c", AS_A_STRANGER, str(tmp_path / "place"), *operation]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert f"Permission denied ({tmp_path}/place/step-1" in said
+def test_a_directory_of_another_user_names_the_user_that_must_be_let_in(operation: tuple[str]) -> None:
+    # Not pytest's folder: each session that starts closes it for other users.
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory, "place")
+        DirectoryStore(place).put("step-1/a", b"")
+        Path(directory).chmod(0o755)
+        (place / "step-1").chmod(0o700)
+        command = [sys.executable, "-c", AS_A_STRANGER, str(place), *operation]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert f"Permission denied ({place}/step-1" in said
     assert "as user 65532 of group 65532" in said
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
+from tests.cluster.deadlines import deadline
 from tests.trainer.gang_processes import run_spec
 from tpu_contract.protocol import TERMINATION_MESSAGE_LIMIT, ExitCode
 from tpu_trainer.checks.compile import check, command
@@ -291,7 +292,7 @@ sys.exit(command.main(["--run-spec", {str(tmp_path / "run.json")!r}, "--entry-ch
         if signals:
             assert process.stdout.readline() == "compiles\n"
             process.terminate()
-        assert process.wait(60) == 0, process.stdout.read()
+        assert process.wait(deadline(60)) == 0, process.stdout.read()
     document: dict[str, Any] = json.loads(words.read_text())
     assert (document.pop("outcome"), document.pop("message")) == ("Succeeded", "made 2 steps")
     return document

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
-from aiohttp.test_utils import unused_port
 from click.testing import CliRunner, Result
 from kubernetes.config import kube_config
 from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
+from tests.cluster.deadlines import deadline
+from tests.cluster.ports import free_port
 from tests.fakes.api_server import refuses, status
 from tests.fakes.watched_cluster import WatchedCluster, kubeconfig_for, served_in_thread
 from tests.unit.histories import document, typical
@@ -242,7 +243,7 @@ def test_an_interrupt_exits_quietly_with_130(cluster: WatchedCluster, kubeconfig
         try:
             assert process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=deadline(60))
         finally:
             process.kill()
     assert (process.returncode, errors) == (130, "")
@@ -522,7 +523,7 @@ def test_a_cluster_without_the_crd_is_told_how_to_install_it(
 
 @pytest.mark.parametrize("command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits", "-f"]])
 def test_an_unreachable_cluster_is_named(tmp_path: Path, command: list[str]) -> None:
-    url = f"http://127.0.0.1:{unused_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     [line] = told(tpujob(kubeconfig_for(url, tmp_path / "config"), *command))
     assert line.startswith(f"tpujob: {url} cannot be reached: ")
 

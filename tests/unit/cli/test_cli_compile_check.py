@@ -15,6 +15,7 @@ import yaml
 from click.testing import CliRunner, Result
 from syrupy.assertion import SnapshotAssertion
 
+from tests.cluster.deadlines import deadline
 from tests.unit.jobs import job_body
 from tpu_training_operator.cli.code import option
 from tpu_training_operator.cli.common.errors import CommandError
@@ -308,8 +309,8 @@ main(["compile-check", "-f", {str(job)!r}])
         compiler = os.pidfd_open(int(compiles.read_text()))
         assert [*scratch.iterdir()]
         process.terminate()
-        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.wait(deadline(60)) == 128 + signal.SIGTERM
     # Readable once the process has ended, whether or not anything has waited for it.
-    assert select.select([compiler], [], [], 60)[0]
+    assert select.select([compiler], [], [], deadline(60))[0]
     os.close(compiler)
     assert not [*scratch.iterdir()]

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import unused_port
 from kubernetes.client import Configuration
 
+from tests.cluster.ports import free_port
 from tests.contract.jobs import job_body
 from tests.fakes.api_server import (
     Answer,
@@ -307,7 +307,7 @@ async def test_a_proxys_page_is_quoted(server: ApiServer, cluster: Client) -> No
 
 
 async def test_a_server_that_is_down_is_unavailable() -> None:
-    async with connect(credentials_for(f"http://127.0.0.1:{unused_port()}")) as cluster:
+    async with connect(credentials_for(f"http://127.0.0.1:{free_port()}")) as cluster:
         failure = await failure_of(get(cluster))
     assert (type(failure), failure.status) == (Unavailable, 0)
     assert str(failure).startswith("GET /api/v1/namespaces/default/configmaps/data: ")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.api import answers_ok
+from tests.cluster.deadlines import deadline
 from tests.cluster.ports import free_port
 from tests.cluster.processes import wait_until
 from tests.fakes.watched_cluster import kubeconfig_for
@@ -25,7 +26,7 @@ def test_a_taken_port_ends_the_process_with_one_line_about_it(tmp_path: Path, po
             env=os.environ | {"KUBECONFIG": str(config)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=deadline(60),
         )
     assert ended.returncode == 1
     assert "Traceback" not in ended.stdout + ended.stderr
@@ -42,7 +43,7 @@ def test_without_an_api_server_the_process_is_alive_and_stops_when_it_is_told_to
     try:
         wait_until(lambda: answers_ok(f"http://127.0.0.1:{health}/healthz"), timeout=60, what="it is alive")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=deadline(60)) == 0
     finally:
         process.kill()
         process.wait()
