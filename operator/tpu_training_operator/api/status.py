@@ -256,7 +256,7 @@ class Activity(StrEnum):
     FINISHED = "Finished"
 
 
-class Ledger(StatusModel):
+class Accounts(StatusModel):
     """What a job has spent, by account. Its subclasses have a field for each account, and `unsaved`: the part of
     `productive` that no checkpoint holds yet."""
 
@@ -278,7 +278,7 @@ class Ledger(StatusModel):
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
-class ChipSeconds(Ledger):
+class ChipSeconds(Accounts):
     """What the job's chips did, in chip-seconds: one chip held for one second. `unsaved`: part of `productive`. `held`:
     chips at `since`."""
 
@@ -320,7 +320,7 @@ def _name_seconds(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE | ConfigDict(alias_generator=_name_seconds))
-class Goodput(Ledger):
+class Goodput(Accounts):
     """Where the time went. The seven sums, in seconds, add up to the time from the job's creation to `since`; later
     time counts as `activity`. `ratio`: productive time divided by all time that was not suspended."""
 
@@ -370,7 +370,7 @@ class GateResult(StatusModel):
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
-class LossPoint(StatusModel):
+class RungLoss(StatusModel):
     examples: int = Field(description="Examples at the end of the range, which begins where the one before ends.")
     loss: str = Field(description="Mean loss of the steps in the range.")
     error: str = Field(description="Standard error of the mean.")
@@ -403,7 +403,7 @@ class RungStatus(StatusModel):
         default=None,
         description="Gradient noise scale in examples; the rungs above scale their learning rate by it.",
     )
-    losses: Annotated[list[LossPoint], Field(max_length=MOST_LOSSES)] = Field(
+    losses: Annotated[list[RungLoss], Field(max_length=MOST_LOSSES)] = Field(
         default_factory=list, description="The losses by examples, for the gate lossFollows of the next rung."
     )
     gates: Annotated[list[GateResult], Field(max_length=MOST_GATES, json_schema_extra=map_by("name"))] = Field(

@@ -164,6 +164,6 @@ def test_findings_are_counted_by_kind_and_have_a_bound() -> None:
     numbers = RungNumbers()
     for kind in ("HostSync", "HostSync", *map(str, range(1000))):
         numbers.add_finding(Finding(kind, 1, "seen"))
-    found = numbers.as_json(LossTrend(0), 0, 0)["findings"]
+    found = numbers.as_json(LossTrend(0), 0, 0, 16)["findings"]
     assert found["HostSync"] == 2
     assert len(found) == 24

@@ -167,9 +167,8 @@ def _rung_numbers(instruments: Instruments, evaluated: Mapping[str, float]) -> M
     finiteness = doctor.finiteness
     not_finite = finiteness.bad or int(not finiteness.health.clean)
     utilisation = instruments.utilisation.of(instruments.throughput.step_seconds)
-    noise = None if instruments.noise is None else instruments.noise.value
-    losses, unseen = instruments.outputs.losses, doctor.unavailable_checks
-    return numbers.as_json(losses, doctor.recompilations, not_finite, utilisation, noise, unseen, list(evaluated))
+    losses, unseen, batch = instruments.outputs.losses, doctor.unavailable_checks, instruments.batch
+    return numbers.as_json(losses, doctor.recompilations, not_finite, batch, utilisation, unseen, list(evaluated))
 
 
 def _describe_checkpoint(step: int, committed: int | None) -> str:

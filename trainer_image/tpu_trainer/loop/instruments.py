@@ -26,7 +26,7 @@ from tpu_trainer.loop.buffers import Buffers
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.optim.adascale import GAIN, RATE
 from tpu_trainer.reporting.history import FirstLossTime, Sample
-from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
+from tpu_trainer.reporting.throughput import NoiseMeter, Throughput, Utilisation
 from tpu_trainer.task.logbook import Logbook, LoggedCurve
 from tpu_trainer.task.task import Batch, Hyperparameters
 
@@ -57,7 +57,7 @@ class Instruments:
         checksum: Callable[[], str],
         *,
         closing: Closing | None = None,
-        noise: NoiseScale | None = None,
+        noise: NoiseMeter | None = None,
         average: Mapping[str, Tensor] | None = None,
         known_steps: bool = True,
     ) -> None:
@@ -80,7 +80,7 @@ class Instruments:
             average=average,
             known_steps=known_steps,
         )
-        self.throughput = Throughput(hp.global_batch_size, start.step)
+        self.batch, self.throughput = hp.global_batch_size, Throughput(hp.global_batch_size, start.step)
         self.utilisation = Utilisation(spec, self.backend.terms)
         self.buffers = Buffers(model, self.backend)
         self.merge_positions: Callable[[Position], Position] = lambda position: position

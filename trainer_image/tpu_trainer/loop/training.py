@@ -40,7 +40,7 @@ from tpu_trainer.loop.loop import TrainingLoop, TrainingResult
 from tpu_trainer.loop.preparation import prepare
 from tpu_trainer.loop.trainable import PreparedTask
 from tpu_trainer.optim.schedulers import Schedules
-from tpu_trainer.reporting.throughput import NoiseScale
+from tpu_trainer.reporting.throughput import NoiseMeter
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.logbook import use_book
 from tpu_trainer.task.task import Hyperparameters
@@ -105,7 +105,7 @@ def _instruments(context: RunContext, work: PreparedTask, checkpoints: Checkpoin
         work.logbook,
         lambda: checksum_of(model, work.averaged, backend),
         closing=work.closing,
-        noise=NoiseScale(batch // work.hp.accumulation_steps // backend.terms, batch) if work.noise_scale else None,
+        noise=NoiseMeter(batch // work.hp.accumulation_steps // backend.terms, batch) if work.noise_scale else None,
         average=work.averaged,
     )
 

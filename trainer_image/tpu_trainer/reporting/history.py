@@ -42,7 +42,7 @@ P = TypeVar("P", bound="LossPoint | StretchPoint | EvaluationPoint | RatePoint |
 @dataclass(frozen=True)
 class NoisePoint:
     """The gradients of `count` steps up to and including `step`: sums of estimates of their noise and of their squared
-    length (`throughput.NoiseScale`)."""
+    length (`throughput.NoiseMeter`)."""
 
     step: int
     count: int

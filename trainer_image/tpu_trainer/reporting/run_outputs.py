@@ -46,6 +46,8 @@ class RunOutputs:
         self.progress.add_sample(sample)
         self.reporter.add_sample(sample)
         self.losses.add(sample.losses)
+        if self.rung is not None and sample.noise is not None:
+            self.rung.add_noise(sample.noise)
 
     def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         """Adds what the task has logged since the last call."""

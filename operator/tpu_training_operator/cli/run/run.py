@@ -20,6 +20,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from tpu_contract.noise_scale import MeasuredNoise
 from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State, Status
@@ -50,7 +51,6 @@ from tpu_training_operator.cli.watch.sections import best_checkpoint, move_words
 from tpu_training_operator.domain.cluster_state.hosts import host_of
 from tpu_training_operator.domain.failures.messages import describe_place
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
-from tpu_training_operator.domain.job.recipe.measured_noise import MeasuredNoise
 from tpu_training_operator.html_report.history import UnreadableHistory, parse_history
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.local.outages import Outage, parse_outage

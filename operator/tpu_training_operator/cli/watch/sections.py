@@ -18,7 +18,7 @@ from tpu_training_operator.cli.watch.job_view import JobView
 from tpu_training_operator.domain.cluster_state.hosts import HostGroup, Hosts, group_words
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.messages import describe_attempt, describe_class, describe_place, gist
-from tpu_training_operator.domain.plan.common.ledger import account_of
+from tpu_training_operator.domain.plan.common.accounts import account_of
 from tpu_training_operator.domain.plan.common.restart_budget import Budget
 from tpu_training_operator.domain.plan.stopping.budget import format_hours
 

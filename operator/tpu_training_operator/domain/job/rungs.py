@@ -87,7 +87,7 @@ def _continue_ladder(option: SliceOption, last: int | None) -> SliceOption:
 
 
 @dataclass(frozen=True)
-class MeasuredNoise:
+class RungNoise:
     """The gradient noise scale that a lower rung has measured. `value`: in examples."""
 
     value: str
@@ -105,7 +105,7 @@ def trusted_noise_scale(value: float | None, steps: int) -> str | None:
     return f"{value:.4g}" if value < 1e4 else str(round(value))
 
 
-def measured_noise(rungs: Sequence[RungStatus]) -> MeasuredNoise | None:
+def noise_of_rungs(rungs: Sequence[RungStatus]) -> RungNoise | None:
     """Returns the noise scale of the last lower rung that has passed and measured one. It changes only with a verdict,
     so never during an attempt."""
     found = None
@@ -113,11 +113,11 @@ def measured_noise(rungs: Sequence[RungStatus]) -> MeasuredNoise | None:
         if rung.verdict is not RungVerdict.PASSED or rung.attempt is None:
             break
         if noise := trusted_noise_scale(read_number(rung.noise_scale), rung.steps):
-            found = MeasuredNoise(noise, f"rung {number}, {rung.slice}")
+            found = RungNoise(noise, f"rung {number}, {rung.slice}")
     return found
 
 
-def with_noise_scale(body: Mapping[str, Any], noise: MeasuredNoise) -> Mapping[str, Any] | None:
+def with_noise_scale(body: Mapping[str, Any], noise: RungNoise) -> Mapping[str, Any] | None:
     """Returns the body of a job on a ladder, with the measured noise scale in its recipe; None for a job without a
     ladder, or whose user has set another one."""
     spec = body.get("spec")

@@ -23,10 +23,10 @@ from tpu_training_operator.domain.job.rung_gates import Pace, judge
 from tpu_training_operator.domain.job.rung_losses import compare, loss_points
 from tpu_training_operator.domain.job.rungs import Rung, rung_of, trusted_noise_scale
 from tpu_training_operator.domain.job.trainer_report import LastWords
+from tpu_training_operator.domain.plan.common.accounts import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail, read_final_progress
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.ledger import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import refill
 from tpu_training_operator.domain.plan.common.rung_status import format_ratio, read_pace, record_rung, with_verdict
 from tpu_training_operator.domain.plan.parse_cache import read_job, without_entry_check

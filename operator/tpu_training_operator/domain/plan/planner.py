@@ -26,10 +26,10 @@ from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.checks.entry_check import check_entry
+from tpu_training_operator.domain.plan.common.accounts import active_seconds, charge_slice
 from tpu_training_operator.domain.plan.common.completion import describe_deadline, fail, succeed
 from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.ledger import active_seconds, charge_slice
 from tpu_training_operator.domain.plan.common.pod_cleanup import look_again
 from tpu_training_operator.domain.plan.common.progress import apply_report, write_due
 from tpu_training_operator.domain.plan.common.slice_record import choose_option, complete_move, is_wrong, keep_record

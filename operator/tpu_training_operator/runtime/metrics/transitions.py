@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Ledger, Status
+from tpu_training_operator.api.status import Accounts, Status
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 
 
@@ -87,12 +87,12 @@ def final_ratio(before: Status, after: Status) -> float | None:
     return float(after.goodput.ratio)
 
 
-def _count_added(before: Status, after: Status, spent: Ledger | None, spent_after: Ledger | None) -> dict[str, int]:
+def _count_added(before: Status, after: Status, spent: Accounts | None, spent_after: Accounts | None) -> dict[str, int]:
     earlier, later = _settle(before, spent), _settle(after, spent_after)
     return {account: max(0, amount - earlier.get(account, 0)) for account, amount in later.items()}
 
 
-def _settle(status: Status, spent: Ledger | None) -> dict[str, int]:
+def _settle(status: Status, spent: Accounts | None) -> dict[str, int]:
     """Returns the sums without the training that may still be lost."""
     if spent is None:
         return {}

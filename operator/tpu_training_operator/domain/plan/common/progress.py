@@ -12,7 +12,7 @@ from tpu_training_operator.api.status import Activity, Goodput, Progress, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, WorkerReport
 from tpu_training_operator.domain.objects.actions import AT_ONCE
-from tpu_training_operator.domain.plan.common.ledger import Holding, charge, mark_saved
+from tpu_training_operator.domain.plan.common.accounts import Holding, charge, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import refill
 
 

@@ -15,10 +15,10 @@ from tpu_training_operator.domain.cluster_state.observed import format_time, par
 from tpu_training_operator.domain.failures.first import is_device_fault
 from tpu_training_operator.domain.failures.messages import describe
 from tpu_training_operator.domain.objects.actions import AT_ONCE
+from tpu_training_operator.domain.plan.common.accounts import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.ledger import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import (
     PAUSE_AFTER_PREEMPTION,
     backoff,
