@@ -47,8 +47,7 @@ def test_a_small_models_step_is_one_all_reduce_of_its_gradients_in_reverse_order
 def test_replicas_that_share_a_process_do_not_count_each_others_programs_and_reads(launcher: Launcher) -> None:
     gang = start_replicas(launcher, "chips", 2, trainSteps=120, entrypoint="tests.trainer.tasks:talkative")
     assert gang.wait() == [ExitCode.Succeeded], gang.output()
-    # The batches of eight examples are so noisy that the loss rises.
-    assert gang.warnings().keys() <= {"Loss"}
+    assert gang.warnings() == {}
     # Nor does what the task logs cost a program or a read.
     metrics = gang.hosts[0].message()["metrics"]
     assert metrics["half"] == pytest.approx(metrics["loss"] / 2)

@@ -72,7 +72,7 @@ def test_losses(losses: list[float], is_fall: bool, is_rise: bool) -> None:
 
 
 def test_a_rise_within_the_warm_up_is_not_one() -> None:
-    losses = [*[2.0] * 5, *[5.0] * 15, *[1.9 - step / 100 for step in range(40)]]
+    losses = [*[2.0] * 10, *[5.0] * 10, *[1.9 - step / 100 for step in range(40)]]
     assert trend(losses, warm_up=20).rise is None
     assert trend(losses, warm_up=10).rise is not None
 
@@ -92,6 +92,24 @@ def test_at_most_one_in_a_hundred_trainings_that_learn_nothing_passes(
     passed = sum(falls([draw(own) for _ in range(steps)]) for _ in range(2000))
     # 0.01 and three standard errors of this count.
     assert passed <= 33
+
+
+@pytest.mark.parametrize("steps", [15, 40, 200, 1000])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        pytest.param(lambda own, share: own.gauss(0, 1), id="normal"),
+        pytest.param(lambda own, share: own.expovariate(1), id="skewed"),
+        pytest.param(lambda own, share: own.lognormvariate(0, 1), id="very skewed"),
+        pytest.param(lambda own, share: own.gauss(0, 1 + 9 * share), id="grows"),
+        pytest.param(lambda own, share: own.gauss(0, 1 + 9 * math.sin(math.pi * share)), id="grows and shrinks"),
+    ],
+)
+def test_at_most_one_in_a_hundred_flat_losses_rises(steps: int, draw: Callable[[random.Random, float], float]) -> None:
+    own, runs = random.Random(steps), 1000 if steps < 500 else 200
+    risen = sum(trend([draw(own, step / steps) for step in range(steps)]).rise is not None for _ in range(runs))
+    # 0.01 and three standard errors of this count.
+    assert risen <= runs / 100 + 3 * math.sqrt(runs / 100)
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=2, max_size=80), st.floats(0.1, 10), st.floats(-10, 10))
