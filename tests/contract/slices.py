@@ -11,9 +11,10 @@ from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
 
-def job_on(shape: Shape, **trainer: Any) -> TPUTrainingJob:
+def job_on(shape: Shape, formation: str = "NodePool", **trainer: Any) -> TPUTrainingJob:
     """A job on all of a slice; `trainer`: further fields of spec.trainer."""
-    where = {"generation": shape.generation, "topology": shape.topology, "machineType": shape.machine_type.name}
+    where: dict[str, Any] = {"formation": formation}
+    where |= {"generation": shape.generation, "topology": shape.topology, "machineType": shape.machine_type.name}
     recipe = {"globalBatchSize": shape.devices, "trainSteps": 1, "optimizer": {"name": "sgd", "learningRate": "0.1"}}
     return parse_job(
         {

@@ -1,5 +1,7 @@
 """The operator's variables beside those of GKE's device plugin: which of the two sets what, and where both do."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.contract.device_plugin import PUBLISHED, Published, device_plugin, injected, node_of
@@ -87,6 +89,17 @@ def test_a_host_alone_that_the_plugin_leaves_without_a_number_gets_ours() -> Non
     assert "TPU_WORKER_ID" not in injected(node_of(shape))
     (environ,) = worker_environments(job_on(shape))
     assert (environ["TPU_WORKER_ID"], environ["TPU_WORKER_HOSTNAMES"]) == ("0", "localhost")
+
+
+def test_a_dynamic_slice_gets_from_us_what_the_plugin_cannot_know() -> None:
+    """The plugin reads its node's labels when it starts; the slice controller labels the node later."""
+    shape = next(shape for shape in generations()["tpu7x"].shapes if shape.topology == "4x4x8")
+    job = job_on(shape, formation="DynamicSlice")
+    known = device_plugin(shape)
+    left_out = {"TPU_TOPOLOGY", "TPU_ACCELERATOR_TYPE", "TPU_HOST_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"}
+    assert left_out.isdisjoint(injected(replace(node_of(shape), topology=None)))
+    for environ in worker_environments(job):
+        assert {name: environ[name] for name in left_out} == {name: known[name] for name in left_out}
 
 
 def test_users_cannot_set_what_places_a_worker_in_its_slice() -> None:

@@ -27,7 +27,17 @@ OWN_LOOP = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]
 PROCESSES = "PET_NPROC_PER_NODE"
 PROCESS_BATCH = "TPUJOB_PER_PROCESS_BATCH_SIZE"
 # A value that the user gives for one of these wins.
-OVERRIDABLE = {"HOME", "USER", PROCESSES, "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "TORCH_TPU_TOPOLOGY"}
+OVERRIDABLE = {
+    "HOME",
+    "USER",
+    PROCESSES,
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "TORCH_TPU_TOPOLOGY",
+    "TORCH_TPU_INTERNAL_HANDSHAKE_TIMEOUT_S",
+}
 MULTISLICE_JOB = KINDS_OF_JOBS["multislice"]
 
 

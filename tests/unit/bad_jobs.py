@@ -241,6 +241,11 @@ _SLICE: list[Row] = [
     ({"provisioning": {"type": "Reservation"}}, "provisioning.reservation"),
     ({"provisioning": {"type": "Spot", "reservation": "r"}}, "provisioning.reservation"),
     ({TYPE: "v4-16", "provisioning": {"type": "FlexStart"}}, "provisioning"),
+    ({"formation": "Pool"}, "formation"),
+    ({"formation": "DynamicSlice"}, "formation"),
+    ({TYPE: "tpu7x-16", "formation": "SubSlice"}, "formation"),
+    ({TYPE: "v3-32", "formation": "SubSlice"}, "formation"),
+    (NEWER | {"formation": "SubSlice"}, "formation"),
     (NO_TYPE | {"generation": "v2", "topology": "2x2"}, "hardware"),
     ({TYPE: "v2-8"}, "hardware"),
     ({TYPE: "v5litepod-4", "count": 2}, "count"),
@@ -342,6 +347,14 @@ _TRAINER: list[Row] = [
     *(
         ({"securityContext": user | {"capabilities": {"add": ["IPC_LOCK"]}}}, "securityContext.capabilities")
         for user in ({}, {"runAsUser": 1000})
+    ),
+    *(
+        ({"securityContext": user | {"privileged": True}}, "securityContext.privileged")
+        for user in ({}, {"runAsUser": 1000})
+    ),
+    (
+        {"securityContext": {"runAsUser": 0, "privileged": True, "capabilities": {"add": ["IPC_LOCK"]}}},
+        "securityContext.capabilities",
     ),
     ({"nodeSelector": {"pool": "a", "cloud.google.com/gke-tpu-topology": "2x2"}}, "nodeSelector"),
 ]

@@ -43,6 +43,11 @@ NODE_LABEL_QUEUED = "cloud.google.com/gke-queued"
 NODE_LABEL_ZONE = "topology.kubernetes.io/zone"
 NODE_LABEL_REGION = "topology.kubernetes.io/region"
 NODE_LABEL_NODE_POOL = "cloud.google.com/gke-nodepool"
+# The same on all nodes of a dynamic slice, and of a sub-slice of this topology. The annotation, on the pods, tells the
+# device plugin the topology.
+NODE_LABEL_DYNAMIC_SLICE = "cloud.google.com/gke-tpu-slice"
+NODE_LABEL_SUB_SLICE = "cloud.google.com/gke-tpu-slice-{topology}-id"
+ANNOTATION_SLICE_TOPOLOGY = "cloud.google.com/gke-tpu-slice-topology"
 
 # Kueue's own names. The first label, on the job, puts the job into a queue.
 KUEUE_GROUP = "kueue.x-k8s.io"

@@ -95,6 +95,17 @@ CHANGES: dict[str, tuple[Object, Object]] = {
             "projects/p-1/reservations/r/reservationBlocks/b/reservationSubBlocks/s",
         )
     },
+    "a part of a larger pool": ({"spec.slice.formation": "SubSlice"}, {}),
+    "a part of a larger pool, its worker 0, with a reservation": (
+        RESERVATION | {"spec.slice.formation": "SubSlice"},
+        FIRST,
+    ),
+    "a slice that GKE forms": (
+        {"spec.slice": {"acceleratorType": "tpu7x-16", "formation": "DynamicSlice"}},
+        FIRST,
+    ),
+    "a rehearsal has no formation": (ON_CPU | {"spec.slice.formation": "SubSlice"}, {}),
+    "privileged": ({"spec.trainer.securityContext": {"runAsUser": 0, "privileged": True}}, {}),
     "every slice of a multislice job knows the others": (MULTISLICE, {"slice_index": 1, "host": 1}),
     "checkpoints of another job": (
         {"spec.checkpoint": {"uri": "gs://bucket/run", "resumeFrom": "gs://bucket/run/a/b"}},

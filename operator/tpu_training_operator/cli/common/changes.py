@@ -82,7 +82,7 @@ def _meaning(slice_: Any) -> tuple[SliceLayout, object] | None:
     """Returns what tells a slice from others; None for one that the check will refuse."""
     try:
         parsed = Slice.model_validate(slice_)
-        return layout_of(parsed, ""), parsed.provisioning
+        return layout_of(parsed, ""), (parsed.provisioning, parsed.formation)
     except (ValueError, InvalidJob, IndexError):
         return None
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from tpu_contract import protocol
 from tpu_training_operator.api import constants
+from tpu_training_operator.api.catalogue import HOST_BLOCKS
 from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.slice import Formation, Hardware
 from tpu_training_operator.api.trainer import BackendName, Code, TorchRuntime
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job import naming
@@ -26,6 +28,9 @@ _LOCALHOST = "localhost"
 
 # Users may set this variable themselves.
 _PROCESSES = "PET_NPROC_PER_NODE"
+
+# In this time all processes must have compiled the same step. TorchTPU's own 60 s are too little for a large model.
+_HANDSHAKE_SECONDS = 1800
 
 # torch's compiler cache asks for the user's name and home, and fails for a uid without a passwd entry.
 CONTAINER_USER = {"HOME": "/tmp", "USER": "trainer"}  # noqa: S108 - a path inside the container
@@ -76,7 +81,7 @@ def worker_env(
     user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
     user_names = {variable["name"] for variable in user}
     processes_env = _torchrun_processes_env(torch, resolution, worker) if is_torchrun else {}
-    defaults = CONTAINER_USER | processes_env | _torch_tpu_env(job, layout, worker)
+    defaults = CONTAINER_USER | processes_env | _dynamic_slice_env(job, layout) | _torch_tpu_env(job, layout, worker)
     if is_torchrun and _PROCESSES not in user_names:
         # The share of one of torchrun's processes. Those are not replicas, which count TPU devices on any hardware.
         batch, processes = resolution.recipe.batch, layout.hosts * torch.processes_per_host
@@ -144,6 +149,19 @@ def _torchrun_processes_env(torch: TorchRuntime, resolution: Resolution, worker:
     return count | place
 
 
+def _dynamic_slice_env(job: TPUTrainingJob, layout: SliceLayout) -> dict[str, str]:
+    """Returns what GKE's device plugin cannot: it learns its node's topology before the slice is formed."""
+    shape = layout.shape
+    if job.spec.slice.formation is not Formation.DYNAMIC_SLICE or job.spec.slice.hardware is not Hardware.TPU:
+        return {}
+    return {
+        "TPU_TOPOLOGY": shape.topology,
+        "TPU_ACCELERATOR_TYPE": shape.accelerator_type,
+        "TPU_HOST_BOUNDS": ",".join(map(str, shape.host_bounds)),
+        "TPU_CHIPS_PER_HOST_BOUNDS": ",".join(map(str, HOST_BLOCKS.get(shape.chips_per_host, (1, 1, 1)))),
+    }
+
+
 def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> dict[str, str]:
     """Returns the variables that TorchTPU's `set_tpu_launch_env` would otherwise derive on the host.
 
@@ -160,6 +178,7 @@ def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -
     values = {
         "NODE_RANK": str(naming.host_index(layout, worker)),
         "TORCH_TPU_TOPOLOGY": ",".join(sides if per_chip == 1 else [*sides, str(per_chip)]),
+        "TORCH_TPU_INTERNAL_HANDSHAKE_TIMEOUT_S": str(_HANDSHAKE_SECONDS),
     }
     if torch.compile_cache is not None:
         values["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] = torch.compile_cache
