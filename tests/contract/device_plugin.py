@@ -34,6 +34,13 @@ _BOUNDS = (
 )
 
 
+# What the plugin cannot know of a dynamic slice: it reads its node's labels when it starts, and the slice controller
+# labels the node later.
+SHAPE_OF_DYNAMIC_SLICE = frozenset(
+    {"TPU_TOPOLOGY", "TPU_ACCELERATOR_TYPE", "TPU_HOST_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"}
+)
+
+
 @dataclass(frozen=True)
 class LabelledNode:
     """A node as the plugin knows it. `topology`: None in a pool that is only provisioned, whose slices GKE's slice

@@ -82,6 +82,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "multislice": {"slice.count": 2, "trainer.backend": "XLASPMD"},
     "one host": {"slice.acceleratorType": "v5litepod-4"},
     "two replicas per chip": {"slice.acceleratorType": "v3-32"},
+    "a slice that GKE forms": {"slice": {"acceleratorType": "tpu7x-32", "formation": "DynamicSlice"}},
     "by topology": {"slice": {"generation": "v4", "topology": "2x2x4"}},
     "tuned on a smaller slice": {"recipe.tunedOn": {"acceleratorType": "v5litepod-4"}, "recipe.warmupSteps": 30},
     "tuned on a larger slice": {"recipe.tunedOn": {"acceleratorType": "v5litepod-64"}},

@@ -4,12 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from tests.contract.device_plugin import PUBLISHED, Published, device_plugin, injected, node_of
+from tests.contract.device_plugin import (
+    PUBLISHED,
+    SHAPE_OF_DYNAMIC_SLICE,
+    Published,
+    device_plugin,
+    injected,
+    node_of,
+)
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import REPORTING, worker_environments
 from tests.contract.slices import job_on, pod_env
 from tpu_training_operator.api.catalogue import Shape, generations
 from tpu_training_operator.api.constants import RESERVED_ENV
+from tpu_training_operator.api.slice import Formation
 from tpu_training_operator.domain.job.naming import workers
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.shared import config_map
@@ -79,8 +87,10 @@ def test_what_both_set_has_one_value(shape: Shape) -> None:
 
 @pytest.mark.parametrize("changes", KINDS_OF_JOBS.values(), ids=KINDS_OF_JOBS.keys())
 def test_the_operator_sets_nothing_else_that_the_plugin_sets(changes: dict[str, object]) -> None:
-    for environ in worker_environments(stored_job(changes), REPORTING):
-        assert environ.keys() & ALL_NAMES <= {"TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"}
+    job = stored_job(changes)
+    shape = SHAPE_OF_DYNAMIC_SLICE if job.spec.slice.formation is Formation.DYNAMIC_SLICE else set()
+    for environ in worker_environments(job, REPORTING):
+        assert environ.keys() & ALL_NAMES <= {"TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", *shape}
 
 
 def test_a_host_alone_that_the_plugin_leaves_without_a_number_gets_ours() -> None:
@@ -92,14 +102,12 @@ def test_a_host_alone_that_the_plugin_leaves_without_a_number_gets_ours() -> Non
 
 
 def test_a_dynamic_slice_gets_from_us_what_the_plugin_cannot_know() -> None:
-    """The plugin reads its node's labels when it starts; the slice controller labels the node later."""
     shape = next(shape for shape in generations()["tpu7x"].shapes if shape.topology == "4x4x8")
     job = job_on(shape, formation="DynamicSlice")
-    known = device_plugin(shape)
-    left_out = {"TPU_TOPOLOGY", "TPU_ACCELERATOR_TYPE", "TPU_HOST_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"}
-    assert left_out.isdisjoint(injected(replace(node_of(shape), topology=None)))
+    known = {name: device_plugin(shape)[name] for name in SHAPE_OF_DYNAMIC_SLICE}
+    assert known.keys().isdisjoint(injected(replace(node_of(shape), topology=None)))
     for environ in worker_environments(job):
-        assert {name: environ[name] for name in left_out} == {name: known[name] for name in left_out}
+        assert {name: environ[name] for name in known} == known
 
 
 def test_users_cannot_set_what_places_a_worker_in_its_slice() -> None:

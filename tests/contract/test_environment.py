@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.device_plugin import SHAPE_OF_DYNAMIC_SLICE
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
 from tpu_contract import protocol
@@ -37,6 +38,7 @@ OVERRIDABLE = {
     "NODE_RANK",
     "TORCH_TPU_TOPOLOGY",
     "TORCH_TPU_INTERNAL_HANDSHAKE_TIMEOUT_S",
+    *SHAPE_OF_DYNAMIC_SLICE,
 }
 MULTISLICE_JOB = KINDS_OF_JOBS["multislice"]
 
