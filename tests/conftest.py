@@ -19,6 +19,7 @@ from hypothesis import settings
 from syrupy.assertion import SnapshotAssertion
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.cluster.shared import distrust
 from tests.layers import LAYERS
 
 _ROOT = Path(__file__).parent
@@ -82,6 +83,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FailuresAtOnce(config))
     if os.environ.get("CI") and (left_out := _left_out()):
         raise pytest.UsageError("; ".join(f"layer {name} cannot run: {why}" for name, why in left_out.items()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[Any]:
+    """A fixture that fails at its start or its end may leave traces in a cluster that the next file shares."""
+    report = yield
+    if report.failed and report.when != "call":
+        distrust(f"the {report.when} of {item.nodeid} failed")
+    return report
 
 
 class Lanes(LoadScopeScheduling):

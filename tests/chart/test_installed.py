@@ -14,6 +14,7 @@ import yaml
 from tests.chart.helm import CHART, FULL_NAME, NAMESPACE, RELEASE, Helm, Object, container, named, of_kind, pod
 from tests.chart.switches import DIGEST
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.deadlines import deadline
 from tests.cluster.processes import wait_until
 
 TEST = f"{FULL_NAME}-test"
@@ -86,11 +87,11 @@ class Installation:
     def kubectl(self, *arguments: str, **options: str) -> str:
         return self._plane.kubectl(*arguments, f"--namespace={NAMESPACE}", **options).stdout
 
-    def answers(self, wait: int = 30) -> tuple[int, str]:
+    def answers(self, wait: float = 0) -> tuple[int, str]:
         """Exit code and output of the pod's command, run on this machine as the pod's account."""
         account = self._plane.service_account_kubeconfig(NAMESPACE, FULL_NAME)
         done = subprocess.run(
-            [sys.executable, *self._test["command"][1:], *self._test["args"], f"--wait={wait}"],
+            [sys.executable, *self._test["command"][1:], *self._test["args"], f"--wait={wait:.0f}"],
             env={"KUBECONFIG": str(account)},
             capture_output=True,
             text=True,
@@ -123,14 +124,14 @@ def installation(helm: Helm, control_plane: ControlPlane, namespaces: None) -> I
 
 
 def test_it_fails_while_the_operator_is_not_ready(installation: Installation) -> None:
-    status, told = installation.answers(wait=0)
+    status, told = installation.answers()
     assert status == 1
     assert f"FAILED: deployment {FULL_NAME} is not ready" in told
 
 
 def test_it_passes_with_a_ready_operator_and_the_chart_s_definition(installation: Installation) -> None:
     installation.get_ready()
-    status, told = installation.answers()
+    status, told = installation.answers(wait=deadline(30))
     assert (status, told.count("ok: ")) == (0, 2), told
 
 
@@ -142,11 +143,11 @@ def test_it_fails_with_the_definition_of_another_version(installation: Installat
     failed = (
         "FAILED: the definition of TPUTrainingJob tpu-operator.dev/v1alpha1 is another version's, without status.good"
     )
-    wait_until(lambda: failed in installation.answers(wait=0)[1], timeout=60, what="the difference is told")
+    wait_until(lambda: failed in installation.answers()[1], timeout=60, what="the difference is told")
 
 
 def test_it_says_which_right_it_lacks(installation: Installation) -> None:
     installation.kubectl("delete", f"rolebinding/{TEST}")
-    status, told = installation.answers(wait=0)
+    status, told = installation.answers()
     assert status == 1
     assert 'cannot get resource "deployments"' in told

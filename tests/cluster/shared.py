@@ -11,6 +11,13 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 REBUILT = "a shared cluster is built again"
 
+_doubts: list[str] = []
+
+
+def distrust(why: str) -> None:
+    """Has the next file of this process get another cluster: what failed may have left half of something behind."""
+    _doubts.append(why)
+
 
 class Checked(Protocol):
     """stop() also takes down what is broken, by pid."""
@@ -49,7 +56,9 @@ class Shared(Generic[Cluster]):
 
     def healthy(self) -> Cluster:
         """Returns the cluster, after building another if it is broken. Ask at the start of a file."""
-        if self._cluster is not None and (problem := self._spoilt or self._cluster.problem()):
+        doubt = next(iter(_doubts), None)
+        _doubts.clear()
+        if self._cluster is not None and (problem := self._spoilt or doubt or self._cluster.problem()):
             warnings.warn(f"{REBUILT}: {problem}", RuntimeWarning, stacklevel=2)
             self._abandon(self._cluster)
         if self._cluster is None:

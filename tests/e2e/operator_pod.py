@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
+from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.processes import wait_until
 from tests.e2e import containers
 from tests.e2e.space import REPOSITORY
@@ -59,7 +60,15 @@ def two_operators(cluster: Cluster) -> Iterator[None]:
 
 
 def _scale(cluster: Cluster, replicas: int) -> None:
-    wanted = ("--namespace", NAMESPACE, "--reuse-values", "--set", f"replicas={replicas}", "--wait")
+    wanted = (
+        "--namespace",
+        NAMESPACE,
+        "--reuse-values",
+        "--set",
+        f"replicas={replicas}",
+        "--wait",
+        kubectl_timeout(300),
+    )
     cluster.helm("upgrade", RELEASE, CHART, *wanted)
 
 

@@ -115,7 +115,7 @@ def worker(job: str, node: str, image: Image, container: dict[str, Any], spec: d
     body = {
         "restartPolicy": "Never",
         "nodeSelector": {"kubernetes.io/hostname": node},
-        "terminationGracePeriodSeconds": 10,
+        "terminationGracePeriodSeconds": 30,
         "automountServiceAccountToken": False,
         "containers": [trainer | container],
     }

@@ -172,10 +172,10 @@ def test_uninstalling_keeps_definition_jobs_and_pods(alone: None, space: Space) 
     space.wait_running()
     before = space.uids()
     try:
-        space.cluster.helm("uninstall", "tpu-training-operator", *OPERATOR, "--wait")
+        space.cluster.helm("uninstall", "tpu-training-operator", *OPERATOR, "--wait", kubectl_timeout(300))
         assert space.names("tpujob") == ["digits"]
         assert space.uids() == before
     finally:
         [install] = [words for program, *words in cluster_commands() if words[0] == "install"]
         words = [str(REPOSITORY / word) if (REPOSITORY / word).exists() else word for word in install]
-        space.cluster.helm(*words, "--wait")
+        space.cluster.helm(*words, "--wait", kubectl_timeout(300))

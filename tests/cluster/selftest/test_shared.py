@@ -19,6 +19,7 @@ CONFTEST = """
 import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.shared import Shared
+from tests.conftest import pytest_runtest_makereport
 
 @pytest.fixture(scope="package")
 def shared():
@@ -40,6 +41,17 @@ def test_breaks_it(cluster, config_map):
     ProcessRecord.read(cluster.directory / "etcd.pid").kill()
     cluster.kubectl("get", "configmap", "installed", "--request-timeout=1s")
 """
+LEAVES_TRACES = """
+import pytest
+
+@pytest.fixture
+def half(cluster):
+    yield
+    cluster.kubectl("delete", "configmap", "not-there")
+
+def test_leaves_traces(cluster, config_map, half):
+    pass
+"""
 USES = """
 def test_uses_it(cluster, config_map):
     cluster.kubectl("get", "configmap", "installed")
@@ -52,13 +64,15 @@ def kill(directory: Path, name: str) -> None:
 
 
 def test_the_next_file_gets_a_new_cluster_with_everything_installed(tmp_path: Path) -> None:
-    for name, text in (("conftest.py", CONFTEST), ("test_a.py", BREAKS), ("test_b.py", USES), ("test_c.py", USES)):
-        (tmp_path / name).write_text(text)
+    files = {"conftest": CONFTEST, "test_a": BREAKS, "test_b": USES, "test_c": LEAVES_TRACES, "test_d": USES}
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
     settings = (f"--rootdir={tmp_path}", f"--override-ini=pythonpath={REPOSITORY}", "--import-mode=importlib")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *settings, str(tmp_path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert "1 failed, 2 passed" in done.stdout, done.stdout
+    assert "1 failed, 3 passed, 2 warnings, 1 error" in done.stdout, done.stdout
     assert done.stdout.count(f"{REBUILT}: etcd ended") == 1
+    assert done.stdout.count(f"{REBUILT}: the teardown of test_c.py::test_leaves_traces failed") == 1
 
 
 class Breakable:
