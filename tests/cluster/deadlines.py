@@ -12,6 +12,12 @@ def deadline(seconds: float) -> float:
     return seconds * min(max(1.0, load_per_core()), LONGEST_STRETCH)
 
 
+def patience(seconds: float) -> int:
+    """What a job of a test waits before it gives up on nodes that are free. A loaded scheduler needs more than a second
+    to find them."""
+    return round(deadline(seconds))
+
+
 def kubectl_timeout(seconds: float) -> str:
     """The flag of kubectl and helm for a deadline."""
     return f"--timeout={deadline(seconds):.0f}s"

@@ -1,7 +1,8 @@
 """Simulated nodes: kwok plays the kubelets of a control plane, so pods run without machines.
 
 A pod on such a node becomes Ready at once and stays so; only a test ends it, through `finish_pod`. kwok_stages.yaml
-defines what kwok does to nodes and pods.
+defines what kwok does to nodes and pods. It deletes a pod that it has seen stop by the pod's name, and after a forced
+deletion that may already be another pod's: `ControlPlane.erase` leaves kwok nothing to do.
 """
 
 import secrets

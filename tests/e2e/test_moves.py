@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster.api import Object
 from tests.cluster.cluster import Cluster
+from tests.cluster.deadlines import patience
 from tests.cluster.nodes import NODE_GRACE_SECONDS
 from tests.cluster.object_storage import ObjectStorage
 from tests.cluster.processes import wait_until
@@ -32,11 +33,6 @@ PACE = 1.0
 STEPS = 120
 MOVES: dict[str, Any] = {
     "slice": {"acceleratorType": WISHED, "hardware": "CPU"},
-    "placement": {
-        "alternatives": [{"slice": {"acceleratorType": SMALLER, "hardware": "CPU"}, "waitForPreviousSeconds": 5}],
-        "returnToPreferred": "AtCheckpoint",
-        "minRunSeconds": 1,
-    },
     "trainer": {
         "resources": {"limits": {"google.com/tpu": str(CHIPS)}},
         "tolerations": [{"key": "google.com/tpu", "operator": "Exists"}],
@@ -85,7 +81,9 @@ def test_a_training_whose_node_stops_goes_on_with_half_its_hosts_and_comes_back(
     recoveries: Recoveries,
 ) -> None:
     large, small = nodes
-    with started(cluster, storage, PACE, {LAST_PACED: "3"}, **MOVES) as training:
+    smaller = {"slice": {"acceleratorType": SMALLER, "hardware": "CPU"}, "waitForPreviousSeconds": patience(5)}
+    placement = {"alternatives": [smaller], "returnToPreferred": "AtCheckpoint", "minRunSeconds": 1}
+    with started(cluster, storage, PACE, {LAST_PACED: "3"}, placement=placement, **MOVES) as training:
         training.wait_attempt()
         cut_off = [training.pod(host) for host in range(4)]
         cluster.kubectl("uncordon", small)
@@ -103,7 +101,7 @@ def test_a_training_whose_node_stops_goes_on_with_half_its_hosts_and_comes_back(
             timeout=GONE_SECONDS,
             what="the kubelet has ended the workers of the first attempt",
         )
-    told, placement = training.chronicle, status["placement"]
+    told, found = training.chronicle, status["placement"]
     recoveries["node lost"] = recovery(told, 2)
 
     assert (lost["status"], still_running) == ("Unknown", [True] * 4)
@@ -112,17 +110,17 @@ def test_a_training_whose_node_stops_goes_on_with_half_its_hosts_and_comes_back(
     workers = [f"{NAME}-1-0-{host}" for host in range(4)]
     assert (failure["class"], failure["node"], failure["pod"] in workers) == ("Infrastructure", large, True)
     assert status["restarts"]["byClass"] == [{"class": "Infrastructure", "count": 1}]
-    assert [(move["fromSlice"], move["toSlice"], move["reason"]) for move in placement["moves"]] == [
+    assert [(move["fromSlice"], move["toSlice"], move["reason"]) for move in found["moves"]] == [
         (WISHED, SMALLER, "Lost"),
         (SMALLER, WISHED, "Better"),
     ]
-    assert set(placement["chipSeconds"]) == {WISHED, SMALLER, "placeholders"}
+    assert set(found["chipSeconds"]) == {WISHED, SMALLER, "placeholders"}
     assert told.attempts() == [1, 2, 3, 4]
     assert nodes_of(told, 3) == {small}
     assert left == [f"{NAME}-4-0-{host}" for host in range(4)]
     assert (status["state"], status["progress"]["step"]) == ("Succeeded", STEPS)
     # The history has the steps of the attempts that could leave one: those from the restored step on.
-    assert set(losses) >= set(range(placement["moves"][1]["step"], STEPS + 1))
+    assert set(losses) >= set(range(found["moves"][1]["step"], STEPS + 1))
     assert losses == pytest.approx({step: undisturbed_losses[step] for step in losses}, abs=1e-5)
 
 
