@@ -3,11 +3,13 @@
 The operator starts `python -m tpu_trainer slice-check` in place of the trainer, with one argument, a `CheckMode`:
 
 - `full`: measures all lines. Worker 0 prints the table as one line of its log, `SLICE_CHECK_MARKER` and its JSON, and
-  `find_slice_check` finds it there. Then every worker ends: with exit code 0 if no line failed, and with
-  `ExitCode.SliceUnfit` on the hosts of failed lines and on host 0.
-- `fast`: measures the lines that take seconds, and then trains in the same process, as `python -m tpu_trainer` does. A
-  command that follows the argument is executed instead, for loops of the users' own. A failed line ends its host with
-  `ExitCode.SliceUnfit` before the first step.
+  `find_slice_check` finds it there.
+- `fast`: measures the lines that take seconds, and then trains in the same processes, as `python -m tpu_trainer` does.
+  A command that follows the argument is executed instead, for loops of the users' own.
+
+If no line failed, all workers end with exit code 0, or train. Otherwise those of the failed lines end with
+`ExitCode.SliceUnfit`, before the first step, and all others with `ExitCode.PeerLost`, whose message names them. A line
+of no host ends all of them with SliceUnfit.
 
 Both read the run spec and the worker's environment. Besides these the operator sets ENV_EXPECTED_CHIPS, the JSON of an
 `ExpectedChips`, and ENV_NODE_NAME (`fieldRef: spec.nodeName`); without them the peaks and the nodes are unknown.
@@ -130,6 +132,8 @@ class ExpectedChips:
 def line_to_json(line: SliceCheckLine) -> dict[str, Any]:
     """Returns the line as JSON has it, without what is empty."""
     values = {name: _text(value) if isinstance(value, str) else value for name, value in _values(line)}
+    if line.number is not None:
+        values["number"] = float(f"{line.number:.6g}")
     return {name: value for name, value in values.items() if value not in ("", None)}
 
 

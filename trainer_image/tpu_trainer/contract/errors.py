@@ -5,6 +5,7 @@ Only `replica` and `entry` turn a failure into an exit of the process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType, TracebackType
 from typing import ClassVar
 
@@ -35,9 +36,14 @@ class UserCodeError(TrainerError):
 
 
 class PeerLostError(TrainerError):
-    """The other hosts could not be reached, or one of them went away during a collective."""
+    """The other hosts could not be reached, or one of them went away during a collective. `absent`: those that never
+    arrived, where they are known."""
 
     code = ExitCode.PeerLost
+
+    def __init__(self, text: str, step: int | None = None, absent: Sequence[int] = ()) -> None:
+        super().__init__(text, step)
+        self.absent = tuple(absent)
 
 
 class PreemptedError(TrainerError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.environment import WorkerEnvironment, check_agreement, read_environment, read_run_spec
@@ -13,6 +13,9 @@ from tpu_trainer.contract.outcome import Outcome, outcome_of, write_last_words
 from tpu_trainer.contract.stop import StopSignal
 from tpu_trainer.worker import tpu_host
 from tpu_trainer.worker.code import install
+
+if TYPE_CHECKING:
+    from tpu_trainer.worker.replica import ReplicaRun
 
 
 def main() -> int:
@@ -24,12 +27,13 @@ def main() -> int:
     return outcome.code
 
 
-def run_host(environ: MutableMapping[str, str], stop: StopSignal) -> Outcome:
-    """Reads the environment and the run spec, and runs the host's replicas. Never raises."""
+def run_host(environ: MutableMapping[str, str], stop: StopSignal, run: ReplicaRun | None = None) -> Outcome:
+    """Reads the environment and the run spec, and runs the host's replicas. Never raises. `run`: what each of them
+    does, by default the training; with another the job needs no entrypoint."""
     on_tpu = False
     try:
         environment = read_environment(environ)
-        spec = read_run_spec(environment.run_spec)
+        spec = read_run_spec(environment.run_spec, own_loop=run is not None)
         check_agreement(environment, spec)
         import_no_device_libraries(spec)
         if spec.code is not None:
@@ -38,7 +42,7 @@ def run_host(environ: MutableMapping[str, str], stop: StopSignal) -> Outcome:
             on_tpu = True
             # Printed first, because opening the chips may fail or hang.
             print(tpu_host.prepare(environ), flush=True)
-        outcome = _run(spec, environment, stop)
+        outcome = _run(spec, environment, stop, run)
     except Exception as error:
         outcome = outcome_of(error)
     if on_tpu and not outcome.ended_well:
@@ -46,15 +50,15 @@ def run_host(environ: MutableMapping[str, str], stop: StopSignal) -> Outcome:
     return outcome
 
 
-def _run(spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal) -> Outcome:
+def _run(spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal, run: ReplicaRun | None) -> Outcome:
     # torch is imported only now: a wrong run spec should be reported at once.
     if spec.process_per_device:
         from tpu_trainer.worker.host import run_processes
 
-        return run_processes(spec, environment, stop)
+        return run_processes(spec, environment, stop, run)
     from tpu_trainer.worker.replica import run_replica
 
-    return run_replica(spec, environment, stop, _die_on_tpu if spec.hardware == "TPU" else die)
+    return run_replica(spec, environment, stop, _die_on_tpu if spec.hardware == "TPU" else die, run=run)
 
 
 def import_no_device_libraries(spec: RunSpec) -> None:

@@ -30,6 +30,9 @@ from tpu_trainer.reporting.rung import RungNumbers
 from tpu_trainer.task.board import Board, open_board
 from tpu_trainer.task.task import Hyperparameters
 
+ReplicaRun = Callable[[RunContext], Outcome]
+"""What a replica does once the gang has met."""
+
 
 def run_replica(
     spec: RunSpec,
@@ -38,7 +41,7 @@ def run_replica(
     die: Callable[[Outcome], NoReturn],
     *,
     meet: Callable[[RunSpec, WorkerEnvironment, StopFlag], Backend] | None = None,
-    run: Callable[[RunContext], Outcome] | None = None,
+    run: ReplicaRun | None = None,
 ) -> Outcome:
     """Trains and evaluates; every failure becomes an outcome, never an exception.
 
@@ -57,11 +60,11 @@ def run_replica(
     reporter, losses = open_reporter(spec, None, clock, "", reports=False), LossTrend(spec.warmup_steps)
     outputs = RunOutputs(progress, reporter, heartbeat, is_reporter, losses, rung)
 
-    def hung(outcome: Outcome) -> None:
+    def end_now(outcome: Outcome) -> NoReturn:
         outputs.end(outcome)
         die(outcome)
 
-    with watchdog(clock, pace, hung, stop.arrived, environment.hang_seconds):
+    with watchdog(clock, pace, end_now, stop.arrived, environment.hang_seconds):
         try:
             backend = (meet or open_backend)(spec, environment, stop)
             if isinstance(stop, StopSignal):
@@ -72,7 +75,7 @@ def run_replica(
             )
             outputs = replace(outputs, reporter=reporter)
             with open_board(_board(outputs, pace, backend)):
-                outcome = (run or _run)(RunContext(spec, environment, stop, backend, clock, pace, outputs))
+                outcome = (run or train)(RunContext(spec, environment, stop, backend, clock, pace, outputs, end_now))
             # All leave together: the first to leave would cut off those still in the last collective, or waiting for
             # the last checkpoint. If one of them is lost, this replica's part is done.
             with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
@@ -85,7 +88,7 @@ def run_replica(
     return outcome
 
 
-def _run(context: RunContext) -> Outcome:
+def train(context: RunContext) -> Outcome:
     """Trains in the trainer's own loop, or under Lightning's Trainer if the job or the entrypoint says so."""
     spec = context.spec
     steps = spec.train_steps if spec.end_after_steps is None else f"{spec.last_step} of {spec.train_steps}"

@@ -33,7 +33,7 @@ def prepare(environ: MutableMapping[str, str], root: Path = Path("/")) -> str:
     # own, but only if the variable is not set.
     environ.pop("TPU_VISIBLE_CHIPS", None)
     line = f"runs as user {os.geteuid()} of group {os.getegid()}; may lock memory {_raise_lock_limit()}"
-    if denied := [path for path in _chips(root) if not _may_open(path)]:
+    if denied := [path for path in chip_files(root) if not may_open(path)]:
         raise BadSpecError(f"trainer.securityContext: {_describe(denied)}; {line}")
     return line
 
@@ -51,11 +51,12 @@ def _raise_lock_limit() -> str:
     return f"{amount} (RLIMIT_MEMLOCK)"
 
 
-def _chips(root: Path) -> list[Path]:
+def chip_files(root: Path) -> list[Path]:
+    """Returns the files through which libtpu drives the chips of this host."""
     return [path for pattern in _CHIPS for path in sorted(root.glob(pattern))]
 
 
-def _may_open(path: Path) -> bool:
+def may_open(path: Path) -> bool:
     """Returns whether this user may open the file. It is not opened: closing a chip may reset it."""
     return os.access(path, os.R_OK | os.W_OK, effective_ids=True)
 

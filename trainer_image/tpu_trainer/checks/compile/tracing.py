@@ -65,6 +65,7 @@ from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.reporting.reporter import open_reporter
 from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.task.task import Hyperparameters, Task
+from tpu_trainer.worker.entry import die
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2): the kernel ends this process when the one that started it ends, however that happens."""
@@ -349,7 +350,7 @@ def trace(spec: RunSpec, examples: int | None = None, *, records_all: bool = Fal
     if examples is not None:
         # These examples stand for the whole dataset, but its size is another.
         lasting = replace(lasting, dataset_size=None)
-    context = RunContext(lasting, environment, lambda: False, chip, clock, StepPace(), outputs)
+    context = RunContext(lasting, environment, lambda: False, chip, clock, StepPace(), outputs, die)
 
     try:
         loaded = load(context, Hyperparameters.of(lasting))

@@ -190,17 +190,18 @@ def _await_all(store: Store, seat: Seat, deadline: float, stop: StopFlag) -> Non
             store.add("present", 1)
             return
         if time.monotonic() > deadline:
-            raise PeerLostError(f"rendezvous: {_describe_absent(store, seat)}")
+            raise _not_arrived(store, seat)
         time.sleep(pause)
         present = store.add("present", 0)
 
 
-def _describe_absent(store: Store, seat: Seat) -> str:
+def _not_arrived(store: Store, seat: Seat) -> PeerLostError:
     empty = [number for number in range(seat.count) if not store.check([f"seat/{number}"])]
     hosts = sorted({number // seat.per_host for number in empty})
     processes = "" if seat.per_host == 1 else " with all of their processes"
     numbers = ", ".join(map(str, hosts))
-    return f"{len(hosts)} of {seat.count // seat.per_host} hosts did not arrive{processes}: host {numbers}"
+    text = f"{len(hosts)} of {seat.count // seat.per_host} hosts did not arrive{processes}: host {numbers}"
+    return PeerLostError(f"rendezvous: {text}", absent=hosts)
 
 
 def _listen(environment: WorkerEnvironment) -> socket.socket:

@@ -1,0 +1,69 @@
+"""`python -m tpu_trainer slice-check MODE` with a fault on one host: TEST_SLICE_CHECK is "MODE FAULT HOST"."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tpu_trainer.checks.slice import network
+from tpu_trainer.checks.slice.command import main
+from tpu_trainer.gang.backends import rendezvous
+from tpu_trainer.gang.backends.torch_dist import TorchDistributed
+
+reduce, multiply = TorchDistributed.reduce, torch.Tensor.__matmul__
+
+Sums = tuple[list[Tensor], Tensor]
+
+
+def with_a_wrong_part(self: TorchDistributed, gradients: Sequence[Tensor], signals: Tensor) -> Sums:
+    """This rank's part of every sum is twice what it should be."""
+    return reduce(self, [gradient * 2 for gradient in gradients], signals)
+
+
+def with_a_wrong_result(self: TorchDistributed, gradients: Sequence[Tensor], signals: Tensor) -> Sums:
+    """One element of every sum comes out wrong on this rank."""
+    sums, total = reduce(self, gradients, signals)
+    sums[0][..., 3] += 1.0
+    return sums, total
+
+
+def wrongly(left: Tensor, right: Tensor) -> Tensor:
+    return multiply(left, right) + 1.0
+
+
+def slowly(left: Tensor, right: Tensor) -> Tensor:
+    # Longer than any other host would take on a loaded machine.
+    time.sleep(1.0)
+    return multiply(left, right)
+
+
+def inject(fault: str) -> None:
+    match fault:
+        case "part":
+            TorchDistributed.reduce = with_a_wrong_part
+        case "result":
+            TorchDistributed.reduce = with_a_wrong_result
+        case "product":
+            torch.Tensor.__matmul__ = wrongly
+        case "slow":
+            torch.Tensor.__matmul__ = slowly
+        case "port":
+            # It listens, and takes no connection.
+            network._Answering._answer = lambda self: None
+        case "away":
+            os._exit(9)
+
+
+if __name__ == "__main__":
+    mode, fault, host, *_ = [*os.environ["TEST_SLICE_CHECK"].split(), "", "-1"]
+    if host == os.environ["TPUJOB_HOST_INDEX"]:
+        inject(fault)
+    if seconds := os.environ.get("TEST_MEETING_SECONDS"):
+        rendezvous.meet = functools.partial(rendezvous.meet, seconds=float(seconds))
+    sys.exit(main([mode]))
