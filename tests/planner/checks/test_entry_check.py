@@ -320,6 +320,17 @@ def test_it_asks_for_no_chips_and_no_tpu_node() -> None:
     assert spec["activeDeadlineSeconds"] == 900
 
 
+def test_it_knows_nothing_of_a_slice_that_gke_forms_and_has_no_privilege() -> None:
+    formed = {"acceleratorType": "tpu7x-32", "formation": "DynamicSlice"}
+    privileged = {"runAsUser": 0, "privileged": True}
+    pod = pod_of({"spec.slice": formed, "spec.trainer.securityContext": privileged})
+    (container,) = pod["spec"]["containers"]
+    assert [variable["name"] for variable in container["env"] if "TOPOLOGY" in variable["name"]] == []
+    assert [name for name in pod["metadata"]["annotations"] if "slice-topology" in name] == []
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert pod["spec"]["securityContext"]["runAsUser"] == 0
+
+
 def test_it_is_a_worker_in_all_that_its_code_may_need() -> None:
     changes = {
         "spec.trainer.serviceAccountName": "trainer",

@@ -30,13 +30,13 @@ _REQUESTS_TO_COMPILE = {"cpu": "2", "memory": "8Gi"}
 _MOST_SECONDS_TO_COMPILE = 300
 # Protects a node's other pods from a model that is larger than the node.
 _LIMITS = {"memory": "16Gi"}
-# Variables about the other slices of a gang.
-_OF_A_SLICE = ("MEGASCALE_",)
+# Variables about the slice and the other slices of a gang, by their beginnings.
+_OF_A_SLICE = ("MEGASCALE_", "TPU_TOPOLOGY", "TPU_ACCELERATOR_TYPE", "TPU_HOST_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS")
 _ON_A_CPU = {"PJRT_DEVICE": "CPU", "MASTER_ADDR": "localhost", "TPU_WORKER_HOSTNAMES": "localhost"}
 _MARK = {"name": "TPUJOB_ENTRY_CHECK", "value": "true"}
 # Prefixes of labels and annotations about capacity: Kueue would count the pod, and a ProvisioningRequest bring TPU
 # nodes.
-_OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/")
+_OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/", constants.ANNOTATION_SLICE_TOPOLOGY)
 _WHERE = "topology.kubernetes.io/"
 
 
