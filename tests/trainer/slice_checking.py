@@ -7,16 +7,19 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tpu_trainer.checks.slice import network
+from tpu_trainer.checks.slice import chips, network
+from tpu_trainer.checks.slice.chips import Effort
 from tpu_trainer.checks.slice.command import main
-from tpu_trainer.gang.backends import rendezvous
+from tpu_trainer.gang.backends import Backend, rendezvous
 from tpu_trainer.gang.backends.torch_dist import TorchDistributed
 
 reduce, multiply = TorchDistributed.reduce, torch.Tensor.__matmul__
+measure_product = chips._measure_product
 
 Sums = tuple[list[Tensor], Tensor]
 
@@ -43,6 +46,16 @@ def slowly(left: Tensor, right: Tensor) -> Tensor:
     return multiply(left, right)
 
 
+def throttled(backend: Backend, effort: Effort) -> tuple[float, float]:
+    """Measures the product in the cgroup that the test has made, as a host that is slowed by its cgroup does."""
+    slow = Path(os.environ["TEST_CGROUP"])
+    slow.write_text(str(os.getpid()))
+    try:
+        return measure_product(backend, effort)
+    finally:
+        (slow.parents[1] / slow.name).write_text(str(os.getpid()))
+
+
 def inject(fault: str) -> None:
     match fault:
         case "part":
@@ -53,6 +66,8 @@ def inject(fault: str) -> None:
             torch.Tensor.__matmul__ = wrongly
         case "slow":
             torch.Tensor.__matmul__ = slowly
+        case "throttled":
+            chips._measure_product = throttled
         case "port":
             # It listens, and takes no connection.
             network._Answering._answer = lambda self: None
@@ -66,4 +81,4 @@ if __name__ == "__main__":
         inject(fault)
     if seconds := os.environ.get("TEST_MEETING_SECONDS"):
         rendezvous.meet = functools.partial(rendezvous.meet, seconds=float(seconds))
-    sys.exit(main([mode]))
+    sys.exit(main([mode, *sys.argv[1:]]))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cluster import cgroups
 from tests.trainer.checkpoint.refusing_server import answering
-from tests.trainer.gang_processes import Gang, Launcher, run_spec
+from tests.trainer.gang_processes import TWO_PER_HOST, Gang, Launcher, chips, run_spec
 from tpu_contract.protocol import ExitCode
 from tpu_contract.slice_check import LineVerdict, SliceCheckLine, SliceSection, SliceTable, find_slice_check
 
@@ -111,6 +116,55 @@ def test_a_hosts_missing_chips_are_found_before_its_libraries_are_imported(launc
     words = gang.hosts[0].message()
     assert words["sliceCheck"]["name"] == "device files"
     assert "No such device for 1 of 1 chips: /dev/vfio" in words["message"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
+def test_a_host_that_is_slowed_by_its_cgroup_is_named(launcher: Launcher, tmp_path: Path) -> None:
+    group = f"tpu-slice-check-{tmp_path.name}"
+    cgroups.create(group)
+    try:
+        gang = check(launcher, "fast throttled 1", hosts=2, TEST_CGROUP=cgroups.limit_cpu(group, 0.02))
+        assert gang.wait() == [LOST, UNFIT], gang.output()
+    finally:
+        cgroups.remove(group)
+    words = gang.hosts[1].message()["sliceCheck"]
+    assert (words["host"], words["name"]) == (POD_1, "slow host")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes mounts")
+def test_a_read_only_dev_shm_ends_its_host_before_the_others_are_met(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run_spec(hosts=2, replicas=2)))
+    env = {"TPUJOB_RUN_SPEC": str(tmp_path / "run.json"), "TPUJOB_NUM_HOSTS": "2", "TPUJOB_HOST_INDEX": "1"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TPUJOB_TERMINATION_LOG": str(tmp_path / "words")}
+    command = f"mount -t tmpfs -o ro none /dev/shm && exec {sys.executable} -m tpu_trainer slice-check fast"
+    ended = subprocess.run(["unshare", "-m", "sh", "-c", command], env={**os.environ, **env}, capture_output=True)
+    assert ended.returncode == UNFIT, ended.stderr
+    words = json.loads((tmp_path / "words").read_bytes())["sliceCheck"]
+    assert (words["host"], words["name"]) == (POD_1, "/dev/shm")
+    assert words["measured"] == "Read-only file system"
+
+
+def test_sums_are_made_within_a_host_within_a_slice_and_over_slices(launcher: Launcher) -> None:
+    slices = {"generation": "v5e", "topology": "2x4", "slices": 2, "hosts": 2, "replicas": 4}
+    spec = run_spec(hosts=2, replicas=4, slice=slices, torch=TWO_PER_HOST)
+    gang = launcher.start(spec, module="tests.trainer.slice_checking", TEST_SLICE_CHECK="full")
+    assert gang.wait() == [FINE] * 2, gang.output()
+    sums = [line.name for line in table_of(gang).lines if line.name.endswith("1 MB")]
+    assert sums == [f"sum over {level}, 1 MB" for level in ("a host", "the slice", "all slices")]
+
+
+def test_chips_with_a_process_each_pass(launcher: Launcher) -> None:
+    spec = run_spec(backend="xla", hardware="TPU", replicas=2)
+    gang = launcher.start(spec, module="tests.trainer.slice_checking_on_chips", TEST_SLICE_CHECK="full", **chips(2))
+    assert gang.wait() == [FINE], gang.output()
+    assert table_of(gang).passed
+
+
+def test_a_command_runs_after_a_check_that_passed(launcher: Launcher) -> None:
+    spec = {name: value for name, value in run_spec(replicas=1).items() if name != "entrypoint"}
+    gang = launcher.start(spec, module="tests.trainer.slice_checking_before_command", TEST_SLICE_CHECK="fast")
+    assert gang.wait() == [7], gang.output()
+    assert gang.hosts[0].output.endswith("the command\n")
 
 
 def test_an_unknown_mode_is_refused(launcher: Launcher) -> None:

@@ -1,0 +1,20 @@
+"""The slice check with a replica for each chip, on the stand-ins of `chip_replicas`, which have no device files."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tests.trainer import chip_replicas
+from tpu_trainer.checks.slice import chips, pod
+from tpu_trainer.checks.slice.command import main
+
+assert chip_replicas
+pod._check_devices = lambda *_: iter(())
+# A CPU in place of a chip takes minutes for a chip's measurement.
+chips.SIZES = (1 << 10, 1 << 16)
+efforts = chips.Effort
+chips.Effort = lambda side, products, megabytes, seconds, copies: efforts(64, 4, 1, 0.05, copies)  # type: ignore[misc]
+
+if __name__ == "__main__":
+    sys.exit(main([os.environ["TEST_SLICE_CHECK"]]))
