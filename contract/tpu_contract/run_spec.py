@@ -332,6 +332,13 @@ class CodeSpec:
 
 
 @dataclass(frozen=True)
+class ProfileSpec:
+    """How many steps a profiler trace captures."""
+
+    steps: Count
+
+
+@dataclass(frozen=True)
 class ReportSpec:
     """The report that is written besides the model; without `uri` it goes to the directory that the environment names,
     if any."""
@@ -339,6 +346,7 @@ class ReportSpec:
     uri: Text | None = None
     tensor_board: Flag = False
     gradient_noise_scale: Flag = False
+    profile: ProfileSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -360,6 +368,7 @@ class RunSpec:
     `train_steps`, `warmup_steps` and milestones are the recipe's, and the run ends once the gains add up to them.
     `dataset_size`: the examples that `train_steps` were derived from, None if steps were given.
     `end_after_steps`: for a rung of a ladder, which makes only the first steps of its training; None elsewhere.
+    `judge_after_steps`: for the job on top of a ladder, which says what it has measured in its first steps and goes on.
     `document`: the JSON it was read from, which the history of the run records.
     """
 
@@ -372,6 +381,7 @@ class RunSpec:
     batch: BatchSpec
     train_steps: Count
     end_after_steps: Count | None = None
+    judge_after_steps: Count | None = None
     warmup_steps: Natural
     schedule: ScheduleSpec = ScheduleSpec("Constant")
     ada_scale_batch_size: Count | None = None

@@ -109,6 +109,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     },
     "report": {"report": {}},
     "report elsewhere": {"report": {"uri": "gs://bucket/run", "tensorBoard": True, "gradientNoiseScale": True}},
+    "report with a profile": {"report": {"uri": "gs://bucket/run", "profile": {"steps": 5}}},
     "accumulation": {
         "recipe.tunedOn": {"acceleratorType": "v5litepod-64"},
         "recipe.scaling": {"batch": "GlobalConstant"},

@@ -97,7 +97,7 @@ RICHEST = {
         "keepBest": {"metric": "accuracy", "mode": "Max"},
         "resumeFrom": "gs://bucket/digits/default/first",
     },
-    "report": {"uri": "gs://bucket/digits"},
+    "report": {"uri": "gs://bucket/digits", "profile": {"steps": 5}},
 }
 
 # What excludes a field of the richest one: schedule Step, and resumeFrom.

@@ -184,6 +184,13 @@ _LADDER: list[Row] = [
     (_gated(lossFollows={}), f"{_GATES}.lossFollows.tolerance"),
     (_gated(lossFollows={"tolerance": -1}), f"{_GATES}.lossFollows.tolerance"),
     (_gated(minExamplesPerSecondPerChip=0), f"{_GATES}.minExamplesPerSecondPerChip"),
+    (
+        {"ladder": {"rungs": [RUNG], "top": {"gates": {"evaluation": {"metric": "accuracy", "min": 0.5}}}}},
+        "ladder.top.gates.evaluation",
+    ),
+    ({"ladder": {"rungs": [RUNG], "top": {"steps": 9}}}, "ladder.top.steps"),
+    ({"report": {"profile": {}}}, "report.profile.steps"),
+    ({"report": {"profile": {"steps": 0}}}, "report.profile.steps"),
     (_gated(minUtilisation=1), f"{_GATES}.minUtilisation"),
     (_gated(minEfficiency=-1), f"{_GATES}.minEfficiency"),
     (_gated(minEfficiency="high"), f"{_GATES}.minEfficiency"),

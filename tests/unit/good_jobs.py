@@ -19,6 +19,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
             "returnToPreferred": "AtCheckpoint",
         },
         "spec.checkpoint": {"uri": "gs://bucket/digits"},
+        "spec.report.profile": {"steps": 5},
     },
     _SPMD | {"spec.slice.count": 256, "spec.placement.count": {"min": 1, "waitForPreviousSeconds": 90}},
     _NO_TYPE | {"spec.slice.generation": "v5e", "spec.slice.topology": "4x4"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tpu_contract.protocol import MOST_METRICS, ExitCode
 from tpu_contract.run_spec import RunSpec
@@ -123,7 +123,7 @@ def warn_unlearned(spec: RunSpec, step: int, metrics: Mapping[str, float], instr
     that were good before the first step: `metrics` and losses need not improve on them."""
     outputs, checkpoint = instruments.outputs, spec.checkpoint
     begins_elsewhere = instruments.first > 0 or (checkpoint is not None and checkpoint.init_from is not None)
-    if outputs.rung is not None or begins_elsewhere:
+    if spec.end_after_steps is not None or begins_elsewhere:
         return
     for text in find_unlearned(outputs.losses, _followed(spec, metrics, outputs.progress.first_metrics)):
         outputs.add_finding(Finding("Loss", step, text))
@@ -155,20 +155,9 @@ def _outcome(
     every = {**metrics, **progress.means, **metrics}
     best = None if progress.best is None else progress.best.as_json()
     message = f"{before}{values}{after}"
-    rung = _rung_numbers(instruments, evaluated) if code is ExitCode.Succeeded else None
+    # Of the job itself, the first steps are judged, if there were so many.
+    rung = (progress.rung or instruments.rung_numbers([*evaluated])) if code is ExitCode.Succeeded else None
     return Outcome(code, message, step, every, instruments.throughput.rate, best=best, rung=rung)
-
-
-def _rung_numbers(instruments: Instruments, evaluated: Mapping[str, float]) -> Mapping[str, Any] | None:
-    """Returns what a rung of a ladder has measured; None of any other run."""
-    numbers, doctor = instruments.outputs.rung, instruments.doctor
-    if numbers is None:
-        return None
-    finiteness = doctor.finiteness
-    not_finite = finiteness.bad or int(not finiteness.health.clean)
-    utilisation = instruments.utilisation.of(instruments.throughput.step_seconds)
-    losses, unseen, batch = instruments.outputs.losses, doctor.unavailable_checks, instruments.batch
-    return numbers.as_json(losses, doctor.recompilations, not_finite, batch, utilisation, unseen, list(evaluated))
 
 
 def _describe_checkpoint(step: int, committed: int | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tpu_contract.protocol import MOST_WARNINGS
 from tpu_trainer.contract.findings import Finding
@@ -26,6 +27,7 @@ class ProgressLog:
     checkpoint_step: the newest step that is safe in a checkpoint. last: the last sample. metrics: of the last
     evaluation. first_metrics: of this process's first evaluation, once there is another. means: the last values of
     what the task has logged. warnings: the first MOST_WARNINGS findings. best: the checkpoint with the best evaluation.
+    rung: what the job on top of a ladder has measured in its first steps, once they are made.
     """
 
     def __init__(self, total_steps: int, silent: bool) -> None:
@@ -41,6 +43,7 @@ class ProgressLog:
         self._shown: dict[str, float] = {}
         self.warnings: tuple[str, ...] = ()
         self.best: Best | None = None
+        self.rung: Mapping[str, Any] | None = None
 
     def resume(self, step: int, line: str) -> None:
         self.step = self.checkpoint_step = step

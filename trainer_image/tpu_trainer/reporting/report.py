@@ -26,7 +26,8 @@ class ProgressReport:
     after, 0 or the checkpoint's; None until that is read. loss, examples_per_second: of the last
     steps that were read. metrics: of the last evaluation, then what the task has logged. checkpoint_step: the newest
     step that is safe in a checkpoint. best_checkpoint: the checkpoint with the best evaluation, if one is kept.
-    remaining_seconds: without evaluations and checkpoints. None while a number is unknown."""
+    remaining_seconds: without evaluations and checkpoints. rung: of the job on top of a ladder, what its first steps
+    have shown. None while a number is unknown."""
 
     phase: ReportPhase
     step: int
@@ -40,6 +41,7 @@ class ProgressReport:
     warnings: tuple[str, ...] = ()
     remaining_seconds: int | None = None
     stacks: str | None = None
+    rung: Mapping[str, Any] | None = None
 
 
 def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: ProgressLog) -> ProgressReport:
@@ -61,6 +63,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progre
         metrics={**progress.metrics, **progress.means.copy(), **progress.metrics},
         warnings=progress.warnings,
         remaining_seconds=math.ceil((progress.total - step) * spec.batch.total / rate) if rate else None,
+        rung=progress.rung,
     )
 
 
@@ -91,6 +94,7 @@ def operator_body(report: ProgressReport) -> bytes:
         "bestCheckpoint": None if report.best_checkpoint is None else report.best_checkpoint.as_json(),
         "estimatedRemainingSeconds": report.remaining_seconds,
         "stacks": report.stacks,
+        "rung": report.rung,
     }
     more = {
         "metrics": dict(_metrics(report)),

@@ -80,6 +80,7 @@ class Reporter:
         self._silenced = self._is_due = False
         self._written = now()
         self._writing: threading.Thread | None = None
+        self._files: threading.Thread | None = None
         self._history = self._read_before() if store else RunHistory()
         self._first = self._step = self._history.last_step
         self._first_loss: FirstLossTime | None = None
@@ -127,6 +128,24 @@ class Reporter:
             self._events.add_curves(curves)
 
     @property
+    def has_place(self) -> bool:
+        return self._store is not None
+
+    def add_profile(self, files: Mapping[str, bytes], what: str) -> None:
+        """Writes the files of a profiler trace of `what` beside the history."""
+        self._environment = {**self._environment, "Profile": f"{what}: {', '.join(files)}"}
+        self._files = threading.Thread(target=self._put_all, args=(files,), daemon=True)
+        self._files.start()
+
+    def _put_all(self, files: Mapping[str, bytes]) -> None:
+        assert self._store
+        try:
+            for name, content in files.items():
+                self._store.put(name, content)
+        except Exception as error:
+            self._say(f"the profile is not written: {_reason(error)}")
+
+    @property
     def without_events(self) -> str | None:
         """Returns why there is no event file; None if there is one."""
         if not self._store:
@@ -147,6 +166,8 @@ class Reporter:
         self._step = self._step if outcome.step is None else max(self._step, outcome.step)
         until = time.monotonic() + LAST_SECONDS
         self._wait(until)
+        if self._files:
+            self._files.join(max(0.0, until - time.monotonic()))
         self._begin_writing(outcome)
         self._wait(until)
         if self._writing and self._writing.is_alive():

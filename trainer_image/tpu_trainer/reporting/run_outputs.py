@@ -22,8 +22,8 @@ from tpu_trainer.task.logbook import LoggedCurve
 @dataclass(frozen=True)
 class RunOutputs:
     """`heartbeat`: sends reports to the operator, if the run has that service. `is_reporter`: True in the one replica
-    that reports. `losses`: of all steps of this process. `rung`: collects what a rung of a ladder measures; None in any
-    other run."""
+    that reports. `losses`: of all steps of this process. `rung`: collects what a rung of a ladder measures, and the job
+    on top of it; None in any other run."""
 
     progress: ProgressLog
     reporter: Reporter

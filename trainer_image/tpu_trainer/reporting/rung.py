@@ -40,6 +40,8 @@ class RungNumbers:
         recompilations: int,
         not_finite: int,
         batch: int,
+        begins: int = 0,
+        rate: float | None = None,
         utilisation: float | None = None,
         unseen: Sequence[str] = (),
         evaluated: Sequence[str] = (),
@@ -47,13 +49,16 @@ class RungNumbers:
         """Returns the rung's numbers.
 
         recompilations: programs that were compiled after the warm-up. not_finite: steps whose loss or gradients were
-        not finite. batch: examples per step. utilisation: of the chips' operations. unseen: checks that found nothing
-        because they could not look. evaluated: metrics of the last evaluation; the message has other metrics, too, such
-        as the loss and what the task has logged.
+        not finite. batch: examples per step. begins: the steps made before. rate: examples per second. utilisation: of
+        the chips' operations. unseen: checks that found nothing because they could not look. evaluated: metrics of the
+        last evaluation; the message has other metrics, too, such as the loss and what the task has logged.
         """
         first, last, rise = losses.first, losses.last, losses.rise
         noise = measured_noise(self._noise, batch)
         return {
+            "begins": begins,
+            "steps": losses.count + losses.broken,
+            "examplesPerSecond": rate,
             "firstLoss": _value(first),
             "firstError": _error(first),
             "lastLoss": _value(last),

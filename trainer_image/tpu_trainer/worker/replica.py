@@ -56,7 +56,7 @@ def run_replica(
         environment.progress_service if is_reporter else None, lambda: present_report(spec, clock, pace, progress)
     )
     # Replaced below: a report names the device.
-    rung = None if spec.end_after_steps is None else RungNumbers()
+    rung = RungNumbers() if spec.end_after_steps or spec.judge_after_steps else None
     reporter, losses = open_reporter(spec, None, clock, "", reports=False), LossTrend(spec.warmup_steps)
     outputs = RunOutputs(progress, reporter, heartbeat, is_reporter, losses, rung)
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from tpu_contract.protocol import ReportPhase
 from tpu_training_operator.api.status import BestCheckpoint
+from tpu_training_operator.domain.job.trainer_report import ReportedRung
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class WorkerReport:
     """The latest report of an attempt. `attempt` and `pod_uid` belong to the pod whose token came with the report,
     whatever the report itself says. `start_step`: the step that the attempt begins after; None from a worker that has
     not read its checkpoint. Numbers other than counts are texts with six digits. `exact`: the step was counted,
-    not computed from a percentage, which changes only after many steps."""
+    not computed from a percentage, which changes only after many steps. `rung`: what the first steps of the job on top
+    of a ladder have shown."""
 
     attempt: int
     pod_uid: str
@@ -34,6 +36,7 @@ class WorkerReport:
     warnings: tuple[str, ...] = ()
     stacks: str | None = None
     exact: bool = True
+    rung: ReportedRung | None = None
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,9 @@ def _results(
     if measured.step is not None and measured.step < steps:
         made = f"it made {count(measured.step, 'step')} of {steps} and then ended by itself; its log says why"
         yield GateResult(name="steps", passed=False, message=made)
+    continues = measured.rung.begins > 0
     if gates.loss_falls:
-        yield _loss_falls(measured, steps)
+        yield _not_judged("lossFalls", measured) if continues else _loss_falls(measured, steps)
     if gates.finite:
         yield _none_of(
             "finite",
@@ -73,7 +74,8 @@ def _results(
             "no program was compiled after the warm-up",
         )
     if gates.loss_follows is not None:
-        yield _loss_follows(float(gates.loss_follows.tolerance), difference)
+        tolerance = float(gates.loss_follows.tolerance)
+        yield _not_judged("lossFollows", measured) if continues else _loss_follows(tolerance, difference)
     if gates.min_efficiency is not None and float(gates.min_efficiency) > 0:
         yield _efficiency(gates.min_efficiency, pace, before)
     if gates.min_examples_per_second_per_chip is not None:
@@ -124,6 +126,12 @@ def _loss_follows(tolerance: float, difference: Difference | None) -> GateResult
         f" examples): {difference.excess:+.3g}, tolerated are {tolerance:g} and {difference.noise:.2g} for the noise"
     )
     return GateResult(name="lossFollows", passed=difference.excess <= tolerance + difference.noise, message=words)
+
+
+def _not_judged(gate: str, measured: LastWords) -> GateResult:
+    """Returns the result for the job itself if it does not begin with its first step."""
+    words = f"not judged: this attempt continues at step {measured.rung.begins}, where the loss has fallen already"
+    return GateResult(name=gate, passed=True, message=words)
 
 
 def _at_least(gate: str, noun: str, value: float | None, least: str) -> GateResult:

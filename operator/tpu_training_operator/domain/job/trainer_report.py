@@ -90,6 +90,7 @@ class ReportedCurve(Part):
 class ReportedRung(Part):
     """What a rung of a ladder has measured; None for what is missing.
 
+    `begins`: the steps made before the measurement. `steps`: those of the measurement.
     `first_loss`, `last_loss`: means of the first and the last `averaged` steps, None if no loss there was finite; with
     their standard errors. `errors_fallen`: how many standard errors the loss has fallen, by the trainer's tests.
     `rise`: above the first loss after the warm-up, None if there was none. `utilisation`: of the chips' operations.
@@ -98,6 +99,9 @@ class ReportedRung(Part):
     which of the metrics are the evaluation's; the others are the last loss and what the task has logged.
     """
 
+    begins: Count = 0
+    steps: Count | None = None
+    examples_per_second: Finite | None = None
     first_loss: Finite | None = None
     first_error: Finite | None = None
     last_loss: Finite | None = None

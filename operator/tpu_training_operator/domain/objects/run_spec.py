@@ -43,6 +43,7 @@ def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contr
         ),
         batch=contract.BatchSpec(scaled.batch.total, scaled.batch.per_replica, scaled.batch.accumulation),
         train_steps=scaled.train_steps,
+        judge_after_steps=None if resolution.judged is None else resolution.judged.steps,
         warmup_steps=scaled.warmup_steps,
         schedule=_schedule(recipe, scaled),
         ada_scale_batch_size=recipe.global_batch_size if is_adaptive(recipe) else None,
@@ -66,7 +67,12 @@ def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contr
         checkpoint=_checkpoint(job),
         report=contract.RunSpec.report
         if report is None
-        else contract.ReportSpec(report.uri, report.tensor_board, report.gradient_noise_scale),
+        else contract.ReportSpec(
+            report.uri,
+            report.tensor_board,
+            report.gradient_noise_scale,
+            None if report.profile is None else contract.ProfileSpec(report.profile.steps),
+        ),
         scaling=(*comparison(recipe, resolution), *map(_warning, resolution.warnings)),
         recipe=dict(_list_fields(recipe)),
     )

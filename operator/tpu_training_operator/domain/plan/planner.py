@@ -36,7 +36,7 @@ from tpu_training_operator.domain.plan.common.slice_record import choose_option,
 from tpu_training_operator.domain.plan.delegation import plan_delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
 from tpu_training_operator.domain.plan.invalid import plan_invalid, read_budget
-from tpu_training_operator.domain.plan.ladder import finish_rung
+from tpu_training_operator.domain.plan.ladder import finish_rung, judge_first_steps
 from tpu_training_operator.domain.plan.parse_cache import read_job, read_status, without_entry_check
 from tpu_training_operator.domain.plan.placement.return_to_preferred import hold_nodes, move_once_held
 from tpu_training_operator.domain.plan.plan import Plan, Turn
@@ -114,6 +114,8 @@ def _read(look: JobState, max_hosts: int) -> Context:
 
 def _decide(ctx: Context) -> Plan:
     """Decides about a job whose spec is valid and which has not finished. The first case that applies decides."""
+    if (verdict := judge_first_steps(ctx)) is not None:
+        return verdict
     if ctx.attempt > 0 and not ctx.missing and all(map(has_succeeded, ctx.pods)):
         # Even if the job is to be suspended, or is being suspended: nothing is left to suspend.
         if ctx.resolution.lower_rung is not None:

@@ -14,7 +14,7 @@ from tpu_contract.protocol import MOST_WARNINGS, STACKS_LIMIT, WARNING_LENGTH, R
 from tpu_training_operator.api.model import LARGEST_COUNT
 from tpu_training_operator.api.words import number_text, read_number
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
-from tpu_training_operator.domain.job.trainer_report import Count, Part, TrainerReport, metric_texts
+from tpu_training_operator.domain.job.trainer_report import Count, Part, ReportedRung, TrainerReport, metric_texts
 from tpu_training_operator.runtime.progress.tokens import ReportRefused, Sender
 
 _MOST_PROBLEMS = 5
@@ -32,6 +32,7 @@ class _ProgressPayload(TrainerReport):
     warnings: list[str] | None = None
     estimated_remaining_seconds: Count | None = None
     stacks: str | None = None
+    rung: ReportedRung | None = None
 
 
 class _MetricPayload(Part):
@@ -69,6 +70,7 @@ def read_progress(body: bytes, sender: Sender, received: datetime) -> WorkerRepo
         warnings=tuple(text[:WARNING_LENGTH] for text in (payload.warnings or ())[-MOST_WARNINGS:]),
         # The end shows where a thread is.
         stacks=payload.stacks[-STACKS_LIMIT:] if payload.stacks else None,
+        rung=payload.rung,
     )
 
 
