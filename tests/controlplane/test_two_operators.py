@@ -106,6 +106,10 @@ def tell(story: Callable[[Namespace, Pair, FaultyProxy], None], cluster: Control
             with ThreadPoolExecutor() as together:
                 list(together.map(OperatorProcess.start, pair.operators))
             story(space, pair, proxy)
+        except Exception as error:
+            for operator in pair.operators:
+                error.add_note(f"the log of {operator._name}:\n{operator.log()[-4000:]}")
+            raise
         finally:
             for operator in pair.operators:
                 # The story may have stopped it.

@@ -13,6 +13,7 @@ import pytest
 from tests.cluster import project_images
 from tests.cluster.api import Object
 from tests.cluster.cluster import KUBECONFIG_SETTING, Cluster, chosen
+from tests.cluster.deadlines import kubectl_timeout
 from tests.cluster.images import Image, base_image
 from tests.cluster.namespaces import fresh_namespace
 from tests.cluster.object_storage import ObjectStorage
@@ -107,10 +108,17 @@ def _quick_start(cluster: Cluster) -> dict[str, str]:
     for program, *words in cluster_commands():
         run = {"helm": cluster.helm, "kubectl": cluster.kubectl}[program]
         words = [str(REPOSITORY / word) if (REPOSITORY / word).exists() else word for word in words]
-        printed[" ".join([program, *words][:3])] = run(*words).stdout
+        printed[" ".join([program, *words][:3])] = run(*_patiently(words)).stdout
     operator = cluster.kubectl("--namespace", OPERATOR_NAMESPACE, "get", "pods", "-o", "json")
     workers = cluster.kubectl("get", "pods", "-o", "json")
     return printed | {"operator": operator.stdout, "workers": workers.stdout}
+
+
+def _patiently(words: list[str]) -> list[str]:
+    """The command, with a limit that grows with the machine's load if it waits for something."""
+    if words[0] not in ("test", "wait"):
+        return words
+    return [*(word for word in words if not word.startswith("--timeout=")), kubectl_timeout(600)]
 
 
 def _leave_room_for_three_workers_on_each_node(cluster: Cluster) -> None:

@@ -60,7 +60,7 @@ def test_a_sweep_removes_bridge_control_groups_and_files(killed: Killed) -> None
 
 
 def test_a_second_cluster_and_its_sweep_leave_the_first_alone(cluster: RealCluster, killed: Killed) -> None:
-    assert cluster.kubectl("get", "nodes", "--no-headers").stdout.split().count("Ready") == len(cluster.nodes)
+    cluster.wait_schedulable()
     assert Path("/sys/class/net", network.bridge_name(cluster.directory)).exists()
 
 
