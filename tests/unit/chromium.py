@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.deadlines import deadline
+
 DEADLINE = 60.0
 """Seconds after which a silent browser is given up; no test's result depends on how fast it is."""
 
@@ -94,7 +96,7 @@ class _Browser:
             pass
 
     def _receive(self, page: Page | None) -> dict[str, Any]:
-        until = time.monotonic() + DEADLINE
+        until = time.monotonic() + deadline(DEADLINE)
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._back], [], [], max(0.0, until - time.monotonic()))
             piece = os.read(self._back, 1 << 16) if ready else b""

@@ -21,7 +21,7 @@ from tpu_trainer.gang.backends.gate import StrangerError, Tunnel, key_of
 from tpu_trainer.gang.backends.rendezvous import Seat, ServedStore, meet, serve
 
 GANG = "3f0c9d4e-uid/1"
-DEADLINE = 30.0
+DEADLINE = 120.0
 
 
 def environment(index: int = 0, of: int = 2, port: int = 0) -> WorkerEnvironment:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.deadlines import deadline
 from tests.fakes.api_server import credentials_for, refuses
 from tests.fakes.watched_cluster import WatchedCluster, breaks_off, served, streams
 from tests.unit.pods import pod, ready
@@ -52,7 +53,7 @@ async def watching(cluster: WatchedCluster) -> AsyncIterator[Views]:
 
 async def until(views: Views, condition: Any) -> WatchedJob:
     """The first view that meets the condition."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(deadline(PATIENCE)):
         async for seen in views:
             if condition(seen):
                 return seen

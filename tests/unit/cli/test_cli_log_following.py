@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from syrupy.assertion import SnapshotAssertion
 
+from tests.cluster.deadlines import deadline
 from tests.fakes.api_server import credentials_for, refuses
 from tests.fakes.watched_cluster import WatchedCluster, breaks_off, selected, served, streams
 from tests.unit.pods import ended, pod, ready
@@ -45,7 +46,7 @@ class Kept:
         self.heard.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(deadline(PATIENCE)):
             while not holds():
                 self.heard.clear()
                 await self.heard.wait()
@@ -81,7 +82,7 @@ def log_of(*texts: str, minute: int = 0) -> bytes:
 
 
 async def followed(reader: LogReader, *workers: WorkerId, further_attempts: bool = True) -> None:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(deadline(PATIENCE)):
         await reader.follow(workers, further_attempts=further_attempts)
 
 

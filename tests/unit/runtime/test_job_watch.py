@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.cluster.deadlines import deadline
 from tests.fakes.api_server import credentials_for, refuses
 from tests.fakes.watched_cluster import WatchedCluster, breaks_off, served, streams
 from tests.unit.seen_jobs import progress, seen_job
@@ -50,11 +51,11 @@ class Observed:
         watch.on_change = self.changes.put_nowait
 
     async def change(self) -> Change[JobRecord]:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(deadline(PATIENCE)):
             return await self.changes.get()
 
     async def until_known(self, *names: str) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(deadline(PATIENCE)):
             while sorted(name for (_, name), _ in self.watch.known.items()) != sorted(names):
                 await self.changes.get()
 
@@ -73,7 +74,7 @@ async def watching(api: WatchedCluster, namespace: str | None = None) -> AsyncIt
 
 async def settled(api: WatchedCluster) -> None:
     """kopf watches, and what it had not seen before has been listed."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(deadline(PATIENCE)):
         while not (api._watches[JOBS.plural] and len(api.queries(LIST)) >= 3):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -180,7 +181,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_at_once(
     api.faults[WATCH] = [streams()] * 4
     async with watching(api):
         monkeypatch.setattr(watch_session.asyncio, "sleep", skipped)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(deadline(PATIENCE)):
             while api.faults[WATCH]:
                 await sleep(0.001)
     assert len([pause for pause in pauses if 99 < pause <= 100]) >= 3

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.cluster import cgroups
+from tests.cluster.deadlines import deadline
 from tests.unit.attacked_ports import SERVICE_HOST
 from tests.unit.progress_desk import BEARER, GOOD, PROGRESS
 from tests.unit.tls_probe import LOOPBACK
@@ -126,7 +127,7 @@ class Operator:
 
     async def _open(self, attack: Attack, address: int) -> asyncio.StreamWriter:
         tls = self._trust if attack.port == "progress" and attack.shakes_hands else None
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(deadline(PATIENCE_SECONDS)):
             _, writer = await asyncio.open_connection(
                 LOOPBACK,
                 self.ports[attack.port],
@@ -194,6 +195,6 @@ def many_files() -> Iterator[None]:
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 async def test_a_stranger_costs_the_operator_little_and_keeps_nobody_out(operator: Operator, attack: Attack) -> None:
-    async with operator.attacked(attack), asyncio.timeout(PATIENCE_SECONDS):
+    async with operator.attacked(attack), asyncio.timeout(deadline(PATIENCE_SECONDS)):
         assert await operator.answers() == [200, 200, 200]
     assert operator.peak_mib < MOST_MIB

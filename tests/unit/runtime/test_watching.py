@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.deadlines import deadline
 from tests.fakes.api_server import credentials_for, refuses
 from tests.fakes.watched_cluster import WatchedCluster, breaks_off, served, streams
 from tests.unit.pods import ended, pod, ready, with_status
@@ -60,7 +61,7 @@ class Operator:
         return sorted(worker["metadata"]["name"] for worker in found)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(deadline(PATIENCE)):
             while not holds():
                 self.heard.clear()
                 await self.heard.wait()
@@ -69,7 +70,7 @@ class Operator:
         """Until the memory has these workers."""
         replica = self.watching.served("default")
         assert replica is not None
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(deadline(PATIENCE)):
             # Not every change of the memory is a hint.
             while sorted(name for (_, name), _ in replica.pods.items()) != sorted(names):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -90,7 +91,7 @@ async def watching(api: WatchedCluster, *namespaces: str) -> AsyncIterator[Opera
 
 async def settled(api: WatchedCluster, operator: Operator) -> None:
     """Both watches are open, and all hints about the start have come."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(deadline(PATIENCE)):
         while not (api._watches[JOBS.plural] and api._watches[PODS.plural]):  # noqa: ASYNC110
             await asyncio.sleep(0)
     operator.hints.clear()
@@ -111,7 +112,7 @@ async def test_who_begins_to_lead_knows_the_jobs_already(api: WatchedCluster) ->
     async with connect(credentials_for(api.url)) as reader:
         operator = Operator(api.url, reader)
         standby = asyncio.create_task(operator.jobs[None].run())
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(deadline(PATIENCE)):
             while not api._watches[JOBS.plural] or len(api.queries(f"list {JOBS.plural}")) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         asked = api.asked.copy()
@@ -151,7 +152,7 @@ async def test_a_suspended_job_is_no_hint_at_the_start_unless_it_has_workers(
     job["metadata"]["generation"] = 1
     api.show(job, *map(pod, range(pods)))
     async with watching(api) as operator:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(deadline(PATIENCE)):
             while not api._watches[JOBS.plural]:  # noqa: ASYNC110
                 await asyncio.sleep(0)
     assert operator.hints == hints
