@@ -91,7 +91,8 @@ def prepare(space: Namespace) -> None:
     ]
     objects.append({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": f"{NAME}-tls"}})
     objects.append({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": NAME}})
-    pod = {"nodeName": "nowhere", "containers": [{"name": "operator", "image": "operator"}]}
+    # No scheduler takes them. On a node that does not exist, the garbage collector would delete them after 40 s.
+    pod = {"schedulerName": "none", "containers": [{"name": "operator", "image": "operator"}]}
     names = ("operator-0", "operator-1")
     objects += [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod} for name in names]
     space.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(objects))
