@@ -377,7 +377,6 @@ _RECIPE: list[Row] = [
     ({"trainSteps": ABSENT}, ""),
     ({"epochs": 3, "datasetSize": 9}, ""),
     (EPOCHS, "datasetSize"),
-    ({"datasetSize": 1000}, "datasetSize"),
     ({"warmupSteps": -1}, "warmupSteps"),
     ({"warmupEpochs": 1}, "warmupEpochs"),
     ({"warmupEpochs": 1, "warmupSteps": 0, **IN_EPOCHS}, "warmupEpochs"),

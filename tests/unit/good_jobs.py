@@ -164,6 +164,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.trainer.resources": {"requests": {"cpu": ".5", "memory": "+1.e10"}, "limits": {"cpu": "1500m"}}},
     {"spec.trainer.volumes": [{"name": "data", "emptyDir": {}}]},
     {"spec.recipe.trainSteps": ABSENT, "spec.recipe.epochs": 3, "spec.recipe.datasetSize": 1_281_167},
+    {"spec.recipe.datasetSize": 1_281_167},
     {"spec.recipe.trainSteps": 2**53},
     {"spec.recipe.optimizer": {"name": "adamw", "learningRate": 3e-4, "beta1": 0.9, "weightDecay": 0}},
     *({"spec.recipe.optimizer.learningRate": rate} for rate in (1, 10**18, 1e-10, 0.30000000000000004, 5e-324)),

@@ -245,9 +245,9 @@ class Recipe(ApiModel):
             holds=lambda recipe: (recipe.train_steps is None) != (recipe.epochs is None),
         ),
         Rule(
-            cel="has(self.epochs) == has(self.datasetSize)",
-            message="epochs and datasetSize (training examples) need each other: give both or neither",
-            holds=lambda recipe: (recipe.epochs is None) == (recipe.dataset_size is None),
+            cel="!has(self.epochs) || has(self.datasetSize)",
+            message="epochs needs datasetSize, the number of training examples",
+            holds=lambda recipe: recipe.epochs is None or recipe.dataset_size is not None,
             field="datasetSize",
         ),
         Rule(
@@ -293,8 +293,8 @@ class Recipe(ApiModel):
     epochs: Count | None = Field(None, description="Passes over the training data; needs datasetSize.")
     dataset_size: LargeCount | None = Field(
         None,
-        description="Number of training examples. The trainer compares it with the data and fails if they differ by"
-        " more than 1 %.",
+        description="Number of training examples. Needed with epochs; with trainSteps it lets the plan say what a larger"
+        " batch may cost. The trainer compares it with the data and fails if they differ by more than 1 %.",
     )
     optimizer: Optimizer = Field(description="The optimizer and its hyperparameters, as tuned.")
     warmup_steps: CountOrZero | None = Field(
