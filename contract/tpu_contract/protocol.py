@@ -94,7 +94,7 @@ OPTIMIZERS: Mapping[str, frozenset[str]] = {
     "adam": _ADAM_SETTINGS,
     "adamw": _ADAM_SETTINGS,
     "lion": frozenset({"weight_decay", "beta1", "beta2"}),
-    "rmsprop": frozenset({"momentum", "weight_decay", "epsilon"}),
+    "rmsprop": frozenset({"momentum", "weight_decay", "beta2", "epsilon"}),
     "sgd": frozenset({"momentum", "weight_decay"}),
 }
 """The optimizers that the trainer builds by name, and what each takes besides the learning rate."""

@@ -62,8 +62,8 @@ class Optimizer(ApiModel):
     )
     beta2: FractionDecimal | None = Field(
         None,
-        description="adam, adamw: decay per step of the average of squared gradients; default 0.999. lion: decay per"
-        " step of the gradient average; default 0.99.",
+        description="adam, adamw, rmsprop (its alpha): decay per step of the average of squared gradients; default"
+        " 0.999, for rmsprop 0.99. lion: decay per step of the gradient average; default 0.99.",
     )
     epsilon: PositiveDecimal | None = Field(
         None, description="Term that keeps adam, adamw and rmsprop from dividing by zero; default 1e-8."
