@@ -142,6 +142,6 @@ def _legend(rules: Sequence[str], y: float) -> Iterator[Element]:
     for rule in rules:
         yield tag("path", class_=f"line {_kind(rule)}", d=f"M{x} {y - 4}h22")
         yield text(rule, x + 30, y)
-        x += 46 + 7 * len(rule)
+        x += 50 + 7.3 * len(rule)
     yield tag("rect", class_="goal", x=str(x), y=str(y - 14), width="22", height="16")
     yield text("the goal", x + 30, y)

@@ -194,6 +194,10 @@ LONG = {"steps": 100_000}
         (8, {"gradientNoiseScale": "1"}, None),
         (16, {"gradientNoiseScale": "4096"} | LONG, None),
         (16, {"gradientNoiseScale": "128"} | LONG, "with the gradient noise scale of 128, a global batch of 256 needs"),
+        # 1.5 times the examples: 23 passes over the data can spare them, 22 cannot, and no training spares half.
+        (16, {"gradientNoiseScale": "128", "epochs": 23, "dataset": 256 * 99}, None),
+        (16, {"gradientNoiseScale": "128", "epochs": 22, "dataset": 256 * 99}, "with the gradient noise scale of 128"),
+        (32, {"gradientNoiseScale": "127", "epochs": 90, "dataset": 512 * 99}, "with the gradient noise scale of 127"),
         (4, {"gradientNoiseScale": "128"}, None),
         (16, {"scaling": {"batch": "GlobalConstant"}}, None),
         (32, {"scaling": {"batch": "GlobalConstant"}}, "the per-replica batch of 4 is not a multiple of 8"),
