@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from itertools import product
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from bench.recipes.tasks import RULES, TASKS
@@ -41,7 +41,9 @@ def _entry(cell: Cell) -> str:
 def warnings_table(found: Iterable[Cell]) -> str:
     """How often the plan warned of a loss beyond the tolerance, and how often of none, by rule: over the tasks that the
     thresholds were chosen with, and over the others."""
-    rows = [["rule", "tasks", "factors with a loss beyond the tolerance", "of them with a warning", "needless warnings"]]
+    rows = [
+        ["rule", "tasks", "factors with a loss beyond the tolerance", "of them with a warning", "needless warnings"]
+    ]
     cells = [cell for cell in found if cell.factor > 1]
     for rule, held_out in product(RULES, (False, True)):
         own = [cell for cell in cells if cell.rule == rule and TASKS[cell.task].held_out == held_out]

@@ -75,9 +75,9 @@ _SLOW = ("0.0015", "0.003", "0.006", "0.0125", "0.025")
 _SMALL = ("0.004", "0.008", "0.016", "0.032", "0.064")
 
 
-def _digits(title: str, optimizer: Mapping[str, str], rates: tuple[str, ...], epochs: int = 27, **fields: Any) -> Task:
+def _digits(title: str, optimizer: Mapping[str, str], rates: tuple[str, ...], epochs: int = 27) -> Task:
     steps = epochs * 1437 // 32
-    return Task(f"digits, {title}", "digits", optimizer, 1437, 32, steps, steps // 15, rates, 0.1, fields=fields)
+    return Task(f"digits, {title}", "digits", optimizer, 1437, 32, steps, steps // 15, rates, 0.1)
 
 
 def _tumours(title: str, optimizer: Mapping[str, str], rates: tuple[str, ...], epochs: int) -> Task:
@@ -91,7 +91,7 @@ def _text(title: str, optimizer: Mapping[str, str], rates: tuple[str, ...]) -> T
 
 TASKS = {
     "digits-sgd": _digits("SGD, 27 epochs", _SGD, _LARGE),
-    "digits-sgd-cosine": _digits("SGD, cosine", _SGD, _LARGE, **_COSINE),
+    "digits-sgd-cosine": replace(_digits("SGD, cosine", _SGD, _LARGE), fields=_COSINE),
     "digits-sgd-short": _digits("SGD, 5 epochs", _SGD, _LARGE, epochs=5),
     "digits-adamw": _digits("AdamW, 27 epochs", _ADAMW, _SMALL),
     "digits-adamw-short": _digits("AdamW, 5 epochs", _ADAMW, _SMALL, epochs=5),
@@ -104,6 +104,7 @@ TASKS = {
     "digits-sgd-ten": replace(_digits("SGD, 10 epochs", _SGD, _LARGE, epochs=10), held_out=True),
     "tumours-adamw": replace(_tumours("AdamW, 40 epochs", _ADAMW, _SLOW, epochs=40), held_out=True),
 }
+
 
 @dataclass(frozen=True)
 class Rule:

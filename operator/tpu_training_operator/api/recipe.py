@@ -293,8 +293,8 @@ class Recipe(ApiModel):
     epochs: Count | None = Field(None, description="Passes over the training data; needs datasetSize.")
     dataset_size: LargeCount | None = Field(
         None,
-        description="Number of training examples. Needed with epochs; with trainSteps it lets the plan say what a larger"
-        " batch may cost. The trainer compares it with the data and fails if they differ by more than 1 %.",
+        description="Number of training examples. Needed with epochs; with trainSteps it lets the plan say what a"
+        " larger batch may cost. The trainer compares it with the data and fails if they differ by more than 1 %.",
     )
     optimizer: Optimizer = Field(description="The optimizer and its hyperparameters, as tuned.")
     warmup_steps: CountOrZero | None = Field(

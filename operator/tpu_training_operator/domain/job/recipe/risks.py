@@ -21,18 +21,18 @@ from tpu_training_operator.domain.job.recipe.ledger import plain
 from tpu_training_operator.domain.job.recipe.noise_scale import examples_multiplier
 from tpu_training_operator.domain.job.recipe.optimizers import rule_of
 
-# Up to about so many passes, a repeated example is worth having (Muennighoff et al. 2023, section 5: R* = 15). A training
-# of fewer still learns from each of its examples when it ends, and a batch that wastes some of them costs quality.
+# Up to about so many passes, a repeated example is worth having (Muennighoff et al. 2023: R* = 15). A
+# training of fewer still learns from each of its examples when it ends, and a batch that wastes some costs quality.
 _MANY_PASSES = 15
-# The noise scale is smallest at the start of a training (McCandlish et al. 2018, section 3), so a larger batch wastes most
-# of its examples there. That start has to be a small part of the training.
+# The noise scale is smallest at the start of a training (McCandlish et al. 2018, section 3), so a larger batch wastes
+# most of its examples there. That start has to be a small part of the training.
 _FEW_UPDATES_OF_FEW_PASSES = 1000
 # Momentum averages over some ten steps, and an added warm-up takes a twentieth: in fewer updates, a few steps each.
 _FEW_UPDATES = 100
 # Rules for the rate take it that noise shrinks as 1/B. Of the data without replacement, it shrinks by 1 - B/D besides.
 _LARGE_SHARE_OF_DATA = Fraction(1, 4)
-# A loss falls with about the power 0.095 of the examples (Kaplan et al. 2020, section 1.2), so that a tenth more are worth
-# 0.02 of 2.2 nats. A training of many passes can spare those beyond 15, but never more than half.
+# A loss falls with about the power 0.095 of the examples (Kaplan et al. 2020, section 1.2), so that a tenth more are
+# worth 0.02 of 2.2 nats. A training of many passes can spare those beyond 15, but never more than half.
 _SPARED, _MOST_SPARED = Fraction(11, 10), Fraction(2)
 _ABOVE_NOISE_SCALE = Decimal("1.5")
 # Above this factor the linear rule is known to diverge without warm-up (Goyal et al. 2017, section 2.2).
@@ -54,8 +54,8 @@ class LargerBatch:
 
 
 def risks(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
-    """Yields a warning for each risk of a batch that is larger than the recipe's. AdaScale has none: it measures in every
-    step what is guessed here."""
+    """Yields a warning for each risk of a batch that is larger than the recipe's. AdaScale has none: it measures in
+    every step what is guessed here."""
     if now.batch <= recipe.global_batch_size or is_adaptive(recipe):
         return
     yield from _short_warmup(recipe, now)
