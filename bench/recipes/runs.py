@@ -36,9 +36,6 @@ from tpu_training_operator.domain.objects.run_spec import run_spec
 
 _CHIP = {"acceleratorType": "v5litepod-1"}
 _WARNING = "warning: "
-_PASSES = 4
-"""The gradients that AdaScale compares in a step, at the most. On a slice they are as many as replicas, which measures
-better."""
 # Where the run is, and how the plan was explained: they change nothing in the weights.
 _NOT_COMPARED = ("job", "recipe", "scaling")
 
@@ -88,10 +85,10 @@ def _planned(spec: dict[str, Any], measures_noise: bool = False) -> PlannedRun:
     own, *others = options_of(parse_job({**head, "metadata": name, "spec": spec}))
     runs = others[0] if others else own
     document = json.loads(json.dumps(run_spec(runs.job, runs.resolution, attempt=1)))
-    # The planner accumulates, because a chip might not hold more. Here it does, and few large passes are faster.
-    total = runs.resolution.recipe.batch.total
-    passes = min(runs.resolution.recipe.batch.accumulation, _PASSES if "adaScaleBatchSize" in document else 1)
-    document["batch"] = {"global": total, "perReplica": total // passes, "accumulation": passes}
+    if "adaScaleBatchSize" not in document:
+        # The planner accumulates, because a chip might not hold more. Here it does, and one large pass is faster.
+        total = runs.resolution.recipe.batch.total
+        document["batch"] = {"global": total, "perReplica": total, "accumulation": 1}
     return PlannedRun(document, own.resolution.warnings)
 
 
