@@ -47,6 +47,15 @@ class ReportPhase(StrEnum):
     DONE = "Done"
 
 
+class ProgramMatch(StrEnum):
+    """Whether a worker's step that repeats is the program that the entry check has compiled. Alike: its arguments,
+    products and collectives are."""
+
+    SAME = "Same"
+    ALIKE = "Alike"
+    OTHER = "Other"
+
+
 class Phase(StrEnum):
     """What the replica spends its time on. `DEVICE` is waiting for results: the device's own work, or a peer that is
     late."""

@@ -369,6 +369,7 @@ class RunSpec:
     `dataset_size`: the examples that `train_steps` were derived from, None if steps were given.
     `end_after_steps`: for a rung of a ladder, which makes only the first steps of its training; None elsewhere.
     `judge_after_steps`: for the job on top of a ladder, which says what it has measured in its first steps and goes on.
+    `checked_program`: the digest of the step's program that the entry check has compiled for this slice.
     `document`: the JSON it was read from, which the history of the run records.
     """
 
@@ -401,6 +402,7 @@ class RunSpec:
     code: CodeSpec | None = None
     checkpoint: CheckpointSpec | None = None
     report: ReportSpec = ReportSpec()
+    checked_program: Text | None = None
     scaling: Annotated[tuple[ScalingRow, ...], _rows] = ()
     recipe: Strings = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False, metadata={"json": None})

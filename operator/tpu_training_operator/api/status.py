@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 from pydantic_core import CoreSchema, core_schema
 
-from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, MOST_WARNINGS, ReportPhase
+from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, MOST_WARNINGS, ProgramMatch, ReportPhase
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.decimals import ResolvedDecimal
 from tpu_training_operator.api.model import map_by
@@ -236,6 +236,19 @@ class Progress(StatusModel):
         left = self.estimated_remaining_seconds
         object.__setattr__(self, "percent", 100 * self.step // self.total_steps if self.total_steps else None)
         object.__setattr__(self, "time_left", None if left is None else duration(left))
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class CheckedProgram(StatusModel):
+    """The program of the step that the entry check has compiled."""
+
+    digest: _Text = Field(description="Digest of the program, before a hyphen of what makes it large.")
+    slice: _Text = Field(description="The slice that it was compiled for, in words.")
+    run: Annotated[ProgramMatch | None, _unless_known(ProgramMatch, None)] = Field(
+        default=None,
+        description="What the workers on that slice run, as worker 0 last compared: Same, Alike (the same arguments,"
+        " matrix products and collectives) or Other.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
@@ -519,6 +532,9 @@ class Status(StatusModel):
     )
     resolved: Resolved | None = Field(
         default=None, description="The slice and every number derived from the spec, with the rules in notes."
+    )
+    checked_program: CheckedProgram | None = Field(
+        default=None, description="The program of the step that the entry check has compiled, and whether it runs."
     )
     ladder: LadderStatus | None = Field(
         default=None, description="With spec.ladder, how far up the job has come, and what each rung has shown."

@@ -165,7 +165,6 @@ def test_slices_are_compared_in_steps_and_chip_hours(answers: Answers) -> None:
     "changes",
     [
         {"spec.trainer.backend": "XLASPMD"},
-        {"spec.trainer.backend": "XLASPMD", "spec.slice.count": 2},
         {"spec.trainer": {"image": "a", "command": ["python"]}},
     ],
     ids=str,
@@ -188,6 +187,19 @@ def test_a_trainer_without_an_answer_is_an_error_in_one_line(
     result = checked()
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].endswith("the check needs jax")
+
+
+def test_a_replica_of_one_slice_stands_for_several_and_the_bound_has_the_network_between_them(answers: Answers) -> None:
+    result = checked(changes={"spec.trainer.backend": "XLASPMD", "spec.slice.count": 2})
+    assert result.exit_code == 0, result.output
+    assert "an estimate: the 2 slices run a program of backend XLASPMD, which is not traced" in result.stdout
+    # 1.25 ms inside a slice, and 100 MB over 16 chips of 25 Gbit/s.
+    assert "exchange 3.25 ms" in result.stdout
+
+
+def test_an_answer_that_was_kept_is_told(answers: Answers) -> None:
+    answers["v5litepod-16"] = ANSWER | {"kept": True}
+    assert "the compiler's answer is that of an earlier check" in checked().stdout
 
 
 ELSEWHERE = [{"slice": {"acceleratorType": name}, "waitForPreviousSeconds": 60} for name in ("v5litepod-32", "v6e-16")]

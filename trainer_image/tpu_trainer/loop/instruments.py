@@ -94,6 +94,7 @@ class Instruments:
         self.merge_positions: Callable[[Position], Position] = lambda position: position
         self.closing = closing or Closing()
         self._checksum, self.first, self._on_lower_rung = checksum, start.step, spec.end_after_steps is not None
+        self.checked_program = spec.checked_program
         self.position: Position | None = None
         """The whole job's position in the data at the newest save."""
         self.saved: tuple[int, str] | None = None
@@ -158,6 +159,9 @@ class Instruments:
             DivergedError, PeerLostError: as `exchange`.
         """
         self.doctor.before_sync(step, parameters)
+        # A first step differs: it has no optimizer state yet.
+        if step == self.first + 2 and self.checked_program is not None and self.outputs.is_reporter:
+            self.outputs.add_program(step, self.backend.compare_program(self.checked_program))
         with self.clock.during(Phase.DEVICE):
             yield
         self.doctor.after_step(step, batch)

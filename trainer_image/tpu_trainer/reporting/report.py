@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tpu_contract.protocol import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, Phase, ReportPhase
+from tpu_contract.protocol import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, Phase, ProgramMatch, ReportPhase
 from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StepPace
 from tpu_trainer.contract.outcome import Best
@@ -27,7 +27,7 @@ class ProgressReport:
     steps that were read. metrics: of the last evaluation, then what the task has logged. checkpoint_step: the newest
     step that is safe in a checkpoint. best_checkpoint: the checkpoint with the best evaluation, if one is kept.
     remaining_seconds: without evaluations and checkpoints. rung: of the job on top of a ladder, what its first steps
-    have shown. None while a number is unknown."""
+    have shown. program: as in `ProgressLog`. None while a number is unknown."""
 
     phase: ReportPhase
     step: int
@@ -40,6 +40,7 @@ class ProgressReport:
     metrics: Mapping[str, float] | None = None
     warnings: tuple[str, ...] = ()
     remaining_seconds: int | None = None
+    program: ProgramMatch | None = None
     stacks: str | None = None
     rung: Mapping[str, Any] | None = None
 
@@ -64,6 +65,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progre
         warnings=progress.warnings,
         remaining_seconds=math.ceil((progress.total - step) * spec.batch.total / rate) if rate else None,
         rung=progress.rung,
+        program=progress.program,
     )
 
 
@@ -93,6 +95,7 @@ def operator_body(report: ProgressReport) -> bytes:
         "checkpointStep": report.checkpoint_step,
         "bestCheckpoint": None if report.best_checkpoint is None else report.best_checkpoint.as_json(),
         "estimatedRemainingSeconds": report.remaining_seconds,
+        "program": report.program,
         "stacks": report.stacks,
         "rung": report.rung,
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpu_contract.protocol import ReportPhase
+from tpu_contract.protocol import ProgramMatch, ReportPhase
 from tpu_training_operator.api.status import BestCheckpoint
 from tpu_training_operator.domain.job.trainer_report import ReportedRung
 
@@ -34,6 +34,7 @@ class WorkerReport:
     best_checkpoint: BestCheckpoint | None = None
     estimated_remaining_seconds: int | None = None
     warnings: tuple[str, ...] = ()
+    program: ProgramMatch | None = None
     stacks: str | None = None
     exact: bool = True
     rung: ReportedRung | None = None

@@ -20,9 +20,12 @@ from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 _BACKENDS = {BackendName.XLA: "xla", BackendName.XLA_SPMD: "xla-spmd", BackendName.TORCH: "torch"}
 
 
-def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[str, Any]:
-    """Returns the run spec of one attempt, which all its workers share."""
-    run = _own_run(job, resolution, attempt)
+def run_spec(
+    job: TPUTrainingJob, resolution: Resolution, attempt: int, checked_program: str | None = None
+) -> dict[str, Any]:
+    """Returns the run spec of one attempt, which all its workers share. `checked_program`: the digest of the step's
+    program that was compiled for this slice."""
+    run = replace(_own_run(job, resolution, attempt), checked_program=checked_program)
     if resolution.lower_rung is not None:
         run = _lower_rung(run, resolution.lower_rung, attempt)
     return contract.run_spec_document(run)

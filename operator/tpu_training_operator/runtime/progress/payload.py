@@ -67,6 +67,7 @@ def read_progress(body: bytes, sender: Sender, received: datetime) -> WorkerRepo
         checkpoint_step=payload.checkpoint_step,
         best_checkpoint=payload.best,
         estimated_remaining_seconds=payload.estimated_remaining_seconds,
+        program=payload.program,
         warnings=tuple(text[:WARNING_LENGTH] for text in (payload.warnings or ())[-MOST_WARNINGS:]),
         # The end shows where a thread is.
         stacks=payload.stacks[-STACKS_LIMIT:] if payload.stacks else None,

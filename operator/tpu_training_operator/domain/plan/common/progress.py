@@ -51,6 +51,8 @@ def apply_report(
         warnings=list(report.warnings),
     )
     status = replace(status, progress=progress, goodput=_count_training(status, report, chips))
+    if status.checked_program is not None and report.program is not None:
+        status = replace(status, checked_program=replace(status.checked_program, run=report.program))
     saved_before = before.checkpoint_step or 0
     if checkpoint is None or checkpoint <= saved_before:
         return status
