@@ -20,9 +20,9 @@ LOOKUPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "add": lambda table, index, new: table.scatter_add(1, index, new),
     "add in place": lambda table, index, new: table.detach().clone().scatter_add_(-2, index, new),
     "write": lambda table, index, new: table.scatter(1, index[:, :1], new[:, :1]),
-    "write a number": lambda table, index, _: table.scatter(1, index[:, :1], 2.5),
+    "a row": lambda table, index, _: table[0, 0].gather(0, index[0, 0] % 5),
 }
-SIZES = {"dense": {}, "sparse": {"_LARGEST_DENSE": 2, "_DENSE_SCATTER": 0}}
+SIZES = {"dense": {"_DENSE_SCATTER": 100}, "sparse": {"_LARGEST_DENSE": 2, "_DENSE_SCATTER": 0}}
 
 
 def main() -> None:

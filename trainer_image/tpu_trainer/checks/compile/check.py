@@ -230,7 +230,7 @@ def _answer(spec: Mapping[str, Any], traced: Mapping[str, Any], compiled: Mappin
         "step": {
             "modelFlops": traced["flops"] * passes,
             "wideFlops": traced["flops_wide"] * passes,
-            "flops": sum(program["flops"] or 0 for program in programs),
+            "flops": sum(max(0, program["flops"] or 0) for program in programs),
             "traffic": sum(order.traffic for order in orders),
             "exchanged": dict(exchanged),
             "waited": dict(waited),
