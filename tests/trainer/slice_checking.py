@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tpu_trainer.checks.slice import chips, network
+from tpu_trainer.checks.slice import chips, network, probe
 from tpu_trainer.checks.slice.chips import Effort
 from tpu_trainer.checks.slice.command import main
 from tpu_trainer.gang.backends import Backend, rendezvous
@@ -68,6 +68,8 @@ def inject(fault: str) -> None:
             torch.Tensor.__matmul__ = slowly
         case "throttled":
             chips._measure_product = throttled
+        case "hang":
+            chips._measure_product = lambda *_: time.sleep(3600)
         case "port":
             # It listens, and takes no connection.
             network._Answering._answer = lambda self: None
@@ -81,4 +83,6 @@ if __name__ == "__main__":
         inject(fault)
     if seconds := os.environ.get("TEST_MEETING_SECONDS"):
         rendezvous.meet = functools.partial(rendezvous.meet, seconds=float(seconds))
+    if seconds := os.environ.get("TEST_COME_SECONDS"):
+        probe.COME_SECONDS, probe.PHASE_SECONDS = float(seconds), 2 * float(seconds)
     sys.exit(main([mode, *sys.argv[1:]]))

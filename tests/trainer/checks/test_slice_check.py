@@ -99,6 +99,16 @@ def test_a_host_that_never_comes_is_named(launcher: Launcher) -> None:
     assert not table_of(gang).complete
 
 
+def test_a_host_that_hangs_is_named_by_the_others_and_ends_itself(launcher: Launcher) -> None:
+    gang = check(launcher, "full hang 1", hosts=2, TEST_COME_SECONDS="20")
+    assert gang.wait() == [LOST, UNFIT], gang.output()
+    (line,) = table_of(gang).failed
+    assert line.host == POD_1
+    assert "small-1-0-1 did not come to the end of measurement 1" in line.measured
+    assert not table_of(gang).complete
+    assert gang.hosts[1].message()["sliceCheck"]["host"] == POD_1
+
+
 def test_a_denied_bucket_is_a_failed_line_and_the_rest_goes_on(launcher: Launcher) -> None:
     with answering(403, "trainer@p does not have storage.objects.create access") as address:
         place = {"uri": "gs://of-others/run", "keep": 1}

@@ -12,7 +12,7 @@ from tests.contract.device_plugin import device_plugin
 from tests.contract.slices import job_on, pod_env
 from tests.trainer.gang_processes import run_spec
 from tpu_contract.run_spec import RunSpec, TorchSpec, parse_run_spec
-from tpu_contract.slice_check import ExpectedChips, LineVerdict, SliceCheckLine, SliceSection
+from tpu_contract.slice_check import CheckMode, ExpectedChips, LineVerdict, SliceCheckLine, SliceSection
 from tpu_trainer.checks.slice import chips, network, pod
 from tpu_trainer.checks.slice.chips import Effort, Speed
 from tpu_trainer.checks.slice.lines import CheckedHost, attempt, judge, merge
@@ -94,6 +94,11 @@ def test_what_a_pod_cannot_tell_is_one_failed_line_and_the_others_go_on(tmp_path
     lines = pod.check_pod(on_tpu(), FOUR, {}, root)
     assert line_of(lines, "rights").measured.startswith("FileNotFoundError: ")
     assert line_of(lines, "device files").verdict is OK
+
+
+def test_the_fast_check_leaves_the_libraries_to_the_training(tmp_path: Path) -> None:
+    lines = pod.check_pod(on_tpu(), FOUR, {}, a_pod(tmp_path, VFIO), CheckMode.FAST)
+    assert "versions" not in {line.name for line in lines}
 
 
 VERSIONS = {"torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21"}

@@ -81,8 +81,10 @@ def check_chips(
     effort = Effort(192, 4, 16, 0.2, copies) if on_cpu else Effort(4096, 64, 512, 0.1, copies)
     factor, ranks, slowest = SLOW_FACTOR_ON_CPU if on_cpu else SLOW_FACTOR, [], dict[int, Speed]()
     for number in range(_TRIES):
-        come(f"products and memory, {number + 1}")
-        rows = backend.gather([me, *_measure_product(backend, effort), _measure_memory(backend, effort)])
+        row = [me, *_measure_product(backend, effort), _measure_memory(backend, effort)]
+        # Only the gang's store tells who does not come.
+        come(f"the end of measurement {number + 1}")
+        rows = backend.gather(row)
         ranks = [int(row[0]) for row in rows]
         slowest = _best(slowest, rows)
         if not find_slow_hosts(slowest, factor):

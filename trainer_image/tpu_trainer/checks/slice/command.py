@@ -91,7 +91,7 @@ class _HostCheck:
         """Runs this host's part. Raises TrainerError: it could not, or lines have failed before the chips' turn."""
         me = self._me
         with self._phase("pod"):
-            self._lines += me.lines(check_pod(self._spec, self._chips, os.environ))
+            self._lines += me.lines(check_pod(self._spec, self._chips, os.environ, mode=self._mode))
         if self._mode is CheckMode.FAST:
             end_if_failed(self._lines, me.pod)
         import_no_device_libraries(self._spec)

@@ -196,8 +196,15 @@ class _Answering:
                 guest, _ = self._listener.accept()
             except OSError:
                 return
-            with suppress(OSError), guest:
-                guest.sendall(f"{self._me.index} {time.time():.6f}\n".encode())
+            threading.Thread(target=self._greet, args=(guest,), daemon=True).start()
+
+    def _greet(self, guest: socket.socket) -> None:
+        """Answers, and lets the guest close first: whoever does keeps its port busy for a minute, and libtpu needs
+        this one at once."""
+        with suppress(OSError), guest:
+            guest.settimeout(_CONNECT_SECONDS)
+            guest.sendall(f"{self._me.index} {time.time():.6f}\n".encode())
+            guest.recv(1)
 
 
 def _listen(name: str, port: int) -> socket.socket:

@@ -24,7 +24,7 @@ from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.worker.replica import train
 
-COME_SECONDS = 120.0
+COME_SECONDS = 300.0
 """How long a replica waits for the others before a collective, which itself would wait for ever."""
 
 PHASE_SECONDS = 600.0
@@ -53,7 +53,9 @@ class ReplicaCheck:
         try:
             check.measure()
         except PeerLostError as error:
-            check.lines.append(judge(SliceSection.CHIPS, "all replicas come", False, str(error)))
+            advice = "look at its log; if it has none of this, leave its node out"
+            line = judge(SliceSection.CHIPS, "all replicas come", False, str(error), "all replicas come", advice)
+            check.lines += [own for index in error.absent for own in self.hosts[index].lines([line])] or [line]
             check.print_table(complete=False)
             raise
         if self.mode is CheckMode.FULL:
@@ -110,7 +112,7 @@ class _RunningCheck:
         except RuntimeError as error:
             came = {int(store.get(str(rank))) for rank in range(backend.world) if store.check([str(rank)])}
             absent = [host.index for host in hosts if host.index not in came]
-            pods = ", ".join(str(hosts[index]) for index in absent) or "a process of a host"
+            pods = ", ".join(hosts[index].pod for index in absent) or "a process of a host"
             text = f"slice check: {pods} did not come to {name} within {COME_SECONDS:.0f} s"
             raise PeerLostError(text, absent=absent) from error
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from tpu_contract.run_spec import RunSpec
 from tpu_contract.slice_check import SliceCheckLine, SliceSection
+from tpu_trainer.checks.entry.places import find_places
 from tpu_trainer.checks.slice.lines import CheckedHost, judge
 from tpu_trainer.contract.errors import StorageError
 from tpu_trainer.storage import open_store
@@ -17,11 +18,14 @@ _SIZE = 32 << 20
 
 
 def check_storage(spec: RunSpec, me: CheckedHost) -> Iterator[SliceCheckLine]:
-    """Writes, reads and deletes an object of 32 MiB. A token comes from the metadata server, so a bucket that answers
-    has checked that, too, and the error of one that does not says which of the two failed."""
+    """Asks the metadata server, and writes, reads and deletes an object of 32 MiB."""
     if spec.checkpoint is None:
         yield judge(_STORAGE, "storage", None, "", advice="the job has no checkpoint.uri")
         return
+    if spec.checkpoint.uri.startswith("gs://") and not os.environ.get("STORAGE_EMULATOR_HOST"):
+        zone = find_places(spec).get("zone")
+        advice = "let the pods reach the metadata server, which gives them their credentials"
+        yield judge(_STORAGE, "metadata server", bool(zone), zone or "no answer", "the node's zone", advice)
     store, name = open_store(spec.checkpoint.uri), f"slice-check/{me.index}"
     data = os.urandom(_SIZE)
     try:
