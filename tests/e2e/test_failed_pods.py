@@ -36,6 +36,8 @@ class Refuse(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", {PORT}), Refuse).serve_forever()
 """
 SLEEPS = ["python3", "-c", "import time; time.sleep(3600)"]
+# containerd begins to watch a container's memory after it has started it, and reports "Error" if that is too late.
+HOARDS = "import time; time.sleep(5); bytearray(10**9)"
 SEGFAULT = "python3 -c 'import os; os.kill(os.getpid(), 11)'; exit $?"
 
 
@@ -60,7 +62,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "no-directory": ({"workingDir": "/etc/passwd"}, {}, "UserError", "CannotStart"),
     "crashes": ({"command": ["sh", "-c", SEGFAULT]}, {}, "Unknown", "Crashed"),
     "too-large": (
-        python("bytearray(10**9)") | {"resources": {"limits": {"memory": "64Mi"}}},
+        python(HOARDS) | {"resources": {"limits": {"memory": "64Mi"}}},
         {},
         "OutOfMemory",
         "OOMKilled",
