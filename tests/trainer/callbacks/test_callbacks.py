@@ -216,31 +216,43 @@ def test_the_operator_hears_of_steps_phases_and_checkpoints(job: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("hosts", "joined", "backend", "agree", "warns"),
+    ("hosts", "joined", "backend", "agree", "warning"),
     [
-        (2, 1, "torch", None, True),
-        (4, 2, "torch", None, True),
-        (2, 4, "torch", None, False),
-        (1, 1, "torch", None, False),
-        (2, 1, "xla", None, False),
-        (2, 1, "torch", lambda told: told, False),
+        (2, 1, "torch", None, "torch.distributed joins no processes"),
+        (4, 2, "torch", None, "torch.distributed joins 2 processes"),
+        (2, 4, "torch", None, None),
+        (1, 1, "torch", None, None),
+        (2, 1, "torch", lambda told: told, None),
+        (2, 0, "xla", None, "torch_xla joins no devices"),
+        (2, 4, "xla", None, "torch_xla joins 4 devices"),
+        (2, 8, "xla", None, None),
+        (1, 0, "xla", None, None),
     ],
-    ids=["alone", "half", "a process per chip", "one host", "joined by libtpu", "joined by the user"],
+    ids=[
+        "alone",
+        "half",
+        "a process per chip",
+        "one host",
+        "joined by the user",
+        "chips that rest",
+        "the chips of one host",
+        "a whole slice",
+        "one host on its CPU",
+    ],
 )
 def test_hosts_that_train_apart_get_a_warning(
-    hosts: int, joined: int, backend: str, agree: Any, warns: bool, job: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: int, joined: int, backend: str, agree: Any, warning: str | None, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_spec(job, hosts=hosts, backend=backend)
+    write_spec(job, hosts=hosts, replicas=4 * hosts, backend=backend)
     for name, value in {"NUM_HOSTS": str(hosts), "HOST_INDEX": "0"}.items():
         monkeypatch.setenv(f"TPUJOB_{name}", value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "0")
     monkeypatch.setattr("tpu_trainer.callbacks.run.world_size", lambda: joined)
+    monkeypatch.setattr("tpu_trainer.callbacks.run.count_xla_devices", lambda: joined)
     with session(agree=agree) as run:
         run.step(20, 0.5)
-    assert [text.partition(",")[0] for text in warnings(job)] == [
-        f"torch.distributed joins {'no' if joined == 1 else joined} processes"
-    ] * warns
+    assert [text.partition(",")[0] for text in warnings(job)] == ([] if warning is None else [warning])
 
 
 @pytest.mark.parametrize(

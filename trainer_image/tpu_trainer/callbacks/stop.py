@@ -114,3 +114,12 @@ def world_size() -> int:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1
     return int(distributed.get_world_size())
+
+
+def count_xla_devices() -> int:
+    """Returns how many devices torch_xla joins, over all hosts; 0 while this process has not used it."""
+    torch_xla = sys.modules.get("torch_xla")
+    # Asking an idle runtime would start it, and take the chips.
+    if torch_xla is None or not torch_xla._XLAC._xla_runtime_is_initialized():
+        return 0
+    return int(torch_xla.runtime.world_size())
