@@ -270,7 +270,8 @@ class Spec(ApiModel):
             holds=lambda spec: (
                 spec.slice.hardware is not Hardware.TPU
                 or spec.trainer.backend is BackendName.TORCH
-                or not is_gpu_launcher([*(spec.trainer.command or ()), *(spec.trainer.args or ())])
+                or spec.trainer.command is None
+                or not is_gpu_launcher([*spec.trainer.command, *(spec.trainer.args or ())])
             ),
             field="trainer.command",
             at_creation=True,
