@@ -68,6 +68,39 @@ class Phase(StrEnum):
     EVALUATE = "evaluate"
 
 
+class StartPhase(StrEnum):
+    """What an attempt does before its first step, in this order. The operator reads the first ones from the pods; the
+    worker measures those from `IMPORTS` on."""
+
+    # docs/status.md#starts says where each begins and ends.
+
+    NOTICED = "noticed"
+    QUEUED = "queued"
+    BACKOFF = "backoff"
+    CLEARED = "cleared"
+    BOUND = "bound"
+    STARTED = "started"
+    IMPORTS = "imports"
+    MEETING = "meeting"
+    TASK = "task"
+    CHECKPOINT = "checkpoint"
+    COMPILED = "compiled"
+    FIRST_STEP = "firstStep"
+    UNTOLD = "untold"
+    """All phases of a worker that does not report them."""
+
+
+WORKER_PHASES = (
+    StartPhase.IMPORTS,
+    StartPhase.MEETING,
+    StartPhase.TASK,
+    StartPhase.CHECKPOINT,
+    StartPhase.COMPILED,
+    StartPhase.FIRST_STEP,
+)
+"""What a worker measures of its start. It reports `COMPILED` only once its first step is made."""
+
+
 class Check(StrEnum):
     """Something that the trainer's doctor looks for."""
 

@@ -44,7 +44,7 @@ def start(cluster: ModelCluster, pod: Object) -> None:
             give_address(cluster, pod)
         pod["status"] |= {
             "phase": "Running",
-            "containerStatuses": [{"name": "trainer", "state": {"running": {}}}],
+            "containerStatuses": [{"name": "trainer", "state": {"running": {"startedAt": format_time(cluster.now)}}}],
             "conditions": [*pod["status"]["conditions"], {"type": "Ready", "status": "False"}],
         }
 
@@ -71,6 +71,7 @@ def leave(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = ""
         "exitCode": code,
         "reason": reason or ("Error" if code else "Completed"),
         "message": message if message is not None else "" if code else '{"outcome": "Succeeded", "message": ""}',
+        "startedAt": pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"],
         "finishedAt": format_time(cluster.now),
     }
     pod["status"] |= {

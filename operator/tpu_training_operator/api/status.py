@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
 from pydantic_core import CoreSchema, core_schema
 
-from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, MOST_WARNINGS, ProgramMatch, ReportPhase
+from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, MOST_WARNINGS, ProgramMatch, ReportPhase, StartPhase
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.decimals import ResolvedDecimal
 from tpu_training_operator.api.model import map_by
@@ -24,6 +24,7 @@ LONGEST_TEXT = 1024
 MOST_NOTES = 32
 PLAN_WARNING = "warning: "
 MOST_MOVES = 20
+MOST_STARTS = 10
 _MOST_SLICES = 48
 _MOST_CONDITIONS = 16
 _MOST_CLASSES = 16
@@ -366,6 +367,23 @@ class Goodput(Accounts):
     )
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class AttemptStart(StatusModel):
+    """Where the time went until an attempt made its first step."""
+
+    attempt: int = Field(description="Number of the attempt; the first is 1.")
+    cause: _Text = Field(description="Why it began: the class of the failure before it, or else a reason as one word.")
+    since: _Time = Field(description="When the failure before it began, or else when the attempt did.")
+    after_failure: bool = Field(default=False, description="Whether a failure caused it.")
+    seconds: Annotated[dict[str, int], Field(max_length=len(StartPhase))] = Field(
+        default_factory=dict,
+        description="Seconds by phase, as far as they are known; docs/status.md#starts explains each.",
+    )
+    total_seconds: int | None = Field(
+        default=None, description="The sum of all phases; absent until the first step is made."
+    )
+
+
 class RungVerdict(StrEnum):
     RUNNING = "Running"
     PASSED = "Passed"
@@ -563,6 +581,9 @@ class Status(StatusModel):
         default=None,
         description="Where the job's time went, in whole seconds. The seven sums add up to the time from the job's"
         " creation to since; time after since counts as activity.",
+    )
+    starts: Annotated[list[AttemptStart], Field(max_length=MOST_STARTS)] = Field(
+        default_factory=list, description="The latest attempts up to their first steps, oldest first, by phase."
     )
     usage: Usage | None = Field(default=None, description="Chip-hours: used, expected, and left of the budget.")
 

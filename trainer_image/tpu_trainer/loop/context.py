@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
 
 from tpu_contract.run_spec import RunSpec
-from tpu_trainer.contract.clock import Clock, StepPace
+from tpu_trainer.contract.clock import Clock, StartTimes, StepPace
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PreemptedError
 from tpu_trainer.contract.outcome import Outcome
@@ -31,6 +31,7 @@ class RunContext:
     outputs: RunOutputs
     die: Callable[[Outcome], NoReturn]
     """Ends this process with an outcome, from any thread."""
+    start_times: StartTimes = field(default_factory=StartTimes)
 
     @property
     def share(self) -> Share:

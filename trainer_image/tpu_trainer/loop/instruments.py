@@ -69,6 +69,7 @@ class Instruments:
         batch = replace(context.spec.batch, accumulation=hp.accumulation_steps, per_replica=hp.per_replica_batch_size)
         spec, self.backend, self.outputs = replace(context.spec, batch=batch), context.backend, context.outputs
         self.clock, self.checkpoints, self.logbook, self.noise = context.clock, checkpoints, logbook, noise
+        self.start_times = context.start_times
         self.doctor = Doctor(
             spec,
             self.backend,
@@ -165,6 +166,9 @@ class Instruments:
         with self.clock.during(Phase.DEVICE):
             yield
         self.doctor.after_step(step, batch)
+        if not self.start_times.over:
+            self.start_times.first_step_made(self.backend.counters().compile_seconds)
+            self.outputs.progress.say(str(self.start_times))
 
     def read(self, signals: Signals, step: int, learning_rate: float, *, read_all: bool) -> StepResults | None:
         """Reads the signals that are due after `step`, or all of them. `learning_rate`: the one of `step`.

@@ -13,9 +13,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tpu_contract.protocol import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, Phase, ProgramMatch, ReportPhase
+from tpu_contract.protocol import (
+    MOST_METRICS,
+    REPORT_LIMIT,
+    WARNING_LENGTH,
+    Phase,
+    ProgramMatch,
+    ReportPhase,
+    StartPhase,
+)
 from tpu_contract.run_spec import RunSpec
-from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StepPace
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StartTimes, StepPace
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.reporting.progress import ProgressLog
 
@@ -43,9 +51,12 @@ class ProgressReport:
     program: ProgramMatch | None = None
     stacks: str | None = None
     rung: Mapping[str, Any] | None = None
+    start_seconds: Mapping[StartPhase, float] | None = None
 
 
-def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: ProgressLog) -> ProgressReport:
+def present_report(
+    spec: RunSpec, clock: Clock, pace: StepPace, progress: ProgressLog, start_times: StartTimes | None = None
+) -> ProgressReport:
     """Returns how the run is doing now. Call it from any thread."""
     phase, _ = clock.current()
     last, step = progress.last, max(progress.step or 0, pace.last or 0)
@@ -66,6 +77,7 @@ def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progre
         remaining_seconds=math.ceil((progress.total - step) * spec.batch.total / rate) if rate else None,
         rung=progress.rung,
         program=progress.program,
+        start_seconds=None if start_times is None else start_times.seconds(),
     )
 
 
@@ -98,6 +110,7 @@ def operator_body(report: ProgressReport) -> bytes:
         "program": report.program,
         "stacks": report.stacks,
         "rung": report.rung,
+        "startSeconds": None if report.start_seconds is None else dict(report.start_seconds),
     }
     more = {
         "metrics": dict(_metrics(report)),

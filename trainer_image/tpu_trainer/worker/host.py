@@ -33,6 +33,7 @@ from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.outcome import Outcome, host_outcome
 from tpu_trainer.contract.stop import SharedStop, StopSignal
 from tpu_trainer.gang.backends.rendezvous import serve
+from tpu_trainer.gang.backends.torch_xla_import import import_torch_xla
 from tpu_trainer.worker.replica import ReplicaRun, run_replica
 
 _PR_SET_PDEATHSIG = 1
@@ -51,6 +52,7 @@ def run_processes(
         PeerLostError: the store could not be opened at MASTER_ADDR:MASTER_PORT.
         BadSpecError: the devices found are not the run spec's.
     """
+    environment = replace(environment, host_process=os.getpid())
     launch = _launch_torch if spec.backend == "torch" else _launch_per_chip
     with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as directory:
         folder = Path(directory)
@@ -70,6 +72,7 @@ def run_processes(
 
 def _launch_per_chip(spec: RunSpec, environment: WorkerEnvironment, folder: Path, run: ReplicaRun | None) -> bool:
     """Runs one process per chip until all have ended; returns whether one died, after which the pool stops the rest."""
+    import_torch_xla()
     import torch_xla
 
     try:

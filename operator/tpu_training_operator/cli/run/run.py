@@ -341,6 +341,7 @@ def _result(
         "bestCheckpoint": progress.best_checkpoint.as_json() if progress and progress.best_checkpoint else None,
         "restarts": status.restarts.by_class,
         "moves": [move.as_json() for move in status.placement.moves] if status.placement else [],
+        "starts": [start.as_json() for start in status.starts],
         "rungs": [rung.as_json() for rung in status.rungs],
         "failure": status.last_failure.as_json() if status.last_failure else None,
         "seconds": round(outcome.seconds, 3),

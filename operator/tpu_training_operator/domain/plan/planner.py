@@ -33,6 +33,7 @@ from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.pod_cleanup import look_again
 from tpu_training_operator.domain.plan.common.progress import apply_report, write_due
 from tpu_training_operator.domain.plan.common.slice_record import choose_option, complete_move, is_wrong, keep_record
+from tpu_training_operator.domain.plan.common.starts import complete_start
 from tpu_training_operator.domain.plan.delegation import plan_delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
 from tpu_training_operator.domain.plan.invalid import plan_invalid, read_budget
@@ -109,6 +110,7 @@ def _read(look: JobState, max_hosts: int) -> Context:
         status = replace(status, resolved=option.resolution.resolved)
     ctx = Context(observed, status, look.now, options, option, lower_rungs=lower, rung=rung)
     status = apply_report(status, observed.report, option.resolution.steps, look.now, ctx.holding)
+    status = complete_start(status, [] if ctx.missing else ctx.pods, observed.report)
     return replace(ctx, status=complete_move(status, observed, options, option))
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Accounts, Status
+from tpu_training_operator.api.status import Accounts, AttemptStart, Status
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 
 
@@ -72,6 +72,16 @@ def chip_seconds_by_account(before: Status, after: Status) -> dict[str, int]:
         return {}
     spent = (status.goodput and status.goodput.chip_seconds for status in (before, after))
     return _count_added(before, after, *spent)
+
+
+def finished_start(before: Status, after: Status) -> AttemptStart | None:
+    """Returns the start that ended with a first step; None if none has."""
+    starts = (status.starts[-1] if status.starts else None for status in (before, after))
+    known, start = starts
+    if start is None or start.total_seconds is None:
+        return None
+    was_known = known is not None and known.attempt == start.attempt and known.total_seconds is not None
+    return None if was_known else start
 
 
 def is_over_budget(status: Status) -> bool:
