@@ -370,6 +370,7 @@ class RunSpec:
     `end_after_steps`: for a rung of a ladder, which makes only the first steps of its training; None elsewhere.
     `judge_after_steps`: for the job on top of a ladder, which says what it has measured in its first steps and goes on.
     `checked_program`: the digest of the step's program that the entry check has compiled for this slice.
+    `slice_check`: the gang checks its slice first; a trainer that cannot do so does not know the field, and refuses it.
     `document`: the JSON it was read from, which the history of the run records.
     """
 
@@ -403,6 +404,7 @@ class RunSpec:
     checkpoint: CheckpointSpec | None = None
     report: ReportSpec = ReportSpec()
     checked_program: Text | None = None
+    slice_check: Flag = False
     scaling: Annotated[tuple[ScalingRow, ...], _rows] = ()
     recipe: Strings = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False, metadata={"json": None})

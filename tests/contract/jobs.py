@@ -107,6 +107,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "checkpoints by step and time": {
         "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everySeconds": 1800},
     },
+    "a slice that is checked first": {"runPolicy.sliceCheck": "Check"},
     "report": {"report": {}},
     "report elsewhere": {"report": {"uri": "gs://bucket/run", "tensorBoard": True, "gradientNoiseScale": True}},
     "report with a profile": {"report": {"uri": "gs://bucket/run", "profile": {"steps": 5}}},

@@ -18,9 +18,12 @@ from tests.planner.story import (
     reason,
     some_passes,
 )
+from tpu_contract.slice_check import ENV_EXPECTED_CHIPS
 from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.constants import FAST_SLICE_CHECK_COMMAND
 from tpu_training_operator.api.status import RungVerdict, State
 from tpu_training_operator.domain.job.trainer_report import ReportedRung
+from tpu_training_operator.kube.cluster import Object
 
 SMALL, MIDDLE = {"acceleratorType": "v5litepod-4"}, {"acceleratorType": "v5litepod-8"}
 RUNGS = [{"slice": SMALL, "steps": 20}, {"slice": MIDDLE, "steps": 20}]
@@ -391,3 +394,23 @@ def test_the_last_words_of_a_job_that_trained_nothing_more_judge_nothing() -> No
     cluster = on_top()
     ends(cluster, '{"outcome": "Succeeded", "message": "nothing left to train", "step": 75}')
     assert (cluster.status.state, verdicts(cluster)[-1]) == (State.SUCCEEDED, RungVerdict.PASSED)
+
+
+def test_every_rung_checks_its_own_slice_and_an_unfit_host_is_avoided_on_the_same_rung() -> None:
+    cluster = given_a_job(TUNED | {"spec.ladder": {"rungs": RUNGS}, "spec.runPolicy": {"sliceCheck": "Check"}})
+    starts(cluster)
+    ends(cluster, trained(400.0))
+    _, unfit = (cluster.pods[name] for name in starts(cluster))
+    for pod in (cluster.pods[name] for name in gang(cluster)):
+        assert pod["spec"]["containers"][0]["command"] == FAST_SLICE_CHECK_COMMAND
+        assert expected_type(pod) == "v5litepod-8"
+    node = unfit["spec"]["nodeName"]
+    kubelet.find_host_unfit(cluster, unfit)
+    some_passes(cluster, 3, seconds=30)
+    assert (cluster.status.attempt, str(cluster.status.ladder), cluster.status.avoided_nodes) == (3, "2/3", [node])
+
+
+def expected_type(pod: Object) -> str:
+    """The slice that a worker expects to find itself on."""
+    env = {each["name"]: each.get("value", "") for each in pod["spec"]["containers"][0]["env"]}
+    return str(json.loads(env[ENV_EXPECTED_CHIPS])["accelerator_type"])

@@ -3,6 +3,8 @@
 They stand in one place because users, dashboards and node pools depend on them.
 """
 
+from tpu_contract.slice_check import CheckMode
+
 GROUP = "tpu-operator.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -71,6 +73,10 @@ ANNOTATION_PROVISIONING = "autoscaling.x-k8s.io/consume-provisioning-request"
 CONTAINER_NAME = "trainer"
 TRAINER_COMMAND = ["python", "-m", "tpu_trainer"]
 CHECK_COMMAND = ["python", "-m", "tpu_trainer", "entry-check"]
+# What checks the slice: all of it, in place of a training, or within seconds, before the training or the command that
+# follows.
+SLICE_CHECK_COMMAND = ["python", "-m", "tpu_trainer", "slice-check", CheckMode.FULL.value]
+FAST_SLICE_CHECK_COMMAND = ["python", "-m", "tpu_trainer", "slice-check", CheckMode.FAST.value]
 RUN_SPEC_DIRECTORY = "/etc/tpu-training"
 RUN_SPEC_FILE = "run.json"
 # The program that starts a command in the unpacked code, the directory of that code, and that of its archive if a

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import isfinite
@@ -134,7 +134,7 @@ def run(
     if measure_noise:
         file = keep_checkpoints_apart(file, directory)
     print_summary(file, [*file.warnings, *_omitted_parts(file), *code_warnings(file, packed)])
-    outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose, outages))
+    outcome = asyncio.run(show_run(file, directory.resolve(), python_path, verbose=verbose, outages=outages))
     result, page = directory / RESULT, directory / PAGE
     history = run_history(file, outcome, directory)
     noise = read_noise(history[0] if history else None)
@@ -228,14 +228,21 @@ def _lock(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-async def _run(
-    file: JobFile, directory: Path, python_path: list[Path], verbose: bool, outages: list[Outage]
+async def show_run(
+    file: JobFile,
+    directory: Path,
+    python_path: Sequence[Path] = (),
+    *,
+    verbose: bool = False,
+    outages: Sequence[Outage] = (),
+    out: Console | None = None,
 ) -> RunOutcome:
+    """Runs the job here and shows it, by default on stdout, until it ends or an interrupt has stopped it."""
     logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
     interrupts: asyncio.Queue[None] = asyncio.Queue()
     loop, is_first = asyncio.get_running_loop(), True
     logs = WorkerLogs(pods_below(directory))
-    with display(Console(highlight=False)) as shown:
+    with display(out or Console(highlight=False)) as shown:
 
         def interrupt() -> None:
             nonlocal is_first

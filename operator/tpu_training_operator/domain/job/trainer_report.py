@@ -201,6 +201,12 @@ class Places(Part):
     buckets: list[Bucket] = []
 
 
+class UnfitLine(Part):
+    """The line of the slice check that a worker ends with. `host`: the pod at fault; "" if it is about the slice."""
+
+    host: Line = ""
+
+
 class LastWords(TrainerReport):
     """A termination message. `outcome`: the name of the exit code; `compiled`: the compile check's answer, None from
     a trainer that does not compile."""
@@ -210,6 +216,7 @@ class LastWords(TrainerReport):
     rung: ReportedRung = ReportedRung()
     compiled: CompiledStep | None = None
     places: Places | None = None
+    slice_check: UnfitLine = UnfitLine()
 
 
 def read_last_words(message: str) -> LastWords | None:

@@ -9,6 +9,7 @@ from tpu_contract import run_spec as contract
 from tpu_contract.words import cut
 from tpu_training_operator.api.job import InitFrom, TPUTrainingJob
 from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.run_policy import SliceCheckPolicy
 from tpu_training_operator.api.status import LONGEST_TEXT
 from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.domain.job.recipe.adascale import is_adaptive
@@ -76,6 +77,7 @@ def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contr
             report.gradient_noise_scale,
             None if report.profile is None else contract.ProfileSpec(report.profile.steps),
         ),
+        slice_check=spec.run_policy.slice_check is SliceCheckPolicy.CHECK,
         scaling=(*comparison(recipe, resolution), *map(_warning, resolution.warnings)),
         recipe=dict(_list_fields(recipe)),
     )

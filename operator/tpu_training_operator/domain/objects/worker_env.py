@@ -8,9 +8,11 @@ whole host would give it wrong bounds. GKE's device plugin provides TPU_SKIP_MDS
 from typing import Any
 
 from tpu_contract import protocol
+from tpu_contract.slice_check import ENV_EXPECTED_CHIPS, ENV_NODE_NAME, ExpectedChips, expected_to_json
 from tpu_training_operator.api import constants
-from tpu_training_operator.api.catalogue import HOST_BLOCKS
+from tpu_training_operator.api.catalogue import HOST_BLOCKS, generations
 from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.run_policy import SliceCheckPolicy
 from tpu_training_operator.api.slice import Formation, Hardware
 from tpu_training_operator.api.trainer import BackendName, Code, TorchRuntime
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
@@ -89,6 +91,7 @@ def worker_env(
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         _worker_host_names(job, layout, worker),
+        *_slice_check_env(job, layout),
         *({"name": name, "value": value} for name, value in defaults.items() if name not in user_names),
         *user,
     ]
@@ -200,6 +203,29 @@ def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
         protocol.ENV_KUBEFLOW_TOKEN: constants.PROGRESS_TOKEN_FILE,
         protocol.ENV_KUBEFLOW_CA: constants.PROGRESS_CA_FILE,
     }
+
+
+def _slice_check_env(job: TPUTrainingJob, layout: SliceLayout) -> list[EnvVar]:
+    """Returns what a check of the slice compares its measurements with, and the node that it names."""
+    command, length = job.spec.trainer.command, len(constants.SLICE_CHECK_COMMAND)
+    is_check = command is not None and command[:length] == constants.SLICE_CHECK_COMMAND
+    if not is_check and job.spec.run_policy.slice_check is SliceCheckPolicy.SKIP:
+        return []
+    shape, generation = layout.shape, generations().get(layout.shape.generation)
+    expected = ExpectedChips(shape.accelerator_type)
+    if job.spec.slice.hardware is Hardware.TPU and generation is not None:
+        expected = ExpectedChips(
+            shape.accelerator_type,
+            shape.chips_per_host,
+            generation.devices_per_chip,
+            float(generation.bf16_tflops_per_chip),
+            float(generation.hbm_gb_per_second_per_chip),
+            generation.ici_gb_per_second_per_chip * shape.links,
+        )
+    return [
+        {"name": ENV_EXPECTED_CHIPS, "value": expected_to_json(expected)},
+        {"name": ENV_NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ]
 
 
 def _worker_host_names(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> EnvVar:

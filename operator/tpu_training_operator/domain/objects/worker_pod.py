@@ -6,6 +6,7 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.catalogue import MachineType
 from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.run_policy import SliceCheckPolicy
 from tpu_training_operator.api.slice import Formation, Hardware
 from tpu_training_operator.api.trainer import SHARED_MEMORY, SecurityContext, Trainer, mounts_shared_memory
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
@@ -77,7 +78,7 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
         "name": constants.CONTAINER_NAME,
         "image": trainer.image,
         "imagePullPolicy": trainer.image_pull_policy,
-        "command": _command(trainer),
+        "command": _command(job),
         "args": trainer.args,
         "env": worker_env(job, resolution, worker, reporting),
         "envFrom": [source.model_dump(by_alias=True, exclude_none=True) for source in trainer.env_from or ()],
@@ -92,11 +93,13 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
     return {key: value for key, value in container.items() if value not in (None, {}, [])}
 
 
-def _command(trainer: Trainer) -> list[str]:
+def _command(job: TPUTrainingJob) -> list[str]:
     """Returns the container's command. The trainer itself unpacks the code for its entrypoint."""
+    trainer, checks = job.spec.trainer, job.spec.run_policy.slice_check is SliceCheckPolicy.CHECK
     if trainer.command is None:
-        return constants.TRAINER_COMMAND
-    return trainer.command if trainer.code is None else [*constants.CODE_COMMAND, *trainer.command]
+        return constants.FAST_SLICE_CHECK_COMMAND if checks else constants.TRAINER_COMMAND
+    first = constants.FAST_SLICE_CHECK_COMMAND if checks else []
+    return [*first, *(constants.CODE_COMMAND if trainer.code is not None else []), *trainer.command]
 
 
 def _network(trainer: Trainer) -> Object:

@@ -14,10 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from tpu_contract.protocol import ENV_KUBEFLOW_URL, ENV_PROGRESS_URL, ENV_REPORT_DIRECTORY, ENV_TERMINATION_LOG
 from tpu_contract.run_spec import RunSpec
 from tpu_contract.slice_check import (
     ENV_EXPECTED_CHIPS,
@@ -40,6 +41,7 @@ from tpu_trainer.contract.stop import StopSignal
 from tpu_trainer.worker.entry import end, import_no_device_libraries, run_host
 
 _FAST_ONLY = "fast-only"
+_REPORTS = (ENV_PROGRESS_URL, ENV_KUBEFLOW_URL, ENV_REPORT_DIRECTORY)
 _MEETING_SECONDS = 300.0
 """How long a host waits for what another finds out about network and storage."""
 
@@ -66,10 +68,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check_and_become(command: Sequence[str]) -> int:
     """Checks in a process of its own, which gives the chips back, and becomes the command if the slice passes."""
-    process = subprocess.Popen([sys.executable, "-m", "tpu_trainer", "slice-check", _FAST_ONLY])  # noqa: S603
+    # The reports and the last words are the command's own, if the slice passes.
+    environ = {name: value for name, value in os.environ.items() if name not in _REPORTS}
+    check = [sys.executable, "-m", "tpu_trainer", "slice-check", _FAST_ONLY]
+    process = subprocess.Popen(check, env=environ)  # noqa: S603
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     if code := process.wait():
         return code if code > 0 else 128 - code
+    if path := os.environ.get(ENV_TERMINATION_LOG):
+        with suppress(OSError):
+            os.truncate(path, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return os.execvp(command[0], list(command))  # noqa: S606
 
