@@ -6,11 +6,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer import in_process
+from tests.trainer.gang_processes import run_spec
 from tpu_contract.protocol import LOSS_FALLS
 from tpu_trainer.reporting.learning import FEWEST_STEPS, Followed, find_unlearned
 from tpu_trainer.reporting.loss_trend import MOST_POINTS, LossTrend
@@ -128,6 +131,19 @@ def test_the_means_are_those_of_all_losses_however_many(steps: int) -> None:
     assert found.first is not None
     assert found.first.count <= max(1, steps / 4 + 8)
     assert found.first.value == pytest.approx(math.fsum(losses[: found.first.count]) / found.first.count)
+
+
+@pytest.mark.parametrize(("rate", "words"), [("1e-12", ["the training did not learn: loss"]), ("0.3", [])])
+def test_a_run_that_was_interrupted_is_judged_from_its_first_step_on(
+    tmp_path: Path, rate: str, words: list[str]
+) -> None:
+    place = {"checkpoint": {"uri": str(tmp_path / "checkpoints"), "keep": 1}}
+    spec = run_spec(replicas=1, trainSteps=160, **place)
+    spec["optimizer"]["learningRate"] = rate
+    in_process.run(spec | {"trainSteps": 120}, tmp_path, tmp_path / "report")
+    found = [text for text in in_process.run(spec, tmp_path, tmp_path / "report").warnings if "learn" in text]
+    assert len(found) == len(words)
+    assert all(line.startswith(text) for text, line in zip(words, found, strict=True))
 
 
 FLAT, FALLING = plus(lambda step: 2.0, 200, 0.1), plus(lambda step: 2.0 - step / 200, 200, 0.1)

@@ -19,6 +19,7 @@ from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.evaluation_policy import metric_rules
 from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.reporting.learning import Followed, find_unlearned
+from tpu_trainer.reporting.loss_trend import LossTrend
 from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.storage.store import DirectoryStore
 
@@ -120,12 +121,20 @@ def succeeded_outcome(
 
 def warn_unlearned(spec: RunSpec, step: int, metrics: Mapping[str, float], instruments: Instruments) -> None:
     """Warns of a training that has not learned. Says nothing of a lower rung, which has a gate for that, nor of weights
-    that were good before the first step: `metrics` and losses need not improve on them."""
+    that were good before the first step: `metrics` and losses need not improve on them. A run that continues is judged
+    from its first step on if its report has that."""
     outputs, checkpoint = instruments.outputs, spec.checkpoint
-    begins_elsewhere = instruments.first > 0 or (checkpoint is not None and checkpoint.init_from is not None)
-    if spec.end_after_steps is not None or begins_elsewhere:
+    if spec.end_after_steps is not None or (checkpoint is not None and checkpoint.init_from is not None):
         return
-    for text in find_unlearned(outputs.losses, _followed(spec, metrics, outputs.progress.first_metrics)):
+    losses, first, stride = outputs.losses, outputs.progress.first_metrics, 1
+    if instruments.first > 0:
+        history = outputs.reporter.history
+        if not history.is_whole:
+            return
+        means, stride = history.mean_losses
+        losses, first = LossTrend(-(-spec.warmup_steps // stride)), history.first_metrics
+        losses.add(means)
+    for text in find_unlearned(losses, _followed(spec, metrics, first), stride):
         outputs.add_finding(Finding("Loss", step, text))
 
 

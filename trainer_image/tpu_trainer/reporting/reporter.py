@@ -81,14 +81,14 @@ class Reporter:
         self._written = now()
         self._writing: threading.Thread | None = None
         self._files: threading.Thread | None = None
-        self._history = self._read_before() if store else RunHistory()
-        self._first = self._step = self._history.last_step
+        self.history = self._read_before() if store else RunHistory()
+        self._first = self._step = self.history.last_step
         self._first_loss: FirstLossTime | None = None
         self._events = EventFile(spec.job.attempt) if store and spec.report.tensor_board else None
 
     def begin(self, step: int) -> None:
         """Starts, or continues, the training after `step` steps. Forgets later steps of earlier attempts."""
-        self._history.forget_after(step)
+        self.history.forget_after(step)
         self._first = self._step = step
 
     def add_first_loss(self, found: FirstLossTime) -> None:
@@ -98,7 +98,7 @@ class Reporter:
         if not self._store:
             return
         self._step = sample.step
-        self._history.add_sample(sample)
+        self.history.add_sample(sample)
         if self._events:
             self._events.add_sample(sample)
         if self._is_due or self._now() - self._written >= self._every:
@@ -115,7 +115,7 @@ class Reporter:
         if not self._store:
             return
         self._step = max(self._step, step)
-        self._history.add_evaluation(step, metrics)
+        self.history.add_evaluation(step, metrics)
         if self._events:
             self._events.add_evaluation(step, metrics)
         self.write_soon()
@@ -123,7 +123,7 @@ class Reporter:
     def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         if not self._store:
             return
-        self._history.add_curves(curves)
+        self.history.add_curves(curves)
         if self._events:
             self._events.add_curves(curves)
 
@@ -157,7 +157,7 @@ class Reporter:
         return self._events is not None and self._events.summary(step, summary)
 
     def add_finding(self, finding: Finding) -> None:
-        self._history.add_finding(finding)
+        self.history.add_finding(finding)
 
     def end(self, outcome: Outcome) -> None:
         """Writes the last version; returns when it is written or LAST_SECONDS have passed."""
@@ -181,7 +181,7 @@ class Reporter:
         name = outcome.code.name if outcome else None
         split = self._clock.seconds()
         attempt = AttemptRecord(self._spec.job.attempt, self._first, self._step, split, name, self._first_loss)
-        recorded = self._history.as_recorded(attempt)
+        recorded = self.history.as_recorded(attempt)
         events = {self._events.name: self._events.content()} if self._events else {}
         self._writing = threading.Thread(target=self._write, args=(recorded, events, outcome), daemon=True)
         self._writing.start()
