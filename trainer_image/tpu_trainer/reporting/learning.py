@@ -36,8 +36,8 @@ def find_unlearned(losses: LossTrend, followed: Followed | None, stride: int = 1
     of how many steps each loss is the mean."""
     if (rise := losses.rise) is not None:
         yield (
-            f"the loss rose from {rise.start:.4g} to {rise.peak:.4g} at step {rise.step * stride}, above its first value, "
-            f"after the warm-up: {HIGH_RATE}"
+            f"the loss rose from {rise.start:.4g} to {rise.peak:.4g} at step {rise.step * stride}, above its first "
+            f"value, after the warm-up: {HIGH_RATE}"
         )
     if followed is not None:
         if not followed.is_better:

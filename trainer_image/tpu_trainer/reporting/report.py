@@ -109,9 +109,10 @@ def operator_body(report: ProgressReport) -> bytes:
         "estimatedRemainingSeconds": report.remaining_seconds,
         "program": report.program,
         "stacks": report.stacks,
-        "rung": report.rung,
         "startSeconds": None if report.start_seconds is None else dict(report.start_seconds),
     }
+    if report.rung is not None:
+        document["rung"] = report.rung
     more = {
         "metrics": dict(_metrics(report)),
         "warnings": [warning[:WARNING_LENGTH] for warning in report.warnings],
