@@ -98,7 +98,7 @@ def test_the_gates_read_what_a_rung_measured() -> None:
             losses=[4.0, 2.0, 3.0, 2.0, 1.0, 9.0, 9.0, 9.0, 9.0, 9.0],
             errors=[1.0] * 10,
         ),
-        rise=trainer_report.ReportedRise(start=2.0, peak=9.0, step=6),
+        rise=trainer_report.ReportedRise(start=2.0, peak=9.0, step=8),
         recompilations=1,
         not_finite=2,
         findings={"HostSync": 1},

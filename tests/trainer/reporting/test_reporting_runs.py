@@ -95,6 +95,7 @@ def test_a_run_is_reported_from_its_start_to_its_end(
         "checkpointStep": None,
         "bestCheckpoint": None,
         "estimatedRemainingSeconds": None,
+        "program": None,
         "stacks": None,
         "metrics": {},
         "warnings": [],
