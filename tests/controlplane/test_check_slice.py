@@ -1,6 +1,6 @@
 """`tpujob check-slice` against a real API server, with the rights and the words of the nightly example.
 
-No operator runs, so no worker prints a table.
+No operator runs, so no worker prints a table: tests/e2e/test_check_slice.py has those.
 """
 
 import subprocess
