@@ -63,14 +63,20 @@ def apply_report(
 
 
 def _read_step(report: WorkerReport, before: Progress) -> int:
-    """Returns the step to show. While a worker has not read its checkpoint, it is that of the newest one."""
-    starts = before.phase in (None, ReportPhase.STARTING)
-    if starts and report.phase is ReportPhase.STARTING and report.step == 0 and report.start_step is None:
-        return before.checkpoint_step or 0
-    # Without a phase, this attempt has not reported yet. It may begin at an earlier step than the last one reached, and
-    # from another checkpoint than the one shown until now.
-    begins = before.phase is None or (starts and before.step == before.checkpoint_step)
-    return report.step if begins else max(report.step, before.step)
+    """Returns the step to show. While a worker has not read its checkpoint, it is that of the newest one.
+
+    An attempt may begin at an earlier step than the last one reached, and from another checkpoint than the one shown
+    until its worker has told where it starts. After that the step never decreases.
+    """
+    is_first = before.phase is None
+    if report.phase is ReportPhase.STARTING and report.step == 0 and report.start_step is None:
+        if is_first:
+            return before.checkpoint_step or 0
+    elif is_first or (
+        before.phase is ReportPhase.STARTING and report.start_step is not None and before.step == before.checkpoint_step
+    ):
+        return report.step
+    return max(report.step, before.step)
 
 
 def _count_training(status: Status, report: WorkerReport, chips: Holding | None) -> Goodput | None:
