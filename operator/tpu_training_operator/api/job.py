@@ -104,7 +104,7 @@ class Checkpoint(ApiModel):
     )
 
 
-class Profile(ApiModel):
+class ProfileRequest(ApiModel):
     steps: Annotated[int, Field(strict=True, ge=1, le=100)] = Field(
         description="Number of steps to capture, after the first three, which compile; every one adds megabytes."
     )
@@ -122,7 +122,7 @@ class Report(ApiModel):
         description="Estimate the gradient noise scale: the batch size, in examples, above which a larger batch saves"
         " little.",
     )
-    profile: Profile | None = Field(
+    profile: ProfileRequest | None = Field(
         None,
         description="Capture a profiler trace of some steps beside the report, in every attempt and on every rung of a"
         " ladder: an XPlane, which TensorBoard's profile plugin opens; with backend Torch a trace of torch.profiler.",

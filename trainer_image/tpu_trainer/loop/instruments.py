@@ -26,7 +26,7 @@ from tpu_trainer.loop.buffers import Buffers
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.optim.adascale import GAIN, RATE
 from tpu_trainer.reporting.history import FirstLossTime, Sample
-from tpu_trainer.reporting.profile import Profile
+from tpu_trainer.reporting.profile import ProfileCapture
 from tpu_trainer.reporting.throughput import NoiseMeter, Throughput, Utilisation
 from tpu_trainer.task.logbook import Logbook, LoggedCurve
 from tpu_trainer.task.task import Batch, Hyperparameters
@@ -90,7 +90,7 @@ class Instruments:
         self._profile = None
         if (profile := spec.report.profile) and self.outputs.is_reporter:
             is_torch = spec.backend == "torch"
-            self._profile = Profile(self.outputs, profile.steps, start.step, with_torch=is_torch)
+            self._profile = ProfileCapture(self.outputs, profile.steps, start.step, with_torch=is_torch)
         self.buffers = Buffers(model, self.backend)
         self.merge_positions: Callable[[Position], Position] = lambda position: position
         self.closing = closing or Closing()

@@ -16,7 +16,7 @@ from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.reporting.throughput import WARM_STEPS
 
 
-class Profile:
+class ProfileCapture:
     """One capture of `steps` steps, once those of the process that compile are over. `first`: the steps made before."""
 
     def __init__(self, outputs: RunOutputs, steps: int, first: int, *, with_torch: bool) -> None:

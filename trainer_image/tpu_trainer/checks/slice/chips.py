@@ -19,7 +19,7 @@ from torch import Tensor
 from tpu_contract.run_spec import RunSpec
 from tpu_contract.slice_check import CheckMode, ExpectedChips, SliceCheckLine, SliceSection
 from tpu_trainer.checks.slice.lines import CheckedHost, judge
-from tpu_trainer.checks.slice.sums import SLICE, Sums
+from tpu_trainer.checks.slice.sums import SLICE, KnownSums
 from tpu_trainer.doctor.stragglers import SLOW_FACTOR
 from tpu_trainer.gang.backends import Backend
 
@@ -97,7 +97,7 @@ def check_chips(
     if spec.slice.replicas == 1:
         yield judge(_CHIPS, "sums", None, advice="there is one replica")
         return
-    sums = Sums(backend, spec, ranks)
+    sums = KnownSums(backend, spec, ranks)
     for size in SIZES if mode is CheckMode.FULL else (FAST_SIZE,):
         for level in sums.levels[0 if mode is CheckMode.FULL else -1 :]:
             if not on_cpu or size <= LARGEST_ON_CPU:
@@ -207,7 +207,7 @@ def _pace(work: Callable[[], object], effort: Effort) -> float:
 
 
 def _check_sum(
-    sums: Sums, level: str, size: int, chips: ExpectedChips, hosts: Sequence[CheckedHost]
+    sums: KnownSums, level: str, size: int, chips: ExpectedChips, hosts: Sequence[CheckedHost]
 ) -> Iterator[SliceCheckLine]:
     results = sums.measure(level, size)
     amount = f"{size >> 20} MB" if size >= 1 << 20 else f"{size >> 10} KB"

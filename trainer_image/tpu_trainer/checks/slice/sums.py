@@ -30,7 +30,7 @@ class SumResult:
     seconds: float
 
 
-class Sums:
+class KnownSums:
     """Makes the sums of this process. hosts: the host of each process. With backend xla-spmd a process is a host, and
     each of its devices adds a row."""
 
