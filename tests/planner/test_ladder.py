@@ -390,10 +390,42 @@ def test_a_job_without_gates_is_not_judged() -> None:
     assert cluster.status.state == State.RUNNING
 
 
-def test_the_last_words_of_a_job_that_trained_nothing_more_judge_nothing() -> None:
+@pytest.mark.parametrize("rung", [{}, {"steps": 0, "begins": 75, "examplesPerSecond": None, "errorsFallen": None}])
+def test_the_last_words_of_a_job_that_trained_nothing_more_judge_nothing(rung: dict[str, Any]) -> None:
     cluster = on_top()
-    ends(cluster, '{"outcome": "Succeeded", "message": "nothing left to train", "step": 75}')
+    message = {"outcome": "Succeeded", "message": "nothing left to train", "step": 75}
+    ends(cluster, json.dumps(message | ({"rung": rung} if rung else {})))
     assert (cluster.status.state, verdicts(cluster)[-1]) == (State.SUCCEEDED, RungVerdict.PASSED)
+
+
+@pytest.mark.parametrize(("begins", "passes"), [(72, True), (0, False)])
+def test_the_speed_of_an_attempt_that_makes_only_the_last_steps_is_not_judged(begins: int, passes: bool) -> None:
+    cluster = on_top(listens=False)
+    ends(cluster, trained(step=75, begins=begins, steps=3, examplesPerSecond=None))
+    gates = {gate.name: gate for gate in cluster.status.rungs[-1].gates}
+    assert gates["minEfficiency"].passed is passes
+    assert gates["minEfficiency"].message.startswith("not judged: this attempt makes 3 steps") is passes
+    one_pass(cluster)
+    assert cluster.status.state == (State.SUCCEEDED if passes else State.FAILED)
+
+
+def test_the_row_of_a_job_that_fails_as_the_top_rung_has_the_steps_that_were_judged() -> None:
+    cluster = on_top()
+    planned = cluster.status.rungs[-1].steps
+    says(cluster, errorsFallen=-3.0)
+    assert (planned, cluster.status.rungs[-1].steps) == (75, 20)
+
+
+def test_what_the_job_itself_measures_of_the_noise_scale_does_not_change_its_rate_in_the_middle() -> None:
+    """With report.gradientNoiseScale the top rung measures it, too."""
+    cluster = on_top(top={"steps": 60})
+    rate = cluster.status.resolved.learning_rate
+    says(cluster, steps=60, noiseScale=40.0)
+    assert (verdicts(cluster)[-1], cluster.status.rungs[-1].noise_scale) == (RungVerdict.PASSED, None)
+    fails(cluster, gang(cluster)[0])
+    starts(cluster)
+    run = json.loads(cluster.others["ConfigMap/digits-4"]["data"]["run.json"])
+    assert (cluster.status.resolved.learning_rate, str(run["optimizer"]["learningRate"])) == (rate, rate)
 
 
 def test_every_rung_checks_its_own_slice_and_an_unfit_host_is_avoided_on_the_same_rung() -> None:

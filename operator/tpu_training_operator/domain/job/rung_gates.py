@@ -5,10 +5,10 @@ A gate fails if the trainer did not report the number that it needs: no rung may
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpu_contract.protocol import LOSS_FALLS
-from tpu_training_operator.api.ladder import EvaluationBound, Gates
+from tpu_training_operator.api.ladder import FEWEST_STEPS, EvaluationBound, Gates
 from tpu_training_operator.api.status import GateResult
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.rung_losses import Difference
@@ -76,6 +76,18 @@ def _results(
     if gates.loss_follows is not None:
         tolerance = float(gates.loss_follows.tolerance)
         yield _not_judged("lossFollows", measured) if continues else _loss_follows(tolerance, difference)
+    speeds = _speeds(gates, measured, pace, before)
+    if continues and steps < FEWEST_STEPS:
+        few = f"not judged: this attempt makes {count(steps, 'step')} after step {measured.rung.begins}, too few for it"
+        speeds = (replace(speed, passed=True, message=few) for speed in speeds)
+    yield from speeds
+    if gates.no_findings is not None:
+        yield _findings([str(check) for check in gates.no_findings], measured)
+    if gates.evaluation is not None:
+        yield _evaluation(gates.evaluation, measured)
+
+
+def _speeds(gates: Gates, measured: LastWords, pace: Pace, before: Pace | None) -> Iterator[GateResult]:
     if gates.min_efficiency is not None and float(gates.min_efficiency) > 0:
         yield _efficiency(gates.min_efficiency, pace, before)
     if gates.min_examples_per_second_per_chip is not None:
@@ -83,10 +95,6 @@ def _results(
         yield _at_least("minExamplesPerSecondPerChip", "examples/s per chip", pace.per_chip, least)
     if gates.min_utilisation is not None:
         yield _at_least("minUtilisation", "utilisation", measured.rung.utilisation, gates.min_utilisation)
-    if gates.no_findings is not None:
-        yield _findings([str(check) for check in gates.no_findings], measured)
-    if gates.evaluation is not None:
-        yield _evaluation(gates.evaluation, measured)
 
 
 def _loss_falls(measured: LastWords, steps: int) -> GateResult:

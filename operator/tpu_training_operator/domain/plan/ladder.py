@@ -54,7 +54,7 @@ def finish_rung(ctx: Context) -> Plan:
 
 def judge_first_steps(ctx: Context) -> Plan | None:
     """Plans the verdict on the first steps of the job itself, the top rung, which goes on meanwhile; None until its
-    trainer has measured them, and once they are judged."""
+    trainer has measured them, once they are judged, and if nothing is left to train."""
     rung, judged, report = ctx.rung, ctx.resolution.judged, ctx.observed.report
     if rung is None or judged is None or ctx.is_suspended or len(ctx.status.rungs) != rung.of:
         return None
@@ -62,15 +62,17 @@ def judge_first_steps(ctx: Context) -> Plan | None:
     if measured is None and ctx.pods and ctx.pods[0].trainer_message is not None:
         # The job is so short, or its reports were lost.
         measured = ctx.pods[0].trainer_message.rung
-    if ctx.status.rungs[-1].verdict is not RungVerdict.RUNNING or measured is None or measured.steps is None:
+    if ctx.status.rungs[-1].verdict is not RungVerdict.RUNNING or measured is None or not measured.steps:
         return None
     words = LastWords(step=measured.steps, examples_per_second=measured.examples_per_second, rung=measured)
-    ended = _judge(ctx, rung, judged.gates, words, measured.steps)
+    # No rung is above it: its noise scale would change the job's own learning rate in the middle of the training.
+    ended = replace(_judge(ctx, rung, judged.gates, words, measured.steps), noise_scale=None)
     first = f"{rung.words} on {ended.slice}, the job's {count(measured.steps, 'step')} after step {measured.begins}"
-    status = with_verdict(ctx.status, ended)
     if ended.verdict is not RungVerdict.PASSED:
+        status = with_verdict(ctx.status, replace(ended, steps=measured.steps))
         status = replace(status, goodput=ctx.goodput_at_end(ctx.now))
         return fail(ctx, status, Reason.GATE_FAILED, f"{first}: {_failures(ended)}")
+    status = with_verdict(ctx.status, ended)
     return Plan(status=status, events=(Event(EventReason.RUNG_PASSED, f"{first}: passed"),), again=AT_ONCE)
 
 
