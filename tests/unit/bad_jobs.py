@@ -506,6 +506,10 @@ _ARITHMETIC += [
         "ladder.rungs[1].gates.minEfficiency",
     ),
     (
+        {"ladder": {"rungs": [RUNG], "top": {"gates": {"minEfficiency": 0.8}}}, "slice": {TYPE: "v6e-16"}},
+        "ladder.top.gates.minEfficiency",
+    ),
+    (
         {"ladder.rungs": [RUNG], "recipe.tunedOn": {TYPE: "v5litepod-16"}, "recipe.scaling": GLOBAL_CONSTANT}
         | {"slice": {TYPE: "v3-32"}, "recipe.globalBatchSize": 16},
         "recipe.globalBatchSize",

@@ -274,8 +274,8 @@ class Recipe(ApiModel):
         Rule(
             cel="has(self.gradientNoiseScale) || !has(self.scaling) || !has(self.scaling.steps)"
             " || self.scaling.steps != 'SameLoss'",
-            message="scaling.steps SameLoss needs gradientNoiseScale, which says how many examples the same loss takes;"
-            " tpujob run --measure-noise measures it",
+            message="scaling.steps SameLoss needs gradientNoiseScale, which says how many examples the same loss takes,"
+            " also on the first rung of a ladder; tpujob run --measure-noise measures it",
             holds=lambda recipe: (
                 recipe.gradient_noise_scale is not None or recipe.scaling.steps is not StepsScaling.SAME_LOSS
             ),

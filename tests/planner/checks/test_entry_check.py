@@ -654,6 +654,14 @@ def test_an_image_that_tells_no_digest_gets_none() -> None:
     assert expected_program(cluster) is None
 
 
+def test_a_rehearsal_on_cpus_which_runs_another_program_than_the_tpus_gets_no_digest() -> None:
+    cluster = given_a_check(MUST_COMPILE | ON_CPU)
+    has_compiled(cluster, FITS | DIGEST)
+    until_running(cluster)
+    assert cluster.status.checked_program is not None
+    assert expected_program(cluster) is None
+
+
 def test_workers_on_another_slice_get_no_digest() -> None:
     others = [{"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 60}]
     cluster = given_a_check(AUTO | {"spec.placement": {"alternatives": others}})

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tpu_trainer.contract.errors import BadSpecError
+from tpu_trainer.worker import entry
 from tpu_trainer.worker.tpu_host import ends_of_logs, prepare
 
 TRAINER = 65532
@@ -116,6 +117,13 @@ def test_a_long_log_loses_its_beginning_at_a_line(tmp_path: Path) -> None:
     assert header == "the end of libtpu's tpu_driver.log.INFO.1:"
     assert shown == lines[-len(shown) :]
     assert 4000 < len("\n".join(shown)) < 4096
+
+
+def test_logs_that_cannot_be_read_do_not_replace_the_runs_own_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPU_LOG_DIR", "x" * 5000)
+    with pytest.raises(OSError, match="too long"):
+        ends_of_logs(os.environ)
+    entry._show_logs()
 
 
 @pytest.mark.parametrize("folder", ["missing", "disabled"])

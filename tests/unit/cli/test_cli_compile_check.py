@@ -302,6 +302,20 @@ def test_a_file_with_something_else_is_no_traceback(tmp_path: Path, snapshot: Sn
     assert message == snapshot
 
 
+@pytest.mark.parametrize("named", ["", "relative"])
+@pytest.mark.parametrize("has_home", [True, False])
+def test_the_compilers_answers_are_kept_below_the_users_home_if_there_is_one(
+    named: str, has_home: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", named)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if not has_home:
+        monkeypatch.delenv("HOME")
+        # As for a user id that the image does not know.
+        monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    assert compile_check._cache_folder() == (tmp_path / ".cache/tpujob/compiled" if has_home else None)
+
+
 def test_a_check_that_is_stopped_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     compiles, job, scratch, trainer = (tmp_path / name for name in ("compiles", "job.yaml", "scratch", "python"))
     os.mkfifo(compiles)

@@ -294,7 +294,7 @@ class Run:
 def warn_of_separate_models(spec: RunSpec) -> str | None:
     """Returns a warning if what joins the hosts (torch.distributed with backend Torch, otherwise torch_xla) has joined
     fewer. Nothing else notices: each of them learns, and the job succeeds with the model of one of them."""
-    hosts = spec.slice.hosts
+    hosts, joined = spec.slice.hosts, None
     if spec.backend == "torch":
         joins, joined, wanted, unit = "torch.distributed", world_size(), hosts, "processes"
         remedy = (
@@ -304,7 +304,7 @@ def warn_of_separate_models(spec: RunSpec) -> str | None:
     else:
         joins, joined, wanted, unit = "torch_xla", count_xla_devices(), spec.slice.replicas, "devices"
         remedy = "Check that the script calls torch_xla.launch and trains on torch_xla's device"
-    if hosts == 1 or joined >= wanted:
+    if hosts == 1 or joined is None or joined >= wanted:
         return None
     of_devices = "" if wanted == hosts else f" with {wanted} {unit}"
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from tpu_contract.run_spec import RunSpec
@@ -73,7 +74,9 @@ def modules_to_import(spec: RunSpec) -> Sequence[str]:
 
 
 def _show_logs() -> None:
-    print(tpu_host.ends_of_logs(os.environ), end="", file=sys.stderr, flush=True)
+    # A log that libtpu has just removed must not replace the run's own failure.
+    with suppress(OSError):
+        print(tpu_host.ends_of_logs(os.environ), end="", file=sys.stderr, flush=True)
 
 
 def _die_on_tpu(outcome: Outcome) -> NoReturn:

@@ -149,8 +149,9 @@ def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> di
     with tempfile.TemporaryDirectory(prefix="tpujob-") as name:
         spec, written = Path(name) / "runspec.json", Path(name) / "answer.json"
         spec.write_text(json.dumps(run_spec(job, resolution, 1)), encoding="utf-8")
-        options = ["--run-spec", str(spec), "--output", str(written), "--cache", str(_cache_folder())]
-        options += ["--largest"] if largest else []
+        cache = _cache_folder()
+        options = ["--run-spec", str(spec), "--output", str(written), *(["--largest"] if largest else [])]
+        options += [] if cache is None else ["--cache", str(cache)]
         exit_code = _run_stoppable(
             [sys.executable, "-m", "tpu_trainer", "compile-check", *options],
             # A worker runs code in its folder.
@@ -170,9 +171,14 @@ def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> di
     return answer
 
 
-def _cache_folder() -> Path:
-    """Returns the folder where the compiler's answers are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpujob" / "compiled"
+def _cache_folder() -> Path | None:
+    """Returns the folder where the compiler's answers are kept; None for a user without a home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        # Its standard has a relative path ignored.
+        return (named if named.is_absolute() else Path.home() / ".cache") / "tpujob" / "compiled"
+    except RuntimeError:
+        return None
 
 
 def _run_stoppable(command: list[str], *, cwd: Path | None, env: dict[str, str], stdout: int | TextIO) -> int:

@@ -25,6 +25,7 @@ from tpu_training_operator.domain.job.options import SliceOption, at_slice, brok
 from tpu_training_operator.domain.job.recipe.checkpointing import rungs_folder
 from tpu_training_operator.domain.job.recipe.resolve import JudgedSteps, LowerRung, resolve
 from tpu_training_operator.domain.job.rung_losses import FEWEST_FOLLOWED
+from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
 
 _NOISE_STEPS = 50
 """The steps over which the trainer averages a noise scale; one of fewer steps is mostly noise itself."""
@@ -142,7 +143,7 @@ def lower_rungs_of(job: TPUTrainingJob) -> tuple[SliceOption, ...]:
         except InvalidJob as error:
             problems += error.problems
     if not problems:
-        problems = list(_efficiency_problems(rungs))
+        problems = [*_efficiency_problems(rungs), *_top_efficiency_problems(job, rungs[-1])]
     if problems:
         raise InvalidJob(problems)
     return tuple(_with_efficiency(rung, before) for rung, before in zip(rungs, (None, *rungs), strict=False))
@@ -242,11 +243,24 @@ def _lower_rung(job: TPUTrainingJob, index: int) -> SliceOption:
 def _efficiency_problems(rungs: Sequence[SliceOption]) -> Iterator[Problem]:
     """Yields a problem for each rung whose minEfficiency compares two generations."""
     for index, (before, after) in enumerate(pairwise(rungs), 1):
-        generations = before.layout.shape.generation, after.layout.shape.generation
         lower_rung = after.resolution.lower_rung
-        if lower_rung and lower_rung.gates.min_efficiency is not None and generations[0] != generations[1]:
-            yield Problem(
-                f"spec.ladder.rungs[{index}].gates.minEfficiency",
-                f"compares examples per second per chip, and {generations[1]} has other chips than {generations[0]},"
-                " the generation of the rung before; leave it out, or use one generation",
-            )
+        if lower_rung and lower_rung.gates.min_efficiency is not None:
+            yield from _generation_problems(f"spec.ladder.rungs[{index}]", before.layout, after.layout)
+
+
+def _top_efficiency_problems(job: TPUTrainingJob, before: SliceOption) -> Iterator[Problem]:
+    """Yields a problem if the job itself is to be compared with a rung of another generation; 0 turns the gate off."""
+    ladder = job.spec.ladder
+    assert ladder is not None
+    if float(ladder.top.gates.min_efficiency or 0) > 0:
+        yield from _generation_problems("spec.ladder.top", before.layout, layout_of(job.spec.slice, "spec.slice"))
+
+
+def _generation_problems(rung: str, before: SliceLayout, after: SliceLayout) -> Iterator[Problem]:
+    generations = before.shape.generation, after.shape.generation
+    if generations[0] != generations[1]:
+        yield Problem(
+            f"{rung}.gates.minEfficiency",
+            f"compares examples per second per chip, and {generations[1]} has other chips than {generations[0]},"
+            " the generation of the rung before; leave it out, or use one generation",
+        )

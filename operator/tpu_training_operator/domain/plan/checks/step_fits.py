@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
 from tpu_training_operator.api.entry_check import CompileCheck
+from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.status import CheckedProgram, Status
 from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod
 from tpu_training_operator.domain.job.recipe.compile_results import NOT_THERE, UNFINISHED, CompileResult
@@ -38,9 +39,10 @@ def record_fit(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
 
 def program_to_expect(ctx: Context) -> str | None:
     """Returns the digest of the program that was compiled for the slice of the attempt; None if none was. That of a
-    ladder is its first rung's, which measures the noise scale, as the job on its own slice does not."""
+    ladder is its first rung's, which measures the noise scale, as the job on its own slice does not. A rehearsal on
+    CPUs runs another program than the TPU's, which was compiled."""
     checked, resolution = ctx.status.checked_program, ctx.resolution
-    if checked is None or checked.slice != str(resolution.layout):
+    if checked is None or checked.slice != str(resolution.layout) or ctx.job.spec.slice.hardware is Hardware.CPU:
         return None
     return checked.digest if (resolution.lower_rung is None) == (ctx.job.spec.ladder is None) else None
 
