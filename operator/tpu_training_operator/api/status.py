@@ -1,18 +1,16 @@
 """`status` as the operator writes it. Fields and values of a newer operator are dropped, not refused."""
 
-from collections.abc import Callable
-from dataclasses import dataclass as plain_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
-from pydantic_core import CoreSchema, core_schema
 
 from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, MOST_WARNINGS, ProgramMatch, ReportPhase, StartPhase
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.decimals import ResolvedDecimal
+from tpu_training_operator.api.list_by_class import ListByClass
 from tpu_training_operator.api.model import map_by
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 from tpu_training_operator.api.words import duration
@@ -27,7 +25,6 @@ MOST_MOVES = 20
 MOST_STARTS = 10
 _MOST_SLICES = 48
 _MOST_CONDITIONS = 16
-_MOST_CLASSES = 16
 
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -136,46 +133,14 @@ def _times(value: object) -> list[str] | None:
     return [time for time in value if isinstance(time, str)][-MOST_COUNTED_RESTARTS:]
 
 
-@plain_dataclass(frozen=True)
-class _ListByClass:
-    """A dict by failure class; in the object, a list with the key `class`. Items that cannot be read are dropped."""
-
-    field: str
-    schema: dict[str, Any]
-    read: Callable[[object], object]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        writer = core_schema.plain_serializer_function_ser_schema(self._write, when_used="json")
-        return core_schema.no_info_plain_validator_function(self._read, serialization=writer)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        properties = {
-            "class": {"type": "string", "description": "The class of the failures."},
-            self.field: {**self.schema, "description": f"The {self.field} of that class."},
-        }
-        items = {"type": "object", "required": ["class"], "properties": properties}
-        return {"type": "array", "items": items, "maxItems": _MOST_CLASSES, **map_by("class")}
-
-    def _read(self, value: object) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
-        items = value if isinstance(value, list) else []
-        raw = {item["class"]: item.get(self.field) for item in items if isinstance(item, dict) and "class" in item}
-        parts = {name: self.read(part) for name, part in raw.items() if isinstance(name, str)}
-        return {name: part for name, part in parts.items() if part is not None}
-
-    def _write(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{"class": name, self.field: part} for name, part in value.items()]
-
-
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Restarts(StatusModel):
     """`by_class` counts all restarts of the job, `charged` those that count against the restart limits."""
 
-    by_class: Annotated[dict[str, int], _ListByClass("count", {"type": "integer"}, _count)] = Field(
+    by_class: Annotated[dict[str, int], ListByClass("count", {"type": "integer"}, _count)] = Field(
         default_factory=dict, description="Restarts over the job's life, by failure class."
     )
-    charged: Annotated[dict[str, list[str]], _ListByClass("times", _TIMES, _times)] = Field(
+    charged: Annotated[dict[str, list[str]], ListByClass("times", _TIMES, _times)] = Field(
         default_factory=dict,
         description="Times of the restarts that still count against the limits, by failure class: those within"
         " runPolicy.restart.windowSeconds and since the last new checkpoint.",

@@ -244,6 +244,8 @@ def test_a_job_that_is_deleted_meanwhile_has_no_verdict(cluster: WatchedCluster,
 WRONG = {
     "a slice that does not exist": (["check-slice", "v5litepod-17", "--image", "i"], "nearest: v5litepod-16"),
     "no image": (["check-slice", TYPE], "--image"),
+    "a pool without a cluster": (["check-slice", TYPE, "--here", "--on", "pool"], "--on is for a cluster"),
+    "more hosts than this machine has memory for": (["check-slice", "v4-8192", "--here"], "processes of some"),
     "a field that does not exist": (["check-slice", TYPE, "--here", "--set", "trainer.colour=red"], "colour"),
 }
 

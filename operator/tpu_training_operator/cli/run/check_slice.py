@@ -29,9 +29,9 @@ from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.cli.common.changes import rehearse, set_option, set_values
 from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options
-from tpu_training_operator.cli.common.errors import CommandError, program_name
+from tpu_training_operator.cli.common.errors import BadInput, CommandError, program_name
 from tpu_training_operator.cli.common.job_file import JobFile, check
-from tpu_training_operator.cli.run.run import show_run, what_ended
+from tpu_training_operator.cli.run.run import find_memory_problem, show_run, what_ended
 from tpu_training_operator.cli.run.slice_table import print_slice_check
 from tpu_training_operator.cli.run.submit import create_job
 from tpu_training_operator.cli.watch.display import Lines, LiveTable, display
@@ -54,6 +54,7 @@ _NO_CHECK_REASON = ExitCode.BadSpec.name
 _NO_CHECK = re.compile("No module named '?tpu_")
 _LOG_SECONDS = 30.0
 _KEPT_SECONDS = 3600
+_ON_A_CLUSTER = {"image": "--image", "pool": "--on", "service_account": "--service-account", "queue": "--queue"}
 # No vowels, so that no suffix is a word.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -96,11 +97,15 @@ def check_slice(
     """
     if fields["image"] is None and not here:
         raise click.UsageError("name the trainer's image with --image, or check this machine with --here")
+    if here and (ignored := [option for name, option in _ON_A_CLUSTER.items() if fields[name] is not None]):
+        raise click.UsageError(f"{', '.join(ignored)} is for a cluster: leave it out with --here")
     body = _job(accelerator_type, timeout, fields)
     if here:
         rehearse(body)
     request = SliceRequest(check(Path(accelerator_type), body), timeout, keep)
     if here:
+        if (problem := find_memory_problem(request.file)) is not None:
+            raise BadInput(accelerator_type, [problem])
         sys.exit(_check_here(request, output))
     target.run(lambda connection: _check(connection, request, output), _RIGHTS)
 

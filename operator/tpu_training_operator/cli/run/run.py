@@ -23,6 +23,7 @@ from rich.console import Console
 from tpu_contract.noise_scale import MeasuredNoise
 from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.constants import SLICE_CHECK_COMMAND
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.validation import Problem
@@ -110,7 +111,7 @@ def run(
     file = _load(filename, on_slice, values, steps, measure_noise)
     outages = _outages(losses, file)
     python_path = module_paths(file, code)
-    problem = _suspension_problem(file) or _memory_problem(file) or code_problem(file, code, python_path)
+    problem = _suspension_problem(file) or find_memory_problem(file) or code_problem(file, code, python_path)
     if measure_noise:
         problem = problem or measurement_problem(file)
     if problem is not None:
@@ -278,11 +279,11 @@ def _suspension_problem(file: JobFile) -> Problem | None:
     return Problem("spec.runPolicy.suspend", "the job is suspended and would never start; set this to false to run it")
 
 
-def _memory_problem(file: JobFile) -> Problem | None:
-    """Returns a problem if the processes need more memory than is free; a command's need is not known."""
+def find_memory_problem(file: JobFile) -> Problem | None:
+    """Returns a problem if the processes need more memory than is free; an unknown command's need is not known."""
     trainer, free = file.job.spec.trainer, min(_free_gb(), default=None)
     layout = max((option.layout for option in file.options), key=lambda layout: layout.hosts)
-    if trainer.entrypoint is None or free is None:
+    if free is None or (trainer.entrypoint is None and trainer.command != SLICE_CHECK_COMMAND):
         return None
     per_host = trainer.torch.processes_per_host if trainer.torch is not None else 1
     processes, fitting = layout.hosts * per_host, max(1, int(free / _GB_PER_PROCESS))
