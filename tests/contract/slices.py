@@ -29,9 +29,11 @@ def job_on(shape: Shape, formation: str = "NodePool", **trainer: Any) -> TPUTrai
 def pod_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, data: Mapping[str, str]) -> dict[str, str]:
     """The container's variables as its kubelet would resolve them."""
     variables: list[dict[str, Any]] = worker_pod(job, resolution, worker)["spec"]["containers"][0]["env"]
+    # The node's name is known only there.
+    known = (variable for variable in variables if "fieldRef" not in variable.get("valueFrom", {}))
     return {
         variable["name"]: variable["value"]
         if "value" in variable
         else data[variable["valueFrom"]["configMapKeyRef"]["key"]]
-        for variable in variables
+        for variable in known
     }
