@@ -13,8 +13,8 @@ def deadline(seconds: float) -> float:
 
 
 def patience(seconds: float) -> int:
-    """What a job of a test waits before it gives up on nodes that are free. A loaded scheduler needs more than a second
-    to find them."""
+    """Returns how long a test's job waits before it gives up on nodes that are free: a loaded scheduler needs more than
+    a second to find them."""
     return round(deadline(seconds))
 
 
