@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -123,6 +122,28 @@ class ThreadBackend:
         return [list(one) for one in self._meeting.exchange(self.rank, torch.tensor(row).tolist())]
 
 
+def side_by_side(count: int, run: Callable[[int], Any]) -> list[Any]:
+    """What `run` gives for 0 to `count`, each in a thread of its own; the errors that it raises stand in their places.
+
+    No ThreadPoolExecutor: a data-loading worker that is forked from a thread of a pool joins the pool's threads at its
+    exit. One of them is itself, so it ends with code 1, and if the loader sees that in time the test fails.
+    """
+    results: list[Any] = [None] * count
+
+    def one(number: int) -> None:
+        try:
+            results[number] = run(number)
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
 def in_threads(world: int, run: Callable[[ThreadBackend], Any], keep: type[Exception] | tuple[()] = ()) -> list[Any]:
     """What `run` gives in every replica, or its error of type `keep`; the first other error of a replica is raised."""
     meeting = Meeting(world)
@@ -131,16 +152,12 @@ def in_threads(world: int, run: Callable[[ThreadBackend], Any], keep: type[Excep
     def replica(rank: int) -> Any:
         try:
             return run(ThreadBackend(rank, world, meeting, store))
-        except keep as error:
-            meeting.leave()
-            return error
         except BaseException:
             meeting.leave()
             raise
 
-    with ThreadPoolExecutor(world) as pool:
-        futures = [pool.submit(replica, rank) for rank in range(world)]
-    errors = [error for future in futures if (error := future.exception()) is not None]
+    results = side_by_side(world, replica)
+    errors = [result for result in results if isinstance(result, BaseException) and not isinstance(result, keep)]
     for error in sorted(errors, key=lambda error: isinstance(error, ConnectionError)):
         raise error
-    return [future.result() for future in futures]
+    return results

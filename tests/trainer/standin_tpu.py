@@ -12,7 +12,6 @@ import enum
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.distributed import HashStore
 from torch.overrides import TorchFunctionMode
 
-from tests.trainer.in_threads import Meeting
+from tests.trainer.in_threads import Meeting, side_by_side
 from tpu_contract.run_spec import RunSpec, parse_run_spec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PeerLostError
@@ -177,8 +176,10 @@ def run_replicas(document: dict[str, Any], directory: Path, world: int) -> tuple
         meeting.leave()
         return outcome, _THREAD.events
 
-    with ThreadPoolExecutor(world) as pool:
-        ended = list(pool.map(replica, range(world)))
+    ended = side_by_side(world, replica)
+    for error in ended:
+        if isinstance(error, BaseException):
+            raise error
     return [outcome for outcome, _ in ended], [events for _, events in ended]
 
 
