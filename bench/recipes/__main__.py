@@ -10,6 +10,7 @@ every factor, and its trainer makes the runs. Ends with 1 if a goal is missed.
 import argparse
 import json
 import sys
+import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import product
@@ -19,7 +20,7 @@ from typing import Any
 
 from bench.recipes import tables, tuning
 from bench.recipes.chart import drawing
-from bench.recipes.runs import made, planned
+from bench.recipes.runs import made, scaled_run
 from bench.recipes.tasks import FACTORS, RULES, TASKS, rules_of
 from bench.recipes.verdict import Cell, cells, verdicts
 from bench.trainer.tables import filled_in
@@ -36,16 +37,20 @@ FULL = Plan(tuple(TASKS), FACTORS, seeds=5)
 QUICK = Plan(("digits-sgd", "digits-adamw-short", "tumours-sgd"), (1, 4, 16), seeds=2)
 
 
-def measured(plan: Plan, recipes: dict[str, Any], known: dict[str, Any], workers: int, file: Path | None) -> list[Cell]:
+def measured(
+    plan: Plan, recipes: dict[str, Any], known: dict[str, Any], workers: int, file: Path | None
+) -> tuple[list[Cell], float]:
+    """Returns what was found, and the CPU seconds of all runs that it follows from, those in `known` included."""
     plans = {
         (name, rule, factor): [
-            planned(TASKS[name], recipes[name]["learningRate"], seed, factor, RULES[rule]) for seed in range(plan.seeds)
+            scaled_run(TASKS[name], recipes[name], seed, factor, RULES[rule]) for seed in range(plan.seeds)
         ]
         for name in plan.tasks
         for rule, factor in product(rules_of(TASKS[name]), plan.factors)
     }
     made([run for runs in plans.values() for run in runs], known, workers, file)
-    return cells(plans, known)
+    seconds = {run.key: known[run.key]["cpuSeconds"] for runs in plans.values() for run in runs}
+    return cells(plans, known), sum(seconds.values()) + time.process_time()
 
 
 def judge(found: list[Cell]) -> int:
@@ -83,10 +88,11 @@ def main() -> int:
     if options.tune:
         tuning.tune(plan.tasks, known, options.workers, options.json)
     recipes = tuning.tuned()
-    found = measured(plan, recipes, known, options.workers, options.json)
+    found, seconds = measured(plan, recipes, known, options.workers, options.json)
     machine = {"python": python_version(), "torch": version("torch"), "scikit-learn": version("scikit-learn")}
     texts = {
-        "measured": tables.measured_line(machine, plan.seeds),
+        "measured": tables.measured_line(machine, plan.seeds, seconds),
+        "tuned": tables.noise_table(recipes, plan.tasks),
         "warned": tables.warnings_table(found),
         "quality": tables.quality_tables(found, recipes),
     }

@@ -21,6 +21,8 @@ _COLOURS = {
     "SquareRoot": ("#00795a", "#45c79d"),
     "Linear": ("#c25700", "#f4a259"),
     "Auto": ("#0068a8", "#62b5ee"),
+    "Auto, noise scale": ("#7a4fc4", "#b79af0"),
+    "SameLoss": ("#1b1d20", "#e8eaed"),
     "AdaScale": ("#a2467b", "#e08fbb"),
 }
 """By paper: light, dark."""
@@ -132,7 +134,7 @@ def _curve(panel: Panel, rule: str, found: Sequence[Cell]) -> Iterator[Element]:
 
 def _kind(rule: str) -> str:
     """Returns the rule's CSS class."""
-    return rule.lower().replace(" ", "-")
+    return rule.lower().replace(" ", "-").replace(",", "")
 
 
 def _legend(rules: Sequence[str], y: float) -> Iterator[Element]:
@@ -140,6 +142,6 @@ def _legend(rules: Sequence[str], y: float) -> Iterator[Element]:
     for rule in rules:
         yield tag("path", class_=f"line {_kind(rule)}", d=f"M{x} {y - 4}h22")
         yield text(rule, x + 30, y)
-        x += 58 + 7.5 * len(rule)
+        x += 50 + 7.3 * len(rule)
     yield tag("rect", class_="goal", x=str(x), y=str(y - 14), width="22", height="16")
     yield text("the goal", x + 30, y)

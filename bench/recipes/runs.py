@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -21,14 +22,15 @@ from typing import Any, NoReturn
 
 import torch
 
-from bench.recipes.tasks import Task
+from bench.recipes.tasks import Rule, Task
 from tpu_contract.protocol import ExitCode
 from tpu_contract.run_spec import parse_run_spec
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.stop import SharedStop
 from tpu_trainer.worker.replica import run_replica
-from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.cli.run.measure_noise import read_noise
 from tpu_training_operator.domain.job.options import options_of
 from tpu_training_operator.domain.objects.run_spec import run_spec
 
@@ -51,18 +53,36 @@ class PlannedRun:
         return hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def planned(task: Task, rate: str, seed: int, factor: int = 1, scaling: Mapping[str, str] | None = None) -> PlannedRun:
-    spec: dict[str, Any] = {
-        "slice": {**_CHIP, "count": factor, "hardware": "CPU"},
+def tuned_run(task: Task, rate: str, seed: int, *, measures_noise: bool = False) -> PlannedRun:
+    """Returns a run of the recipe on the slice that it is tuned on."""
+    return _planned(_spec(task, 1, {**task.recipe(rate, seed), "tunedOn": _CHIP}), measures_noise)
+
+
+def scaled_run(task: Task, tuned: Mapping[str, Any], seed: int, factor: int, rule: Rule) -> PlannedRun:
+    """Returns a run of the recipe as the planner scales it by a rule. `tuned`: what tuned.json has about the task."""
+    if factor == 1:
+        return tuned_run(task, tuned["learningRate"], seed)
+    noise = {"gradientNoiseScale": tuned["gradientNoiseScale"]["value"]} if rule.knows_noise else {}
+    recipe = {**task.recipe(tuned["learningRate"], seed), "tunedOn": _CHIP, "scaling": dict(rule.scaling), **noise}
+    spec = _spec(task, factor, recipe)
+    spec["placement"] = {"alternatives": [{"slice": {**_CHIP, "hardware": "CPU"}}]}
+    return _planned(spec)
+
+
+def _spec(task: Task, chips: int, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "slice": {**_CHIP, "count": chips, "hardware": "CPU"},
         "trainer": {"image": "bench", "entrypoint": f"bench.recipes.data:{task.entrypoint}", "backend": "Torch"},
-        "recipe": {**task.recipe(rate, seed), "tunedOn": _CHIP, "scaling": dict(scaling or {}) if factor > 1 else {}},
+        "recipe": recipe,
     }
-    if factor > 1:
-        spec["placement"] = {"alternatives": [{"slice": {**_CHIP, "hardware": "CPU"}}]}
+
+
+def _planned(spec: dict[str, Any], measures_noise: bool = False) -> PlannedRun:
+    if measures_noise:
+        spec["report"] = {"gradientNoiseScale": True}
     head = {"apiVersion": "tpu-operator.dev/v1alpha1", "kind": "TPUTrainingJob"}
     name = {"name": "bench", "namespace": "bench", "uid": "bench"}
-    job = TPUTrainingJob.model_validate({**head, "metadata": name, "spec": spec})
-    own, *others = options_of(job)
+    own, *others = options_of(parse_job({**head, "metadata": name, "spec": spec}))
     runs = others[0] if others else own
     document = json.loads(json.dumps(run_spec(runs.job, runs.resolution, attempt=1)))
     if "adaScaleBatchSize" not in document:
@@ -87,20 +107,29 @@ def made(runs: Iterable[PlannedRun], known: dict[str, Any], workers: int, file: 
 
 
 def _made(keyed: tuple[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """Makes one run. Returns its metrics, or none if it has failed, and its warnings."""
+    """Makes one run. Returns its metrics, or none if it has failed, its warnings, and what it cost."""
     key, document = keyed
     # Tiny tensors: more threads would only wait for each other.
     torch.set_num_threads(1)
-    log = io.StringIO()
+    log, began = io.StringIO(), time.process_time()
     with tempfile.TemporaryDirectory() as name, redirect_stdout(log), redirect_stderr(log):
         directory = Path(name)
         alone = WorkerEnvironment(directory / "run.json", host_index=0, num_hosts=1, master_addr="", master_port=0)
-        outcome = run_replica(parse_run_spec(document), alone, SharedStop(directory / "stop"), _hung)
+        report = {"report": {**document["report"], "uri": name}} if "report" in document else {}
+        outcome = run_replica(parse_run_spec({**document, **report}), alone, SharedStop(directory / "stop"), _hung)
+        noise = read_noise((directory / "history.json").read_bytes()) if report else None
     if outcome.code not in (ExitCode.Succeeded, ExitCode.NotFinite, ExitCode.Diverged):
         raise RuntimeError(outcome.message)
     warnings = [line.removeprefix(_WARNING) for line in log.getvalue().splitlines() if line.startswith(_WARNING)]
     metrics = dict(outcome.metrics) if outcome.code is ExitCode.Succeeded else None
-    return key, {"metrics": metrics, "steps": outcome.step, "message": outcome.message, "warnings": warnings}
+    return key, {
+        "metrics": metrics,
+        "steps": outcome.step,
+        "message": outcome.message,
+        "warnings": warnings,
+        "noise": None if noise is None else {"value": noise.whole.text, "error": round(noise.whole.error, 1)},
+        "cpuSeconds": round(time.process_time() - began, 2),
+    }
 
 
 def _hung(outcome: Outcome) -> NoReturn:

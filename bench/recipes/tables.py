@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from bench.recipes.tasks import RULES, TASKS
@@ -38,19 +39,34 @@ def _entry(cell: Cell) -> str:
 
 
 def warnings_table(found: Iterable[Cell]) -> str:
-    """How often the plan warned of a loss beyond the tolerance, and how often of none, by rule."""
-    rows = [["rule", "factors with a loss beyond the tolerance", "of them with a warning", "warnings without a loss"]]
+    """How often the plan warned of a loss beyond the tolerance, and how often of none, by rule: over the tasks that the
+    thresholds were chosen with, and over the others."""
+    rows = [
+        ["rule", "tasks", "factors with a loss beyond the tolerance", "of them with a warning", "needless warnings"]
+    ]
     cells = [cell for cell in found if cell.factor > 1]
-    for rule in RULES:
-        own = [cell for cell in cells if cell.rule == rule]
+    for rule, held_out in product(RULES, (False, True)):
+        own = [cell for cell in cells if cell.rule == rule and TASKS[cell.task].held_out == held_out]
         lost = [cell for cell in own if not cell.holds]
         told = sum(cell.warned for cell in lost)
         needless = sum(cell.warned and cell.holds for cell in own)
         if own:
-            rows.append([rule, f"{len(lost)} of {len(own)}", str(told), str(needless)])
+            tasks = "held out" if held_out else "chosen with"
+            rows.append([rule, tasks, f"{len(lost)} of {len(own)}", str(told), f"{needless} of {len(own) - len(lost)}"])
     return markdown(rows)
 
 
-def measured_line(machine: Mapping[str, Any], seeds: int) -> str:
+def noise_table(recipes: Mapping[str, Any], names: Iterable[str]) -> str:
+    """What the tuned recipes are, and their noise scales."""
+    rows = [["task", "batch", "learning rate", "noise scale", "with other seeds", "measured"]]
+    for name in names:
+        recipe, noise = recipes[name], recipes[name]["gradientNoiseScale"]
+        others = ", ".join(map(str, noise["otherSeeds"]))
+        scale = f"{noise['value']} ± {noise['error']:g}"
+        rows.append([TASKS[name].title, str(TASKS[name].batch), recipe["learningRate"], scale, others, noise["date"]])
+    return markdown(rows)
+
+
+def measured_line(machine: Mapping[str, Any], seeds: int, cpu_seconds: float) -> str:
     versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "scikit-learn"))
-    return f"Measured with {seeds} seeds; {versions}."
+    return f"Measured with {seeds} seeds in {cpu_seconds / 60:.0f} minutes of one core; {versions}."

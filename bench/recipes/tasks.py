@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.recipes.data import LETTERS, TEXTS
@@ -35,7 +35,8 @@ NATS = Quality("nats", -1, 0.02, 1, "nats")
 @dataclass(frozen=True)
 class Task:
     """A recipe but for its learning rate, which is tuned among `rates`. `fields`: more fields of the recipe. `chance`:
-    the quality of a model that has learned nothing, which is that of a run that failed."""
+    the quality of a model that has learned nothing, which is that of a run that failed. `held_out`: the thresholds of
+    the plan's warnings were chosen without it."""
 
     title: str
     entrypoint: str
@@ -48,6 +49,7 @@ class Task:
     chance: float
     quality: Quality = ACCURACY
     fields: Mapping[str, Any] = field(default_factory=dict)
+    held_out: bool = False
 
     @property
     def is_sgd(self) -> bool:
@@ -73,9 +75,9 @@ _SLOW = ("0.0015", "0.003", "0.006", "0.0125", "0.025")
 _SMALL = ("0.004", "0.008", "0.016", "0.032", "0.064")
 
 
-def _digits(title: str, optimizer: Mapping[str, str], rates: tuple[str, ...], epochs: int = 27, **fields: Any) -> Task:
+def _digits(title: str, optimizer: Mapping[str, str], rates: tuple[str, ...], epochs: int = 27) -> Task:
     steps = epochs * 1437 // 32
-    return Task(f"digits, {title}", "digits", optimizer, 1437, 32, steps, steps // 15, rates, 0.1, fields=fields)
+    return Task(f"digits, {title}", "digits", optimizer, 1437, 32, steps, steps // 15, rates, 0.1)
 
 
 def _text(title: str, optimizer: Mapping[str, str], rates: tuple[str, ...]) -> Task:
@@ -84,27 +86,38 @@ def _text(title: str, optimizer: Mapping[str, str], rates: tuple[str, ...]) -> T
 
 TASKS = {
     "digits-sgd": _digits("SGD, 27 epochs", _SGD, _LARGE),
-    "digits-sgd-cosine": _digits("SGD, cosine", _SGD, _LARGE, **_COSINE),
+    "digits-sgd-cosine": replace(_digits("SGD, cosine", _SGD, _LARGE), fields=_COSINE),
     "digits-sgd-short": _digits("SGD, 5 epochs", _SGD, _LARGE, epochs=5),
     "digits-adamw": _digits("AdamW, 27 epochs", _ADAMW, _SMALL),
     "digits-adamw-short": _digits("AdamW, 5 epochs", _ADAMW, _SMALL, epochs=5),
     "tumours-sgd": Task("tumours, SGD, 20 epochs", "tumours", _SGD, 284, 8, 710, 47, _SLOW, 0.5),
-    "text-sgd": _text("SGD, cosine", _SGD, (*_LARGE[1:], "0.8")),
+    "text-sgd": replace(_text("SGD, cosine", _SGD, (*_LARGE[1:], "0.8")), held_out=True),
     "text-adamw": _text("AdamW, cosine", _ADAMW, _SMALL),
     "text-lion": _text(
         "Lion, cosine", {"name": "lion", "weightDecay": "0.01"}, ("0.0008", "0.0016", "0.0032", "0.0064")
     ),
+    "digits-sgd-ten": replace(_digits("SGD, 10 epochs", _SGD, _LARGE, epochs=10), held_out=True),
 }
 
-ADASCALE = "AdaScale"
-RULES: Mapping[str, Mapping[str, str]] = {
-    "Unscaled": {"learningRate": "Unscaled"},
-    "SquareRoot": {"learningRate": "SquareRoot"},
-    "Linear": {"learningRate": "Linear"},
-    "Auto": {},
-    ADASCALE: {"learningRate": "AdaScale"},
+
+@dataclass(frozen=True)
+class Rule:
+    """`scaling`: the recipe's. `knows_noise`: the recipe has the gradient noise scale that was measured with it."""
+
+    scaling: Mapping[str, str]
+    knows_noise: bool = False
+
+
+AUTO, ADASCALE = "Auto", "AdaScale"
+RULES: Mapping[str, Rule] = {
+    "Unscaled": Rule({"learningRate": "Unscaled"}),
+    "SquareRoot": Rule({"learningRate": "SquareRoot"}),
+    "Linear": Rule({"learningRate": "Linear"}),
+    AUTO: Rule({}),
+    "Auto, noise scale": Rule({}, knows_noise=True),
+    "SameLoss": Rule({"steps": "SameLoss"}, knows_noise=True),
+    ADASCALE: Rule({"learningRate": "AdaScale"}),
 }
-"""`recipe.scaling` of every rule."""
 
 
 def rules_of(task: Task) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from bench.recipes.runs import made, planned
+from bench.recipes.runs import made, tuned_run
 from bench.recipes.tasks import TASKS, Task
 
 FILE = Path(__file__).with_name("tuned.json")
@@ -22,7 +22,7 @@ def tune(names: Sequence[str], known: dict[str, Any], workers: int, file: Path |
     """Writes the rates that were found, with the numbers that they were chosen by, into FILE."""
     found = json.loads(FILE.read_text()) if FILE.exists() else {}
     places = [(name, rate) for name in names for rate in TASKS[name].rates]
-    grid = {(name, rate): [planned(TASKS[name], rate, seed) for seed in SEEDS] for name, rate in places}
+    grid = {(name, rate): [tuned_run(TASKS[name], rate, seed) for seed in SEEDS] for name, rate in places}
     made([run for runs in grid.values() for run in runs], known, workers, file)
     for name in names:
         task = TASKS[name]
@@ -35,8 +35,16 @@ def tune(names: Sequence[str], known: dict[str, Any], workers: int, file: Path |
             "seeds": list(SEEDS),
             "grid": means,
         }
+        measured = [tuned_run(task, best, seed, measures_noise=True) for seed in SEEDS]
+        made(measured, known, workers, file)
+        first, *others = [known[run.key]["noise"] for run in measured]
+        found[name]["gradientNoiseScale"] = {
+            "date": date.today().isoformat(),
+            **first,
+            "otherSeeds": [noise and noise["value"] for noise in others],
+        }
         edge = " (at the edge of its grid)" if best in (task.rates[0], task.rates[-1]) else ""
-        print(f"{name}: learning rate {best}{edge}", flush=True)
+        print(f"{name}: learning rate {best}{edge}, noise scale {found[name]['gradientNoiseScale']}", flush=True)
     FILE.write_text(json.dumps({name: found[name] for name in TASKS if name in found}, indent=1) + "\n")
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.recipes.runs import PlannedRun
-from bench.recipes.tasks import ADASCALE, RULES, TASKS, Task
+from bench.recipes.tasks import ADASCALE, AUTO, TASKS, Task
 
 FAR = 3
 """A single run that lost more than this many times the tolerance must not end without a warning."""
 
-DEFAULTS = ("Auto",)
 _UP_TO = 16
 
 
@@ -69,14 +68,13 @@ def _value(task: Task, result: Mapping[str, Any]) -> float:
 
 def verdicts(found: Sequence[Cell]) -> Iterator[tuple[str, list[str]]]:
     """Yields the goals, each with what breaks it."""
-    for rule in (rule for rule in DEFAULTS if rule in RULES):
-        own = [cell for cell in found if cell.rule == rule and cell.factor <= _UP_TO]
-        broken = [str(cell) for cell in own if not (cell.holds or cell.warned)]
-        yield f"{rule}: up to {_UP_TO}x every mean is within the tolerance, or the plan has warned", broken
+    default = [cell for cell in found if cell.rule == AUTO and cell.factor > 1]
+    broken = [str(cell) for cell in default if cell.factor <= _UP_TO and not (cell.holds or cell.warned)]
+    yield f"{AUTO}: up to {_UP_TO}x every mean is within the tolerance, or the plan has warned", broken
     lost = [str(cell) for cell in found if cell.rule == ADASCALE and not cell.holds]
     yield f"{ADASCALE}: every mean is within the tolerance", lost
-    far = [text for cell in found if cell.rule in DEFAULTS and cell.factor > 1 for text in _silently_far(cell)]
-    yield f"{', '.join(DEFAULTS)}: no run that lost more than {FAR} tolerances ends without a warning", far
+    far = [text for cell in default for text in _silently_far(cell)]
+    yield f"{AUTO}: no run that lost more than {FAR} tolerances ends without a warning", far
 
 
 def _silently_far(cell: Cell) -> Iterable[str]:

@@ -28,6 +28,7 @@ class ExitCode(IntEnum):
     PeerLost = 69
     InternalError = 70
     Hung = 71
+    SliceUnfit = 72
     StorageFailed = 74
     Preempted = 75
     Diverged = 76
@@ -46,6 +47,15 @@ class ReportPhase(StrEnum):
     DONE = "Done"
 
 
+class ProgramMatch(StrEnum):
+    """Whether a worker's step that repeats is the program that the entry check has compiled. Alike: its arguments,
+    products and collectives are."""
+
+    SAME = "Same"
+    ALIKE = "Alike"
+    OTHER = "Other"
+
+
 class Phase(StrEnum):
     """What the replica spends its time on. `DEVICE` is waiting for results: the device's own work, or a peer that is
     late."""
@@ -56,6 +66,39 @@ class Phase(StrEnum):
     DEVICE = "device"
     CHECKPOINT = "checkpoint"
     EVALUATE = "evaluate"
+
+
+class StartPhase(StrEnum):
+    """What an attempt does before its first step, in this order. The operator reads the first ones from the pods; the
+    worker measures those from `IMPORTS` on."""
+
+    # docs/status.md#starts says where each begins and ends.
+
+    NOTICED = "noticed"
+    QUEUED = "queued"
+    BACKOFF = "backoff"
+    CLEARED = "cleared"
+    BOUND = "bound"
+    STARTED = "started"
+    IMPORTS = "imports"
+    MEETING = "meeting"
+    TASK = "task"
+    CHECKPOINT = "checkpoint"
+    COMPILED = "compiled"
+    FIRST_STEP = "firstStep"
+    UNTOLD = "untold"
+    """All phases of a worker that does not report them."""
+
+
+WORKER_PHASES = (
+    StartPhase.IMPORTS,
+    StartPhase.MEETING,
+    StartPhase.TASK,
+    StartPhase.CHECKPOINT,
+    StartPhase.COMPILED,
+    StartPhase.FIRST_STEP,
+)
+"""What a worker measures of its start. It reports `COMPILED` only once its first step is made."""
 
 
 class Check(StrEnum):
@@ -93,7 +136,7 @@ OPTIMIZERS: Mapping[str, frozenset[str]] = {
     "adam": _ADAM_SETTINGS,
     "adamw": _ADAM_SETTINGS,
     "lion": frozenset({"weight_decay", "beta1", "beta2"}),
-    "rmsprop": frozenset({"momentum", "weight_decay", "epsilon"}),
+    "rmsprop": frozenset({"momentum", "weight_decay", "beta2", "epsilon"}),
     "sgd": frozenset({"momentum", "weight_decay"}),
 }
 """The optimizers that the trainer builds by name, and what each takes besides the learning rate."""

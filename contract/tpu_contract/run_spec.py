@@ -332,6 +332,13 @@ class CodeSpec:
 
 
 @dataclass(frozen=True)
+class ProfileSpec:
+    """How many steps a profiler trace captures."""
+
+    steps: Count
+
+
+@dataclass(frozen=True)
 class ReportSpec:
     """The report that is written besides the model; without `uri` it goes to the directory that the environment names,
     if any."""
@@ -339,6 +346,7 @@ class ReportSpec:
     uri: Text | None = None
     tensor_board: Flag = False
     gradient_noise_scale: Flag = False
+    profile: ProfileSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -360,6 +368,9 @@ class RunSpec:
     `train_steps`, `warmup_steps` and milestones are the recipe's, and the run ends once the gains add up to them.
     `dataset_size`: the examples that `train_steps` were derived from, None if steps were given.
     `end_after_steps`: for a rung of a ladder, which makes only the first steps of its training; None elsewhere.
+    `judge_after_steps`: for the job on top of a ladder, which says what it has measured in its first steps and goes on.
+    `checked_program`: the digest of the step's program that the entry check has compiled for this slice.
+    `slice_check`: the gang checks its slice first; a trainer that cannot do so does not know the field, and refuses it.
     `document`: the JSON it was read from, which the history of the run records.
     """
 
@@ -372,6 +383,7 @@ class RunSpec:
     batch: BatchSpec
     train_steps: Count
     end_after_steps: Count | None = None
+    judge_after_steps: Count | None = None
     warmup_steps: Natural
     schedule: ScheduleSpec = ScheduleSpec("Constant")
     ada_scale_batch_size: Count | None = None
@@ -391,6 +403,8 @@ class RunSpec:
     code: CodeSpec | None = None
     checkpoint: CheckpointSpec | None = None
     report: ReportSpec = ReportSpec()
+    checked_program: Text | None = None
+    slice_check: Flag = False
     scaling: Annotated[tuple[ScalingRow, ...], _rows] = ()
     recipe: Strings = field(default_factory=dict)
     document: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False, metadata={"json": None})

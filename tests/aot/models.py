@@ -171,3 +171,51 @@ def reads_sometimes(hp: Hyperparameters) -> Task:
         return found
 
     return Task(model=nn.Linear(8, 8), train=Zeros(8), loss=loss)
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.mixed, self.norm = nn.Embedding(32, 16), nn.Linear(16, 48), nn.LayerNorm(16)
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(16, 32)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.tokens(tokens)
+        queries, keys, values = self.mixed(self.norm(hidden)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        found = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        logits: Tensor = self.head(hidden + self.drop(found.transpose(1, 2).flatten(2)))
+        return logits
+
+
+class _Tokens(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.arange(index, index + 9) % 32
+
+
+def transformer(hp: Hyperparameters) -> Task:
+    def loss(model: nn.Module, tokens: Tensor) -> Tensor:
+        logits = model(tokens[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    return Task(model=_Attention(), train=_Tokens(), loss=loss)
+
+
+class _Places(nn.Module):
+    """Looks up with `gather`, and resizes: what torch_xla makes in another way on a TPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.images = nn.Parameter(torch.ones(8, 64)), nn.Conv2d(1, 2, 3, padding=1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found = self.table.gather(1, inputs.long().abs() % 64)
+        images = self.images(found.reshape(-1, 1, 8, 8))
+        sized = nn.functional.interpolate(images, scale_factor=2, mode="bilinear")
+        return nn.functional.interpolate(sized, size=(4, 4), mode="nearest").mean((1, 2)).repeat(8, 2)
+
+
+def places(hp: Hyperparameters) -> Task:
+    return Task(model=_Places(), train=Zeros(8), loss=_distance)

@@ -16,6 +16,7 @@ from tests.aot.test_step_on_a_chip import run_spec
 from tests.trainer.gang_processes import ROOT, Launcher
 from tpu_trainer.checks.compile import check as checking
 from tpu_trainer.checks.compile import compiling, search
+from tpu_trainer.checks.compile.cache import AnswerCache
 from tpu_trainer.checks.compile.check import CannotCheckError, check
 from tpu_trainer.checks.compile.compiling import limit_in, used_in
 
@@ -72,7 +73,7 @@ def effort(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Effort]:
         program = {**traced["program"], "stablehlo": of_size}
         return {**traced, "program": program, "ahead": traced["ahead"] // BATCH * batch}
 
-    def compile_step(step: Mapping[str, Any], where: Mapping[str, Any]) -> dict[str, Any]:
+    def compile_step(step: Mapping[str, Any], where: Mapping[str, Any], _: AnswerCache) -> dict[str, Any]:
         return libtpu.compile(step, where, quickly=effort.least)
 
     with mock.patch.dict("os.environ", env), compiler(env) as libtpu:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,7 @@ CASES = {
     "accumulated": case("small", batch={"global": 4 * PASSES * BATCH, "perReplica": BATCH, "accumulation": PASSES}),
     "grows": case("grows"),
     "kernel": case("calls_a_kernel"),
+    "places": case("places"),
     **{how: case("repeats", parameters={"how": how}) for how in ("scan", "unroll")},
     **{what: case("steps_with", parameters={"what": what}) for what in models.THINGS},
     **{f"largest-{name}": largest(shape) for name, shape in LARGEST.items()},
@@ -144,6 +146,31 @@ def test_libtpu_gets_the_jobs_own_flags_and_those_that_torch_xla_sets_for_the_ge
     assert flags[0] == OWN_FLAG
     assert "--xla_latency_hiding_scheduler_rerun=1" in flags
     assert ("--xla_enable_async_all_gather=true" in flags) == generation.startswith("v5")
+
+
+def test_lookups_and_resizes_are_a_tpus(traced: dict[str, dict[str, Any]]) -> None:
+    """On a CPU the gradient of a resize has no kernel, and a lookup reads single rows."""
+    step = traced["places"]
+    assert step["found"] == []
+    text = step["program"]["stablehlo"]
+    assert re.findall(r"custom_call @(\w+)", text) == [
+        "ResizeBilinear",
+        "ResizeNearest",
+        "ResizeNearestGrad",
+        "ResizeBilinearGrad",
+    ]
+    assert "stablehlo.gather" not in text
+    assert "stablehlo.scatter" not in text
+
+
+def test_lookups_as_on_a_tpu_find_what_others_find(tmp_path: Path) -> None:
+    env = {**Launcher(tmp_path).base(), "PJRT_DEVICE": "CPU"}
+    command = [sys.executable, "-m", "tests.aot.lookups"]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 12
+    assert all(found.values()), found
 
 
 def test_a_kernel_that_only_a_tpu_runs_is_part_of_the_program(traced: dict[str, dict[str, Any]]) -> None:

@@ -82,6 +82,7 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "multislice": {"slice.count": 2, "trainer.backend": "XLASPMD"},
     "one host": {"slice.acceleratorType": "v5litepod-4"},
     "two replicas per chip": {"slice.acceleratorType": "v3-32"},
+    "a slice that GKE forms": {"slice": {"acceleratorType": "tpu7x-32", "formation": "DynamicSlice"}},
     "by topology": {"slice": {"generation": "v4", "topology": "2x2x4"}},
     "tuned on a smaller slice": {"recipe.tunedOn": {"acceleratorType": "v5litepod-4"}, "recipe.warmupSteps": 30},
     "tuned on a larger slice": {"recipe.tunedOn": {"acceleratorType": "v5litepod-64"}},
@@ -106,8 +107,10 @@ KINDS_OF_JOBS: dict[str, Mapping[str, Any]] = {
     "checkpoints by step and time": {
         "checkpoint": {"uri": "gs://bucket/run", "everySteps": 500, "everySeconds": 1800},
     },
+    "a slice that is checked first": {"runPolicy.sliceCheck": "Check"},
     "report": {"report": {}},
     "report elsewhere": {"report": {"uri": "gs://bucket/run", "tensorBoard": True, "gradientNoiseScale": True}},
+    "report with a profile": {"report": {"uri": "gs://bucket/run", "profile": {"steps": 5}}},
     "accumulation": {
         "recipe.tunedOn": {"acceleratorType": "v5litepod-64"},
         "recipe.scaling": {"batch": "GlobalConstant"},

@@ -28,6 +28,9 @@ def _environment(pod: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, s
     def value(variable: Mapping[str, Any]) -> str:
         if "value" in variable:
             return str(variable["value"])
+        if "fieldRef" in variable["valueFrom"]:
+            assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+            return "node-1"
         reference = variable["valueFrom"]["configMapKeyRef"]
         assert reference["name"] == data["metadata"]["name"]
         return str(data["data"][reference["key"]])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.device_plugin import SHAPE_OF_DYNAMIC_SLICE
 from tests.contract.jobs import KINDS_OF_JOBS, stored_job
 from tests.contract.pods import ATTEMPT, REPORTING, worker_environments
 from tpu_contract import protocol
@@ -27,7 +28,18 @@ OWN_LOOP = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]
 PROCESSES = "PET_NPROC_PER_NODE"
 PROCESS_BATCH = "TPUJOB_PER_PROCESS_BATCH_SIZE"
 # A value that the user gives for one of these wins.
-OVERRIDABLE = {"HOME", "USER", PROCESSES, "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "TORCH_TPU_TOPOLOGY"}
+OVERRIDABLE = {
+    "HOME",
+    "USER",
+    PROCESSES,
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "TORCH_TPU_TOPOLOGY",
+    "TORCH_TPU_INTERNAL_HANDSHAKE_TIMEOUT_S",
+    *SHAPE_OF_DYNAMIC_SLICE,
+}
 MULTISLICE_JOB = KINDS_OF_JOBS["multislice"]
 
 

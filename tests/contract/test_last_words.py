@@ -80,11 +80,13 @@ def test_the_gates_read_what_a_rung_measured() -> None:
     numbers, losses = RungNumbers(), LossTrend(warm_up=0)
     losses.add([4.0, 2.0, 3.0, 2.0, 1.0, 9.0, 9.0, 9.0, 9.0, 9.0])
     numbers.add_finding(Finding(Check.HOST_SYNC, 3, "seen"))
-    rung = numbers.as_json(losses, recompilations=1, not_finite=2)
+    rung = numbers.as_json(losses, recompilations=1, not_finite=2, batch=32, rate=12.5)
     pod = pod_after(Outcome(ExitCode.Succeeded, "trained", 4, {"loss": 1.0, "f1": 0.5}, 12.5, rung=rung))
     words = pod.trainer_message
     assert (words.step, words.rate, words.metrics) == (4, 12.5, {"loss": 1.0, "f1": 0.5})
     assert words.rung == trainer_report.ReportedRung(
+        steps=10,
+        examples_per_second=12.5,
         first_loss=3.0,
         first_error=(4 / 12) ** 0.5,
         last_loss=9.0,
@@ -96,7 +98,7 @@ def test_the_gates_read_what_a_rung_measured() -> None:
             losses=[4.0, 2.0, 3.0, 2.0, 1.0, 9.0, 9.0, 9.0, 9.0, 9.0],
             errors=[1.0] * 10,
         ),
-        rise=trainer_report.ReportedRise(start=2.0, peak=9.0, step=6),
+        rise=trainer_report.ReportedRise(start=2.0, peak=9.0, step=8),
         recompilations=1,
         not_finite=2,
         findings={"HostSync": 1},

@@ -10,8 +10,8 @@ from torch.func import functional_call, grad, vmap
 
 from tests.trainer import in_process, plain
 from tests.trainer.gang_processes import run_spec
+from tpu_contract.noise_scale import Window, estimate
 from tpu_training_operator.cli.run.measure_noise import read_noise
-from tpu_training_operator.domain.job.recipe.measured_noise import Window, estimate
 
 STEPS, RATE = 300, 0.05
 
@@ -50,6 +50,7 @@ def test_one_replica_measures_what_the_gradients_of_all_examples_give(tmp_path: 
     document = run_spec(
         entrypoint="examples.digits:task",
         trainSteps=STEPS,
+        endAfterSteps=STEPS,
         warmupSteps=0,
         seed=plain.SEED,
         report={"gradientNoiseScale": True},
@@ -62,3 +63,6 @@ def test_one_replica_measures_what_the_gradients_of_all_examples_give(tmp_path: 
     assert expected is not None
     assert abs(measured.whole.value - expected.value) < 4 * measured.whole.error
     assert measured.whole.error < expected.value / 2
+    # A rung of the same steps tells the operator the same number.
+    assert run.outcome.rung is not None
+    assert run.outcome.rung["noiseScale"] == measured.whole.value

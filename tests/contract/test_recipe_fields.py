@@ -224,7 +224,8 @@ def test_a_setting_has_an_effect_if_the_optimizer_takes_it_and_gets_a_warning_if
 )  # fmt: skip
 @pytest.mark.parametrize("loop", ["trainer", "own"])
 def test_the_plan_warns_about_fields_without_effect(changes: Changes, warning: str | None, loop: str) -> None:
-    own = {"trainer.entrypoint": ..., "trainer.command": ["python", "train.py"]} if loop == "own" else {}
+    joined = {"trainer.entrypoint": ..., "trainer.command": ["torchrun", "train.py"], "trainer.backend": "Torch"}
+    own = joined | {"slice.hardware": "CPU"} if loop == "own" else {}
     job = stored_job({f"recipe.{path}": value for path, value in changes.items()} | own)
     warnings = resolve(job.spec).warnings
     expected = warning if loop == "trainer" else None

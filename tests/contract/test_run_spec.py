@@ -97,7 +97,8 @@ RICHEST = {
         "keepBest": {"metric": "accuracy", "mode": "Max"},
         "resumeFrom": "gs://bucket/digits/default/first",
     },
-    "report": {"uri": "gs://bucket/digits"},
+    "report": {"uri": "gs://bucket/digits", "profile": {"steps": 5}},
+    "runPolicy.sliceCheck": "Check",
 }
 
 # What excludes a field of the richest one: schedule Step, and resumeFrom.
@@ -217,7 +218,8 @@ def test_an_optional_field_may_be_absent(path: str) -> None:
 @pytest.mark.parametrize("path", [path for path, _ in fields(SCHEMA)])
 @pytest.mark.parametrize("value", [None, True, 0.5, [None]], ids=["null", "boolean", "fraction", "list"])
 def test_a_value_of_the_wrong_type_is_refused_by_name(path: str, value: object) -> None:
-    if value is True and path in ("report.tensorBoard", "report.gradientNoiseScale", "checkpoint.initFrom.strict"):
+    flags = ("report.tensorBoard", "report.gradientNoiseScale", "checkpoint.initFrom.strict", "sliceCheck")
+    if value is True and path in flags:
         value = "true"
     assert complaint(changed({path: value})).startswith(f"{path}: ")
     assert not VALIDATOR.is_valid(changed({path: value}))

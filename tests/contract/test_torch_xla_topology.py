@@ -7,11 +7,15 @@ processes that it would start must agree with each other and with `status.resolv
 import math
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from torch_xla._internal import tpu
 
-from tests.contract.slices import device_plugin, job_on, pod_env
+from tests.contract.device_plugin import device_plugin, injected, node_of
+from tests.contract.pods import worker_environments
+from tests.contract.slices import job_on, pod_env
+from tpu_trainer.worker.tpu_host import prepare
 from tpu_training_operator.api.catalogue import Generation, Shape, generations
 from tpu_training_operator.domain.job.naming import workers
 from tpu_training_operator.domain.job.recipe.resolve import resolve
@@ -71,3 +75,14 @@ def test_torch_xla_sees_the_slice_that_was_resolved(generation: Generation, shap
             assert task == worker.host * processes + local_rank
             assert addresses[task] == f"{host}:{process['TPU_PROCESS_PORT']}"
             assert process["TPU_VISIBLE_CHIPS"] == str(local_rank)
+
+
+@pytest.mark.parametrize("local_rank", [0, 3, 7])
+def test_each_process_of_a_privileged_worker_has_a_chip_of_its_own(local_rank: int, tmp_path: Path) -> None:
+    """The plugin names all chips of a tpu7x host for a privileged container, and torch_xla keeps what it finds."""
+    shape = next(shape for shape in generations()["tpu7x"].shapes if shape.topology == "2x2x1")
+    (environ,) = worker_environments(job_on(shape))
+    environ |= injected(node_of(shape), visible=(0, 1, 2, 3))
+    assert process_env(environ, local_rank, 8)["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
+    prepare(environ, tmp_path)
+    assert process_env(environ, local_rank, 8)["TPU_VISIBLE_CHIPS"] == str(local_rank)

@@ -1,7 +1,7 @@
 """A namespace with node pools of its own, for stories about where the real scheduler puts slices."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ FOUR_HOSTS = SimulatedSlice("tpu-v5-lite-podslice", "4x4", 4, 4)
 V4 = SimulatedSlice("tpu-v4-podslice", "2x2x2", 2, 4)
 V5P = SimulatedSlice("tpu-v5p-slice", "2x2x4", 4, 4)
 V6E = SimulatedSlice("tpu-v6e-slice", "4x4", 4, 4)
+HALF_V7 = SimulatedSlice("tpu7x", "2x2x4", 2, 4)
 
 
 @dataclass
@@ -49,6 +50,11 @@ class Place:
         """The pool's taints besides GKE's own for TPUs."""
         for node in pool.nodes:
             patch = {"spec": {"taints": [TPU_TAINT, *taints]}}
+            self._cluster.api.call("PATCH", f"{NODES}/{node}", patch, content_type="application/merge-patch+json")
+
+    def label(self, nodes: Sequence[str], labels: dict[str, str]) -> None:
+        for node in nodes:
+            patch = {"metadata": {"labels": labels}}
             self._cluster.api.call("PATCH", f"{NODES}/{node}", patch, content_type="application/merge-patch+json")
 
     def priority(self, value: int) -> Object:
@@ -91,8 +97,8 @@ def a_place(cluster: ControlPlane) -> Iterator[Place]:
             place.remove_all()
 
 
-def tpu_job(name: str, accelerator_type: str, count: int = 1, **spec: Object) -> Object:
-    wanted = {"acceleratorType": accelerator_type, "count": count, "hardware": "TPU"}
+def tpu_job(name: str, accelerator_type: str, count: int = 1, *, formation: str = "NodePool", **spec: Object) -> Object:
+    wanted = {"acceleratorType": accelerator_type, "count": count, "hardware": "TPU", "formation": formation}
     # Several slices need it on TPUs.
     trainer = {"backend": "XLASPMD"} | spec.pop("trainer", {})
     return digits(slice=wanted, trainer=trainer, **spec) | {"metadata": {"name": name}}

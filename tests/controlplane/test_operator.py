@@ -185,6 +185,24 @@ def test_a_misspelt_field_of_a_volume_is_named_and_corrected(space: Namespace, o
     space.wait_for_state("Running")
 
 
+def test_a_job_that_pod_security_refuses_says_what_to_leave_out_and_runs_once_it_is_admitted(
+    space: Namespace, operator: OperatorProcess
+) -> None:
+    level = "pod-security.kubernetes.io/enforce"
+    space.kubectl("label", "namespace", space.name, f"{level}=baseline")
+    space.apply(digits(trainer={"securityContext": {"runAsUser": 0, "privileged": True}}))
+
+    stalled = condition(space.wait_for_state("Blocked"), "Stalled")
+    assert stalled["reason"] == "NotPermitted"
+    assert stalled["message"].endswith(
+        "; leave out spec.trainer.securityContext.privileged, or let an administrator label the namespace"
+        f" {level}=privileged"
+    )
+
+    space.kubectl("label", "--overwrite", "namespace", space.name, f"{level}=privileged")
+    space.wait_for_state("Running")
+
+
 def test_a_service_with_another_owner_is_left_alone_and_named(space: Namespace, operator: OperatorProcess) -> None:
     space.kubectl("create", "service", "clusterip", "digits", "--tcp=80")
     before = space.kubectl("get", "service", "digits", "-o", "jsonpath={.metadata.uid}")

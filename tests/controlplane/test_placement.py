@@ -16,6 +16,7 @@ from tests.controlplane.jobs import Namespace, Object, condition, digits
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.places import (
     FOUR_HOSTS,
+    HALF_V7,
     TWO_HOSTS,
     V4,
     V5P,
@@ -70,6 +71,34 @@ def every_slice_of_a_multislice_job_fills_a_pool(place: Place) -> None:
     space.wait_for_state("Running", name="several")
 
     assert sorted(map(sorted, nodes_by_slice(space, "several"))) == sorted(map(sorted, free))
+
+
+def parts_of_a_larger_pool_hold_one_slice_each(place: Place) -> None:
+    space, pool = place.space, place.add(FOUR_HOSTS)
+    # Not in the order of the nodes, as GKE does not promise it.
+    halves = [set(pool.nodes[::2]), set(pool.nodes[1::2])]
+    for number, half in enumerate(halves):
+        place.label(sorted(half), {"cloud.google.com/gke-tpu-slice-2x4-id": f"{space.name}-{number}"})
+    for name in ("one", "two"):
+        place.apply(tpu_job(name, "v5litepod-8", formation="SubSlice"))
+    for name in ("one", "two"):
+        space.wait_for_state("Running", name=name)
+
+    taken = [nodes for name in ("one", "two") for nodes in nodes_by_slice(space, name)]
+
+    assert sorted(map(sorted, taken)) == sorted(map(sorted, halves))
+
+
+def a_slice_that_gke_forms_may_span_pools(place: Place) -> None:
+    """A pool of the same shape that belongs to no slice is left alone: its chips have no links."""
+    space = place.space
+    first, _, last = (place.add(HALF_V7) for _ in range(3))
+    joined = [*first.nodes, *last.nodes]
+    place.label(joined, {"cloud.google.com/gke-tpu-slice": space.name})
+    place.apply(tpu_job("formed", "tpu7x-32", formation="DynamicSlice"))
+    space.wait_for_state("Running", name="formed")
+
+    assert nodes_by_slice(space, "formed") == [set(joined)]
 
 
 def two_jobs_that_need_four_pools_of_three_run_in_turn(place: Place) -> None:
@@ -351,6 +380,8 @@ STORIES = {
     for story in (
         jobs_that_start_together_fill_one_pool_each,
         every_slice_of_a_multislice_job_fills_a_pool,
+        parts_of_a_larger_pool_hold_one_slice_each,
+        a_slice_that_gke_forms_may_span_pools,
         two_jobs_that_need_four_pools_of_three_run_in_turn,
         two_jobs_that_hold_what_the_other_needs_run_in_turn,
         a_gang_that_releases_its_nodes_says_why,

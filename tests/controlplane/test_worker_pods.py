@@ -16,11 +16,13 @@ from tests.controlplane.jobs import digits
 from tests.controlplane.places import FOUR_HOSTS, a_place
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
-from tpu_training_operator.domain.cluster_state.obstacles import limit_range_remedy
+from tpu_training_operator.domain.cluster_state.obstacles import limit_range_remedy, pod_security_remedy
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.job.options import options_of
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.entry_check_pod import entry_check_pod
+from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.objects.shared import config_map
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
@@ -133,46 +135,79 @@ def test_a_restricted_namespace_admits_a_worker_that_reports(
     assert volume["projected"] == next(v for v in body["spec"]["volumes"] if v["name"] == volume["name"])["projected"]
 
 
-def admitted(control_plane: ControlPlane, level: str, trainer: Object) -> str:
-    """What Pod Security at this level refuses in the first worker; empty if it admits the pod."""
+def admitted(control_plane: ControlPlane, level: str, trainer: Object) -> tuple[str, str]:
+    """What Pod Security at this level refuses in the first worker, empty if it admits the pod, and the remedy."""
     labels = RESTRICTED | {"pod-security.kubernetes.io/enforce": level}
     with fresh_namespace(control_plane.api, labels) as namespace:
         (_, pod) = objects(namespace, trainer=OWN_LOOP | trainer)
-        try:
-            control_plane.api.call("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
-        except ApiError as error:
-            return str(error)
-    return ""
+        refused = refusal(control_plane, namespace, pod)
+        return refused, pod_security_remedy(refused, pod)
 
 
 AS_ROOT = {"runAsUser": 0}
 LOCKS = AS_ROOT | {"capabilities": {"add": ["IPC_LOCK", "SYS_RESOURCE"]}}
 READS_ALL = AS_ROOT | {"capabilities": {"add": ["DAC_OVERRIDE"]}}
+PRIVILEGED = AS_ROOT | {"privileged": True}
 GROUPS = {"runAsUser": 1000, "runAsGroup": 0, "fsGroup": 0, "supplementalGroups": [0, 44]}
 
 
+RUN_AS, CAPABILITIES = "spec.trainer.securityContext.runAsUser", "spec.trainer.securityContext.capabilities"
+
+
 @pytest.mark.parametrize(
-    ("trainer", "refused_by"),
+    ("trainer", "refused_by", "remedies"),
     [
-        ({"sharedMemory": "16Gi"}, {}),
-        ({"securityContext": GROUPS}, {}),
-        ({"securityContext": AS_ROOT}, {"restricted": "runAsUser=0"}),
-        ({"securityContext": READS_ALL}, {"restricted": "unrestricted capabilities"}),
+        ({"sharedMemory": "16Gi"}, {}, {}),
+        ({"securityContext": GROUPS}, {}, {}),
+        ({"securityContext": AS_ROOT}, {"restricted": "runAsUser=0"}, {"restricted": (RUN_AS, "baseline")}),
+        (
+            {"securityContext": READS_ALL},
+            {"restricted": "unrestricted capabilities"},
+            {"restricted": (f"{CAPABILITIES} and {RUN_AS}", "baseline")},
+        ),
         (
             {"securityContext": LOCKS},
             {"restricted": "unrestricted capabilities", "baseline": "non-default capabilities"},
+            {"restricted": (f"{CAPABILITIES} and {RUN_AS}", "privileged"), "baseline": (CAPABILITIES, "privileged")},
         ),
-        ({"hostNetwork": True}, {"restricted": "host namespaces", "baseline": "host namespaces"}),
+        (
+            {"securityContext": PRIVILEGED},
+            {"restricted": "must not set securityContext.privileged=true", "baseline": "privileged (container"},
+            {
+                "restricted": (f"spec.trainer.securityContext.privileged and {RUN_AS}", "privileged"),
+                "baseline": ("spec.trainer.securityContext.privileged", "privileged"),
+            },
+        ),
+        (
+            {"hostNetwork": True},
+            {"restricted": "host namespaces", "baseline": "host namespaces"},
+            dict.fromkeys(("restricted", "baseline"), ("spec.trainer.hostNetwork", "privileged")),
+        ),
     ],
-    ids=["shared memory", "groups", "root", "root that reads all", "root that locks memory", "the node's network"],
+    ids=["shared memory", "groups", "root", "root that reads all", "root that locks memory", "privileged", "network"],
 )
 def test_pod_security_decides_on_what_a_job_may_ask_for(
-    control_plane: ControlPlane, trainer: Object, refused_by: dict[str, str]
+    control_plane: ControlPlane, trainer: Object, refused_by: dict[str, str], remedies: dict[str, tuple[str, str]]
 ) -> None:
     for level in ("restricted", "baseline", "privileged"):
-        answer = admitted(control_plane, level, trainer)
+        answer, remedy = admitted(control_plane, level, trainer)
         assert refused_by.get(level, "") in answer
         assert bool(answer) == (level in refused_by), answer
+        fields, label = remedies.get(level, ("", ""))
+        said = f"; leave out {fields}, or let an administrator label the namespace"
+        assert remedy == (f"{said} pod-security.kubernetes.io/enforce={label}" if fields else "")
+
+
+def test_only_the_workers_of_a_privileged_job_are_privileged(control_plane: ControlPlane) -> None:
+    """A namespace that refuses privilege admits the entry check and the placeholders."""
+    labels = RESTRICTED | {"pod-security.kubernetes.io/enforce": "baseline"}
+    with fresh_namespace(control_plane.api, labels) as namespace:
+        job = job_on_tpus(namespace, {"image": "i", "entrypoint": "m:f", "securityContext": PRIVILEGED})
+        resolution = resolve(job.spec)
+        assert "privileged" in refusal(control_plane, namespace, worker_pod(job, resolution, FIRST))
+        assert refusal(control_plane, namespace, entry_check_pod(job, resolution)) == ""
+        (option, *_) = options_of(job)
+        assert refusal(control_plane, namespace, missing_placeholders(option, 0, ())[0].body) == ""
 
 
 RESERVATION_LABELS = {

@@ -25,6 +25,7 @@ from tests.e2e.paced_digits import FAULT
 from tests.e2e.together import Story
 from tests.e2e.training import HOSTS, NAME, OWN_LOOP, Training, result, started
 from tests.stories import Stories
+from tpu_contract.protocol import WORKER_PHASES, StartPhase
 
 STEP_SECONDS = 0.05
 # Long enough for a healthy worker that shares two cores with everything else.
@@ -265,6 +266,22 @@ def test_the_gang_is_restarted_once(stories: Stories, name: str, recoveries: Rec
     assert story.chronicle.attempts() == [1, 2]
     assert story.chronicle.created() == [f"{NAME}-{attempt}-0-{host}" for attempt in (1, 2) for host in range(HOSTS)]
     assert story.status["restarts"]["byClass"] == [{"class": FAULTS[name].failure_class, "count": 1}]
+
+
+@pytest.mark.parametrize("name", HEALED)
+def test_the_restart_is_told_phase_by_phase(stories: Stories, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loop of the users' own reports its steps only."""
+    first, again = stories.end_of(name).status["starts"]
+    with capsys.disabled():
+        print(f"\nstart after worker {name}: {again}")
+    told = {*WORKER_PHASES} if name in WITH_TORCH else {StartPhase.UNTOLD}
+    assert again["seconds"].keys() - {"backoff"} == {"noticed", "cleared", "bound", "started", *told}
+    assert (first["attempt"], again["attempt"]) == (1, 2)
+    assert (again["cause"], again["afterFailure"]) == (HEALED[name].failure_class, True)
+    assert min(again["seconds"].values()) >= 0
+    assert sum(again["seconds"].values()) == again["totalSeconds"]
+    job = stories.end_of(name).chronicle.job()
+    assert again["totalSeconds"] <= seconds(job["status"]["completionTime"]) - seconds(again["since"]) + 1
 
 
 @pytest.mark.parametrize("name", HEALED)

@@ -8,7 +8,7 @@ import asyncio
 import json
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,13 +42,15 @@ _NAMESPACED = "/{api:apis?/.+}/namespaces/{namespace}"
 
 @dataclass
 class WatchedCluster:
-    """`logs`: by pod, what its container has written; None: it has not started. `faults`: by what is asked for ("list
+    """`logs`: by pod, what its container has written; None: it has not started. `react`: called with a job that was
+    just created. `faults`: by what is asked for ("list
     pods", "watch jobs", "get job", "log digits-1-0-0"), the answers that come before the right one."""
 
     store: FakeCluster = field(default_factory=FakeCluster)
     logs: dict[str, bytes | None] = field(default_factory=dict)
     faults: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    react: Callable[[Object], None] = lambda _: None
     url: str = ""
     _watches: dict[str, list["asyncio.Queue[Object | None]"]] = field(default_factory=lambda: defaultdict(list))
 
@@ -80,7 +82,26 @@ class WatchedCluster:
             app.router.add_get(resource.path(None), self._of_many(resource))
             app.router.add_get(resource.path("{namespace}") + "/{name}", self._of_one(resource))
         app.router.add_get(PODS.path("{namespace}") + "/{name}/log", self._log)
+        app.router.add_post(JOBS.path("{namespace}"), self._create)
+        app.router.add_delete(JOBS.path("{namespace}") + "/{name}", self._delete)
         return app
+
+    async def _create(self, request: web.Request) -> web.StreamResponse:
+        if fault := await self._fault("create job", request):
+            return fault
+        created = await self.store.create(await request.json())
+        self.show(created)
+        self.react(created)
+        return web.json_response(created)
+
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        if fault := await self._fault("delete job", request):
+            return fault
+        name, namespace = request.match_info["name"], request.match_info["namespace"]
+        uid = (await request.json())["preconditions"]["uid"]
+        assert self.store.body(JOBS, name, namespace)["metadata"]["uid"] == uid
+        self.remove(JOBS, name, namespace)
+        return web.json_response({"kind": "Status", "metadata": {}, "status": "Success"})
 
     async def _fault(self, what: str, request: web.Request) -> web.StreamResponse | None:
         self.asked.append((what, dict(request.query)))

@@ -33,6 +33,14 @@ def test_a_hung_loop_is_restarted_and_shows_its_stacks_if_it_reports(
     assert failure["message"].endswith("Thread 1: in all_reduce")
     assert {"step": 7, "loss": 0.5} in result["lossCurve"]
     assert result["warnings"] == ["slow"]
+    first, *restarts = result["starts"]
+    assert (first["attempt"], first["afterFailure"]) == (1, False)
+    assert [start["cause"] for start in restarts] == ["Hang", "Hang"]
+    # The first attempt reported no step, so it has no first one.
+    assert "totalSeconds" not in first
+    for start in restarts:
+        assert start["seconds"]["backoff"] >= 0
+        assert sum(start["seconds"].values()) == start["totalSeconds"]
 
 
 def test_reports_bypass_the_shells_proxy(runs: Runs) -> None:

@@ -65,6 +65,7 @@ def test_a_run_that_succeeds_leaves_its_result(runs: Runs) -> None:
     run = runs.start(TRAIN, hosts=2)
     result = succeeded(run)
     assert result.pop("seconds") > 0
+    assert [start["attempt"] for start in result.pop("starts")] == [1]
     body = json.loads((run.directory / "job.json").read_text())
     body["spec"]["slice"]["hardware"] = "CPU"
     plan = resolve(parse_job(body).spec)

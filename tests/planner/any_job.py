@@ -155,7 +155,7 @@ def _make_whole(draw: st.DrawFn, spec: dict[str, Any]) -> None:
     """Adds what the drawn fields require, so that few jobs are refused."""
     recipe = spec["recipe"]
     schedule = recipe.get("schedule", {})
-    if "epochs" in recipe or "datasetSize" in recipe or "milestoneEpochs" in schedule:
+    if "epochs" in recipe or "milestoneEpochs" in schedule:
         recipe.pop("trainSteps", None)
         for name in ("epochs", "datasetSize"):
             recipe.setdefault(name, draw(FIELDS[f"recipe.{name}"]))

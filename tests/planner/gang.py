@@ -60,6 +60,7 @@ FEATURES: dict[str, st.SearchStrategy[Any]] = {
             *({"activeDeadlineSeconds": 2000}, {"ttlSecondsAfterFinished": 50}),
         ]
     ),
+    "slice check": st.sampled_from(["Skip", "Skip", "Check"]),
     # Seconds by which the clock of the second operator is ahead.
     "skew": st.sampled_from([0, 0, 0, -200, 300]),
     "is careless": st.sampled_from([False, True]),
@@ -109,6 +110,7 @@ class Gang(Surroundings):
             "spec.runPolicy": {
                 "startDeadlineSeconds": 60,
                 "progressDeadlineSeconds": 120,
+                "sliceCheck": features["slice check"],
                 "restart": {"limits": restart_limits(limits), "windowSeconds": window},
                 **features["policy"],
             },
@@ -296,6 +298,15 @@ class Gang(Surroundings):
         is_told = pod is None or failure.pod not in self.hidden or "deletionTimestamp" in pod["metadata"]
         assert is_told, "a worker that runs is said to be deleted"
 
+    def an_unfit_host_is_avoided(self, before: Status, after: Status) -> None:
+        """By the very next attempt; other faults must happen twice."""
+        failure = after.last_failure
+        if failure is None or failure == before.last_failure or failure.reason != "HostUnfit" or is_finished(after):
+            return
+        if parse_time(failure.time) > self.cluster.now - self.window + timedelta(seconds=abs(self.features["skew"])):
+            assert failure.node in after.avoided_nodes
+            fired("an unfit host avoided")
+
     def nothing_is_shown_that_no_worker_has_said(self, status: Status) -> None:
         if progress := status.progress:
             assert (progress.checkpoint_step or 0) <= self.saved
@@ -331,6 +342,7 @@ class Gang(Surroundings):
             fired("a refill")
         if after.avoided_nodes and not before.avoided_nodes:
             fired("a node avoided")
+        self.an_unfit_host_is_avoided(before, after)
         if after.state is State.BLOCKED:
             fired("a blocked job")
 

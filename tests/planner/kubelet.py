@@ -3,6 +3,7 @@
 A lost node does nothing: its pods stay as they were last seen, deleted or not, until the node is back.
 """
 
+import json
 from typing import Any
 
 from tests.planner.model_cluster import ModelCluster
@@ -44,7 +45,7 @@ def start(cluster: ModelCluster, pod: Object) -> None:
             give_address(cluster, pod)
         pod["status"] |= {
             "phase": "Running",
-            "containerStatuses": [{"name": "trainer", "state": {"running": {}}}],
+            "containerStatuses": [{"name": "trainer", "state": {"running": {"startedAt": format_time(cluster.now)}}}],
             "conditions": [*pod["status"]["conditions"], {"type": "Ready", "status": "False"}],
         }
 
@@ -71,6 +72,7 @@ def leave(cluster: ModelCluster, pod: Object, code: int = 0, *, reason: str = ""
         "exitCode": code,
         "reason": reason or ("Error" if code else "Completed"),
         "message": message if message is not None else "" if code else '{"outcome": "Succeeded", "message": ""}',
+        "startedAt": pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"],
         "finishedAt": format_time(cluster.now),
     }
     pod["status"] |= {
@@ -109,6 +111,31 @@ def find_no_image(cluster: ModelCluster, pod: Object) -> None:
 def find_chips_busy(cluster: ModelCluster, pod: Object) -> None:
     """Another process holds the chips of the node."""
     end(cluster, pod, 1, message="open /dev/vfio/0: Device or resource busy")
+
+
+def find_host_unfit(cluster: ModelCluster, pod: Object) -> None:
+    """The slice check measures that the worker's host cannot train."""
+    _find_unfit(cluster, pod, pod["metadata"]["name"])
+
+
+def find_chip_missing(cluster: ModelCluster, pod: Object) -> None:
+    """The slice check finds fewer chips than there should be."""
+    _find_unfit(cluster, pod, pod["metadata"]["name"], "device files: No such device for 1 of 4 chips: /dev/vfio")
+
+
+def find_chips_held(cluster: ModelCluster, pod: Object) -> None:
+    """The slice check finds chips that another process holds, perhaps one that is ending."""
+    _find_unfit(cluster, pod, pod["metadata"]["name"], "device files: /dev/vfio/0: Device or resource busy")
+
+
+def find_slice_unfit(cluster: ModelCluster, pod: Object) -> None:
+    """The slice check finds a fault of the slice, for which it can blame no host."""
+    _find_unfit(cluster, pod, "")
+
+
+def _find_unfit(cluster: ModelCluster, pod: Object, host: str, message: str = "sum: 3, expected 4") -> None:
+    words = {"outcome": "SliceUnfit", "message": message, "sliceCheck": {"host": host}}
+    end(cluster, pod, 72, message=json.dumps(words))
 
 
 def delete_by_hand(cluster: ModelCluster, pod: Object) -> None:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from tests.planner.story import reason
 from tpu_training_operator.api.conditions import ConditionType, find, is_true, without_condition
-from tpu_training_operator.api.status import Goodput, Progress, Status
+from tpu_training_operator.api.status import MOST_STARTS, Goodput, Progress, Status
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 
 Law = Callable[[Status, Status], bool]
@@ -133,7 +133,19 @@ def _the_gang_of_an_unfinished_attempt_only_is_ready(_: Status, after: Status) -
     return not (ready and (is_finished(after) or is_true(after.conditions, ConditionType.SUSPENDED)))
 
 
+def _starts_add_up(before: Status, after: Status) -> bool:
+    """An edit, which no law binds, may have left anything in an earlier start."""
+    begun = [start for start in after.starts if start not in before.starts]
+    return len(after.starts) <= MOST_STARTS and all(
+        min(start.seconds.values(), default=0) >= 0
+        and start.total_seconds in (None, sum(start.seconds.values()))
+        and start.attempt == after.attempt
+        for start in begun
+    )
+
+
 LAWS: dict[str, Law] = {
+    "the phases of a start add up, and none is negative": _starts_add_up,
     "exactly one of Ready, Reconciling and Stalled": _one_picture,
     "attempts are raised one by one": lambda before, after: after.attempt - before.attempt in (0, 1),
     "every attempt has a reason": _every_attempt_has_a_reason,

@@ -26,6 +26,8 @@ Mishap = Callable[[ModelCluster, Object], None]
 ENDINGS: dict[str, Mishap] = {
     **{f"exit code {code}": partial(kubelet.end, code=code) for code in (0, 1, 3, 65, 69, 71, 75, 77, 137)},
     "exit code 137, the pod's end untold": partial(kubelet.leave, code=137),
+    "a host unfit": kubelet.find_host_unfit,
+    "a slice unfit": kubelet.find_slice_unfit,
     "exit without a message": partial(kubelet.end, code=0, message=""),
     "out of memory": partial(kubelet.end, code=137, reason="OOMKilled"),
 }
@@ -69,6 +71,7 @@ ENDS = [
         "a refill",
     ),
     *("a restart for a hang", "stacks asked for", "a deletion by force", "a node avoided", "a job whose time is over"),
+    "an unfit host avoided",
     *("a crash amid a pass", "a stale pass", "a stale pass that conflicts", "the clock set back", "a job deleted"),
     *("a gang that runs", "a pass on old news", "a job applied again", "a blocked job", "chips busy", "nodes back"),
 ]

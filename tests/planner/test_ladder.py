@@ -18,8 +18,12 @@ from tests.planner.story import (
     reason,
     some_passes,
 )
+from tpu_contract.slice_check import ENV_EXPECTED_CHIPS
 from tpu_training_operator.api.conditions import ConditionType, is_true
+from tpu_training_operator.api.constants import FAST_SLICE_CHECK_COMMAND
 from tpu_training_operator.api.status import RungVerdict, State
+from tpu_training_operator.domain.job.trainer_report import ReportedRung
+from tpu_training_operator.kube.cluster import Object
 
 SMALL, MIDDLE = {"acceleratorType": "v5litepod-4"}, {"acceleratorType": "v5litepod-8"}
 RUNGS = [{"slice": SMALL, "steps": 20}, {"slice": MIDDLE, "steps": 20}]
@@ -277,3 +281,168 @@ def test_stages_that_cannot_be_read_begin_the_ladder_again(rungs: Any) -> None:
     ends(cluster, trained())
     assert str(cluster.status.ladder) == "2/3"
     assert cluster.status.rungs[0].verdict is RungVerdict.PASSED
+
+
+def on_top(*, listens: bool = True, **changes: Any) -> ModelCluster:
+    """A job whose lower rungs have passed, and whose gang runs. `changes`: of spec.ladder."""
+    cluster = given_a_job(TUNED | {"spec.ladder": {"rungs": RUNGS, **changes}}, listens=listens)
+    for rate in (400.0, 720.0):
+        starts(cluster)
+        ends(cluster, trained(rate))
+    starts(cluster)
+    return cluster
+
+
+def says(cluster: ModelCluster, step: int = 30, rate: float = 1440.0, **changes: Any) -> None:
+    """Worker 0 reports what the first 20 steps have shown."""
+    rung = json.loads(trained())["rung"] | {"steps": 20, "examplesPerSecond": rate} | changes
+    kubelet.report(cluster, step, rung=ReportedRung.model_validate(rung))
+    one_pass(cluster)
+
+
+def test_the_first_steps_of_the_job_are_judged_while_it_goes_on() -> None:
+    cluster = on_top()
+    run = json.loads(cluster.others["ConfigMap/digits-3"]["data"]["run.json"])
+    assert (run["judgeAfterSteps"], "endAfterSteps" in run) == (20, False)
+    kubelet.report(cluster, 10)
+    one_pass(cluster)
+    assert verdicts(cluster)[-1] is RungVerdict.RUNNING
+    says(cluster)
+    top = cluster.status.rungs[-1]
+    assert (top.verdict, top.efficiency, top.attempt, len(top.gates)) == (RungVerdict.PASSED, "1", 3, 4)
+    assert cluster.events[-1]["reason"] == "RungPassed"
+    assert (cluster.status.state, gang(cluster)) == (State.RUNNING, GANGS[2])
+    # Nothing that comes later is judged again.
+    says(cluster, step=40, errorsFallen=-3.0)
+    assert cluster.status.rungs[-1] == top
+    ends(cluster, trained(10.0))
+    assert (cluster.status.state, cluster.status.rungs[-1]) == (State.SUCCEEDED, top)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        ({"errorsFallen": -0.4}, "lossFalls failed: the loss did not fall"),
+        ({"rate": 100.0}, "minEfficiency failed: efficiency 0.0694, at least 0.5 required"),
+    ],
+)
+def test_a_job_whose_first_steps_fail_a_gate_ends_also_if_only_its_last_words_tell(
+    listens: bool, measured: dict[str, Any], words: str
+) -> None:
+    cluster = on_top(listens=listens)
+    if listens:
+        says(cluster, **measured)
+    else:
+        rung = {"steps": 20, "examplesPerSecond": 1440.0, **measured}
+        rung["examplesPerSecond"] = rung.pop("rate", 1440.0)
+        ends(cluster, trained(1440.0, step=75, **rung))
+    assert cluster.status.state == State.FAILED
+    assert reason(cluster.status, ConditionType.FAILED) == ("True", "GateFailed")
+    assert ready_message(cluster).startswith("rung 3 of 3 on v5litepod-16, the job's 20 steps after step 0: ")
+    assert words in ready_message(cluster)
+    assert verdicts(cluster)[-1] is RungVerdict.FAILED
+    some_passes(cluster, 4)
+    assert all(pod["status"]["phase"] == "Succeeded" for pod in cluster.pods.values())
+    assert cluster.status.attempt == 3
+
+
+def test_a_verdict_on_the_job_outlives_its_attempts() -> None:
+    cluster = on_top()
+    says(cluster)
+    top = cluster.status.rungs[-1]
+    fails(cluster, gang(cluster)[0])
+    starts(cluster)
+    assert (cluster.status.attempt, cluster.status.rungs[-1]) == (4, top)
+    says(cluster, begins=15, rate=1.0)
+    assert (cluster.status.state, cluster.status.rungs[-1]) == (State.RUNNING, top)
+
+
+def test_an_attempt_that_continues_before_the_verdict_is_judged_by_what_it_can_show() -> None:
+    cluster = on_top()
+    fails(cluster, gang(cluster)[0])
+    starts(cluster)
+    assert verdicts(cluster)[-1] is RungVerdict.RUNNING
+    says(cluster, begins=15, errorsFallen=0.1, rate=1440.0)
+    gates = {gate.name: gate for gate in cluster.status.rungs[-1].gates}
+    assert gates["lossFalls"].message.startswith("not judged: this attempt continues at step 15")
+    assert verdicts(cluster)[-1] is RungVerdict.PASSED
+
+
+def test_what_is_told_while_the_job_is_being_suspended_waits() -> None:
+    cluster = on_top()
+    cluster.edit_run_policy(suspend=True)
+    some_passes(cluster, 2)
+    says(cluster, errorsFallen=-3.0)
+    some_passes(cluster, 4)
+    assert (cluster.status.state, verdicts(cluster)[-1]) == (State.SUSPENDED, RungVerdict.RUNNING)
+    cluster.edit_run_policy(suspend=False)
+    starts(cluster)
+    says(cluster)
+    assert verdicts(cluster)[-1] is RungVerdict.PASSED
+
+
+def test_a_job_without_gates_is_not_judged() -> None:
+    off = {"lossFalls": False, "finite": False, "noRecompilation": False, "minEfficiency": "0"}
+    cluster = on_top(top={"gates": off})
+    assert "judgeAfterSteps" not in json.loads(cluster.others["ConfigMap/digits-3"]["data"]["run.json"])
+    says(cluster, errorsFallen=-3.0)
+    assert cluster.status.state == State.RUNNING
+
+
+@pytest.mark.parametrize("rung", [{}, {"steps": 0, "begins": 75, "examplesPerSecond": None, "errorsFallen": None}])
+def test_the_last_words_of_a_job_that_trained_nothing_more_judge_nothing(rung: dict[str, Any]) -> None:
+    cluster = on_top()
+    message = {"outcome": "Succeeded", "message": "nothing left to train", "step": 75}
+    ends(cluster, json.dumps(message | ({"rung": rung} if rung else {})))
+    assert (cluster.status.state, verdicts(cluster)[-1]) == (State.SUCCEEDED, RungVerdict.PASSED)
+
+
+@pytest.mark.parametrize(("begins", "passes"), [(72, True), (0, False)])
+def test_the_speed_of_an_attempt_that_makes_only_the_last_steps_is_not_judged(begins: int, passes: bool) -> None:
+    cluster = on_top(listens=False)
+    ends(cluster, trained(step=75, begins=begins, steps=3, examplesPerSecond=None))
+    gates = {gate.name: gate for gate in cluster.status.rungs[-1].gates}
+    assert gates["minEfficiency"].passed is passes
+    assert gates["minEfficiency"].message.startswith("not judged: this attempt makes 3 steps") is passes
+    one_pass(cluster)
+    assert cluster.status.state == (State.SUCCEEDED if passes else State.FAILED)
+
+
+def test_the_row_of_a_job_that_fails_as_the_top_rung_has_the_steps_that_were_judged() -> None:
+    cluster = on_top()
+    planned = cluster.status.rungs[-1].steps
+    says(cluster, errorsFallen=-3.0)
+    assert (planned, cluster.status.rungs[-1].steps) == (75, 20)
+
+
+def test_what_the_job_itself_measures_of_the_noise_scale_does_not_change_its_rate_in_the_middle() -> None:
+    """With report.gradientNoiseScale the top rung measures it, too."""
+    cluster = on_top(top={"steps": 60})
+    rate = cluster.status.resolved.learning_rate
+    says(cluster, steps=60, noiseScale=40.0)
+    assert (verdicts(cluster)[-1], cluster.status.rungs[-1].noise_scale) == (RungVerdict.PASSED, None)
+    fails(cluster, gang(cluster)[0])
+    starts(cluster)
+    run = json.loads(cluster.others["ConfigMap/digits-4"]["data"]["run.json"])
+    assert (cluster.status.resolved.learning_rate, str(run["optimizer"]["learningRate"])) == (rate, rate)
+
+
+def test_every_rung_checks_its_own_slice_and_an_unfit_host_is_avoided_on_the_same_rung() -> None:
+    cluster = given_a_job(TUNED | {"spec.ladder": {"rungs": RUNGS}, "spec.runPolicy": {"sliceCheck": "Check"}})
+    starts(cluster)
+    ends(cluster, trained(400.0))
+    _, unfit = (cluster.pods[name] for name in starts(cluster))
+    for pod in (cluster.pods[name] for name in gang(cluster)):
+        assert pod["spec"]["containers"][0]["command"] == FAST_SLICE_CHECK_COMMAND
+        assert expected_type(pod) == "v5litepod-8"
+    node = unfit["spec"]["nodeName"]
+    kubelet.find_host_unfit(cluster, unfit)
+    some_passes(cluster, 3, seconds=30)
+    assert (cluster.status.attempt, str(cluster.status.ladder), cluster.status.avoided_nodes) == (3, "2/3", [node])
+
+
+def expected_type(pod: Object) -> str:
+    """The slice that a worker expects to find itself on."""
+    env = {each["name"]: each.get("value", "") for each in pod["spec"]["containers"][0]["env"]}
+    return str(json.loads(env[ENV_EXPECTED_CHIPS])["accelerator_type"])

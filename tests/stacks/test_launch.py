@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.slices import device_plugin, job_on, pod_env
+from tests.contract.device_plugin import device_plugin
+from tests.contract.slices import job_on, pod_env
 from tests.stacks import second
 from tpu_training_operator.api.catalogue import Shape, generations
 from tpu_training_operator.api.slice import WITHOUT_TORCH_TPU

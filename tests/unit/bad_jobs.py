@@ -184,6 +184,13 @@ _LADDER: list[Row] = [
     (_gated(lossFollows={}), f"{_GATES}.lossFollows.tolerance"),
     (_gated(lossFollows={"tolerance": -1}), f"{_GATES}.lossFollows.tolerance"),
     (_gated(minExamplesPerSecondPerChip=0), f"{_GATES}.minExamplesPerSecondPerChip"),
+    (
+        {"ladder": {"rungs": [RUNG], "top": {"gates": {"evaluation": {"metric": "accuracy", "min": 0.5}}}}},
+        "ladder.top.gates.evaluation",
+    ),
+    ({"ladder": {"rungs": [RUNG], "top": {"steps": 9}}}, "ladder.top.steps"),
+    ({"report": {"profile": {}}}, "report.profile.steps"),
+    ({"report": {"profile": {"steps": 0}}}, "report.profile.steps"),
     (_gated(minUtilisation=1), f"{_GATES}.minUtilisation"),
     (_gated(minEfficiency=-1), f"{_GATES}.minEfficiency"),
     (_gated(minEfficiency="high"), f"{_GATES}.minEfficiency"),
@@ -241,6 +248,11 @@ _SLICE: list[Row] = [
     ({"provisioning": {"type": "Reservation"}}, "provisioning.reservation"),
     ({"provisioning": {"type": "Spot", "reservation": "r"}}, "provisioning.reservation"),
     ({TYPE: "v4-16", "provisioning": {"type": "FlexStart"}}, "provisioning"),
+    ({"formation": "Pool"}, "formation"),
+    ({"formation": "DynamicSlice"}, "formation"),
+    ({TYPE: "tpu7x-16", "formation": "SubSlice"}, "formation"),
+    ({TYPE: "v3-32", "formation": "SubSlice"}, "formation"),
+    (NEWER | {"formation": "SubSlice"}, "formation"),
     (NO_TYPE | {"generation": "v2", "topology": "2x2"}, "hardware"),
     ({TYPE: "v2-8"}, "hardware"),
     ({TYPE: "v5litepod-4", "count": 2}, "count"),
@@ -301,6 +313,9 @@ _TRAINER: list[Row] = [
         "torch.execution",
     ),
     (OWN_LOOP | {"command": []}, "command"),
+    (OWN_LOOP | {"command": ["torchrun", "train.py"]}, "command"),
+    (OWN_LOOP | {"command": ["/opt/bin/accelerate", "launch"], "args": ["train.py"]}, "command"),
+    (OWN_LOOP | {"command": ["python", "-m"], "args": ["torch.distributed.run", "train.py"]}, "command"),
     (OWN_LOOP | {"command": "python train.py"}, "command"),
     ({"env": {"A": "b"}}, "env"),
     ({"env": [{"name": "A", "value": 1}]}, "env[0].value"),
@@ -343,6 +358,14 @@ _TRAINER: list[Row] = [
         ({"securityContext": user | {"capabilities": {"add": ["IPC_LOCK"]}}}, "securityContext.capabilities")
         for user in ({}, {"runAsUser": 1000})
     ),
+    *(
+        ({"securityContext": user | {"privileged": True}}, "securityContext.privileged")
+        for user in ({}, {"runAsUser": 1000})
+    ),
+    (
+        {"securityContext": {"runAsUser": 0, "privileged": True, "capabilities": {"add": ["IPC_LOCK"]}}},
+        "securityContext.capabilities",
+    ),
     ({"nodeSelector": {"pool": "a", "cloud.google.com/gke-tpu-topology": "2x2"}}, "nodeSelector"),
 ]
 
@@ -357,7 +380,6 @@ _RECIPE: list[Row] = [
     ({"trainSteps": ABSENT}, ""),
     ({"epochs": 3, "datasetSize": 9}, ""),
     (EPOCHS, "datasetSize"),
-    ({"datasetSize": 1000}, "datasetSize"),
     ({"warmupSteps": -1}, "warmupSteps"),
     ({"warmupEpochs": 1}, "warmupEpochs"),
     ({"warmupEpochs": 1, "warmupSteps": 0, **IN_EPOCHS}, "warmupEpochs"),
@@ -482,6 +504,10 @@ _ARITHMETIC += [
     (
         {"ladder.rungs": [RUNG, {"slice": {TYPE: "v6e-8"}, "steps": 50, "gates": {"minEfficiency": 0.5}}]},
         "ladder.rungs[1].gates.minEfficiency",
+    ),
+    (
+        {"ladder": {"rungs": [RUNG], "top": {"gates": {"minEfficiency": 0.8}}}, "slice": {TYPE: "v6e-16"}},
+        "ladder.top.gates.minEfficiency",
     ),
     (
         {"ladder.rungs": [RUNG], "recipe.tunedOn": {TYPE: "v5litepod-16"}, "recipe.scaling": GLOBAL_CONSTANT}

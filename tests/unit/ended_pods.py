@@ -16,9 +16,18 @@ from tests.unit.kubelet_statuses import (
     running,
 )
 from tests.unit.pods import deleted, disrupted, pod, with_status
+from tpu_training_operator.api import constants
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"/app/task.py\", line 12, in loss\nKeyError: 'label'"
 SAID = json.dumps({"outcome": "UserError", "message": TRACEBACK, "step": 120})
+
+
+def unfit(host: str, message: str) -> str:
+    """The last words of a worker that failed a line of the slice check about `host`, or about the slice."""
+    line = {"host": host} if host else {}
+    return json.dumps({"outcome": "SliceUnfit", "message": message, "sliceCheck": line | {"name": "a line"}})
+
+
 STOPPED = json.dumps({"outcome": "Preempted", "message": "stopped on request after 3 steps", "step": 3})
 SHUTDOWN = "Pod was terminated in response to imminent node shutdown."
 LOW = "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi. "
@@ -317,6 +326,15 @@ EXIT_CODES = (
         EARLY,
     ),
     FailedPod(
+        "the same after a check of the slice",
+        of_entrypoint(
+            with_status(exited(0, reason="Completed"), phase="Succeeded"), constants.FAST_SLICE_CHECK_COMMAND
+        ),
+        "UserError",
+        "ExitedEarly",
+        EARLY,
+    ),
+    FailedPod(
         "the same beside a sidecar",
         of_entrypoint(with_status(exited(0, reason="Completed"), phase="Running")),
         "UserError",
@@ -343,6 +361,21 @@ EXIT_CODES = (
     FailedPod("a lost peer", exited(69), "Infrastructure", "PeerLost", "the worker exited with code 69"),
     FailedPod("an error of the trainer's", exited(70), "Unknown", "InternalError", "the worker exited with code 70"),
     FailedPod("a hang that the trainer saw", exited(71), "Hang", "Hung", "the worker exited with code 71"),
+    FailedPod("an unfit slice", exited(72), "Infrastructure", "SliceUnfit", "the worker exited with code 72"),
+    FailedPod(
+        "a slice that cannot train, by no fault of this host",
+        exited(72, unfit("", "sum: 3, expected 4")),
+        "Infrastructure",
+        "SliceUnfit",
+        "sum: 3, expected 4",
+    ),
+    FailedPod(
+        "a host that cannot train",
+        exited(72, unfit("digits-1-0-0", "matrix product: 9 TFLOP/s, expected 150")),
+        "Infrastructure",
+        "HostUnfit",
+        "matrix product: 9 TFLOP/s, expected 150",
+    ),
     FailedPod("no storage", exited(74), "Infrastructure", "StorageFailed", "the worker exited with code 74"),
     FailedPod("a loss of no number", exited(65), "NotFinite", "NotFinite", "the worker exited with code 65"),
     FailedPod("lost checkpoints", exited(66), "UserError", "CheckpointUnusable", "the worker exited with code 66"),

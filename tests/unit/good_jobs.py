@@ -19,6 +19,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
             "returnToPreferred": "AtCheckpoint",
         },
         "spec.checkpoint": {"uri": "gs://bucket/digits"},
+        "spec.report.profile": {"steps": 5},
     },
     _SPMD | {"spec.slice.count": 256, "spec.placement.count": {"min": 1, "waitForPreviousSeconds": 90}},
     _NO_TYPE | {"spec.slice.generation": "v5e", "spec.slice.topology": "4x4"},
@@ -36,6 +37,18 @@ GOOD_JOBS: list[dict[str, Any]] = [
     _SPMD | {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
     _OWN_LOOP | {"spec.slice.acceleratorType": "v5litepod-8", "spec.slice.count": 2},
     {"spec.slice.provisioning": {"type": "FlexStart"}},
+    {"spec.slice.formation": "SubSlice"},
+    _NO_TYPE | {"spec.slice.generation": "v4", "spec.slice.topology": "2x2x2", "spec.slice.formation": "SubSlice"},
+    {"spec.slice.acceleratorType": "tpu7x-16", "spec.slice.formation": "DynamicSlice"},
+    _NO_TYPE
+    | {
+        "spec.slice.generation": "tpu8t",
+        "spec.slice.topology": "4x4x4",
+        "spec.slice.chipsPerHost": 4,
+        "spec.slice.formation": "DynamicSlice",
+    },
+    # The same slice, formed in another way.
+    {"spec.placement.alternatives": [{"slice": {"acceleratorType": "v5litepod-16", "formation": "SubSlice"}}]},
     # An alternative may be smaller than a rung: the ladder leads to the job's own slice.
     {
         "spec.ladder.rungs": [{"slice": {"acceleratorType": "v5litepod-16"}, "steps": 10}],
@@ -79,6 +92,8 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.trainer.sharedMemory": "512Mi", "spec.trainer.volumeMounts": [{"name": "a", "mountPath": "/dev/shm2"}]},
     {"spec.trainer.securityContext": {}},
     {"spec.trainer.securityContext": {"runAsUser": 0, "runAsGroup": 0, "capabilities": {"add": ["SYS_RESOURCE"]}}},
+    {"spec.trainer.securityContext": {"runAsUser": 0, "privileged": True}},
+    {"spec.trainer.securityContext": {"privileged": False}},
     {"spec.trainer.securityContext": {"runAsUser": 2**31 - 1, "fsGroup": 0, "supplementalGroups": []}},
     {"spec.trainer.hostNetwork": True},
     {"spec.trainer.code": {"uri": "gs://a.bucket_1/x/code.tar.gz", "sha256": "09af" * 16}},
@@ -149,6 +164,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.trainer.resources": {"requests": {"cpu": ".5", "memory": "+1.e10"}, "limits": {"cpu": "1500m"}}},
     {"spec.trainer.volumes": [{"name": "data", "emptyDir": {}}]},
     {"spec.recipe.trainSteps": ABSENT, "spec.recipe.epochs": 3, "spec.recipe.datasetSize": 1_281_167},
+    {"spec.recipe.datasetSize": 1_281_167},
     {"spec.recipe.trainSteps": 2**53},
     {"spec.recipe.optimizer": {"name": "adamw", "learningRate": 3e-4, "beta1": 0.9, "weightDecay": 0}},
     *({"spec.recipe.optimizer.learningRate": rate} for rate in (1, 10**18, 1e-10, 0.30000000000000004, 5e-324)),

@@ -63,9 +63,9 @@ def container(state: Object, name: str = "trainer") -> Object:
     }
 
 
-def of_entrypoint(body: Object) -> Object:
+def of_entrypoint(body: Object, command: list[str] = constants.TRAINER_COMMAND) -> Object:
     """The same, of a worker that runs `trainer.entrypoint`."""
-    containers = [{"name": "trainer", "command": constants.TRAINER_COMMAND}]
+    containers = [{"name": "trainer", "command": command}]
     return {**body, "spec": {**body["spec"], "containers": containers}}
 
 

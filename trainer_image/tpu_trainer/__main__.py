@@ -1,12 +1,13 @@
 """`python -m tpu_trainer`: what a worker pod and a local host run.
 
 Its first argument selects another command: `compile-check` compiles the step only, `entry-check` tries the task before
-the job asks for its slice, and `run-command COMMAND...` fetches the job's code and executes the user's own loop.
+the job asks for its slice, `slice-check MODE` tries the slice itself (`tpu_contract.slice_check`), and
+`run-command COMMAND...` fetches the job's code and executes the user's own loop.
 """
 
 import sys
 
-COMPILE_CHECK, ENTRY_CHECK, RUN_COMMAND = "compile-check", "entry-check", "run-command"
+COMPILE_CHECK, ENTRY_CHECK, RUN_COMMAND, SLICE_CHECK = "compile-check", "entry-check", "run-command", "slice-check"
 
 # Guarded, because each chip's process imports this module again.
 if __name__ == "__main__":
@@ -23,6 +24,10 @@ if __name__ == "__main__":
         from tpu_trainer.checks.entry.check import main as entry_check
 
         sys.exit(entry_check())
+    if command == SLICE_CHECK:
+        from tpu_trainer.checks.slice.command import main as slice_check
+
+        sys.exit(slice_check(sys.argv[2:]))
     if command == RUN_COMMAND:
         from tpu_trainer.worker.code import main as run_command
 

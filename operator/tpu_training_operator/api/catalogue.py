@@ -68,7 +68,10 @@ class Shape:
 @dataclass(frozen=True)
 class Generation:
     """A TPU generation. Memory and peak speeds are per chip: GiB; bf16 TFLOP/s; GB/s to and from HBM; GB/s that a chip
-    sends over the interconnect (ICI), half of what Google calls bidirectional.
+    sends over the interconnect (ICI), half of what Google calls bidirectional; Gbit/s of the data-center network (DCN).
+
+    The DCN's are from the pages of tpu7x, v5p and v6e, and for v5e from the NICs of its hosts (two of 100 Gbit/s for
+    eight chips); 0 where no page has one.
 
     Peaks of v4 and newer are from the generations' pages in the Cloud TPU documentation; of v2 and v3 from Jouppi et
     al., "A domain-specific supercomputer for training deep neural networks", CACM 63(7), 2020.
@@ -87,6 +90,7 @@ class Generation:
     bf16_tflops_per_chip: int
     hbm_gb_per_second_per_chip: int
     ici_gb_per_second_per_chip: int
+    dcn_gbit_per_second_per_chip: int
     max_cubes: int
     shapes: tuple[Shape, ...]
 
@@ -132,6 +136,7 @@ def _generation(name: str, row: dict[str, Any]) -> Generation:
         bf16_tflops_per_chip=row["bf16TflopsPerChip"],
         hbm_gb_per_second_per_chip=row["hbmGbPerSecondPerChip"],
         ici_gb_per_second_per_chip=row["iciGbPerSecondPerChip"],
+        dcn_gbit_per_second_per_chip=row.get("dcnGbitPerSecondPerChip", 0),
         max_cubes=row.get("maxCubes", 0),
         shapes=tuple(_shape(name, row, shape, machine_types) for shape in row["shapes"]),
     )

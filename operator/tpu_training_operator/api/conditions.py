@@ -102,6 +102,7 @@ class EventReason(StrEnum):
     RESTARTING = "Restarting"
     NODES_RELEASED = "NodesReleased"
     NEXT_RUNG = "NextRung"
+    RUNG_PASSED = "RungPassed"
     MOVING = "Moving"
     SUSPENDED = "Suspended"
     RESUMED = "Resumed"

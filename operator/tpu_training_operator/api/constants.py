@@ -3,6 +3,8 @@
 They stand in one place because users, dashboards and node pools depend on them.
 """
 
+from tpu_contract.slice_check import CheckMode
+
 GROUP = "tpu-operator.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -43,6 +45,11 @@ NODE_LABEL_QUEUED = "cloud.google.com/gke-queued"
 NODE_LABEL_ZONE = "topology.kubernetes.io/zone"
 NODE_LABEL_REGION = "topology.kubernetes.io/region"
 NODE_LABEL_NODE_POOL = "cloud.google.com/gke-nodepool"
+# The same on all nodes of a dynamic slice, and of a sub-slice of this topology. The annotation, on the pods, tells the
+# device plugin the topology.
+NODE_LABEL_DYNAMIC_SLICE = "cloud.google.com/gke-tpu-slice"
+NODE_LABEL_SUB_SLICE = "cloud.google.com/gke-tpu-slice-{topology}-id"
+ANNOTATION_SLICE_TOPOLOGY = "cloud.google.com/gke-tpu-slice-topology"
 
 # Kueue's own names. The first label, on the job, puts the job into a queue.
 KUEUE_GROUP = "kueue.x-k8s.io"
@@ -66,6 +73,10 @@ ANNOTATION_PROVISIONING = "autoscaling.x-k8s.io/consume-provisioning-request"
 CONTAINER_NAME = "trainer"
 TRAINER_COMMAND = ["python", "-m", "tpu_trainer"]
 CHECK_COMMAND = ["python", "-m", "tpu_trainer", "entry-check"]
+# What checks the slice: all of it, in place of a training, or within seconds, before the training or the command that
+# follows.
+SLICE_CHECK_COMMAND = ["python", "-m", "tpu_trainer", "slice-check", CheckMode.FULL.value]
+FAST_SLICE_CHECK_COMMAND = ["python", "-m", "tpu_trainer", "slice-check", CheckMode.FAST.value]
 RUN_SPEC_DIRECTORY = "/etc/tpu-training"
 RUN_SPEC_FILE = "run.json"
 # The program that starts a command in the unpacked code, the directory of that code, and that of its archive if a

@@ -12,6 +12,7 @@ class FailureReason(StrEnum):
     DEVICE_BUSY = "DeviceBusy"
     DEVICE_FAILED = "DeviceFailed"
     DEVICES_UNHEALTHY = "DevicesUnhealthy"
+    HOST_UNFIT = "HostUnfit"
     DIVERGED = "Diverged"
     STORAGE_DENIED = "StorageDenied"
     POD_DELETED = "PodDeleted"

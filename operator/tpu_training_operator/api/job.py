@@ -1,7 +1,7 @@
 """The TPUTrainingJob itself: what its spec consists of, and the rules over the whole object."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -104,6 +104,12 @@ class Checkpoint(ApiModel):
     )
 
 
+class ProfileRequest(ApiModel):
+    steps: Annotated[int, Field(strict=True, ge=1, le=100)] = Field(
+        description="Number of steps to capture, after the first three, which compile; every one adds megabytes."
+    )
+
+
 class Report(ApiModel):
     uri: StorageUri | None = Field(
         None,
@@ -115,6 +121,11 @@ class Report(ApiModel):
         False,
         description="Estimate the gradient noise scale: the batch size, in examples, above which a larger batch saves"
         " little.",
+    )
+    profile: ProfileRequest | None = Field(
+        None,
+        description="Capture a profiler trace of some steps beside the report, in every attempt and on every rung of a"
+        " ladder: an XPlane, which TensorBoard's profile plugin opens; with backend Torch a trace of torch.profiler.",
     )
 
 
@@ -221,19 +232,48 @@ MUTABLE_AT_REST = (
 """What may change while the job is suspended, except for what is IMMUTABLE. The next attempt has the new values."""
 
 
+_LAUNCHERS = ("torchrun", "accelerate")
+_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+_CEL_WORDS = "(self.trainer.command + (has(self.trainer.args) ? self.trainer.args : []))"
+_CEL_IS_LAUNCHER = (
+    f"(self.trainer.command[0].matches('^(.*/)?({'|'.join(_LAUNCHERS)})$') || {_CEL_WORDS}.size() > 2"
+    f" && {_CEL_WORDS}[1] == '-m' && {_CEL_WORDS}[2] in {list(_LAUNCHER_MODULES)})"
+)
+
+
+def is_gpu_launcher(words: Sequence[str]) -> bool:
+    """Whether a command starts a launcher that joins processes by torch.distributed and knows nothing of chips."""
+    module = words[2] if len(words) > 2 and words[1] == "-m" else ""
+    return words[0].rpartition("/")[2] in _LAUNCHERS or module in _LAUNCHER_MODULES
+
+
 class Spec(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="self.trainer.backend != 'Torch' || (self.slice.hardware == 'TPU')"
             " == (has(self.trainer.torch) && self.trainer.torch.device == 'tpu')",
-            message="backend Torch needs torch.device tpu on hardware TPU, and another device on CPU; the usual"
-            " backend on TPU is XLA",
+            message="backend Torch needs torch.device tpu on hardware TPU, and another device on CPU; for a script"
+            " of torchrun's, leave backend at XLA and start it with python: torch_xla.launch takes torchrun's place",
             holds=lambda spec: (
                 spec.trainer.backend is not BackendName.TORCH
                 or (spec.slice.hardware is Hardware.TPU)
                 == (spec.trainer.torch is not None and spec.trainer.torch.device == "tpu")
             ),
             field="trainer",
+            at_creation=True,
+        ),
+        Rule(
+            cel="self.slice.hardware != 'TPU' || self.trainer.backend == 'Torch' || !has(self.trainer.command)"
+            f" || !{_CEL_IS_LAUNCHER}",
+            message="torchrun and accelerate join no processes on TPU chips: each host would train a model of its own"
+            " on its CPU; start the script with python and call torch_xla.launch in it, or give trainer.entrypoint",
+            holds=lambda spec: (
+                spec.slice.hardware is not Hardware.TPU
+                or spec.trainer.backend is BackendName.TORCH
+                or spec.trainer.command is None
+                or not is_gpu_launcher([*spec.trainer.command, *(spec.trainer.args or ())])
+            ),
+            field="trainer.command",
             at_creation=True,
         ),
         Rule(

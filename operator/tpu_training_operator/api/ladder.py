@@ -95,6 +95,22 @@ class RungSpec(ApiModel):
     gates: Gates = Field(default_factory=Gates, description="What the rung must show; if it does not, the job fails.")
 
 
+class TopRung(ApiModel):
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="!has(self.gates) || !has(self.gates.evaluation)",
+            message="the job makes no evaluation when its first steps are judged; use recipe.stopEarly, or a rung",
+            holds=lambda top: top.gates.evaluation is None,
+            field="gates.evaluation",
+        ),
+    )
+
+    steps: Annotated[int, Field(strict=True, ge=FEWEST_STEPS, le=_MOST_STEPS)] | None = Field(
+        None, description="Number of the job's first steps that are judged; if left out, as many as in the last rung."
+    )
+    gates: Gates = Field(default_factory=Gates, description="What they must show; if they do not, the job fails.")
+
+
 class Begin(StrEnum):
     """Where the job begins once all rungs have passed."""
 
@@ -141,6 +157,10 @@ class Ladder(ApiModel):
     rungs: Annotated[list[RungSpec], Field(min_length=1, max_length=MOST_RUNGS)] = Field(
         description="The rungs below the job itself, smallest slice first. Each has more chips than the one before, and"
         " the last has at most as many as spec.slice, which is the top rung."
+    )
+    top: TopRung = Field(
+        default_factory=TopRung,
+        description="The job itself is the top rung: its first steps are judged, too, while it goes on.",
     )
     # `from` is a keyword in Python.
     begin: Begin = Field(

@@ -62,8 +62,8 @@ class Optimizer(ApiModel):
     )
     beta2: FractionDecimal | None = Field(
         None,
-        description="adam, adamw: decay per step of the average of squared gradients; default 0.999. lion: decay per"
-        " step of the gradient average; default 0.99.",
+        description="adam, adamw, rmsprop (its alpha): decay per step of the average of squared gradients; default"
+        " 0.999, for rmsprop 0.99. lion: decay per step of the gradient average; default 0.99.",
     )
     epsilon: PositiveDecimal | None = Field(
         None, description="Term that keeps adam, adamw and rmsprop from dividing by zero; default 1e-8."
@@ -245,9 +245,9 @@ class Recipe(ApiModel):
             holds=lambda recipe: (recipe.train_steps is None) != (recipe.epochs is None),
         ),
         Rule(
-            cel="has(self.epochs) == has(self.datasetSize)",
-            message="epochs and datasetSize (training examples) need each other: give both or neither",
-            holds=lambda recipe: (recipe.epochs is None) == (recipe.dataset_size is None),
+            cel="!has(self.epochs) || has(self.datasetSize)",
+            message="epochs needs datasetSize, the number of training examples",
+            holds=lambda recipe: recipe.epochs is None or recipe.dataset_size is not None,
             field="datasetSize",
         ),
         Rule(
@@ -274,8 +274,8 @@ class Recipe(ApiModel):
         Rule(
             cel="has(self.gradientNoiseScale) || !has(self.scaling) || !has(self.scaling.steps)"
             " || self.scaling.steps != 'SameLoss'",
-            message="scaling.steps SameLoss needs gradientNoiseScale, which says how many examples the same loss takes;"
-            " tpujob run --measure-noise measures it",
+            message="scaling.steps SameLoss needs gradientNoiseScale, which says how many examples the same loss takes,"
+            " also on the first rung of a ladder; tpujob run --measure-noise measures it",
             holds=lambda recipe: (
                 recipe.gradient_noise_scale is not None or recipe.scaling.steps is not StepsScaling.SAME_LOSS
             ),
@@ -293,8 +293,8 @@ class Recipe(ApiModel):
     epochs: Count | None = Field(None, description="Passes over the training data; needs datasetSize.")
     dataset_size: LargeCount | None = Field(
         None,
-        description="Number of training examples. The trainer compares it with the data and fails if they differ by"
-        " more than 1 %.",
+        description="Number of training examples. Needed with epochs; with trainSteps it lets the plan say what a"
+        " larger batch may cost. The trainer compares it with the data and fails if they differ by more than 1 %.",
     )
     optimizer: Optimizer = Field(description="The optimizer and its hyperparameters, as tuned.")
     warmup_steps: CountOrZero | None = Field(

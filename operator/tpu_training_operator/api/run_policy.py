@@ -111,6 +111,11 @@ class ChipBudget(ApiModel):
     )
 
 
+class SliceCheckPolicy(StrEnum):
+    CHECK = "Check"
+    SKIP = "Skip"
+
+
 class RunPolicy(ApiModel):
     suspend: Boolean = Field(
         False, description="True stops the gang and frees its nodes; false again starts a new attempt."
@@ -136,5 +141,12 @@ class RunPolicy(ApiModel):
     budget: ChipBudget | None = Field(None, description="How many chip-hours the job may use. Unlimited by default.")
     ttl_seconds_after_finished: Count | None = Field(
         None, description="Delete the job and all it owns this long after it finished. Kept by default."
+    )
+    slice_check: SliceCheckPolicy = Field(
+        SliceCheckPolicy.SKIP,
+        description="Check: before the first step of every attempt the workers check their slice, in about 20 s:"
+        " devices, shared memory, ports, the speed of the chips and their sums. A host that fails ends the attempt with"
+        " class Infrastructure and reason HostUnfit, and the next attempt avoids its node. The image must have the"
+        " trainer, also for your own command. A change applies to the next attempt. Skip: train at once.",
     )
     restart: Restart = Field(default_factory=Restart, description="Whether and when the gang restarts after a failure.")

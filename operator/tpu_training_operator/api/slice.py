@@ -436,10 +436,37 @@ _HOSTS_ARE_BOUNDED = Rule(
 )
 
 
+class Formation(StrEnum):
+    NODE_POOL = "NodePool"
+    SUB_SLICE = "SubSlice"
+    DYNAMIC_SLICE = "DynamicSlice"
+
+
+# GKE labels the parts of larger pools of these generations, and forms slices of newer ones when they are wanted.
+_DIVIDED = ("v4", "v5e", "v5p", "v6e")
+_BEFORE_DYNAMIC = tuple(name for name in _KNOWN if name != "tpu7x")
+
+_FORMATION_EXISTS = Rule(
+    cel=f"self.formation == 'NodePool' || (self.formation == 'SubSlice' ? {cel_generation_is(_DIVIDED)}"
+    f" : !{cel_generation_is(_BEFORE_DYNAMIC)})",
+    message=f"SubSlice exists on {', '.join(_DIVIDED)}, and DynamicSlice on tpu7x and newer; elsewhere leave it out",
+    holds=lambda value: (
+        value.formation is Formation.NODE_POOL
+        or (
+            is_generation(value, _DIVIDED)
+            if value.formation is Formation.SUB_SLICE
+            else not is_generation(value, _BEFORE_DYNAMIC)
+        )
+    ),
+    field="formation",
+)
+
+
 class Slice(SliceRef):
     rules: ClassVar[tuple[Rule, ...]] = (
         *REF_RULES,
         V2_NEEDS_CPU,
+        _FORMATION_EXISTS,
         _FLEX_START_EXISTS,
         *MULTISLICE_RULES,
         _HOSTS_ARE_BOUNDED,
@@ -450,4 +477,9 @@ class Slice(SliceRef):
     )
     hardware: Hardware = Field(
         Hardware.TPU, description="TPU, or CPU to rehearse the job with the same number of hosts on ordinary nodes."
+    )
+    formation: Formation = Field(
+        Formation.NODE_POOL,
+        description="What makes a slice of its nodes. NodePool: they are a node pool. SubSlice: they are a part of a"
+        " larger pool, by GKE's labels gke-tpu-slice-TOPOLOGY-id. DynamicSlice: GKE's slice controller joins them.",
     )

@@ -1,18 +1,16 @@
 """`status` as the operator writes it. Fields and values of a newer operator are dropped, not refused."""
 
-from collections.abc import Callable
-from dataclasses import dataclass as plain_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 from pydantic.dataclasses import dataclass
-from pydantic_core import CoreSchema, core_schema
 
-from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, MOST_WARNINGS, ReportPhase
+from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, MOST_WARNINGS, ProgramMatch, ReportPhase, StartPhase
 from tpu_training_operator.api.conditions import WIRE, Condition, ConditionType, StatusModel
 from tpu_training_operator.api.decimals import ResolvedDecimal
+from tpu_training_operator.api.list_by_class import ListByClass
 from tpu_training_operator.api.model import map_by
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass
 from tpu_training_operator.api.words import duration
@@ -24,9 +22,9 @@ LONGEST_TEXT = 1024
 MOST_NOTES = 32
 PLAN_WARNING = "warning: "
 MOST_MOVES = 20
+MOST_STARTS = 10
 _MOST_SLICES = 48
 _MOST_CONDITIONS = 16
-_MOST_CLASSES = 16
 
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 _Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -135,46 +133,14 @@ def _times(value: object) -> list[str] | None:
     return [time for time in value if isinstance(time, str)][-MOST_COUNTED_RESTARTS:]
 
 
-@plain_dataclass(frozen=True)
-class _ListByClass:
-    """A dict by failure class; in the object, a list with the key `class`. Items that cannot be read are dropped."""
-
-    field: str
-    schema: dict[str, Any]
-    read: Callable[[object], object]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        writer = core_schema.plain_serializer_function_ser_schema(self._write, when_used="json")
-        return core_schema.no_info_plain_validator_function(self._read, serialization=writer)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        properties = {
-            "class": {"type": "string", "description": "The class of the failures."},
-            self.field: {**self.schema, "description": f"The {self.field} of that class."},
-        }
-        items = {"type": "object", "required": ["class"], "properties": properties}
-        return {"type": "array", "items": items, "maxItems": _MOST_CLASSES, **map_by("class")}
-
-    def _read(self, value: object) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
-        items = value if isinstance(value, list) else []
-        raw = {item["class"]: item.get(self.field) for item in items if isinstance(item, dict) and "class" in item}
-        parts = {name: self.read(part) for name, part in raw.items() if isinstance(name, str)}
-        return {name: part for name, part in parts.items() if part is not None}
-
-    def _write(self, value: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{"class": name, self.field: part} for name, part in value.items()]
-
-
 @dataclass(frozen=True, kw_only=True, config=WIRE)
 class Restarts(StatusModel):
     """`by_class` counts all restarts of the job, `charged` those that count against the restart limits."""
 
-    by_class: Annotated[dict[str, int], _ListByClass("count", {"type": "integer"}, _count)] = Field(
+    by_class: Annotated[dict[str, int], ListByClass("count", {"type": "integer"}, _count)] = Field(
         default_factory=dict, description="Restarts over the job's life, by failure class."
     )
-    charged: Annotated[dict[str, list[str]], _ListByClass("times", _TIMES, _times)] = Field(
+    charged: Annotated[dict[str, list[str]], ListByClass("times", _TIMES, _times)] = Field(
         default_factory=dict,
         description="Times of the restarts that still count against the limits, by failure class: those within"
         " runPolicy.restart.windowSeconds and since the last new checkpoint.",
@@ -239,6 +205,19 @@ class Progress(StatusModel):
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
+class CheckedProgram(StatusModel):
+    """The program of the step that the entry check has compiled."""
+
+    digest: _Text = Field(description="Digest of the program, before a hyphen of what makes it large.")
+    slice: _Text = Field(description="The slice that it was compiled for, in words.")
+    run: Annotated[ProgramMatch | None, _unless_known(ProgramMatch, None)] = Field(
+        default=None,
+        description="What the workers on that slice run, as worker 0 last compared: Same, Alike (the same arguments,"
+        " matrix products and collectives) or Other.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=WIRE)
 class DeviceFault(StatusModel):
     node: _Text = Field(description="Name of the node.")
     time: _Time = Field(description="When the fault was seen.")
@@ -256,7 +235,7 @@ class Activity(StrEnum):
     FINISHED = "Finished"
 
 
-class Ledger(StatusModel):
+class Accounts(StatusModel):
     """What a job has spent, by account. Its subclasses have a field for each account, and `unsaved`: the part of
     `productive` that no checkpoint holds yet."""
 
@@ -278,7 +257,7 @@ class Ledger(StatusModel):
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
-class ChipSeconds(Ledger):
+class ChipSeconds(Accounts):
     """What the job's chips did, in chip-seconds: one chip held for one second. `unsaved`: part of `productive`. `held`:
     chips at `since`."""
 
@@ -320,7 +299,7 @@ def _name_seconds(name: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE | ConfigDict(alias_generator=_name_seconds))
-class Goodput(Ledger):
+class Goodput(Accounts):
     """Where the time went. The seven sums, in seconds, add up to the time from the job's creation to `since`; later
     time counts as `activity`. `ratio`: productive time divided by all time that was not suspended."""
 
@@ -353,6 +332,23 @@ class Goodput(Ledger):
     )
 
 
+@dataclass(frozen=True, kw_only=True, config=WIRE)
+class AttemptStart(StatusModel):
+    """Where the time went until an attempt made its first step."""
+
+    attempt: int = Field(description="Number of the attempt; the first is 1.")
+    cause: _Text = Field(description="Why it began: the class of the failure before it, or else a reason as one word.")
+    since: _Time = Field(description="When the failure before it began, or else when the attempt did.")
+    after_failure: bool = Field(default=False, description="Whether a failure caused it.")
+    seconds: Annotated[dict[str, int], Field(max_length=len(StartPhase))] = Field(
+        default_factory=dict,
+        description="Seconds by phase, as far as they are known; docs/status.md#starts explains each.",
+    )
+    total_seconds: int | None = Field(
+        default=None, description="The sum of all phases; absent until the first step is made."
+    )
+
+
 class RungVerdict(StrEnum):
     RUNNING = "Running"
     PASSED = "Passed"
@@ -370,7 +366,7 @@ class GateResult(StatusModel):
 
 
 @dataclass(frozen=True, kw_only=True, config=WIRE)
-class LossPoint(StatusModel):
+class RungLoss(StatusModel):
     examples: int = Field(description="Examples at the end of the range, which begins where the one before ends.")
     loss: str = Field(description="Mean loss of the steps in the range.")
     error: str = Field(description="Standard error of the mean.")
@@ -403,7 +399,7 @@ class RungStatus(StatusModel):
         default=None,
         description="Gradient noise scale in examples; the rungs above scale their learning rate by it.",
     )
-    losses: Annotated[list[LossPoint], Field(max_length=MOST_LOSSES)] = Field(
+    losses: Annotated[list[RungLoss], Field(max_length=MOST_LOSSES)] = Field(
         default_factory=list, description="The losses by examples, for the gate lossFollows of the next rung."
     )
     gates: Annotated[list[GateResult], Field(max_length=MOST_GATES, json_schema_extra=map_by("name"))] = Field(
@@ -520,6 +516,9 @@ class Status(StatusModel):
     resolved: Resolved | None = Field(
         default=None, description="The slice and every number derived from the spec, with the rules in notes."
     )
+    checked_program: CheckedProgram | None = Field(
+        default=None, description="The program of the step that the entry check has compiled, and whether it runs."
+    )
     ladder: LadderStatus | None = Field(
         default=None, description="With spec.ladder, how far up the job has come, and what each rung has shown."
     )
@@ -547,6 +546,9 @@ class Status(StatusModel):
         default=None,
         description="Where the job's time went, in whole seconds. The seven sums add up to the time from the job's"
         " creation to since; time after since counts as activity.",
+    )
+    starts: Annotated[list[AttemptStart], Field(max_length=MOST_STARTS)] = Field(
+        default_factory=list, description="The latest attempts up to their first steps, oldest first, by phase."
     )
     usage: Usage | None = Field(default=None, description="Chip-hours: used, expected, and left of the budget.")
 

@@ -255,7 +255,7 @@ class Capabilities(ApiModel):
 
 
 class SecurityContext(ApiModel):
-    """The worker's user and the few capabilities that a TPU may need, never privilege or the host's processes.
+    """The worker's user, the few capabilities that a TPU may need, and privilege, which is never the default.
 
     The namespace's Pod Security level decides which of these it allows.
     """
@@ -266,6 +266,18 @@ class SecurityContext(ApiModel):
             cel="!has(self.capabilities) || (has(self.runAsUser) && self.runAsUser == 0)",
             message="only root can use added capabilities: set runAsUser: 0, or leave capabilities out",
             holds=lambda context: context.capabilities is None or context.run_as_user == 0,
+            field="capabilities",
+        ),
+        Rule(
+            cel="!self.privileged || (has(self.runAsUser) && self.runAsUser == 0)",
+            message="only root can use privilege: set runAsUser: 0, or leave privileged out",
+            holds=lambda context: not context.privileged or context.run_as_user == 0,
+            field="privileged",
+        ),
+        Rule(
+            cel="!self.privileged || !has(self.capabilities)",
+            message="a privileged worker has every capability: leave capabilities out",
+            holds=lambda context: not context.privileged or context.capabilities is None,
             field="capabilities",
         ),
     )
@@ -283,6 +295,11 @@ class SecurityContext(ApiModel):
         None, description="Further group ids, for example the group of a shared filesystem or of a device."
     )
     capabilities: Capabilities | None = Field(None, description="Added Linux capabilities; needs runAsUser: 0.")
+    privileged: Boolean = Field(
+        False,
+        description="Run the worker's container privileged, with every right over its node, as public TPU manifests do;"
+        " needs runAsUser: 0. Pod Security levels baseline and restricted refuse it. The entry check never has it.",
+    )
 
 
 class Trainer(ApiModel):
@@ -410,8 +427,8 @@ class Trainer(ApiModel):
     )
     security_context: SecurityContext | None = Field(
         None,
-        description="User, groups and capabilities of the worker. By default it runs as the image's user, which must"
-        " not be root, without capabilities.",
+        description="User, groups, capabilities and privilege of the worker. By default it runs as the image's user,"
+        " which must not be root, without capabilities.",
     )
     host_network: Boolean = Field(
         False,

@@ -24,6 +24,7 @@ _COMMANDS = {
         "Compile a job's step for its slice without a TPU: whether it fits, and its speed at best.",
     ),
     "run": ("run", "Train a job on this machine, without a cluster."),
+    "check-slice": ("run", "Check a slice before it trains: pods, network, storage, chips, a short training."),
     "submit": ("run", "Create a job on a cluster, with a folder of code if you like."),
     "status": ("watch", "Show what a job does and why; without NAME, list the jobs."),
     "watch": ("watch", "Follow a job until it ends: hosts, steps, speed, failures."),

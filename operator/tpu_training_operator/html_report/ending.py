@@ -21,6 +21,7 @@ ENDINGS = {
     "PeerLost": ("bad", "Lost a peer"),
     "InternalError": ("bad", "Failed in the trainer"),
     "Hung": ("bad", "Hung"),
+    "SliceUnfit": ("bad", "Slice did not pass its check"),
     "StorageFailed": ("bad", "Storage failed"),
     "Diverged": ("bad", "Replicas diverged"),
     "StorageDenied": ("bad", "Storage denied"),

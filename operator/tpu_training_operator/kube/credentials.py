@@ -89,8 +89,13 @@ def load_credentials() -> Credentials:
 def load_personal_credentials(file: Path | None = None, context: str | None = None) -> Credentials:
     """Returns the credentials of a command at a prompt: of a context (default: the current one) of a kubeconfig
     (default: KUBECONFIG), or of the service account of this pod if neither is named. Raises NoCredentials."""
-    from tpu_training_operator.kube import kubeconfig
-
+    try:
+        from tpu_training_operator.kube import kubeconfig
+    except ModuleNotFoundError:
+        # The operator's image cannot read one.
+        if file is None and context is None and (in_pod := _in_pod()):
+            return Credentials(in_pod, _pod_namespace())
+        raise NoCredentials("no service account token in this pod, and no package that reads a kubeconfig") from None
     path = None if file is None else str(file)
     try:
         if file is not None:
@@ -105,7 +110,7 @@ def load_personal_credentials(file: Path | None = None, context: str | None = No
         return Credentials(configuration, chosen["context"].get("namespace") or "default")
     except kubeconfig.UNUSABLE as error:
         if file is None and context is None and (in_pod := _in_pod()):
-            return Credentials(in_pod, (_SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip())
+            return Credentials(in_pod, _pod_namespace())
         name = "" if file is None else f"{file}: "
         raise NoCredentials(f"no usable kubeconfig: {name}{_one_line(error).rstrip('.')}") from None
 
@@ -117,6 +122,10 @@ def _in_pod() -> _InPod | None:
     if not host or not port or not all(file.is_file() and file.stat().st_size for file in (token, certificate)):
         return None
     return _InPod(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", str(certificate))
+
+
+def _pod_namespace() -> str:
+    return (_SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
 
 
 def _one_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ from tpu_contract import protocol
 from tpu_training_operator.api.constants import (
     CODE_COMMAND,
     CONTAINER_NAME,
+    FAST_SLICE_CHECK_COMMAND,
     LABEL_ATTEMPT,
     LABEL_JOB_NAME,
     TERMINATION_LOG,
@@ -192,8 +193,12 @@ class Kubelet:
             self._store.set_pod_status(pod, _status("Pending", waiting, ready=False))
         if (forked := await self._forks.fork(command, env, files.log)) is not None:
             return forked
-        for place in (0, len(CODE_COMMAND) if command[: len(CODE_COMMAND)] == CODE_COMMAND else 0):
-            if command[place] in ("python", "python3"):
+        places = [0]
+        for wrapper in (FAST_SLICE_CHECK_COMMAND, CODE_COMMAND):
+            if command[places[-1] : places[-1] + len(wrapper)] == wrapper:
+                places.append(places[-1] + len(wrapper))
+        for place in places:
+            if command[place : place + 1] in (["python"], ["python3"]):
                 command[place] = sys.executable
         return await WorkerProcess.start(command, env, files.log)
 

@@ -19,6 +19,7 @@ from tpu_training_operator.domain.cluster_state.obstacles import (
     explain_change,
     explain_taken_name,
     limit_range_remedy,
+    pod_security_remedy,
 )
 from tpu_training_operator.domain.cluster_state.ownership import is_ours
 from tpu_training_operator.domain.cluster_state.pod_events import explain_wait
@@ -408,4 +409,6 @@ def _refusals(body: Object, *, optional: bool = False) -> Iterator[None]:
 
 
 def _remedy(error: ApiError, body: Object) -> str:
-    return limit_range_remedy(str(error), body) if body["kind"] == "Pod" else ""
+    if body["kind"] != "Pod":
+        return ""
+    return limit_range_remedy(str(error), body) or pod_security_remedy(str(error), body)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.planner.story import (
     until_running,
 )
 from tests.unit.jobs import job_body, resolved
+from tpu_contract.protocol import ProgramMatch
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State
 from tpu_training_operator.api.validation import parse_job
@@ -47,9 +49,9 @@ TYPO = json.dumps({"outcome": "UserError", "message": TRACEBACK})
 PASSED = json.dumps({"outcome": "Succeeded", "message": "examples.digits:task made 2 steps in 3 s, loss 2.3"})
 
 
-def given_a_check(changes: dict[str, Any] = AUTO) -> ModelCluster:
+def given_a_check(changes: dict[str, Any] = AUTO, *, listens: bool = False) -> ModelCluster:
     """Its pod exists."""
-    cluster = given_a_job(changes)
+    cluster = given_a_job(changes, listens=listens)
     one_pass(cluster)
     one_pass(cluster)
     return cluster
@@ -318,6 +320,17 @@ def test_it_asks_for_no_chips_and_no_tpu_node() -> None:
         "entry-check",
     )
     assert spec["activeDeadlineSeconds"] == 900
+
+
+def test_it_knows_nothing_of_a_slice_that_gke_forms_and_has_no_privilege() -> None:
+    formed = {"acceleratorType": "tpu7x-32", "formation": "DynamicSlice"}
+    privileged = {"runAsUser": 0, "privileged": True}
+    pod = pod_of({"spec.slice": formed, "spec.trainer.securityContext": privileged})
+    (container,) = pod["spec"]["containers"]
+    assert [variable["name"] for variable in container["env"] if "TOPOLOGY" in variable["name"]] == []
+    assert [name for name in pod["metadata"]["annotations"] if "slice-topology" in name] == []
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert pod["spec"]["securityContext"]["runAsUser"] == 0
 
 
 def test_it_is_a_worker_in_all_that_its_code_may_need() -> None:
@@ -597,3 +610,72 @@ def test_alternatives_are_not_compiled() -> None:
     others = [{"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 60}]
     cluster = given_a_check(AUTO | {"spec.placement": {"alternatives": others}})
     assert list(cluster.others["ConfigMap/digits-0"]["data"]) == ["run.json"]
+
+
+# The program that was compiled, and the one that runs.
+
+DIGEST = {"digest": "c2cfcf58928689a3-6500fdedda2249a9"}
+
+
+def expected_program(cluster: ModelCluster) -> str | None:
+    """The digest that the workers of this attempt get."""
+    run = json.loads(cluster.others[f"ConfigMap/digits-{cluster.status.attempt}"]["data"]["run.json"])
+    return None if "checkedProgram" not in run else str(run["checkedProgram"])
+
+
+def test_the_status_has_the_digest_of_what_was_compiled_and_the_workers_say_whether_they_run_it() -> None:
+    cluster = given_a_check(listens=True)
+    has_compiled(cluster, FITS | DIGEST)
+    until_running(cluster)
+    assert expected_program(cluster) == DIGEST["digest"]
+    program = cluster.status.checked_program
+    assert program is not None
+    assert (program.digest, program.slice, program.run) == (DIGEST["digest"], "v5litepod-16", None)
+    for match in ProgramMatch:
+        passes(cluster, 10)
+        kubelet.report(cluster, 5, program=match)
+        one_pass(cluster)
+        assert cluster.status.checked_program == replace(program, run=match)
+    # A report without it, of a restarted worker that has not come to its second step, changes nothing.
+    passes(cluster, 10)
+    kubelet.report(cluster, 6)
+    one_pass(cluster)
+    assert cluster.status.progress is not None
+    assert cluster.status.progress.step == 6
+    assert cluster.status.checked_program == replace(program, run=ProgramMatch.OTHER)
+
+
+def test_an_image_that_tells_no_digest_gets_none() -> None:
+    """An image of that age would refuse a run spec with the field."""
+    cluster = given_a_check()
+    has_compiled(cluster, FITS)
+    until_running(cluster)
+    assert cluster.status.checked_program is None
+    assert expected_program(cluster) is None
+
+
+def test_a_rehearsal_on_cpus_which_runs_another_program_than_the_tpus_gets_no_digest() -> None:
+    cluster = given_a_check(MUST_COMPILE | ON_CPU)
+    has_compiled(cluster, FITS | DIGEST)
+    until_running(cluster)
+    assert cluster.status.checked_program is not None
+    assert expected_program(cluster) is None
+
+
+def test_workers_on_another_slice_get_no_digest() -> None:
+    others = [{"slice": {"acceleratorType": "v6e-16"}, "waitForPreviousSeconds": 60}]
+    cluster = given_a_check(AUTO | {"spec.placement": {"alternatives": others}})
+    has_compiled(cluster, FITS | DIGEST)
+    some_passes(cluster, 4, seconds=100)
+    one_pass(cluster)
+    assert cluster.status.placement is not None
+    assert cluster.status.placement.slice == "v6e-16"
+    assert expected_program(cluster) is None
+
+
+def test_the_first_rung_of_a_ladder_gets_the_digest_of_its_own_program() -> None:
+    ladder = {"spec.ladder": {"rungs": [{"slice": {"acceleratorType": "v5litepod-16"}, "steps": 10}]}}
+    cluster = given_a_check(AUTO | ladder | {"spec.slice.acceleratorType": "v5litepod-32"})
+    has_compiled(cluster, FITS | DIGEST)
+    until_running(cluster)
+    assert expected_program(cluster) == DIGEST["digest"]

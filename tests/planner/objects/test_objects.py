@@ -10,6 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.planner.worker_objects import Object, container, pod
 from tests.unit.jobs import ABSENT, job_body, resolved
+from tpu_training_operator.api.constants import SLICE_CHECK_COMMAND
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job.naming import WorkerId, workers
@@ -22,6 +23,7 @@ ONE_HOST = {"spec.slice.acceleratorType": "v5litepod-4"}
 TORCH_TPU = {"device": "tpu", "collectives": "tpu_dist", "processesPerHost": 4}
 GPUS = {"device": "cuda", "collectives": "nccl", "processesPerHost": 4}
 MULTISLICE = {"spec.slice.count": 2, "spec.trainer.backend": "XLASPMD"}
+CHECKED = {"spec.runPolicy": {"sliceCheck": "Check"}}
 REPORTING = Reporting("https://operator.tpu-system.svc:8443", "-----BEGIN CERTIFICATE-----\n")
 RESERVATION = {"spec.slice.provisioning": {"type": "Reservation", "reservation": "r-1"}}
 JOB = parse_job(job_body())
@@ -95,6 +97,17 @@ CHANGES: dict[str, tuple[Object, Object]] = {
             "projects/p-1/reservations/r/reservationBlocks/b/reservationSubBlocks/s",
         )
     },
+    "a part of a larger pool": ({"spec.slice.formation": "SubSlice"}, {}),
+    "a part of a larger pool, its worker 0, with a reservation": (
+        RESERVATION | {"spec.slice.formation": "SubSlice"},
+        FIRST,
+    ),
+    "a slice that GKE forms": (
+        {"spec.slice": {"acceleratorType": "tpu7x-16", "formation": "DynamicSlice"}},
+        FIRST,
+    ),
+    "a rehearsal has no formation": (ON_CPU | {"spec.slice.formation": "SubSlice"}, {}),
+    "privileged": ({"spec.trainer.securityContext": {"runAsUser": 0, "privileged": True}}, {}),
     "every slice of a multislice job knows the others": (MULTISLICE, {"slice_index": 1, "host": 1}),
     "checkpoints of another job": (
         {"spec.checkpoint": {"uri": "gs://bucket/run", "resumeFrom": "gs://bucket/run/a/b"}},
@@ -131,6 +144,10 @@ CHANGES: dict[str, tuple[Object, Object]] = {
         },
         {},
     ),
+    "a slice that is checked first": (CHECKED, {}),
+    "a slice on CPUs that is checked first": (ON_CPU | CHECKED, {}),
+    "a slice that is checked before a loop of the user's own": (OWN_LOOP | CHECKED | {"spec.trainer.code": CODE}, {}),
+    "a slice that is only checked": (OWN_LOOP | {"spec.trainer.command": SLICE_CHECK_COMMAND}, {}),
     "code in a Secret": ({"spec.trainer.code": CODE}, {}),
     "code elsewhere": ({"spec.trainer.code": CODE | {"uri": "gs://bucket/digits/code.tar.gz"}}, {}),
     "code of a loop of the user's own": (OWN_LOOP | {"spec.trainer.code": CODE}, {}),

@@ -1,5 +1,7 @@
 """A node whose chips failed the gang twice is avoided while the gang finds other nodes."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.planner import kubelet
@@ -16,6 +18,7 @@ from tests.planner.story import (
     some_passes,
 )
 from tpu_training_operator.domain.plan.plan import Plan
+from tpu_training_operator.kube.cluster import Object
 
 BAD = "node-1"
 NODES = ["node-0", BAD, "node-2", "node-3"]
@@ -58,6 +61,29 @@ def test_a_node_is_used_again_after_one_fault() -> None:
     assert [fault.node for fault in cluster.status.device_faults] == [BAD]
     assert cluster.status.avoided_nodes == []
     assert {frozenset(avoided(pod)) for pod in present(cluster)} == {frozenset()}
+
+
+def given_an_unfit(what: Callable[[ModelCluster, Object], None]) -> ModelCluster:
+    cluster = given_a_job_on_four_nodes()
+    it_runs(cluster, NODES)
+    what(cluster, next(pod for pod in present(cluster) if pod["spec"]["nodeName"] == BAD))
+    some_passes(cluster, 3, seconds=30)
+    return cluster
+
+
+@pytest.mark.parametrize("what", [kubelet.find_host_unfit, kubelet.find_chip_missing])
+def test_a_host_that_was_measured_to_be_unfit_is_avoided_at_once(what: Callable[[ModelCluster, Object], None]) -> None:
+    cluster = given_an_unfit(what)
+    assert (cluster.status.attempt, cluster.status.avoided_nodes) == (2, [BAD])
+    assert {frozenset(avoided(pod)) for pod in present(cluster)} == {frozenset({BAD})}
+
+
+@pytest.mark.parametrize("what", [kubelet.find_slice_unfit, kubelet.find_chips_held])
+def test_an_unfit_slice_and_chips_that_are_only_held_exclude_no_node(
+    what: Callable[[ModelCluster, Object], None],
+) -> None:
+    cluster = given_an_unfit(what)
+    assert (cluster.status.attempt, cluster.status.avoided_nodes) == (2, [])
 
 
 def test_no_worker_is_placed_on_a_node_after_two_faults() -> None:

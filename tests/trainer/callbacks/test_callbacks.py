@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from tpu_contract.protocol import ExitCode
 from tpu_trainer.callbacks import Session, session
 from tpu_trainer.callbacks.ending import outcome_of_loop
 from tpu_trainer.callbacks.run import REPORT_EVERY, Losses, place_on_host
-from tpu_trainer.callbacks.stop import MOST_AHEAD, Agreement, steps_ahead
+from tpu_trainer.callbacks.stop import MOST_AHEAD, Agreement, count_xla_devices, steps_ahead
 from tpu_trainer.contract.errors import BadSpecError, NotFiniteError
 from tpu_trainer.contract.outcome import Outcome, write_last_words
 from tpu_trainer.reporting import heartbeat
@@ -216,31 +217,76 @@ def test_the_operator_hears_of_steps_phases_and_checkpoints(job: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("hosts", "joined", "backend", "agree", "warns"),
+    ("hosts", "joined", "backend", "agree", "warning"),
     [
-        (2, 1, "torch", None, True),
-        (4, 2, "torch", None, True),
-        (2, 4, "torch", None, False),
-        (1, 1, "torch", None, False),
-        (2, 1, "xla", None, False),
-        (2, 1, "torch", lambda told: told, False),
+        (2, 1, "torch", None, "torch.distributed joins no processes"),
+        (4, 2, "torch", None, "torch.distributed joins 2 processes"),
+        (2, 4, "torch", None, None),
+        (1, 1, "torch", None, None),
+        (2, 1, "torch", lambda told: told, None),
+        (2, 0, "xla", None, "torch_xla joins no devices"),
+        (2, 4, "xla", None, "torch_xla joins 4 devices"),
+        (2, 8, "xla", None, None),
+        (2, None, "xla", None, None),
+        (1, 0, "xla", None, None),
     ],
-    ids=["alone", "half", "a process per chip", "one host", "joined by libtpu", "joined by the user"],
+    ids=[
+        "alone",
+        "half",
+        "a process per chip",
+        "one host",
+        "joined by the user",
+        "chips that rest",
+        "the chips of one host",
+        "a whole slice",
+        "a release that does not say",
+        "one host on its CPU",
+    ],
 )
 def test_hosts_that_train_apart_get_a_warning(
-    hosts: int, joined: int, backend: str, agree: Any, warns: bool, job: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: int,
+    joined: int | None,
+    backend: str,
+    agree: Any,
+    warning: str | None,
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_spec(job, hosts=hosts, backend=backend)
+    write_spec(job, hosts=hosts, replicas=4 * hosts, backend=backend)
     for name, value in {"NUM_HOSTS": str(hosts), "HOST_INDEX": "0"}.items():
         monkeypatch.setenv(f"TPUJOB_{name}", value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "0")
     monkeypatch.setattr("tpu_trainer.callbacks.run.world_size", lambda: joined)
+    monkeypatch.setattr("tpu_trainer.callbacks.run.count_xla_devices", lambda: joined)
     with session(agree=agree) as run:
         run.step(20, 0.5)
-    assert [text.partition(",")[0] for text in warnings(job)] == [
-        f"torch.distributed joins {'no' if joined == 1 else joined} processes"
-    ] * warns
+    assert [text.partition(",")[0] for text in warnings(job)] == ([] if warning is None else [warning])
+
+
+_COUNTS = """
+import torch, torch_xla, torch_xla.runtime
+from tpu_trainer.callbacks.stop import count_xla_devices
+idle = count_xla_devices()
+torch_xla.runtime.use_spmd()
+torch.ones(4, device=torch_xla.device()).sum().item()
+print(idle, count_xla_devices())
+"""
+
+
+def test_one_program_over_all_devices_joins_all_of_them() -> None:
+    """With SPMD torch_xla counts a process as one."""
+    environ = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
+    ended = subprocess.run([sys.executable, "-c", _COUNTS], env=environ, capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == ["0", "4"], ended.stderr
+
+
+@pytest.mark.parametrize("release", [{}, {"_XLAC": SimpleNamespace()}])
+def test_a_release_of_torch_xla_that_does_not_say_what_it_joins_ends_no_loop(
+    release: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch_xla", SimpleNamespace(**release))
+    assert count_xla_devices() is None
 
 
 @pytest.mark.parametrize(

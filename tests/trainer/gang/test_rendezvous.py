@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.cluster.ports import free_port
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PeerLostError, PreemptedError
-from tpu_trainer.gang.backends.rendezvous import join
+from tpu_trainer.gang.backends.rendezvous import begin_meeting, join
 
 
 def host(index: int, of: int) -> WorkerEnvironment:
@@ -35,6 +35,14 @@ def test_another_host_says_where_it_looked_for_host_0() -> None:
 def test_a_host_told_to_stop_while_it_waits_for_the_others_leaves(index: int) -> None:
     with pytest.raises(PreemptedError):
         join(host(index, of=2), "uid/1", stop=lambda: True, seconds=60.0)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_meeting_in_the_background_fails_as_one_in_the_foreground(index: int) -> None:
+    waiting = host(index, of=2)
+    meeting = begin_meeting(waiting, "uid/1", stop=lambda: True)
+    with pytest.raises(PreemptedError):
+        join(waiting, "uid/1", stop=lambda: True, meeting=meeting)
 
 
 def test_a_single_host_needs_no_meeting() -> None:

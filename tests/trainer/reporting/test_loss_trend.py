@@ -6,11 +6,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.trainer import in_process
+from tests.trainer.gang_processes import run_spec
 from tpu_contract.protocol import LOSS_FALLS
 from tpu_trainer.reporting.learning import FEWEST_STEPS, Followed, find_unlearned
 from tpu_trainer.reporting.loss_trend import MOST_POINTS, LossTrend
@@ -72,7 +75,7 @@ def test_losses(losses: list[float], is_fall: bool, is_rise: bool) -> None:
 
 
 def test_a_rise_within_the_warm_up_is_not_one() -> None:
-    losses = [*[2.0] * 5, *[5.0] * 15, *[1.9 - step / 100 for step in range(40)]]
+    losses = [*[2.0] * 10, *[5.0] * 10, *[1.9 - step / 100 for step in range(40)]]
     assert trend(losses, warm_up=20).rise is None
     assert trend(losses, warm_up=10).rise is not None
 
@@ -94,6 +97,24 @@ def test_at_most_one_in_a_hundred_trainings_that_learn_nothing_passes(
     assert passed <= 33
 
 
+@pytest.mark.parametrize("steps", [15, 40, 200, 1000])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        pytest.param(lambda own, share: own.gauss(0, 1), id="normal"),
+        pytest.param(lambda own, share: own.expovariate(1), id="skewed"),
+        pytest.param(lambda own, share: own.lognormvariate(0, 1), id="very skewed"),
+        pytest.param(lambda own, share: own.gauss(0, 1 + 9 * share), id="grows"),
+        pytest.param(lambda own, share: own.gauss(0, 1 + 9 * math.sin(math.pi * share)), id="grows and shrinks"),
+    ],
+)
+def test_at_most_one_in_a_hundred_flat_losses_rises(steps: int, draw: Callable[[random.Random, float], float]) -> None:
+    own, runs = random.Random(steps), 1000 if steps < 500 else 200
+    risen = sum(trend([draw(own, step / steps) for step in range(steps)]).rise is not None for _ in range(runs))
+    # 0.01 and three standard errors of this count.
+    assert risen <= runs / 100 + 3 * math.sqrt(runs / 100)
+
+
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=2, max_size=80), st.floats(0.1, 10), st.floats(-10, 10))
 def test_neither_unit_nor_origin_of_the_loss_matters(losses: list[float], unit: float, origin: float) -> None:
     # Halves of integers, so that no two losses become equal by rounding.
@@ -110,6 +131,19 @@ def test_the_means_are_those_of_all_losses_however_many(steps: int) -> None:
     assert found.first is not None
     assert found.first.count <= max(1, steps / 4 + 8)
     assert found.first.value == pytest.approx(math.fsum(losses[: found.first.count]) / found.first.count)
+
+
+@pytest.mark.parametrize(("rate", "words"), [("1e-12", ["the training did not learn: loss"]), ("0.3", [])])
+def test_a_run_that_was_interrupted_is_judged_from_its_first_step_on(
+    tmp_path: Path, rate: str, words: list[str]
+) -> None:
+    place = {"checkpoint": {"uri": str(tmp_path / "checkpoints"), "keep": 1}}
+    spec = run_spec(replicas=1, trainSteps=160, **place)
+    spec["optimizer"]["learningRate"] = rate
+    in_process.run(spec | {"trainSteps": 120}, tmp_path, tmp_path / "report")
+    found = [text for text in in_process.run(spec, tmp_path, tmp_path / "report").warnings if "learn" in text]
+    assert len(found) == len(words)
+    assert all(line.startswith(text) for text, line in zip(words, found, strict=True))
 
 
 FLAT, FALLING = plus(lambda step: 2.0, 200, 0.1), plus(lambda step: 2.0 - step / 200, 200, 0.1)

@@ -15,7 +15,7 @@ from tests.trainer import quick_heartbeat
 from tests.trainer.gang_processes import DEADLINE, TWO_PER_HOST, Gang, Launcher, run_spec
 from tests.trainer.gated import Gates
 from tests.trainer.progress_service import KUBEFLOW_PATH, PATH, Answer, ProgressService, Request, progress_service
-from tpu_contract.protocol import ExitCode
+from tpu_contract.protocol import WORKER_PHASES, ExitCode
 
 STEPS = 24
 MIDDLE = 14
@@ -84,6 +84,7 @@ def test_a_run_is_reported_from_its_start_to_its_end(
     gang = start(launcher, service, gate, checkpoint=checkpoint)
 
     first = service.wait_for(lambda said: True)
+    assert "imports" in first.pop("startSeconds")
     assert first == {
         "phase": "Starting",
         "step": 0,
@@ -94,6 +95,7 @@ def test_a_run_is_reported_from_its_start_to_its_end(
         "checkpointStep": None,
         "bestCheckpoint": None,
         "estimatedRemainingSeconds": None,
+        "program": None,
         "stacks": None,
         "metrics": {},
         "warnings": [],
@@ -105,6 +107,8 @@ def test_a_run_is_reported_from_its_start_to_its_end(
     middle = service.wait_for(lambda said: said["step"] == MIDDLE - 1)
     assert (middle["phase"], middle["loss"], middle["checkpointStep"]) == ("Training", undisturbed[9], 5)
     assert middle["startStep"] == 0
+    assert middle["startSeconds"].keys() == {*WORKER_PHASES}
+    assert min(middle["startSeconds"].values()) >= 0
     assert middle["examplesPerSecond"] > 0
     assert middle["estimatedRemainingSeconds"] >= 0
     gate.open(MIDDLE)

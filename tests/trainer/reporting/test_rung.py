@@ -81,6 +81,31 @@ def ones(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
     return {"one": torch.ones(len(batch[0]))}
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_job_on_top_of_a_ladder_says_what_its_first_steps_show_and_goes_on(replicas: int) -> None:
+    whole, rung = (run(small, replicas=replicas, **more) for more in ({}, {"endAfterSteps": 13}))
+    job = run(small, replicas=replicas, judgeAfterSteps=13)
+    assert job.losses == whole.losses
+    assert job.outcome.step == 40
+    assert job.outcome.rung is not None
+    assert rung.outcome.rung is not None
+    assert (job.outcome.rung["begins"], job.outcome.rung["steps"]) == (0, 13)
+    for name in ("firstLoss", "lastLoss", "errorsFallen", "curve", "recompilations", "notFinite"):
+        assert job.outcome.rung[name] == rung.outcome.rung[name], name
+
+
+def test_a_job_that_continues_judges_the_steps_from_there(tmp_path: Path) -> None:
+    place = {"checkpoint": {"uri": str(tmp_path), "keep": 1}}
+    run(small, endAfterSteps=12, **place)
+    numbers = run(small, judgeAfterSteps=10, **place).outcome.rung
+    assert numbers is not None
+    assert (numbers["begins"], numbers["steps"]) == (12, 10)
+    # A training that is shorter is judged at its end.
+    numbers = run(small, judgeAfterSteps=1000).outcome.rung
+    assert numbers is not None
+    assert (numbers["begins"], numbers["steps"]) == (0, 40)
+
+
 def test_a_whole_training_measures_nothing_for_gates() -> None:
     assert "rung" not in told()
 
@@ -164,6 +189,6 @@ def test_findings_are_counted_by_kind_and_have_a_bound() -> None:
     numbers = RungNumbers()
     for kind in ("HostSync", "HostSync", *map(str, range(1000))):
         numbers.add_finding(Finding(kind, 1, "seen"))
-    found = numbers.as_json(LossTrend(0), 0, 0)["findings"]
+    found = numbers.as_json(LossTrend(0), 0, 0, 16)["findings"]
     assert found["HostSync"] == 2
     assert len(found) == 24

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.gang_processes import Launcher, run_spec
 from tpu_contract.run_spec import parse_run_spec
-from tpu_trainer.reporting.throughput import NOISE_STEPS, TERAFLOPS, FlopCounter, NoiseScale, Utilisation, mfu
+from tpu_trainer.reporting.throughput import NOISE_STEPS, TERAFLOPS, FlopCounter, NoiseMeter, Utilisation, mfu
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_gradients_with_a_known_noise_have_that_noise_scale(replicas: int, batch
     generator = torch.Generator().manual_seed(seed)
     dimensions, scale = 1000, ratio * batch * replicas
     gradient = torch.full((dimensions,), dimensions**-0.5)
-    estimate = NoiseScale(batch, batch * replicas)
+    estimate = NoiseMeter(batch, batch * replicas)
     for _ in range(150):
         # A replica's batch has the noise of one example over the batch, so that is what is drawn.
         noise = torch.randn(replicas, dimensions, generator=generator) * math.sqrt(scale / dimensions / batch)
@@ -93,14 +93,14 @@ def test_gradients_with_a_known_noise_have_that_noise_scale(replicas: int, batch
 
 
 def test_one_replica_has_no_noise_scale() -> None:
-    estimate = NoiseScale(16, 16)
+    estimate = NoiseMeter(16, 16)
     for _ in range(2 * NOISE_STEPS):
         estimate.add(2.0, 2.0)
     assert estimate.value is None
 
 
 def test_there_is_no_number_before_there_are_enough_steps() -> None:
-    estimate = NoiseScale(8, 32)
+    estimate = NoiseMeter(8, 32)
     known = []
     for _ in range(NOISE_STEPS):
         known.append(estimate.value)
@@ -111,7 +111,7 @@ def test_there_is_no_number_before_there_are_enough_steps() -> None:
 
 
 def test_a_gradient_that_is_all_noise_has_no_number_and_one_without_noise_has_0() -> None:
-    noisy, clean = NoiseScale(8, 32), NoiseScale(8, 32)
+    noisy, clean = NoiseMeter(8, 32), NoiseMeter(8, 32)
     for _ in range(NOISE_STEPS):
         noisy.add(4.0, 0.5)
         clean.add(1.0, 1.0)
@@ -120,7 +120,7 @@ def test_a_gradient_that_is_all_noise_has_no_number_and_one_without_noise_has_0(
 
 @pytest.mark.parametrize("broken", [(math.nan, 1.0), (math.inf, 1.0), (math.inf, math.inf)])
 def test_a_step_with_a_broken_gradient_is_skipped(broken: tuple[float, float]) -> None:
-    estimate = NoiseScale(8, 32)
+    estimate = NoiseMeter(8, 32)
     for _ in range(NOISE_STEPS):
         estimate.add(2.0, 1.0)
         estimate.add(*broken)

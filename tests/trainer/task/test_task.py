@@ -124,7 +124,7 @@ def test_a_dataset_shorter_than_a_global_batch_is_refused(snapshot: SnapshotAsse
         ("adam", torch.optim.Adam, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}),
         ("adamw", torch.optim.AdamW, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
         ("AdamW", torch.optim.AdamW, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}),
-        ("rmsprop", torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.0, "eps": 1e-8, "weight_decay": 0.0}),
+        ("rmsprop", torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.0, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0}),
         ("lion", Lion, {"lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.0}),
         ("adafactor", Adafactor, {"lr": 0.1, "weight_decay": 0.0}),
     ],
@@ -142,6 +142,8 @@ def test_a_named_optimizer_takes_the_recipes_values() -> None:
     hp = recipe(name="adamw", weightDecay="0.2", beta1="0.8", beta2="0.9", epsilon="1e-6")
     defaults = build_optimizer(tasks.small(hp), hp).defaults
     assert (defaults["weight_decay"], defaults["betas"], defaults["eps"]) == (0.2, (0.8, 0.9), 1e-6)
+    hp = recipe(name="rmsprop", beta2="0.9")
+    assert build_optimizer(tasks.small(hp), hp).defaults["alpha"] == 0.9
 
 
 def test_an_unknown_optimizer_is_refused_with_the_known_names(snapshot: SnapshotAssertion) -> None:

@@ -1,5 +1,6 @@
 """The CRD is a structural schema that an API server accepts, and says what the models mean."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 CRD = custom_resource_definition()
 [VERSION] = CRD["spec"]["versions"]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
-# etcd takes objects of 1.5 MiB, `kubectl apply` annotations of 256 KiB.
+# etcd takes objects of 1.5 MiB, `kubectl apply` annotations of 256 KiB; it writes the object there as compact JSON.
 LARGEST = 256 * 1024
 
 Schema = dict[str, Any]
@@ -41,7 +42,7 @@ SPEC_NODES = {path: node for path, node in NODES.items() if path.startswith(".sp
 
 
 def test_it_fits_an_annotation_of_kubectl_apply() -> None:
-    assert len(crd_text().encode()) < LARGEST
+    assert len(json.dumps(yaml.safe_load(crd_text()), separators=(",", ":"))) < LARGEST
 
 
 @pytest.mark.parametrize("keyword", ["$ref", "$defs", "anyOf", "oneOf", "allOf", "const", "title", "discriminator"])

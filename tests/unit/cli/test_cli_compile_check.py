@@ -165,7 +165,6 @@ def test_slices_are_compared_in_steps_and_chip_hours(answers: Answers) -> None:
     "changes",
     [
         {"spec.trainer.backend": "XLASPMD"},
-        {"spec.trainer.backend": "XLASPMD", "spec.slice.count": 2},
         {"spec.trainer": {"image": "a", "command": ["python"]}},
     ],
     ids=str,
@@ -188,6 +187,19 @@ def test_a_trainer_without_an_answer_is_an_error_in_one_line(
     result = checked()
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].endswith("the check needs jax")
+
+
+def test_a_replica_of_one_slice_stands_for_several_and_the_bound_has_the_network_between_them(answers: Answers) -> None:
+    result = checked(changes={"spec.trainer.backend": "XLASPMD", "spec.slice.count": 2})
+    assert result.exit_code == 0, result.output
+    assert "an estimate: the 2 slices run a program of backend XLASPMD, which is not traced" in result.stdout
+    # 1.25 ms inside a slice, and 100 MB over 16 chips of 25 Gbit/s.
+    assert "exchange 3.25 ms" in result.stdout
+
+
+def test_an_answer_that_was_kept_is_told(answers: Answers) -> None:
+    answers["v5litepod-16"] = ANSWER | {"kept": True}
+    assert "the compiler's answer is that of an earlier check" in checked().stdout
 
 
 ELSEWHERE = [{"slice": {"acceleratorType": name}, "waitForPreviousSeconds": 60} for name in ("v5litepod-32", "v6e-16")]
@@ -288,6 +300,20 @@ def test_a_file_with_something_else_is_no_traceback(tmp_path: Path, snapshot: Sn
     assert {result.exit_code for result in results} == {2}
     [message] = {result.stderr for result in results}
     assert message == snapshot
+
+
+@pytest.mark.parametrize("named", ["", "relative"])
+@pytest.mark.parametrize("has_home", [True, False])
+def test_the_compilers_answers_are_kept_below_the_users_home_if_there_is_one(
+    named: str, has_home: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", named)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if not has_home:
+        monkeypatch.delenv("HOME")
+        # As for a user id that the image does not know.
+        monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    assert compile_check._cache_folder() == (tmp_path / ".cache/tpujob/compiled" if has_home else None)
 
 
 def test_a_check_that_is_stopped_leaves_no_process_and_no_folder(tmp_path: Path) -> None:

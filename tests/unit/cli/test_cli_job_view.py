@@ -13,7 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.unit.pods import deleted, ended, pod, ready, time_at, with_status
 from tests.unit.seen_jobs import JOBS, Object, condition, large, progress, running_pods, seen_job, view_of, waiting
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import BestCheckpoint, ChipSeconds, Placement, Usage
+from tpu_training_operator.api.status import AttemptStart, BestCheckpoint, ChipSeconds, Placement, Usage
 from tpu_training_operator.api.words import duration
 from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.common.prices import Prices, load_prices
@@ -51,6 +51,24 @@ def test_the_best_checkpoint_is_named() -> None:
 @pytest.mark.parametrize("stage", ["moved", "restarting", "failed"])
 def test_the_report(stage: str, snapshot: SnapshotAssertion) -> None:
     assert drawn(JOBS[stage].view(), full=True, width=120) == snapshot
+
+
+def test_the_starts_are_a_table(snapshot: SnapshotAssertion) -> None:
+    """The last four of them; a phase that took no time in any has no row, and one under way has no sum."""
+    told = {"noticed": 2, "backoff": 0, "cleared": 31, "bound": 67, "started": 5, "imports": 9, "compiled": 20}
+    starts = [
+        AttemptStart(attempt=1, cause="WaitingForWorkers", since=time_at(0), seconds={"bound": 9}, total_seconds=9),
+        *(
+            AttemptStart(attempt=attempt, cause="Infrastructure", since=time_at(0), seconds=told, total_seconds=134)
+            for attempt in (2, 3, 4)
+        ),
+        AttemptStart(attempt=5, cause="Preemption", since=time_at(0), seconds={"noticed": 1}),
+    ]
+    view = JOBS["running"].view()
+    view = replace(view, status=replace(view.status, starts=starts))
+    [shown] = [section for section in sections(view, "tpujob") if section.label == "starts"]
+    assert shown.brief == ()
+    assert "\n".join(shown.full) == snapshot
 
 
 @pytest.mark.parametrize("stage", ["running", "restarting"])

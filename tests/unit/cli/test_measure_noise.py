@@ -8,9 +8,9 @@ import yaml
 from click.testing import CliRunner
 
 from tests.contract.jobs import job_body
+from tpu_contract.noise_scale import MeasuredNoise, NoiseScale
 from tpu_training_operator.cli.main import main
 from tpu_training_operator.cli.run.measure_noise import measure_on_own_slice, noise_json, noise_lines
-from tpu_training_operator.domain.job.recipe.measured_noise import MeasuredNoise, NoiseScale
 
 MEASURED = MeasuredNoise(NoiseScale(135.4, 12.3), NoiseScale(62.0, 5.0), NoiseScale(96.0, 9.0), None)
 

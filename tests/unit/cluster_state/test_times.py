@@ -12,8 +12,8 @@ from tests.unit.jobs import job_body
 from tests.unit.pods import NOON, at
 from tpu_training_operator.api.status import Activity, Goodput, Status
 from tpu_training_operator.domain.cluster_state.observed import EARLIEST, LATEST, Observed, format_time, parse_time
+from tpu_training_operator.domain.plan.common.accounts import charge
 from tpu_training_operator.domain.plan.common.conditions import JobState
-from tpu_training_operator.domain.plan.common.ledger import charge
 from tpu_training_operator.domain.plan.stopping.departure import delete_when_due, stop_remaining_pods
 
 

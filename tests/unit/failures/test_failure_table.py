@@ -153,7 +153,10 @@ def test_an_error_that_only_resembles_a_device_fault_stays_a_user_error(message:
 
 @pytest.mark.parametrize(
     ("reason", "counts"),
-    [("DeviceBusy", True), ("DeviceFailed", True), ("DevicesUnhealthy", True), ("OutOfcpu", False), ("Killed", False)],
+    [
+        *((reason, True) for reason in ("DeviceBusy", "DeviceFailed", "DevicesUnhealthy", "HostUnfit")),
+        *((reason, False) for reason in ("OutOfcpu", "Killed", "SliceUnfit")),
+    ],
 )
 def test_faults_of_chips_count_against_their_node(reason: str, counts: bool) -> None:
     (case, *_) = (case for case in ENDED if case.reason == reason)

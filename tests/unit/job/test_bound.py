@@ -83,6 +83,21 @@ def test_a_slice_without_wrap_around_uses_some_of_its_chips_links(generation: st
     assert shape(topology, generation).links == pytest.approx(links)
 
 
+def test_slices_send_each_their_sum_over_the_data_center_network() -> None:
+    gradients = {"all-reduce": 256 * BILLION}
+    one, four = (bound_of(cost(0, 0, 0, gradients, waited=gradients), V5E, shape("16x16"), count) for count in (1, 4))
+    # Of 256 GB a slice of four sends 1.5 times as much, over 256 chips with 25 Gbit/s each.
+    assert four.network - one.network == pytest.approx(1.5 * 256 / (256 * 25 / 8))
+    assert four.waiting == pytest.approx(four.network)
+
+
+def test_a_network_whose_speed_is_not_published_counts_as_nothing() -> None:
+    v4 = generations()["v4"]
+    assert bound_of(cost(0, 0, 0, {"all-reduce": BILLION}), v4, shape("4x4x4", "v4"), 2) == bound_of(
+        cost(0, 0, 0, {"all-reduce": BILLION}), v4, shape("4x4x4", "v4")
+    )
+
+
 def test_two_devices_of_a_chip_share_its_peaks() -> None:
     step = cost(46 * TRILLION, 46 * TRILLION, 700 * BILLION, {})
     bound = bound_of(step, generations()["v2"], shape("2x2", "v2"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tpu_training_operator.api.ladder import Gates
-from tpu_training_operator.api.status import LossPoint
+from tpu_training_operator.api.status import RungLoss
 from tpu_training_operator.domain.job.rung_gates import Pace, judge
 from tpu_training_operator.domain.job.rung_losses import compare, loss_points
 from tpu_training_operator.domain.job.trainer_report import LastWords, ReportedCurve, read_last_words
@@ -116,11 +116,10 @@ def test_a_rung_is_asked_for_a_falling_finite_loss_and_no_recompilation_by_defau
     assert gates == ["lossFalls", "finite", "noRecompilation"]
 
 
-def points(*losses: float, batch: int, error: float = 0.01) -> list[LossPoint]:
+def points(*losses: float, batch: int, error: float = 0.01) -> list[RungLoss]:
     """The losses of every fourth step."""
     return [
-        LossPoint(examples=4 * batch * number, loss=str(loss), error=str(error))
-        for number, loss in enumerate(losses, 1)
+        RungLoss(examples=4 * batch * number, loss=str(loss), error=str(error)) for number, loss in enumerate(losses, 1)
     ]
 
 
@@ -139,7 +138,7 @@ def points(*losses: float, batch: int, error: float = 0.01) -> list[LossPoint]:
     ],
 )
 def test_the_loss_follows_that_of_the_rung_before(
-    here: list[LossPoint], before: list[LossPoint], passes: bool, words: str
+    here: list[RungLoss], before: list[RungLoss], passes: bool, words: str
 ) -> None:
     gates = Gates.model_validate(OFF | {"lossFollows": {"tolerance": "0.05"}})
     (result,) = judge(gates, STEPS, measurement(), Pace(900.0, CHIPS), BEFORE, compare(here, before))
@@ -163,8 +162,8 @@ def test_a_curve_that_is_not_in_order_is_none(curve: dict[str, Any]) -> None:
 def test_the_loss_of_a_step_counts_in_the_middle_of_its_batch() -> None:
     curve = ReportedCurve(steps=[1, 4], losses=[2.0, 1.0], errors=[0.1, 0.2])
     assert loss_points(curve, 8) == [
-        LossPoint(examples=4, loss="2", error="0.1"),
-        LossPoint(examples=28, loss="1", error="0.2"),
+        RungLoss(examples=4, loss="2", error="0.1"),
+        RungLoss(examples=28, loss="1", error="0.2"),
     ]
 
 

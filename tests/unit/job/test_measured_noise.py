@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu_training_operator.domain.job.recipe.measured_noise import NoiseScale, Window, estimate, measured_noise
+from tpu_contract.noise_scale import NoiseScale, Window, estimate, measured_noise
 from tpu_training_operator.domain.job.recipe.noise_scale import best_multiplier
 
 BATCH = 32

@@ -1,5 +1,6 @@
 """Credentials of a command at a prompt: like kubectl, the kubeconfig first and a pod's service account last."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,22 @@ def test_a_pod_without_a_kubeconfig_uses_its_service_account(in_pod: None) -> No
     found = load_personal_credentials()
     assert found.server == "https://192.0.2.1:443"
     assert found.namespace == "team"
+
+
+@pytest.fixture
+def operators_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no package that reads a kubeconfig."""
+    monkeypatch.setitem(sys.modules, "tpu_training_operator.kube.kubeconfig", None)
+    monkeypatch.delattr("tpu_training_operator.kube.kubeconfig", raising=False)
+
+
+def test_a_pod_of_the_operators_image_uses_its_service_account(operators_image: None, in_pod: None) -> None:
+    assert load_personal_credentials().namespace == "team"
+
+
+def test_the_operators_image_says_what_it_lacks(operators_image: None, in_pod: None, tmp_path: Path) -> None:
+    with pytest.raises(NoCredentials, match="no package that reads a kubeconfig"):
+        load_personal_credentials(kubeconfig(tmp_path / "config", here={}))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.pods import NOON, at, pod, seen, time_at
 from tpu_training_operator.api.status import Activity, Goodput
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, parse_time
-from tpu_training_operator.domain.plan.common.ledger import (
+from tpu_training_operator.domain.plan.common.accounts import (
     active_seconds,
     charge,
     mark_lost,

@@ -8,7 +8,7 @@ import pytest
 
 from bench.recipes import tables, tuning
 from bench.recipes.chart import drawing
-from bench.recipes.runs import PlannedRun, planned
+from bench.recipes.runs import PlannedRun, scaled_run
 from bench.recipes.tasks import RULES, TASKS
 from bench.recipes.verdict import Cell, cells, verdicts
 
@@ -18,10 +18,10 @@ Plans = dict[tuple[str, str, int], list[PlannedRun]]
 
 @pytest.fixture(scope="module")
 def plans() -> Plans:
-    rate = tuning.tuned()[NAME]["learningRate"]
+    tuned = tuning.tuned()[NAME]
     made = {
-        (NAME, rule, factor): [planned(TASKS[NAME], rate, seed, factor, scaling) for seed in range(2)]
-        for rule, scaling in RULES.items()
+        (NAME, name, factor): [scaled_run(TASKS[NAME], tuned, seed, factor, rule) for seed in range(2)]
+        for name, rule in RULES.items()
         for factor in (1, 4, 16)
     }
     # As if the planner had nothing to say of 4x.
@@ -41,7 +41,14 @@ def judged(plans: Plans, accuracy: Mapping[tuple[str, int], float], said: tuple[
 
 def test_the_tuned_recipe_is_the_same_run_under_every_rule(plans: Plans) -> None:
     assert len({plans[NAME, rule, 1][0].key for rule in RULES}) == 1
-    assert len({plans[NAME, rule, 16][0].key for rule in ("Unscaled", "SquareRoot", "Linear")}) == 3
+    different = ("Unscaled", "SquareRoot", "Linear", "Auto, noise scale", "SameLoss", "AdaScale")
+    assert len({plans[NAME, rule, 16][0].key for rule in different}) == len(different)
+
+
+def test_the_rules_by_the_noise_scale_know_the_one_that_was_measured(plans: Plans) -> None:
+    scaled = plans[NAME, "Auto, noise scale", 16][0].document["scaling"]
+    [rule] = [row["rule"] for row in scaled if row["name"] == "learning rate"]
+    assert f"noise scale {tuning.tuned()[NAME]['gradientNoiseScale']['value']}" in rule
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -50,6 +57,7 @@ def test_every_recipe_is_tuned_inside_its_grid(name: str) -> None:
     first, *inner, last = TASKS[name].rates
     assert recipe["learningRate"] in inner
     assert list(recipe["grid"]) == [first, *inner, last]
+    assert float(recipe["gradientNoiseScale"]["value"]) > 0
 
 
 def test_the_goal_holds_for_rules_that_lose_nothing(plans: Plans) -> None:
@@ -73,5 +81,6 @@ def test_the_tables_and_the_drawing_show_every_rule(plans: Plans) -> None:
     found = judged(plans, {("Auto", 16): 0.5})
     table = tables.quality_tables(found, tuning.tuned())
     assert "| **50.0 ± 0.0** ⚠ |" in table
+    assert "| Auto | chosen with | 1 of 2 | 1 | 0 of 1 |" in tables.warnings_table(found)
     picture = "".join(ElementTree.fromstring(drawing(found)).itertext())
     assert all(rule in table and rule in picture for rule in RULES)

@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,3 +107,19 @@ def fragments(text: str) -> Iterator[str]:
 def test_a_docstring_begins_with_what_the_function_does(files: dict[str, str]) -> None:
     left = {name: list(fragments(text)) for name, text in files.items() if name.endswith(".py")}
     assert {name: docstrings for name, docstrings in left.items() if docstrings} == {}
+
+
+CLASS = re.compile(r"^class ([A-Z]\w+)", re.MULTILINE)
+# What users import from the callbacks of two frameworks.
+TWICE_ON_PURPOSE = {"TPUJobCallback"}
+
+
+def test_a_class_name_has_one_meaning_in_the_whole_product(files: dict[str, str]) -> None:
+    product = ("contract/", "operator/", "trainer_image/")
+    names = Counter(
+        name
+        for path, text in files.items()
+        if path.startswith(product) and path.endswith(".py")
+        for name in CLASS.findall(text)
+    )
+    assert {name for name, number in names.items() if number > 1} == TWICE_ON_PURPOSE

@@ -11,7 +11,7 @@ from tests.unit.scrape import counted, value
 from tests.unit.statuses import at, condition, failure, goodput, ready, status, waiting
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Restarts, State, Status
+from tpu_training_operator.api.status import AttemptStart, Restarts, State, Status
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
@@ -201,6 +201,47 @@ def test_a_written_status_is_counted_by_what_it_changes(
 def test_the_goodput_of_a_job_is_observed_at_its_end(metrics: Metrics, after: Status, observed: float) -> None:
     metrics.status_written(status(), after)
     assert value(metrics, "tpujob_goodput_ratio_sum") == observed
+
+
+def a_start(attempt: int = 2, total: int | None = 30, *, after_failure: bool = True) -> AttemptStart:
+    seconds = {"noticed": 2, "bound": 8, "imports": 20}
+    return AttemptStart(
+        attempt=attempt,
+        cause="Hang",
+        since=at(60),
+        after_failure=after_failure,
+        seconds=seconds,
+        total_seconds=total,
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "starts"),
+    [
+        ([], [a_start()], 1),
+        ([a_start(1), a_start(total=None)], [a_start(1), a_start()], 1),
+        ([a_start(total=None)], [a_start(total=None)], 0),
+        ([a_start()], [a_start()], 0),
+        ([a_start()], [], 0),
+        ([a_start()], [a_start(), a_start(3, None)], 0),
+        ([a_start(3)], [a_start(), a_start(4)], 1),
+    ],
+)
+def test_a_start_is_counted_with_its_first_step(
+    metrics: Metrics, before: list[AttemptStart], after: list[AttemptStart], starts: int
+) -> None:
+    metrics.status_written(status(starts=before), status(starts=after))
+    assert value(metrics, "tpujob_starts_total", after="failure") == starts
+    assert value(metrics, "tpujob_starts_total", after="other") == 0
+    for phase, seconds in {"noticed": 2, "bound": 8, "imports": 20, "compiled": 0}.items():
+        counted_seconds = value(metrics, "tpujob_start_seconds_total", after="failure", phase=phase)
+        assert counted_seconds == starts * seconds
+
+
+def test_a_start_that_no_failure_caused_is_counted_apart(metrics: Metrics) -> None:
+    metrics.status_written(status(), status(starts=[a_start(after_failure=False)]))
+    assert value(metrics, "tpujob_starts_total", after="other") == 1
+    assert value(metrics, "tpujob_start_seconds_total", after="other", phase="imports") == 20
 
 
 # Starts and recoveries

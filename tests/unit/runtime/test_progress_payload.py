@@ -42,6 +42,16 @@ def refusal(read: Any, body: bytes) -> str:
 # Our own
 
 
+def test_the_phases_of_a_start_are_read_without_those_that_only_a_newer_trainer_has() -> None:
+    assert progress(startSeconds={"imports": 4.5, "compiled": 0, "dreaming": 3}).start_seconds == {
+        "imports": 4.5,
+        "compiled": 0,
+    }
+    assert progress().start_seconds == {}
+    for wrong in ({"imports": -1}, {"imports": "4"}, [4.5], {"imports": 1e300}):
+        assert "startSeconds" in refusal(read_progress, json.dumps(LEAST | {"startSeconds": wrong}).encode())
+
+
 def test_a_whole_report_is_read() -> None:
     said = progress(
         phase="Checkpointing",

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any
 
 from tpu_contract.protocol import ENV_KUBEFLOW_URL, Check, ExitCode, Phase
-from tpu_contract.run_spec import NO_ENTRYPOINT, NotFinitePolicy
+from tpu_contract.run_spec import NO_ENTRYPOINT, NotFinitePolicy, RunSpec
 from tpu_trainer.callbacks.ending import ExitHook, outcome_of_loop
-from tpu_trainer.callbacks.stop import Agree, Agreement, StopRequest, torch_store, world_size
+from tpu_trainer.callbacks.stop import Agree, Agreement, StopRequest, count_xla_devices, torch_store, world_size
 from tpu_trainer.contract.clock import Clock, StepPace, process_seconds
 from tpu_trainer.contract.environment import check_agreement, read_environment, read_run_spec
 from tpu_trainer.contract.errors import BadSpecError, NotFiniteError, PreemptedError, UserCodeError
@@ -63,7 +63,7 @@ class Run:
         self._stop_request = StopRequest()
         self._agreement = Agreement(self._stop_request, agree, torch_store)
         # A loop with its own way to agree has its own way to meet.
-        self._meets_in_torch = spec.backend == "torch" and agree is None
+        self._may_be_apart = agree is None
         self._clock, self._pace, self._losses = Clock(before=process_seconds() or 0.0), StepPace(), Losses()
         self._begun, self._known = False, 0
         self._throughput = Throughput(batch.total)
@@ -219,7 +219,7 @@ class Run:
         self._clock.enter(Phase.HOST)
         self._reported, self._split = time.monotonic(), self._clock.seconds()
         self._outputs.begin(step)
-        warning = warn_of_separate_models(self._spec.slice.hosts) if self._meets_in_torch else None
+        warning = warn_of_separate_models(self._spec) if self._may_be_apart else None
         if warning is not None:
             self._outputs.add_finding(Finding("SeparateModels", step, warning))
 
@@ -291,16 +291,25 @@ class Run:
         return Outcome(code, ending + values, step, metrics, rate, checkpoint_step=saved)
 
 
-def warn_of_separate_models(hosts: int) -> str | None:
-    """Returns a warning if torch.distributed, which joins the hosts with backend Torch, has joined fewer processes.
-    Nothing else notices: each of them learns, and the job succeeds with the model of one of them."""
-    joined = world_size()
-    if joined >= hosts:
+def warn_of_separate_models(spec: RunSpec) -> str | None:
+    """Returns a warning if what joins the hosts (torch.distributed with backend Torch, otherwise torch_xla) has joined
+    fewer. Nothing else notices: each of them learns, and the job succeeds with the model of one of them."""
+    hosts, joined = spec.slice.hosts, None
+    if spec.backend == "torch":
+        joins, joined, wanted, unit = "torch.distributed", world_size(), hosts, "processes"
+        remedy = (
+            "Start the script with torchrun, without --standalone and --nnodes, and check that it calls"
+            " init_process_group"
+        )
+    else:
+        joins, joined, wanted, unit = "torch_xla", count_xla_devices(), spec.slice.replicas, "devices"
+        remedy = "Check that the script calls torch_xla.launch and trains on torch_xla's device"
+    if hosts == 1 or joined is None or joined >= wanted:
         return None
+    of_devices = "" if wanted == hosts else f" with {wanted} {unit}"
     return (
-        f"torch.distributed joins {joined if joined > 1 else 'no'} processes, and the job has {hosts} hosts: each host"
-        " trains its own model, unless the hosts exchange gradients in another way. Start the script with torchrun,"
-        " without --standalone and --nnodes, and check that it calls init_process_group (docs/command.md)"
+        f"{joins} joins {joined if joined > 1 else 'no'} {unit}, and the job has {hosts} hosts{of_devices}: each host"
+        f" trains its own model, unless the hosts exchange gradients in another way. {remedy} (docs/command.md)"
     )
 
 

@@ -114,3 +114,20 @@ def world_size() -> int:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1
     return int(distributed.get_world_size())
+
+
+def count_xla_devices() -> int | None:
+    """Returns how many devices torch_xla joins, over all hosts; 0 while this process has not used it, None if its
+    release does not say."""
+    torch_xla = sys.modules.get("torch_xla")
+    if torch_xla is None:
+        return 0
+    try:
+        # Asking an idle runtime would start it, and take the chips.
+        if not torch_xla._XLAC._xla_runtime_is_initialized():
+            return 0
+        runtime = torch_xla.runtime
+        # With SPMD a process counts as one, and its program runs on all devices.
+        return int(runtime.global_runtime_device_count() if runtime.is_spmd() else runtime.world_size())
+    except AttributeError:
+        return None

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from tpu_contract.protocol import Phase
+from tpu_contract.protocol import Phase, StartPhase
 
 WARM_UP_STEPS = 3
 """Steps of this process that may compile: the first; the second, when the optimizer has state; and a spare one."""
@@ -61,6 +61,45 @@ class Clock:
         return phase, self._now() - since
 
 
+class StartTimes:
+    """How long each phase of the process's start has taken, by the monotonic clock: no phase is negative, and they add
+    up to the time until the first step. One thread enters phases; any thread may read.
+
+    `before`: as for `Clock`.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic, before: float = 0.0) -> None:
+        self._now = now
+        # Replaced as a whole: the seconds of the phases that are over, and the present phase with its begin.
+        self._state: tuple[dict[StartPhase, float], StartPhase | None, float] = ({}, StartPhase.IMPORTS, now() - before)
+
+    @property
+    def over(self) -> bool:
+        return self._state[1] is None
+
+    def enter(self, phase: StartPhase) -> None:
+        self._state = self.seconds(), phase, self._now()
+
+    def first_step_made(self, compiling: float) -> None:
+        """Ends the start. `compiling`: the seconds in which programs were compiled; those of the last phase are a phase
+        of their own."""
+        seconds, phase = self.seconds(), self._state[1]
+        assert phase is not None
+        compiled = min(compiling, seconds[phase])
+        ended = {**seconds, StartPhase.COMPILED: compiled, phase: seconds[phase] - compiled}
+        self._state = ended, None, self._now()
+
+    def seconds(self) -> dict[StartPhase, float]:
+        """Returns the seconds of each phase up to now, the present one included."""
+        before, phase, since = self._state
+        return before if phase is None else {**before, phase: before.get(phase, 0.0) + self._now() - since}
+
+    def __str__(self) -> str:
+        seconds = self.seconds()
+        parts = ", ".join(f"{phase} {seconds[phase]:.1f}" for phase in StartPhase if phase in seconds)
+        return f"first step made after {sum(seconds.values()):.1f} s: {parts}"
+
+
 class StepPace:
     """How fast steps are made. The loop's thread writes it; the watchdog's and the heartbeat's threads read it.
 
@@ -88,11 +127,12 @@ class StepPace:
         return median(self._seconds[:count]) if count else 0.0
 
 
-def process_seconds() -> float | None:
-    """Returns the age of this process, which includes its imports; None without a readable /proc (proc_pid_stat(5))."""
+def process_seconds(pid: int | str = "self") -> float | None:
+    """Returns the age of a process, by default this one, which includes its imports; None without a readable /proc
+    (proc_pid_stat(5))."""
     try:
         # The name may contain spaces and parentheses; starttime is the 20th field after it.
-        _, _, fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+        _, _, fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
         started = int(fields.split()[19]) / os.sysconf("SC_CLK_TCK")
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, AttributeError, IndexError, ValueError):

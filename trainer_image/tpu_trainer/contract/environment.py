@@ -30,8 +30,8 @@ class WorkerEnvironment:
     `host_index` counts over the whole job, all slices together. The rendezvous address matters with several hosts only.
     `report_directory`: where the report goes if the run spec does not say. `hang_seconds`: overrides the watchdog's own
     limit. `progress_service`: None if progress is not reported. `local_rank`: the process's index on its host, set by
-    `host`. `code_directory`: where trainer.code is unpacked; `code_archive`: the archive, if it is mounted from a
-    Secret.
+    `host`; `host_process`: the pid of the host's first process, where that is another one. `code_directory`: where
+    trainer.code is unpacked; `code_archive`: the archive, if it is mounted from a Secret.
     """
 
     run_spec: Path
@@ -43,6 +43,7 @@ class WorkerEnvironment:
     hang_seconds: float | None = None
     progress_service: ProgressEndpoint | None = None
     local_rank: int = 0
+    host_process: int | None = None
     code_directory: Path | None = None
     code_archive: Path | None = None
 

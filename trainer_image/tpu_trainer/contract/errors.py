@@ -5,10 +5,12 @@ Only `replica` and `entry` turn a failure into an exit of the process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType, TracebackType
 from typing import ClassVar
 
 from tpu_contract.protocol import ExitCode
+from tpu_contract.slice_check import SliceCheckLine
 
 
 class TrainerError(Exception):
@@ -34,15 +36,30 @@ class UserCodeError(TrainerError):
 
 
 class PeerLostError(TrainerError):
-    """The other hosts could not be reached, or one of them went away during a collective."""
+    """The other hosts could not be reached, or one of them went away during a collective. `absent`: those that never
+    arrived, where they are known."""
 
     code = ExitCode.PeerLost
+
+    def __init__(self, text: str, step: int | None = None, absent: Sequence[int] = ()) -> None:
+        super().__init__(text, step)
+        self.absent = tuple(absent)
 
 
 class PreemptedError(TrainerError):
     """The worker was asked to stop and ended before all replicas agreed to: before the first step, or by os._exit."""
 
     code = ExitCode.Preempted
+
+
+class SliceUnfitError(TrainerError):
+    """This host failed a line of the slice check. `line`: that line."""
+
+    code = ExitCode.SliceUnfit
+
+    def __init__(self, line: SliceCheckLine) -> None:
+        super().__init__(str(line))
+        self.line = line
 
 
 class StorageError(TrainerError):

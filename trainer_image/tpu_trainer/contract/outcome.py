@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tpu_contract.protocol import ENV_TERMINATION_LOG, TERMINATION_MESSAGE_LIMIT, ExitCode
+from tpu_contract.slice_check import line_to_json
 from tpu_contract.words import cut, several
-from tpu_trainer.contract.errors import TrainerError
+from tpu_trainer.contract.errors import SliceUnfitError, TrainerError
 
 _CUT = "... "
 _SHOWN, _LONGEST_NAME = 3, 60
@@ -41,7 +42,8 @@ class Best:
 class Outcome:
     """How a worker ended. `step`, `metrics`, `examples_per_second`: as far as the run got. `best`: the best checkpoint,
     as JSON; `rung`: what a rung of a ladder measured; `places`: where the job's buckets are; `compiled`: the compile
-    check's answer; `checkpoint_step`: the newest step that is safe in a checkpoint."""
+    check's answer; `slice_check`: the line of the slice check that this host failed; `checkpoint_step`: the newest step
+    that is safe in a checkpoint."""
 
     code: ExitCode
     message: str
@@ -52,6 +54,7 @@ class Outcome:
     rung: Mapping[str, Any] | None = None
     places: Mapping[str, Any] | None = None
     compiled: Mapping[str, Any] | None = None
+    slice_check: Mapping[str, Any] | None = None
     checkpoint_step: int | None = None
 
     @property
@@ -65,9 +68,10 @@ def outcome_of(error: Exception, step: int | None = None) -> Outcome:
     raised."""
     if not isinstance(error, TrainerError):
         return Outcome(ExitCode.InternalError, _traceback(error), step)
+    line = line_to_json(error.line) if isinstance(error, SliceUnfitError) else None
     raised = error.__cause__ if error.code is ExitCode.UserError else None
     step = step if error.step is None else error.step
-    return Outcome(error.code, _traceback(raised) if raised else str(error), step)
+    return Outcome(error.code, _traceback(raised) if raised else str(error), step, slice_check=line)
 
 
 # The most specific first: of several failures on a host it is reported. A lost peer only reflects a failure elsewhere.
@@ -77,6 +81,7 @@ _MOST_SPECIFIC_FIRST = (
     ExitCode.NotFinite,
     ExitCode.Diverged,
     ExitCode.CheckpointUnusable,
+    ExitCode.SliceUnfit,
     ExitCode.StorageDenied,
     ExitCode.StorageFailed,
     ExitCode.Hung,
@@ -214,6 +219,8 @@ def _encode(outcome: Outcome, message: str) -> bytes:
         document["places"] = outcome.places
     if outcome.compiled:
         document["compiled"] = outcome.compiled
+    if outcome.slice_check:
+        document["sliceCheck"] = outcome.slice_check
     if outcome.rung is not None:
         document["rung"] = outcome.rung
     return json.dumps(document, ensure_ascii=False, allow_nan=False).encode()

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tpu_contract.protocol import Phase
+from tpu_contract.protocol import Phase, StartPhase
 from tpu_contract.run_spec import NotFinitePolicy, RunSpec
 from tpu_trainer.checkpoint.catalogue import LoadedCheckpoint
 from tpu_trainer.checkpoint.handover import fetch_all
@@ -110,6 +110,7 @@ class LightningTraining:
         if hp.evaluate_every_steps is not None and not self._validates:
             text = f"evaluateEverySteps {hp.evaluate_every_steps} is not used: the module has nothing to validate"
             self.context.outputs.add_finding(Finding("Recipe", 0, text))
+        self.context.start_times.enter(StartPhase.CHECKPOINT)
         storage = CheckpointStorage.of(self.context.spec, self.module, backend)
         checkpoint = storage.choose(backend, self.context.outputs)
         start = storage.start(checkpoint, hp, self.context.spec)
@@ -117,6 +118,7 @@ class LightningTraining:
             _check_kind(checkpoint)
             checkpoint = fetch_all(checkpoint, backend)
             report_origin(start, checkpoint, storage.target.author, hp, self.context.outputs)
+        self.context.start_times.enter(StartPhase.FIRST_STEP)
         return self._train(lightning, hp, storage, checkpoint, start)
 
     def _in_one_pass(self, hp: Hyperparameters) -> Hyperparameters:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 
 from tpu_contract.run_spec import RunSpec
-from tpu_trainer.contract.clock import Clock, StepPace
+from tpu_trainer.contract.clock import Clock, StartTimes, StepPace
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PreemptedError
+from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.contract.stop import StopFlag
 from tpu_trainer.data.order import GENERATORS, Share, seed_generators
 from tpu_trainer.gang.backends.base import Backend
@@ -27,6 +29,9 @@ class RunContext:
     clock: Clock
     pace: StepPace
     outputs: RunOutputs
+    die: Callable[[Outcome], NoReturn]
+    """Ends this process with an outcome, from any thread."""
+    start_times: StartTimes = field(default_factory=StartTimes)
 
     @property
     def share(self) -> Share:

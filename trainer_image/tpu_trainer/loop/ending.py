@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tpu_contract.protocol import MOST_METRICS, ExitCode
 from tpu_contract.run_spec import RunSpec
@@ -19,6 +19,7 @@ from tpu_trainer.loop.context import RunContext
 from tpu_trainer.loop.evaluation_policy import metric_rules
 from tpu_trainer.loop.instruments import Instruments
 from tpu_trainer.reporting.learning import Followed, find_unlearned
+from tpu_trainer.reporting.loss_trend import LossTrend
 from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.storage.store import DirectoryStore
 
@@ -120,12 +121,20 @@ def succeeded_outcome(
 
 def warn_unlearned(spec: RunSpec, step: int, metrics: Mapping[str, float], instruments: Instruments) -> None:
     """Warns of a training that has not learned. Says nothing of a lower rung, which has a gate for that, nor of weights
-    that were good before the first step: `metrics` and losses need not improve on them."""
+    that were good before the first step: `metrics` and losses need not improve on them. A run that continues is judged
+    from its first step on if its report has that."""
     outputs, checkpoint = instruments.outputs, spec.checkpoint
-    begins_elsewhere = instruments.first > 0 or (checkpoint is not None and checkpoint.init_from is not None)
-    if outputs.rung is not None or begins_elsewhere:
+    if spec.end_after_steps is not None or (checkpoint is not None and checkpoint.init_from is not None):
         return
-    for text in find_unlearned(outputs.losses, _followed(spec, metrics, outputs.progress.first_metrics)):
+    losses, first, stride = outputs.losses, outputs.progress.first_metrics, 1
+    if instruments.first > 0:
+        history = outputs.reporter.history
+        if not history.is_whole:
+            return
+        means, stride = history.mean_losses
+        losses, first = LossTrend(-(-spec.warmup_steps // stride)), history.first_metrics
+        losses.add(means)
+    for text in find_unlearned(losses, _followed(spec, metrics, first), stride):
         outputs.add_finding(Finding("Loss", step, text))
 
 
@@ -155,21 +164,9 @@ def _outcome(
     every = {**metrics, **progress.means, **metrics}
     best = None if progress.best is None else progress.best.as_json()
     message = f"{before}{values}{after}"
-    rung = _rung_numbers(instruments, evaluated) if code is ExitCode.Succeeded else None
+    # Of the job itself, the first steps are judged, if there were so many.
+    rung = (progress.rung or instruments.rung_numbers([*evaluated])) if code is ExitCode.Succeeded else None
     return Outcome(code, message, step, every, instruments.throughput.rate, best=best, rung=rung)
-
-
-def _rung_numbers(instruments: Instruments, evaluated: Mapping[str, float]) -> Mapping[str, Any] | None:
-    """Returns what a rung of a ladder has measured; None of any other run."""
-    numbers, doctor = instruments.outputs.rung, instruments.doctor
-    if numbers is None:
-        return None
-    finiteness = doctor.finiteness
-    not_finite = finiteness.bad or int(not finiteness.health.clean)
-    utilisation = instruments.utilisation.of(instruments.throughput.step_seconds)
-    noise = None if instruments.noise is None else instruments.noise.value
-    losses, unseen = instruments.outputs.losses, doctor.unavailable_checks
-    return numbers.as_json(losses, doctor.recompilations, not_finite, utilisation, noise, unseen, list(evaluated))
 
 
 def _describe_checkpoint(step: int, committed: int | None) -> str:

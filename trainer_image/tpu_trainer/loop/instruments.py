@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tpu_contract.protocol import Phase
 from tpu_trainer.checkpoint.checkpointer import Checkpoints
@@ -26,7 +26,8 @@ from tpu_trainer.loop.buffers import Buffers
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.optim.adascale import GAIN, RATE
 from tpu_trainer.reporting.history import FirstLossTime, Sample
-from tpu_trainer.reporting.throughput import NoiseScale, Throughput, Utilisation
+from tpu_trainer.reporting.profile import ProfileCapture
+from tpu_trainer.reporting.throughput import NoiseMeter, Throughput, Utilisation
 from tpu_trainer.task.logbook import Logbook, LoggedCurve
 from tpu_trainer.task.task import Batch, Hyperparameters
 
@@ -57,7 +58,7 @@ class Instruments:
         checksum: Callable[[], str],
         *,
         closing: Closing | None = None,
-        noise: NoiseScale | None = None,
+        noise: NoiseMeter | None = None,
         average: Mapping[str, Tensor] | None = None,
         known_steps: bool = True,
     ) -> None:
@@ -68,6 +69,7 @@ class Instruments:
         batch = replace(context.spec.batch, accumulation=hp.accumulation_steps, per_replica=hp.per_replica_batch_size)
         spec, self.backend, self.outputs = replace(context.spec, batch=batch), context.backend, context.outputs
         self.clock, self.checkpoints, self.logbook, self.noise = context.clock, checkpoints, logbook, noise
+        self.start_times = context.start_times
         self.doctor = Doctor(
             spec,
             self.backend,
@@ -80,12 +82,20 @@ class Instruments:
             average=average,
             known_steps=known_steps,
         )
-        self.throughput = Throughput(hp.global_batch_size, start.step)
+        judged = spec.judge_after_steps
+        self.judged_at = None if judged is None else min(start.step + judged, spec.train_steps)
+        """The step after which the first steps of the job on top of a ladder are judged."""
+        self.batch, self.throughput = hp.global_batch_size, Throughput(hp.global_batch_size, start.step)
         self.utilisation = Utilisation(spec, self.backend.terms)
+        self._profile = None
+        if (profile := spec.report.profile) and self.outputs.is_reporter:
+            is_torch = spec.backend == "torch"
+            self._profile = ProfileCapture(self.outputs, profile.steps, start.step, with_torch=is_torch)
         self.buffers = Buffers(model, self.backend)
         self.merge_positions: Callable[[Position], Position] = lambda position: position
         self.closing = closing or Closing()
-        self._checksum, self.first = checksum, start.step
+        self._checksum, self.first, self._on_lower_rung = checksum, start.step, spec.end_after_steps is not None
+        self.checked_program = spec.checked_program
         self.position: Position | None = None
         """The whole job's position in the data at the newest save."""
         self.saved: tuple[int, str] | None = None
@@ -150,9 +160,15 @@ class Instruments:
             DivergedError, PeerLostError: as `exchange`.
         """
         self.doctor.before_sync(step, parameters)
+        # A first step differs: it has no optimizer state yet.
+        if step == self.first + 2 and self.checked_program is not None and self.outputs.is_reporter:
+            self.outputs.add_program(step, self.backend.compare_program(self.checked_program))
         with self.clock.during(Phase.DEVICE):
             yield
         self.doctor.after_step(step, batch)
+        if not self.start_times.over:
+            self.start_times.first_step_made(self.backend.counters().compile_seconds)
+            self.outputs.progress.say(str(self.start_times))
 
     def read(self, signals: Signals, step: int, learning_rate: float, *, read_all: bool) -> StepResults | None:
         """Reads the signals that are due after `step`, or all of them. `learning_rate`: the one of `step`.
@@ -162,7 +178,7 @@ class Instruments:
         """
         self._rates[step] = learning_rate
         with self.clock.during(Phase.DEVICE):
-            results = signals.read(step, all_steps=read_all)
+            results = signals.read(step, all_steps=read_all or step == self.judged_at)
         if results is None:
             return None
         if not self._steps and (seconds := process_seconds()) is not None:
@@ -225,16 +241,41 @@ class Instruments:
 
     def after_step(self, signals: Signals, step: int, *, ends: bool) -> None:
         """Reports what has been read, and lets the doctor compare the replicas."""
-        if step % REPORT_EVERY == 0 or ends:
+        if self._profile is not None and self._profile.is_due(step, ends=ends):
+            # Not a step, and so not in their rate.
+            with self.clock.during(Phase.CHECKPOINT):
+                self._profile.after_step(step, ends=ends)
+        is_judged = step == self.judged_at
+        if step % REPORT_EVERY == 0 or ends or is_judged:
             self._report()
         # The doctor's findings decide on a rung of a ladder, so it looks at all steps.
-        closes = ends and self.outputs.rung is not None
+        closes = is_judged or (ends and self._on_lower_rung)
         if closes or step % CHECKUP_EVERY == 0 or step == self.first + REPORT_EVERY:
             self.doctor.checkup(step, last=closes)
             with self.doctor.set_aside():
                 # The pace of warm steps if it is known, else of all steps that have been read.
                 passed = (time.monotonic() - self._begun) / max(1, self._steps)
                 signals.settle_interval(self.throughput.step_seconds or passed)
+        if is_judged:
+            self.outputs.progress.rung = self.rung_numbers()
+
+    def rung_numbers(self, evaluated: Sequence[str] = ()) -> Mapping[str, Any] | None:
+        """Returns what a rung of a ladder has measured up to now; None of any other run."""
+        numbers, doctor = self.outputs.rung, self.doctor
+        if numbers is None:
+            return None
+        finiteness = doctor.finiteness
+        return numbers.as_json(
+            self.outputs.losses,
+            doctor.recompilations,
+            finiteness.bad or int(not finiteness.health.clean),
+            self.batch,
+            self.first,
+            self.throughput.rate,
+            self.utilisation.of(self.throughput.step_seconds),
+            doctor.unavailable_checks,
+            evaluated,
+        )
 
     def finish_log(self, step: int) -> None:
         """Reports what was logged after the last exchange. A collective."""

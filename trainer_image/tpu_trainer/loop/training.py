@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from tpu_contract.protocol import Phase
+from tpu_contract.protocol import Phase, StartPhase
 from tpu_trainer.checkpoint.checkpointer import Checkpoints, CheckpointSchedule
 from tpu_trainer.checkpoint.snapshot import check_state, is_from_lightning
 from tpu_trainer.contract.errors import PeerLostError, UserCodeError, user_code
@@ -40,7 +40,7 @@ from tpu_trainer.loop.loop import TrainingLoop, TrainingResult
 from tpu_trainer.loop.preparation import prepare
 from tpu_trainer.loop.trainable import PreparedTask
 from tpu_trainer.optim.schedulers import Schedules
-from tpu_trainer.reporting.throughput import NoiseScale
+from tpu_trainer.reporting.throughput import NoiseMeter
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.logbook import use_book
 from tpu_trainer.task.task import Hyperparameters
@@ -52,10 +52,12 @@ def run_own_loop(context: RunContext, loaded: Loaded) -> Outcome:
     hp, (task, hooks) = Hyperparameters.of(spec), loaded
     try:
         check_data(task, hp.seed, backend, context.environment.host_index, outputs.add_finding)
+        context.start_times.enter(StartPhase.CHECKPOINT)
         storage = CheckpointStorage.of(spec, task.model, backend)
         checkpoint = storage.choose(backend, outputs)
         if checkpoint is not None and is_from_lightning(checkpoint.snapshot):
             raise only_under_lightning("the job's checkpoint was written under Lightning's own Trainer")
+        context.start_times.enter(StartPhase.FIRST_STEP)
         writers = storage.writers(backend, context.environment, outputs)
         work, resumed = prepare(context, task, hooks, hp, storage, checkpoint), checkpoint is not None
         done = describe_nothing_left(work.start, checkpoint, work.hp)
@@ -105,7 +107,7 @@ def _instruments(context: RunContext, work: PreparedTask, checkpoints: Checkpoin
         work.logbook,
         lambda: checksum_of(model, work.averaged, backend),
         closing=work.closing,
-        noise=NoiseScale(batch // work.hp.accumulation_steps // backend.terms, batch) if work.noise_scale else None,
+        noise=NoiseMeter(batch // work.hp.accumulation_steps // backend.terms, batch) if work.noise_scale else None,
         average=work.averaged,
     )
 

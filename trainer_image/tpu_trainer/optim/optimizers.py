@@ -50,7 +50,8 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
         )
     takes = OPTIMIZERS[hp.optimizer.lower()]
     settings: dict[str, Any] = {"momentum": hp.momentum} if "momentum" in takes else {}
-    settings |= {"betas": (hp.beta1, hp.beta2)} if "beta1" in takes else {}
+    if "beta2" in takes:
+        settings |= {"betas": (hp.beta1, hp.beta2)} if "beta1" in takes else {"alpha": hp.beta2}
     settings |= {"eps": hp.epsilon} if "epsilon" in takes else {}
     with user_code(f"optimizer {hp.optimizer}"):
         build = BUILDERS[hp.optimizer.lower()]
@@ -71,7 +72,7 @@ _GROUP_KEYS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], Any]]] = {
     "momentum": ("momentum", lambda group: group.get("momentum")),
     "weight_decay": ("weightDecay", lambda group: group.get("weight_decay")),
     "beta1": ("beta1", lambda group: _beta(group, 0)),
-    "beta2": ("beta2", lambda group: _beta(group, 1)),
+    "beta2": ("beta2", lambda group: group.get("alpha", _beta(group, 1))),
     "epsilon": ("epsilon", lambda group: group.get("eps")),
 }
 """For each hyperparameter, its name in the recipe, and how to find it in an optimizer's parameter groups."""

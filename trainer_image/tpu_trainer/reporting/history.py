@@ -42,7 +42,7 @@ P = TypeVar("P", bound="LossPoint | StretchPoint | EvaluationPoint | RatePoint |
 @dataclass(frozen=True)
 class NoisePoint:
     """The gradients of `count` steps up to and including `step`: sums of estimates of their noise and of their squared
-    length (`throughput.NoiseScale`)."""
+    length (`throughput.NoiseMeter`)."""
 
     step: int
     count: int
@@ -257,6 +257,22 @@ class RunHistory:
     def last_step(self) -> int:
         """Returns the last step of earlier attempts; 0 if there are none."""
         return self._attempts[-1].last if self._attempts else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Returns whether the first attempt has begun with the first step, so that the curves have all steps."""
+        return bool(self._attempts) and self._attempts[0].first == 0
+
+    @property
+    def mean_losses(self) -> tuple[list[float], int]:
+        """Returns the mean losses of neighbouring steps, and of how many steps each is; leaves out those without."""
+        return [point.mean for point in self._losses.points if point.mean is not None], self._losses.stride
+
+    @property
+    def first_metrics(self) -> Mapping[str, float]:
+        """Returns the metrics of the first evaluation; none while it is the only one."""
+        first, *later = self._evaluations.points or (EvaluationPoint(0, {}),)
+        return first.metrics if later else {}
 
     def forget_after(self, step: int) -> None:
         """Drops the steps after `step`, which a resumed run makes again; warnings and attempts stay."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from tpu_contract.protocol import MOST_WARNINGS
+from tpu_contract.protocol import MOST_WARNINGS, ProgramMatch
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.reporting.history import Sample
@@ -26,6 +27,8 @@ class ProgressLog:
     checkpoint_step: the newest step that is safe in a checkpoint. last: the last sample. metrics: of the last
     evaluation. first_metrics: of this process's first evaluation, once there is another. means: the last values of
     what the task has logged. warnings: the first MOST_WARNINGS findings. best: the checkpoint with the best evaluation.
+    rung: what the job on top of a ladder has measured in its first steps, once they are made.
+    program: how the step's program is the one that the entry check has compiled; None if it was not compared.
     """
 
     def __init__(self, total_steps: int, silent: bool) -> None:
@@ -41,6 +44,8 @@ class ProgressLog:
         self._shown: dict[str, float] = {}
         self.warnings: tuple[str, ...] = ()
         self.best: Best | None = None
+        self.rung: Mapping[str, Any] | None = None
+        self.program: ProgramMatch | None = None
 
     def resume(self, step: int, line: str) -> None:
         self.step = self.checkpoint_step = step

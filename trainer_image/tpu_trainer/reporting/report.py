@@ -13,9 +13,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tpu_contract.protocol import MOST_METRICS, REPORT_LIMIT, WARNING_LENGTH, Phase, ReportPhase
+from tpu_contract.protocol import (
+    MOST_METRICS,
+    REPORT_LIMIT,
+    WARNING_LENGTH,
+    Phase,
+    ProgramMatch,
+    ReportPhase,
+    StartPhase,
+)
 from tpu_contract.run_spec import RunSpec
-from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StepPace
+from tpu_trainer.contract.clock import WARM_UP_STEPS, Clock, StartTimes, StepPace
 from tpu_trainer.contract.outcome import Best
 from tpu_trainer.reporting.progress import ProgressLog
 
@@ -26,7 +34,8 @@ class ProgressReport:
     after, 0 or the checkpoint's; None until that is read. loss, examples_per_second: of the last
     steps that were read. metrics: of the last evaluation, then what the task has logged. checkpoint_step: the newest
     step that is safe in a checkpoint. best_checkpoint: the checkpoint with the best evaluation, if one is kept.
-    remaining_seconds: without evaluations and checkpoints. None while a number is unknown."""
+    remaining_seconds: without evaluations and checkpoints. rung: of the job on top of a ladder, what its first steps
+    have shown. program: as in `ProgressLog`. None while a number is unknown."""
 
     phase: ReportPhase
     step: int
@@ -39,10 +48,15 @@ class ProgressReport:
     metrics: Mapping[str, float] | None = None
     warnings: tuple[str, ...] = ()
     remaining_seconds: int | None = None
+    program: ProgramMatch | None = None
     stacks: str | None = None
+    rung: Mapping[str, Any] | None = None
+    start_seconds: Mapping[StartPhase, float] | None = None
 
 
-def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: ProgressLog) -> ProgressReport:
+def present_report(
+    spec: RunSpec, clock: Clock, pace: StepPace, progress: ProgressLog, start_times: StartTimes | None = None
+) -> ProgressReport:
     """Returns how the run is doing now. Call it from any thread."""
     phase, _ = clock.current()
     last, step = progress.last, max(progress.step or 0, pace.last or 0)
@@ -61,6 +75,9 @@ def present_report(spec: RunSpec, clock: Clock, pace: StepPace, progress: Progre
         metrics={**progress.metrics, **progress.means.copy(), **progress.metrics},
         warnings=progress.warnings,
         remaining_seconds=math.ceil((progress.total - step) * spec.batch.total / rate) if rate else None,
+        rung=progress.rung,
+        program=progress.program,
+        start_seconds=None if start_times is None else start_times.seconds(),
     )
 
 
@@ -90,8 +107,12 @@ def operator_body(report: ProgressReport) -> bytes:
         "checkpointStep": report.checkpoint_step,
         "bestCheckpoint": None if report.best_checkpoint is None else report.best_checkpoint.as_json(),
         "estimatedRemainingSeconds": report.remaining_seconds,
+        "program": report.program,
         "stacks": report.stacks,
+        "startSeconds": None if report.start_seconds is None else dict(report.start_seconds),
     }
+    if report.rung is not None:
+        document["rung"] = report.rung
     more = {
         "metrics": dict(_metrics(report)),
         "warnings": [warning[:WARNING_LENGTH] for warning in report.warnings],

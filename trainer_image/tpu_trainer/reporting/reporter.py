@@ -80,14 +80,15 @@ class Reporter:
         self._silenced = self._is_due = False
         self._written = now()
         self._writing: threading.Thread | None = None
-        self._history = self._read_before() if store else RunHistory()
-        self._first = self._step = self._history.last_step
+        self._files: threading.Thread | None = None
+        self.history = self._read_before() if store else RunHistory()
+        self._first = self._step = self.history.last_step
         self._first_loss: FirstLossTime | None = None
         self._events = EventFile(spec.job.attempt) if store and spec.report.tensor_board else None
 
     def begin(self, step: int) -> None:
         """Starts, or continues, the training after `step` steps. Forgets later steps of earlier attempts."""
-        self._history.forget_after(step)
+        self.history.forget_after(step)
         self._first = self._step = step
 
     def add_first_loss(self, found: FirstLossTime) -> None:
@@ -97,7 +98,7 @@ class Reporter:
         if not self._store:
             return
         self._step = sample.step
-        self._history.add_sample(sample)
+        self.history.add_sample(sample)
         if self._events:
             self._events.add_sample(sample)
         if self._is_due or self._now() - self._written >= self._every:
@@ -114,7 +115,7 @@ class Reporter:
         if not self._store:
             return
         self._step = max(self._step, step)
-        self._history.add_evaluation(step, metrics)
+        self.history.add_evaluation(step, metrics)
         if self._events:
             self._events.add_evaluation(step, metrics)
         self.write_soon()
@@ -122,9 +123,27 @@ class Reporter:
     def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         if not self._store:
             return
-        self._history.add_curves(curves)
+        self.history.add_curves(curves)
         if self._events:
             self._events.add_curves(curves)
+
+    @property
+    def has_place(self) -> bool:
+        return self._store is not None
+
+    def add_profile(self, files: Mapping[str, bytes], what: str) -> None:
+        """Writes the files of a profiler trace of `what` beside the history."""
+        self._environment = {**self._environment, "Profile": f"{what}: {', '.join(files)}"}
+        self._files = threading.Thread(target=self._put_all, args=(files,), daemon=True)
+        self._files.start()
+
+    def _put_all(self, files: Mapping[str, bytes]) -> None:
+        assert self._store
+        try:
+            for name, content in files.items():
+                self._store.put(name, content)
+        except Exception as error:
+            self._say(f"the profile is not written: {_reason(error)}")
 
     @property
     def without_events(self) -> str | None:
@@ -138,7 +157,7 @@ class Reporter:
         return self._events is not None and self._events.summary(step, summary)
 
     def add_finding(self, finding: Finding) -> None:
-        self._history.add_finding(finding)
+        self.history.add_finding(finding)
 
     def end(self, outcome: Outcome) -> None:
         """Writes the last version; returns when it is written or LAST_SECONDS have passed."""
@@ -147,6 +166,8 @@ class Reporter:
         self._step = self._step if outcome.step is None else max(self._step, outcome.step)
         until = time.monotonic() + LAST_SECONDS
         self._wait(until)
+        if self._files:
+            self._files.join(max(0.0, until - time.monotonic()))
         self._begin_writing(outcome)
         self._wait(until)
         if self._writing and self._writing.is_alive():
@@ -160,7 +181,7 @@ class Reporter:
         name = outcome.code.name if outcome else None
         split = self._clock.seconds()
         attempt = AttemptRecord(self._spec.job.attempt, self._first, self._step, split, name, self._first_loss)
-        recorded = self._history.as_recorded(attempt)
+        recorded = self.history.as_recorded(attempt)
         events = {self._events.name: self._events.content()} if self._events else {}
         self._writing = threading.Thread(target=self._write, args=(recorded, events, outcome), daemon=True)
         self._writing.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tpu_contract.protocol import ProgramMatch
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import Outcome
 from tpu_trainer.reporting.heartbeat import Heartbeat
@@ -18,12 +19,23 @@ from tpu_trainer.reporting.reporter import Reporter
 from tpu_trainer.reporting.rung import RungNumbers
 from tpu_trainer.task.logbook import LoggedCurve
 
+_OTHER_PROGRAM = (
+    "the step is not the program that the entry check has compiled: its arguments, matrix products or collectives "
+    "differ, so the condition StepFits says nothing about this run. Look for code that depends on the device, the time "
+    "or a file, and for data whose shapes have changed"
+)
+_KNOWN_PROGRAMS = {
+    ProgramMatch.SAME: "this is the program that the entry check has compiled",
+    ProgramMatch.ALIKE: "the program has the arguments, products and collectives of the one that the entry check has "
+    "compiled; other operations differ",
+}
+
 
 @dataclass(frozen=True)
 class RunOutputs:
     """`heartbeat`: sends reports to the operator, if the run has that service. `is_reporter`: True in the one replica
-    that reports. `losses`: of all steps of this process. `rung`: collects what a rung of a ladder measures; None in any
-    other run."""
+    that reports. `losses`: of all steps of this process. `rung`: collects what a rung of a ladder measures, and the job
+    on top of it; None in any other run."""
 
     progress: ProgressLog
     reporter: Reporter
@@ -41,11 +53,21 @@ class RunOutputs:
         self.progress.say(f"first loss after {time.seconds:.1f} s{compiling}")
         self.reporter.add_first_loss(time)
 
+    def add_program(self, step: int, match: ProgramMatch | None) -> None:
+        """Adds how the program of `step`, which repeats, is the one that the entry check has compiled."""
+        self.progress.program = match
+        if match is ProgramMatch.OTHER:
+            self.add_finding(Finding("CompileCheck", step, _OTHER_PROGRAM))
+        elif match is not None:
+            self.progress.say(f"step {step}: {_KNOWN_PROGRAMS[match]}")
+
     def add_sample(self, sample: Sample, checkpoint_step: int | None) -> None:
         self.progress.checkpoint_step = checkpoint_step
         self.progress.add_sample(sample)
         self.reporter.add_sample(sample)
         self.losses.add(sample.losses)
+        if self.rung is not None and sample.noise is not None:
+            self.rung.add_noise(sample.noise)
 
     def add_curves(self, curves: Sequence[LoggedCurve]) -> None:
         """Adds what the task has logged since the last call."""

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tpu_contract.noise_scale import Window, measured_noise
 from tpu_trainer.contract.findings import Finding
 from tpu_trainer.contract.outcome import finite
+from tpu_trainer.reporting.history import NoisePoint
 from tpu_trainer.reporting.loss_trend import LossTrend, Mean
 
 MOST_FINDINGS = 24
@@ -24,29 +26,39 @@ MOST_EVALUATED = 40
 class RungNumbers:
     def __init__(self) -> None:
         self._findings: Counter[str] = Counter()
+        self._noise: list[Window] = []
 
     def add_finding(self, finding: Finding) -> None:
         self._findings[finding.check] += 1
+
+    def add_noise(self, point: NoisePoint) -> None:
+        self._noise.append(Window(point.count, point.noise, point.signal))
 
     def as_json(
         self,
         losses: LossTrend,
         recompilations: int,
         not_finite: int,
+        batch: int,
+        begins: int = 0,
+        rate: float | None = None,
         utilisation: float | None = None,
-        noise_scale: float | None = None,
         unseen: Sequence[str] = (),
         evaluated: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Returns the rung's numbers.
 
         recompilations: programs that were compiled after the warm-up. not_finite: steps whose loss or gradients were
-        not finite. utilisation: of the chips' operations. noise_scale: in examples. unseen: checks that found nothing
-        because they could not look. evaluated: metrics of the last evaluation; the message has other metrics, too, such
-        as the loss and what the task has logged.
+        not finite. batch: examples per step. begins: the steps made before. rate: examples per second. utilisation: of
+        the chips' operations. unseen: checks that found nothing because they could not look. evaluated: metrics of the
+        last evaluation; the message has other metrics, too, such as the loss and what the task has logged.
         """
         first, last, rise = losses.first, losses.last, losses.rise
+        noise = measured_noise(self._noise, batch)
         return {
+            "begins": begins,
+            "steps": losses.count + losses.broken,
+            "examplesPerSecond": rate,
             "firstLoss": _value(first),
             "firstError": _error(first),
             "lastLoss": _value(last),
@@ -56,7 +68,7 @@ class RungNumbers:
             "rise": None if rise is None else asdict(rise),
             "curve": _curve(losses),
             "utilisation": utilisation,
-            "noiseScale": finite(noise_scale),
+            "noiseScale": None if noise is None else finite(noise.whole.value),
             "recompilations": recompilations,
             "notFinite": max(losses.broken, not_finite),
             "findings": dict(self._findings.most_common(MOST_FINDINGS)),

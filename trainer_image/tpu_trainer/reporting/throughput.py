@@ -120,7 +120,7 @@ def mfu(flops_per_step: float, replicas: int, step_seconds: float, generation: s
     return flops_per_step / (replica_peak * replicas * step_seconds)
 
 
-class NoiseScale:
+class NoiseMeter:
     """The simple noise scale S / |G|^2 of McCandlish et al. 2018, appendix A.1, in examples.
 
     With the gradient of b examples (one replica's) and the gradient of B (their mean over all replicas),

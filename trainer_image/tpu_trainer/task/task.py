@@ -52,7 +52,7 @@ class Hyperparameters:
     momentum: 0 if the recipe leaves it out.
     weight_decay: 0 if the recipe leaves it out, 0.01 with adamw.
     beta1: 0.9 if the recipe leaves it out.
-    beta2: 0.999 if the recipe leaves it out, 0.99 with lion.
+    beta2: 0.999 if the recipe leaves it out, 0.99 with lion and rmsprop, whose alpha it is.
     epsilon: 1e-8 if the recipe leaves it out.
     global_batch_size: examples per step of the whole job.
     per_replica_batch_size: examples per pass on one replica.
@@ -123,7 +123,7 @@ class Hyperparameters:
             # torch.optim.AdamW is the one optimizer here that decays by default.
             weight_decay=either(recipe.weight_decay, 0.01 if recipe.name.lower() == "adamw" else 0.0),
             beta1=either(recipe.beta1, 0.9),
-            beta2=either(recipe.beta2, 0.99 if recipe.name.lower() == "lion" else 0.999),
+            beta2=either(recipe.beta2, 0.99 if recipe.name.lower() in ("lion", "rmsprop") else 0.999),
             epsilon=either(recipe.epsilon, 1e-8),
             global_batch_size=spec.batch.total,
             per_replica_batch_size=spec.batch.per_replica,

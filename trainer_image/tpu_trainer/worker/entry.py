@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
 from tpu_contract.run_spec import RunSpec
-from tpu_trainer.contract.environment import check_agreement, read_environment, read_run_spec
+from tpu_trainer.contract.environment import WorkerEnvironment, check_agreement, read_environment, read_run_spec
 from tpu_trainer.contract.outcome import Outcome, outcome_of, write_last_words
 from tpu_trainer.contract.stop import StopSignal
+from tpu_trainer.worker import tpu_host
 from tpu_trainer.worker.code import install
+
+if TYPE_CHECKING:
+    from tpu_trainer.worker.replica import ReplicaRun
 
 
 def main() -> int:
@@ -24,27 +28,38 @@ def main() -> int:
     return outcome.code
 
 
-def run_host(environ: Mapping[str, str], stop: StopSignal) -> Outcome:
-    """Reads the environment and the run spec, and runs the host's replicas. Never raises."""
+def run_host(environ: MutableMapping[str, str], stop: StopSignal, run: ReplicaRun | None = None) -> Outcome:
+    """Reads the environment and the run spec, and runs the host's replicas. Never raises. `run`: what each of them
+    does, by default the training; with another the job needs no entrypoint."""
+    on_tpu = False
     try:
         environment = read_environment(environ)
-        spec = read_run_spec(environment.run_spec)
+        spec = read_run_spec(environment.run_spec, own_loop=run is not None)
         check_agreement(environment, spec)
         import_no_device_libraries(spec)
         if spec.code is not None:
             install(spec.code, environment, os.environ, modules_to_import(spec))
         if spec.hardware == "TPU":
-            print(_describe_rights(), flush=True)
-        # torch is imported only now: a wrong run spec should be reported at once.
-        if spec.process_per_device:
-            from tpu_trainer.worker.host import run_processes
-
-            return run_processes(spec, environment, stop)
-        from tpu_trainer.worker.replica import run_replica
-
-        return run_replica(spec, environment, stop, die)
+            on_tpu = True
+            # Printed first, because opening the chips may fail or hang.
+            print(tpu_host.prepare(environ), flush=True)
+        outcome = _run(spec, environment, stop, run)
     except Exception as error:
-        return outcome_of(error)
+        outcome = outcome_of(error)
+    if on_tpu and not outcome.ended_well:
+        _show_logs()
+    return outcome
+
+
+def _run(spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal, run: ReplicaRun | None) -> Outcome:
+    # torch is imported only now: a wrong run spec should be reported at once.
+    if spec.process_per_device:
+        from tpu_trainer.worker.host import run_processes
+
+        return run_processes(spec, environment, stop, run)
+    from tpu_trainer.worker.replica import run_replica
+
+    return run_replica(spec, environment, stop, _die_on_tpu if spec.hardware == "TPU" else die, run=run)
 
 
 def import_no_device_libraries(spec: RunSpec) -> None:
@@ -58,14 +73,15 @@ def modules_to_import(spec: RunSpec) -> Sequence[str]:
     return ("tpu_trainer.worker.host",) if spec.backend == "torch" else ("tpu_trainer.worker.host", "torch_xla")
 
 
-def _describe_rights() -> str:
-    """Describes the rights that opening the chips needs and that only the node can change.
+def _show_logs() -> None:
+    # A log that libtpu has just removed must not replace the run's own failure.
+    with suppress(OSError):
+        print(tpu_host.ends_of_logs(os.environ), end="", file=sys.stderr, flush=True)
 
-    It is printed first, because opening them may fail or hang.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    locked = "without limit" if soft == resource.RLIM_INFINITY else f"up to {soft // 1024} KiB"
-    return f"runs as user {os.geteuid()} of group {os.getegid()}; may lock memory {locked} (RLIMIT_MEMLOCK)"
+
+def _die_on_tpu(outcome: Outcome) -> NoReturn:
+    _show_logs()
+    die(outcome)
 
 
 def die(outcome: Outcome) -> NoReturn:

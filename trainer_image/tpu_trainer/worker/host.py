@@ -33,7 +33,8 @@ from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.contract.outcome import Outcome, host_outcome
 from tpu_trainer.contract.stop import SharedStop, StopSignal
 from tpu_trainer.gang.backends.rendezvous import serve
-from tpu_trainer.worker.replica import run_replica
+from tpu_trainer.gang.backends.torch_xla_import import import_torch_xla
+from tpu_trainer.worker.replica import ReplicaRun, run_replica
 
 _PR_SET_PDEATHSIG = 1
 _LEFT_EARLY = Outcome(
@@ -42,13 +43,16 @@ _LEFT_EARLY = Outcome(
 )
 
 
-def run_processes(spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal) -> Outcome:
-    """Runs one replica per device of this host and returns the host's outcome.
+def run_processes(
+    spec: RunSpec, environment: WorkerEnvironment, stop: StopSignal, run: ReplicaRun | None = None
+) -> Outcome:
+    """Runs one replica per device of this host and returns the host's outcome. `run`: as in `run_replica`.
 
     Raises:
         PeerLostError: the store could not be opened at MASTER_ADDR:MASTER_PORT.
         BadSpecError: the devices found are not the run spec's.
     """
+    environment = replace(environment, host_process=os.getpid())
     launch = _launch_torch if spec.backend == "torch" else _launch_per_chip
     with tempfile.TemporaryDirectory(prefix="tpu-trainer-") as directory:
         folder = Path(directory)
@@ -60,31 +64,34 @@ def run_processes(spec: RunSpec, environment: WorkerEnvironment, stop: StopSigna
             store = serve(environment, spec.job.gang, spec.slice.replicas) if environment.host_index == 0 else None
             if store is not None:
                 environment = replace(environment, master_port=store.port)
-            died = launch(spec, environment, folder)
+            died = launch(spec, environment, folder, run)
         finally:
             stop.unshare()
         return host_outcome(_read_outcomes(folder), died)
 
 
-def _launch_per_chip(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> bool:
+def _launch_per_chip(spec: RunSpec, environment: WorkerEnvironment, folder: Path, run: ReplicaRun | None) -> bool:
     """Runs one process per chip until all have ended; returns whether one died, after which the pool stops the rest."""
+    import_torch_xla()
     import torch_xla
 
     try:
-        torch_xla.launch(_run_chip, args=(spec, environment, folder))
+        torch_xla.launch(_run_chip, args=(spec, environment, folder, run))
     except BrokenProcessPool:
         return True
     return False
 
 
-def _run_chip(ordinal: int, spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> None:
+def _run_chip(
+    ordinal: int, spec: RunSpec, environment: WorkerEnvironment, folder: Path, run: ReplicaRun | None
+) -> None:
     """Runs one replica, in its own process; on v2, v3 and XLA's CPU device in its own thread."""
     import torch_xla.runtime as xr
 
-    _run_local_replica(spec, replace(environment, local_rank=xr.local_ordinal()), folder)
+    _run_local_replica(spec, replace(environment, local_rank=xr.local_ordinal()), folder, run)
 
 
-def _launch_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> bool:
+def _launch_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path, run: ReplicaRun | None) -> bool:
     """Runs one process per device until all have ended; returns whether one died, after which the rest are killed.
 
     Raises:
@@ -104,7 +111,7 @@ def _launch_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -
             LOCAL_WORLD_SIZE=str(count),
         )
         place = replace(environment, local_rank=local_rank)
-        processes.append(context.Process(target=_run_torch, args=(spec, place, folder, os.getpid())))
+        processes.append(context.Process(target=_run_torch, args=(spec, place, folder, run, os.getpid())))
         processes[-1].start()
     died, running = False, set(processes)
     while running:
@@ -132,12 +139,14 @@ def _launch_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -
     return died
 
 
-def _run_torch(spec: RunSpec, environment: WorkerEnvironment, folder: Path, supervisor: int) -> None:
+def _run_torch(
+    spec: RunSpec, environment: WorkerEnvironment, folder: Path, run: ReplicaRun | None, supervisor: int
+) -> None:
     _end_with(supervisor)
     # A terminal's Ctrl-C goes to every process, but only the supervisor's file counts.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _run_local_replica(spec, environment, folder)
+    _run_local_replica(spec, environment, folder, run)
 
 
 def _end_with(parent: int) -> None:
@@ -169,14 +178,14 @@ def _lay_out_slice(environment: WorkerEnvironment, count: int) -> None:
             raise BadSpecError(f"trainer.torch.device: TorchTPU cannot lay out the slice: {error}") from error
 
 
-def _run_local_replica(spec: RunSpec, environment: WorkerEnvironment, folder: Path) -> None:
+def _run_local_replica(spec: RunSpec, environment: WorkerEnvironment, folder: Path, run: ReplicaRun | None) -> None:
     """Runs replica `environment.local_rank`. If it fails it ends its process, so that the supervisor stops the rest."""
 
     def leave(outcome: Outcome) -> NoReturn:
         _write_outcome(outcome, folder, environment.local_rank)
         os._exit(outcome.code)
 
-    outcome = run_replica(spec, environment, SharedStop(_stop_file(folder)), leave)
+    outcome = run_replica(spec, environment, SharedStop(_stop_file(folder)), leave, run=run)
     if not outcome.ended_well:
         leave(outcome)
     _write_outcome(outcome, folder, environment.local_rank)

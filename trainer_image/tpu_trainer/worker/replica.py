@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
-from tpu_contract.protocol import Phase
+from tpu_contract.protocol import Phase, StartPhase
 from tpu_contract.run_spec import RunSpec
-from tpu_trainer.contract.clock import Clock, StepPace, process_seconds
+from tpu_trainer.contract.clock import Clock, StartTimes, StepPace, process_seconds
 from tpu_trainer.contract.environment import WorkerEnvironment
 from tpu_trainer.contract.errors import PeerLostError
 from tpu_trainer.contract.outcome import Outcome, outcome_of
@@ -30,6 +31,9 @@ from tpu_trainer.reporting.rung import RungNumbers
 from tpu_trainer.task.board import Board, open_board
 from tpu_trainer.task.task import Hyperparameters
 
+ReplicaRun = Callable[[RunContext], Outcome]
+"""What a replica does once the gang has met."""
+
 
 def run_replica(
     spec: RunSpec,
@@ -38,32 +42,38 @@ def run_replica(
     die: Callable[[Outcome], NoReturn],
     *,
     meet: Callable[[RunSpec, WorkerEnvironment, StopFlag], Backend] | None = None,
-    run: Callable[[RunContext], Outcome] | None = None,
+    run: ReplicaRun | None = None,
 ) -> Outcome:
     """Trains and evaluates; every failure becomes an outcome, never an exception.
 
     `die` ends the process with an outcome when the run hangs, since this call cannot return then. `meet` opens the
     backend, by default `open_backend`; `run` is what the replicas do then, by default the training.
     """
-    clock, pace = Clock(before=process_seconds() or 0.0), StepPace()
+    before = process_seconds(environment.host_process or "self") or 0.0
+    clock, pace, start_times = Clock(before=before), StepPace(), StartTimes(before=before)
     # By host and place on the host, not by rank: TPU chips are numbered independently of the hosts.
     is_reporter = environment.host_index == 0 and environment.local_rank == 0
     progress = ProgressLog(spec.last_step, silent=not is_reporter)
     heartbeat = open_heartbeat(
-        environment.progress_service if is_reporter else None, lambda: present_report(spec, clock, pace, progress)
+        environment.progress_service if is_reporter else None,
+        lambda: present_report(spec, clock, pace, progress, start_times),
     )
     # Replaced below: a report names the device.
-    rung = None if spec.end_after_steps is None else RungNumbers()
+    rung = RungNumbers() if spec.end_after_steps or spec.judge_after_steps else None
     reporter, losses = open_reporter(spec, None, clock, "", reports=False), LossTrend(spec.warmup_steps)
     outputs = RunOutputs(progress, reporter, heartbeat, is_reporter, losses, rung)
 
-    def hung(outcome: Outcome) -> None:
+    def end_now(outcome: Outcome) -> NoReturn:
         outputs.end(outcome)
         die(outcome)
 
-    with watchdog(clock, pace, hung, stop.arrived, environment.hang_seconds):
+    with watchdog(clock, pace, end_now, stop.arrived, environment.hang_seconds):
         try:
-            backend = (meet or open_backend)(spec, environment, stop)
+            if meet is None:
+                backend = open_backend(spec, environment, stop, partial(start_times.enter, StartPhase.MEETING))
+            else:
+                backend = meet(spec, environment, stop)
+            start_times.enter(StartPhase.TASK)
             if isinstance(stop, StopSignal):
                 # Installed again, because the device's runtime may have replaced the handler.
                 stop.install()
@@ -72,7 +82,8 @@ def run_replica(
             )
             outputs = replace(outputs, reporter=reporter)
             with open_board(_board(outputs, pace, backend)):
-                outcome = (run or _run)(RunContext(spec, environment, stop, backend, clock, pace, outputs))
+                context = RunContext(spec, environment, stop, backend, clock, pace, outputs, end_now, start_times)
+                outcome = (run or train)(context)
             # All leave together: the first to leave would cut off those still in the last collective, or waiting for
             # the last checkpoint. If one of them is lost, this replica's part is done.
             with clock.during(Phase.CHECKPOINT), suppress(PeerLostError):
@@ -85,7 +96,7 @@ def run_replica(
     return outcome
 
 
-def _run(context: RunContext) -> Outcome:
+def train(context: RunContext) -> Outcome:
     """Trains in the trainer's own loop, or under Lightning's Trainer if the job or the entrypoint says so."""
     spec = context.spec
     steps = spec.train_steps if spec.end_after_steps is None else f"{spec.last_step} of {spec.train_steps}"

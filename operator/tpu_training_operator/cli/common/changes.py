@@ -82,7 +82,7 @@ def _meaning(slice_: Any) -> tuple[SliceLayout, object] | None:
     """Returns what tells a slice from others; None for one that the check will refuse."""
     try:
         parsed = Slice.model_validate(slice_)
-        return layout_of(parsed, ""), parsed.provisioning
+        return layout_of(parsed, ""), (parsed.provisioning, parsed.formation)
     except (ValueError, InvalidJob, IndexError):
         return None
 
@@ -118,8 +118,7 @@ def shorten(body: Body, resolution: Resolution, steps: int) -> None:
     tuned = max(1, steps * scaled.step_batch // recipe["globalBatchSize"])
     before = recipe.get("trainSteps") or Fraction(scaled.train_steps * scaled.step_batch, recipe["globalBatchSize"])
     share = min(Fraction(1), tuned / Fraction(before))
-    for name in ("epochs", "datasetSize"):
-        recipe.pop(name, None)
+    recipe.pop("epochs", None)
     recipe["trainSteps"] = tuned
     (recipe.get("scaling") or {}).pop("steps", None)
     counted = {"warmup": (scaled.warmup_steps, scaled.step_batch)}

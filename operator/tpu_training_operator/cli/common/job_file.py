@@ -50,7 +50,7 @@ class JobFile:
     @property
     def warnings(self) -> tuple[str, ...]:
         """The warnings about the job on spec.slice, and about its ladder."""
-        return (*self.resolution.warnings, *ladder_warnings(self.lower_rungs))
+        return (*self.resolution.warnings, *ladder_warnings(self.lower_rungs, self.options[0]))
 
 
 def filename_option(command: Callable[..., None]) -> Callable[..., None]:

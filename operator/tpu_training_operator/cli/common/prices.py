@@ -13,7 +13,7 @@ from tpu_training_operator.api.status import Status
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.common.errors import BadInput, CommandError
 from tpu_training_operator.cli.common.yaml_text import load, read_text
-from tpu_training_operator.domain.plan.common.ledger import PLACEHOLDERS
+from tpu_training_operator.domain.plan.common.accounts import PLACEHOLDERS
 
 _HOUR = 3600
 _EXAMPLE = "such as {currency: EUR, perChipHour: {v5e: 1.20, v5litepod-16: 1.10}}"

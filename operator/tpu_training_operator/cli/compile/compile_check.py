@@ -35,7 +35,7 @@ from tpu_training_operator.domain.job.trainer_report import CompiledStep
 from tpu_training_operator.domain.objects.run_spec import run_spec
 
 _DOES_NOT_FIT = 1
-_COMPILER_FLAGS = "LIBTPU_INIT_ARGS"
+_FLAGS = ("LIBTPU_INIT_ARGS", "XLA_")
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,8 @@ def _unsupported_problem(file: JobFile) -> Problem | None:
         return Problem("spec.trainer.command", "the check traces the trainer's own loop; it cannot trace a command")
     if trainer.loop is Loop.LIGHTNING:
         return Problem("spec.trainer.loop", "the check traces the trainer's own loop, not Lightning's")
-    if file.job.spec.slice.count > 1:
-        message = (
-            "several slices run one program of backend XLASPMD, which the check does not trace; with --set"
-            " slice.count=1 --set trainer.backend=XLA it checks a step of one slice, without the exchange between them"
-        )
-        return Problem("spec.slice.count", message)
-    if trainer.backend is not BackendName.XLA:
+    stands_for_slices = file.job.spec.slice.count > 1 and trainer.backend is BackendName.XLA_SPMD
+    if trainer.backend is not BackendName.XLA and not stands_for_slices:
         instead = "add --set trainer.backend=XLA to check a replica's step"
         message = f"the check compiles the step of backend XLA, not {trainer.backend}; {instead}"
         return Problem("spec.trainer.backend", message)
@@ -149,17 +144,20 @@ def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> di
     file, python_path = request.file, request.python_path
     job = with_uid(file.job)
     job_env = {variable.name: variable.value for variable in job.spec.trainer.env or () if variable.value is not None}
+    shell = {name: value for name, value in os.environ.items() if not name.startswith(_FLAGS)}
     paths = [*map(str, python_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory(prefix="tpujob-") as name:
         spec, written = Path(name) / "runspec.json", Path(name) / "answer.json"
         spec.write_text(json.dumps(run_spec(job, resolution, 1)), encoding="utf-8")
+        cache = _cache_folder()
         options = ["--run-spec", str(spec), "--output", str(written), *(["--largest"] if largest else [])]
+        options += [] if cache is None else ["--cache", str(cache)]
         exit_code = _run_stoppable(
             [sys.executable, "-m", "tpu_trainer", "compile-check", *options],
             # A worker runs code in its folder.
             cwd=python_path[0] if len(python_path) == 1 else None,
-            # The compiler's flags are the job's, not those of this shell.
-            env={**os.environ, _COMPILER_FLAGS: "", **job_env, "PYTHONPATH": os.pathsep.join(paths)},
+            # The flags of compiler and torch_xla are the job's, not those of this shell.
+            env={**shell, **job_env, "PYTHONPATH": os.pathsep.join(paths)},
             # The search for the largest batch prints each try, which may take minutes.
             stdout=sys.stderr if request.shows_progress else subprocess.DEVNULL,
         )
@@ -171,6 +169,16 @@ def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> di
     if "trouble" in answer:
         raise CommandError(answer["said"])
     return answer
+
+
+def _cache_folder() -> Path | None:
+    """Returns the folder where the compiler's answers are kept; None for a user without a home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        # Its standard has a relative path ignored.
+        return (named if named.is_absolute() else Path.home() / ".cache") / "tpujob" / "compiled"
+    except RuntimeError:
+        return None
 
 
 def _run_stoppable(command: list[str], *, cwd: Path | None, env: dict[str, str], stdout: int | TextIO) -> int:

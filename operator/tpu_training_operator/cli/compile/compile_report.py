@@ -20,6 +20,12 @@ _FEW = 16
 """Features that a task may need so few of: classes, or the one number of a regression."""
 
 
+_ONE_OF_SLICES = (
+    "an estimate: the {slices} slices run a program of backend XLASPMD, which is not traced. This is a replica of"
+    " backend XLA on one of them; the exchange includes the sum over all slices, at the peak of the data-center network"
+)
+
+
 @dataclass(frozen=True)
 class SliceCheck:
     """The trainer's answer for one slice, and the same in words. `cost`: None if nothing was compiled."""
@@ -44,6 +50,8 @@ def print_check(file: JobFile, checked: SliceCheck) -> None:
     batch = count(answer["batch"]["perReplica"], "example")
     out.print(f"[bold]{file.job.name}: {checked.resolution.layout}, {batch} per replica[/bold]", soft_wrap=True)
     out.print(_method(answer), soft_wrap=True)
+    if (slices := checked.resolution.layout.slices) > 1:
+        out.print(_ONE_OF_SLICES.format(slices=slices), soft_wrap=True)
     if flags := answer.get("flags"):
         out.print(f"flags: {escape(flags)}", style="dim", soft_wrap=True)
     for finding in checked.result.findings:
@@ -106,9 +114,10 @@ def _comparison_cells(check: SliceCheck) -> Iterator[str]:
 
 def _method(answer: Mapping[str, Any]) -> str:
     versions = answer["versions"]
+    kept = "; the compiler's answer is that of an earlier check" if answer.get("kept") else ""
     return (
         f"traced by torch_xla {versions['torchXla']} for {count(answer['replicas'], 'replica')}, compiled for "
-        f"{answer['generation']} {answer['topology']} by libtpu {versions['libtpu']}; not run"
+        f"{answer['generation']} {answer['topology']} by libtpu {versions['libtpu']}; not run{kept}"
     )
 
 

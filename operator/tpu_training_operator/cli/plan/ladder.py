@@ -11,6 +11,7 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.common.job_file import JobFile
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.cost import Cost, StepTime, cost_of, cost_rows
+from tpu_training_operator.domain.job.rungs import with_judged_steps
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,10 @@ class PlannedRung:
     @property
     def gates(self) -> list[str]:
         """The gates, named as in the spec, with what they require."""
-        lower_rung = self.option.resolution.lower_rung
-        if lower_rung is None:
+        trial = self.option.resolution.lower_rung or self.option.resolution.judged
+        if trial is None:
             return []
-        return list(_gate_lines(lower_rung.gates.model_dump(by_alias=True, exclude_none=True, mode="json")))
+        return list(_gate_lines(trial.gates.model_dump(by_alias=True, exclude_none=True, mode="json")))
 
     def as_json(self) -> dict[str, Any]:
         resolution = self.option.resolution
@@ -47,7 +48,8 @@ def planned_rungs(file: JobFile, times: Sequence[StepTime]) -> list[PlannedRung]
     """Returns all rungs, the job itself last; an empty list for a job without a ladder."""
     if not file.lower_rungs:
         return []
-    options = enumerate((*file.lower_rungs, file.options[0]), 1)
+    top = with_judged_steps(file.options[0], file.lower_rungs[-1])
+    options = enumerate((*file.lower_rungs, top), 1)
     return [PlannedRung(number, option, cost_of(option.resolution, times)) for number, option in options]
 
 
@@ -83,7 +85,10 @@ def print_ladder(rungs: Sequence[PlannedRung], from_scratch: bool, width: int) -
     for rung, *cost in zip(rungs, *costs.values(), strict=True):
         resolution = rung.option.resolution
         numbers = (resolution.layout.chips, resolution.recipe.batch.total, resolution.recipe.learning_rate)
-        gates = ", ".join(rung.gates) if resolution.lower_rung else "the job itself"
+        gates = ", ".join(rung.gates)
+        if resolution.lower_rung is None:
+            first = f"; its first {count(resolution.judged.steps, 'step')}: {gates}" if resolution.judged else ""
+            gates = f"the job itself{first}"
         cells = (rung.number, rung.option, *numbers, resolution.steps, *cost)
         table.add_row(*map(str, cells), escape(gates or "none"))
     out = console(width)
@@ -123,6 +128,8 @@ def _gate_lines(gates: dict[str, Any]) -> Iterator[str]:
                 yield f"{gate} {value}"
             case list():
                 yield f"{gate} {', '.join(value)}"
+            case {"tolerance": tolerance}:
+                yield f"{gate} within {tolerance}"
             case {"metric": metric}:
                 bounds = " ".join(f"{name} {value[name]}" for name in ("min", "max") if name in value)
                 yield f"{gate} {metric} {bounds}"

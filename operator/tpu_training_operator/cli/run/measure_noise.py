@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from tpu_contract.noise_scale import MeasuredNoise, Window, measured_noise
 from tpu_contract.run_spec import Loop
 from tpu_training_operator.api.slice import SliceRef
 from tpu_training_operator.api.validation import Problem
@@ -13,7 +14,6 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.common.changes import Body
 from tpu_training_operator.cli.common.errors import CommandError
 from tpu_training_operator.cli.common.job_file import JobFile, check
-from tpu_training_operator.domain.job.recipe.measured_noise import MeasuredNoise, Window, measured_noise
 from tpu_training_operator.html_report.history import UnreadableHistory, parse_history
 
 _SLICE = tuple(field.alias for field in SliceRef.model_fields.values())

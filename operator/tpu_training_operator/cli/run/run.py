@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import isfinite
@@ -20,8 +20,10 @@ from typing import Any
 import click
 from rich.console import Console
 
+from tpu_contract.noise_scale import MeasuredNoise
 from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.constants import SLICE_CHECK_COMMAND
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.validation import Problem
@@ -50,7 +52,6 @@ from tpu_training_operator.cli.watch.sections import best_checkpoint, move_words
 from tpu_training_operator.domain.cluster_state.hosts import host_of
 from tpu_training_operator.domain.failures.messages import describe_place
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
-from tpu_training_operator.domain.job.recipe.measured_noise import MeasuredNoise
 from tpu_training_operator.html_report.history import UnreadableHistory, parse_history
 from tpu_training_operator.kube.cluster import Object
 from tpu_training_operator.local.outages import Outage, parse_outage
@@ -110,7 +111,7 @@ def run(
     file = _load(filename, on_slice, values, steps, measure_noise)
     outages = _outages(losses, file)
     python_path = module_paths(file, code)
-    problem = _suspension_problem(file) or _memory_problem(file) or code_problem(file, code, python_path)
+    problem = _suspension_problem(file) or find_memory_problem(file) or code_problem(file, code, python_path)
     if measure_noise:
         problem = problem or measurement_problem(file)
     if problem is not None:
@@ -134,7 +135,7 @@ def run(
     if measure_noise:
         file = keep_checkpoints_apart(file, directory)
     print_summary(file, [*file.warnings, *_omitted_parts(file), *code_warnings(file, packed)])
-    outcome = asyncio.run(_run(file, directory.resolve(), python_path, verbose, outages))
+    outcome = asyncio.run(show_run(file, directory.resolve(), python_path, verbose=verbose, outages=outages))
     result, page = directory / RESULT, directory / PAGE
     history = run_history(file, outcome, directory)
     noise = read_noise(history[0] if history else None)
@@ -228,14 +229,21 @@ def _lock(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
-async def _run(
-    file: JobFile, directory: Path, python_path: list[Path], verbose: bool, outages: list[Outage]
+async def show_run(
+    file: JobFile,
+    directory: Path,
+    python_path: Sequence[Path] = (),
+    *,
+    verbose: bool = False,
+    outages: Sequence[Outage] = (),
+    out: Console | None = None,
 ) -> RunOutcome:
+    """Runs the job here and shows it, by default on stdout, until it ends or an interrupt has stopped it."""
     logging.getLogger("tpu_training_operator").setLevel(logging.ERROR)
     interrupts: asyncio.Queue[None] = asyncio.Queue()
     loop, is_first = asyncio.get_running_loop(), True
     logs = WorkerLogs(pods_below(directory))
-    with display(Console(highlight=False)) as shown:
+    with display(out or Console(highlight=False)) as shown:
 
         def interrupt() -> None:
             nonlocal is_first
@@ -271,11 +279,11 @@ def _suspension_problem(file: JobFile) -> Problem | None:
     return Problem("spec.runPolicy.suspend", "the job is suspended and would never start; set this to false to run it")
 
 
-def _memory_problem(file: JobFile) -> Problem | None:
-    """Returns a problem if the processes need more memory than is free; a command's need is not known."""
+def find_memory_problem(file: JobFile) -> Problem | None:
+    """Returns a problem if the processes need more memory than is free; an unknown command's need is not known."""
     trainer, free = file.job.spec.trainer, min(_free_gb(), default=None)
     layout = max((option.layout for option in file.options), key=lambda layout: layout.hosts)
-    if trainer.entrypoint is None or free is None:
+    if free is None or (trainer.entrypoint is None and trainer.command != SLICE_CHECK_COMMAND):
         return None
     per_host = trainer.torch.processes_per_host if trainer.torch is not None else 1
     processes, fitting = layout.hosts * per_host, max(1, int(free / _GB_PER_PROCESS))
@@ -341,6 +349,7 @@ def _result(
         "bestCheckpoint": progress.best_checkpoint.as_json() if progress and progress.best_checkpoint else None,
         "restarts": status.restarts.by_class,
         "moves": [move.as_json() for move in status.placement.moves] if status.placement else [],
+        "starts": [start.as_json() for start in status.starts],
         "rungs": [rung.as_json() for rung in status.rungs],
         "failure": status.last_failure.as_json() if status.last_failure else None,
         "seconds": round(outcome.seconds, 3),

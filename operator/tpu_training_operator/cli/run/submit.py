@@ -89,7 +89,7 @@ async def _submit(connection: Connection, request: _Request) -> int:
         if code.secret is None:
             await asyncio.to_thread(put, packed.archive, code.uri)
         click.echo(code_summary(packed, code.uri))
-    job, is_new = await _create(connection, file)
+    job, is_new = await create_job(connection, file)
     if packed is not None and code is not None and code.secret is not None:
         await _create_secret(connection, job, secret(code.secret, packed, job), is_new=is_new)
     name = file.job.name
@@ -98,7 +98,7 @@ async def _submit(connection: Connection, request: _Request) -> int:
     return 0
 
 
-async def _create(connection: Connection, file: JobFile) -> tuple[Object, bool]:
+async def create_job(connection: Connection, file: JobFile) -> tuple[Object, bool]:
     """Returns the job as stored, and whether it is new. A stored job with the same spec counts as created before."""
     namespace, name = file.job.namespace, file.job.name
     body = {key: value for key, value in file.body.items() if key != "status"}

@@ -42,7 +42,7 @@ def screen(
 def display(out: Console) -> Iterator["LiveTable | Lines"]:
     """Yields the display that fits the console. A dumb terminal cannot redraw in place."""
     if not out.is_terminal or out.is_dumb_terminal:
-        yield Lines()
+        yield Lines(err=out.stderr)
         return
     with Live(console=out, auto_refresh=False) as live:
         yield LiveTable(live)
@@ -64,9 +64,10 @@ class LiveTable:
 
 
 class Lines:
-    """Prints the lines that differ from the last ones."""
+    """Prints the lines that differ from the last ones; with `err` to stderr."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, err: bool = False) -> None:
+        self._err = err
         self._last: list[str] = []
         self._trouble: str | None = None
 
@@ -74,11 +75,11 @@ class Lines:
         lines = plain_lines(view)
         for line in lines:
             if line not in self._last:
-                click.echo(f"{view.now:%H:%M:%S} {line}")
+                click.echo(f"{view.now:%H:%M:%S} {line}", err=self._err)
         self._last = lines
         if trouble and not self._trouble:
             click.echo(f"{view.now:%H:%M:%S} connection lost, trying again: {trouble}", err=True)
         self._trouble = trouble
 
     def say(self, text: str) -> None:
-        click.echo(text)
+        click.echo(text, err=self._err)

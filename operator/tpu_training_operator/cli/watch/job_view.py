@@ -19,7 +19,7 @@ from tpu_training_operator.cli.common.prices import Prices
 from tpu_training_operator.domain.cluster_state.hosts import Host, Hosts, summarize_hosts
 from tpu_training_operator.domain.cluster_state.multikueue import manager_of
 from tpu_training_operator.domain.cluster_state.observed import parse_time
-from tpu_training_operator.domain.plan.common import ledger
+from tpu_training_operator.domain.plan.common import accounts
 from tpu_training_operator.domain.plan.common.restart_budget import Budget, budget
 
 
@@ -117,7 +117,7 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         else None,
         window=span(restart.window_seconds) if restart else "",
         budgets=tuple(budget(restart, status.restarts, kind, now) for kind in FailureClass) if restart else (),
-        goodput=goodput and ledger.charge(goodput, now, goodput.activity),
+        goodput=goodput and accounts.charge(goodput, now, goodput.activity),
         manager=manager_of(job),
     )
 

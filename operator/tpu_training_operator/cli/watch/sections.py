@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tpu_contract.protocol import ReportPhase
+from tpu_contract.protocol import ReportPhase, StartPhase
 from tpu_contract.words import several
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.constants import MULTIKUEUE
 from tpu_training_operator.api.decimals import readable
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Activity, Failure, Move, Placement, Progress, State
+from tpu_training_operator.api.status import Activity, AttemptStart, Failure, Move, Placement, Progress, State
 from tpu_training_operator.api.words import count, duration
 from tpu_training_operator.cli.common.terminal import ago
 from tpu_training_operator.cli.plan.ladder import rung_lines
@@ -18,13 +18,14 @@ from tpu_training_operator.cli.watch.job_view import JobView
 from tpu_training_operator.domain.cluster_state.hosts import HostGroup, Hosts, group_words
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.messages import describe_attempt, describe_class, describe_place, gist
-from tpu_training_operator.domain.plan.common.ledger import account_of
+from tpu_training_operator.domain.plan.common.accounts import account_of
 from tpu_training_operator.domain.plan.common.restart_budget import Budget
 from tpu_training_operator.domain.plan.stopping.budget import format_hours
 
 _MOST_GROUPS = 4
 _MOST_NAMES = 4
 _MOST_NODES = 8
+_MOST_STARTS = 4
 _BAR = 30
 # A worker reports every ten seconds, even during a long step.
 _STALE_SECONDS = 60
@@ -55,6 +56,7 @@ def sections(view: JobView, command: str) -> list[Section]:
         *_failures(view),
         _restarts(view),
         *_nodes(view),
+        _full_only("starts", start_lines(view.status.starts[-_MOST_STARTS:])),
         _time(view),
         *_chips(view),
         _full_only("to do", advice(view, command), "bold"),
@@ -299,6 +301,26 @@ def _nodes(view: JobView) -> list[Section]:
         _full_only("faults", [f"of chips on {several(faults, _MOST_NODES)}"] if faults else []),
         _full_only("avoided", [several(avoided, _MOST_NODES)] if avoided else []),
     ]
+
+
+def start_lines(starts: Sequence[AttemptStart]) -> Iterator[str]:
+    """Yields a table of the phases up to the first step: a column for each attempt, the newest last."""
+    if not starts:
+        return
+    yield _start_row("attempt", [str(start.attempt) for start in starts])
+    yield _start_row("after", [start.cause for start in starts])
+    for phase in StartPhase:
+        if any(start.seconds.get(phase) for start in starts):
+            yield _start_row(phase, [_start_seconds(start.seconds.get(phase)) for start in starts])
+    yield _start_row("together", [_start_seconds(start.total_seconds) for start in starts])
+
+
+def _start_row(name: str, cells: Iterable[str]) -> str:
+    return f"{name:<11}" + "".join(f"{cell:>18}" for cell in cells)
+
+
+def _start_seconds(seconds: int | None) -> str:
+    return "-" if seconds is None else duration(seconds)
 
 
 def _time(view: JobView) -> Section:

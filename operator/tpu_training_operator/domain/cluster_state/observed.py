@@ -170,7 +170,7 @@ class WorkerPod:
         """Whether it runs the trainer rather than a loop of the user's own."""
         containers: Sequence[Object] = self.raw.get("spec", {}).get("containers") or ()
         ours = (container for container in containers if container["name"] == constants.CONTAINER_NAME)
-        commands = (constants.TRAINER_COMMAND, constants.CHECK_COMMAND)
+        commands = (constants.TRAINER_COMMAND, constants.FAST_SLICE_CHECK_COMMAND, constants.CHECK_COMMAND)
         return any(container.get("command") in commands for container in ours)
 
     @property

@@ -1,7 +1,7 @@
 """Explains why an object cannot be created: refusals, names that are taken, pods that the cluster changes.
 
 The API server's message about a LimitRange does not name it. A LimitRange refuses values outside its bounds, or adds
-default limits that contradict the pod's requests.
+default limits that contradict the pod's requests. Its message about Pod Security names the pod's fields, not the job's.
 """
 
 import re
@@ -17,6 +17,9 @@ _BOUND = re.compile(r"(minimum|maximum) (\S+) usage per (Container|Pod) is ")
 _RATIO = re.compile(r"(\S+) max limit to request ratio per (?:Container|Pod) is ")
 _ABOVE_LIMIT = re.compile(r"must be less than or equal to (\S+) limit")
 _FIELDS = {"minimum": "min", "maximum": "max"}
+_POD_SECURITY = re.compile(r'violates PodSecurity "(\w+):')
+# The only capability of spec.trainer.securityContext that the level baseline admits.
+_BASELINE_CAPABILITIES = ["DAC_OVERRIDE"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,32 @@ def limit_range_remedy(refusal: str, pod: Object) -> str:
         added = "; a LimitRange of the namespace adds this limit (default), because the job sets none: set "
         return added + limits if limits else ""
     return ""
+
+
+def pod_security_remedy(refusal: str, pod: Object) -> str:
+    """Returns what to add to the refusal of the pod; empty if the namespace's Pod Security level is not the cause."""
+    if (level := _POD_SECURITY.search(refusal)) is None:
+        return ""
+    spec = pod["spec"]
+    container, user = spec["containers"][0].get("securityContext") or {}, spec.get("securityContext") or {}
+    added = (container.get("capabilities") or {}).get("add") or []
+    beyond_baseline = {
+        "securityContext.privileged": container.get("privileged"),
+        "securityContext.capabilities": added and added != _BASELINE_CAPABILITIES,
+        "hostNetwork": spec.get("hostNetwork"),
+    }
+    beyond_restricted = beyond_baseline | {
+        "securityContext.capabilities": added,
+        "securityContext.runAsUser": user.get("runAsUser") == 0,
+    }
+    asked = beyond_restricted if level[1] == "restricted" else beyond_baseline
+    fields = " and ".join(f"spec.trainer.{field}" for field, is_asked in asked.items() if is_asked)
+    needed = "privileged" if any(beyond_baseline.values()) else "baseline"
+    return (
+        f"; leave out {fields}, or let an administrator label the namespace pod-security.kubernetes.io/enforce={needed}"
+        if fields
+        else ""
+    )
 
 
 def _resources_of(pod: Object) -> str:

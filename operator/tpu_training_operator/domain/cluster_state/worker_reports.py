@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from tpu_contract.protocol import ReportPhase
+from tpu_contract.protocol import ProgramMatch, ReportPhase
 from tpu_training_operator.api.status import BestCheckpoint
+from tpu_training_operator.domain.job.trainer_report import ReportedRung
 
 
 @dataclass(frozen=True)
 class WorkerReport:
     """The latest report of an attempt. `attempt` and `pod_uid` belong to the pod whose token came with the report,
-    whatever the report itself says. `start_step`: the step that the attempt begins after; None from a worker that has
+    whatever the report itself says. `start_seconds`: of each phase of the worker's start up to now, where that is
+    known. `start_step`: the step that the attempt begins after; None from a worker that has
     not read its checkpoint. Numbers other than counts are texts with six digits. `exact`: the step was counted,
-    not computed from a percentage, which changes only after many steps."""
+    not computed from a percentage, which changes only after many steps. `rung`: what the first steps of the job on top
+    of a ladder have shown."""
 
     attempt: int
     pod_uid: str
@@ -32,8 +35,11 @@ class WorkerReport:
     best_checkpoint: BestCheckpoint | None = None
     estimated_remaining_seconds: int | None = None
     warnings: tuple[str, ...] = ()
+    program: ProgramMatch | None = None
     stacks: str | None = None
+    start_seconds: Mapping[str, float] = field(default_factory=dict)
     exact: bool = True
+    rung: ReportedRung | None = None
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,13 @@ def ended_by(pod: WorkerPod) -> datetime | None:
 def has_started(pod: WorkerPod) -> bool:
     """Tells whether the worker's container runs or has run. If it could not start, its start time is in 1970."""
     runs = (pod.container.get("state") or {}).get("running") is not None
-    return runs or _known(pod, pod.termination.get("startedAt")) is not None
+    return runs or started_at(pod) is not None
+
+
+def started_at(pod: WorkerPod) -> datetime | None:
+    """Returns when the worker's container started; None before that, or if its kubelet does not say."""
+    state = pod.container.get("state") or {}
+    return _known(pod, (state.get("running") or state.get("terminated") or {}).get("startedAt"))
 
 
 def _known(pod: WorkerPod, time: str | None) -> datetime | None:

@@ -44,6 +44,7 @@ EXIT_CODE_CLASSES: Mapping[ExitCode, FailureClass] = {
     ExitCode.PeerLost: FailureClass.INFRASTRUCTURE,
     ExitCode.InternalError: FailureClass.UNKNOWN,
     ExitCode.Hung: FailureClass.HANG,
+    ExitCode.SliceUnfit: FailureClass.INFRASTRUCTURE,
     ExitCode.StorageFailed: FailureClass.INFRASTRUCTURE,
     ExitCode.Preempted: FailureClass.PREEMPTION,
     # A chip that computes wrongly would fail this way; on other nodes the same program may succeed.
@@ -56,7 +57,14 @@ EXIT_CODE_CLASSES: Mapping[ExitCode, FailureClass] = {
 _CODES = {code.name: code for code in EXIT_CODE_CLASSES}
 
 # Reasons that point at a node's chips rather than at the node or the network.
-DEVICE_FAULTS = frozenset({FailureReason.DEVICE_BUSY, FailureReason.DEVICE_FAILED, FailureReason.DEVICES_UNHEALTHY})
+DEVICE_FAULTS = frozenset(
+    {
+        FailureReason.DEVICE_BUSY,
+        FailureReason.DEVICE_FAILED,
+        FailureReason.DEVICES_UNHEALTHY,
+        FailureReason.HOST_UNFIT,
+    }
+)
 
 # Exit codes of programs that a signal ended because of an error in them: 128 plus the signal.
 _SIGNALS = {128 + number: Signals(number).name for number in (1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 24, 25, 31)}
@@ -201,6 +209,11 @@ def own_words(pod: WorkerPod) -> str:
         return with_ending(f"{_AFTER_THE_TRAINING} (exit code {pod.exit_code}; its log says why)", pod.last_words)
     launched = read_launcher(pod.last_words)
     return launched.words if launched else without_ranks(pod.last_words)
+
+
+def _blames_its_host(pod: WorkerPod) -> bool:
+    """Tells whether the line of the slice check that the worker ended with is about this very host."""
+    return pod.trainer_message is not None and pod.trainer_message.slice_check.host == pod.name
 
 
 def _lost_its_peer(pod: WorkerPod) -> bool:
@@ -373,6 +386,12 @@ _START_ERRORS = (
 _EXIT_CODES = (
     FailureRow("ExitedEarly", _USER, left_early, lambda _: _EXITED_EARLY),
     FailureRow("PeerLost", _INFRASTRUCTURE, _lost_its_peer, _words_or_code, doubt=Doubt.LOST_PEER),
+    FailureRow(
+        FailureReason.HOST_UNFIT,
+        _INFRASTRUCTURE,
+        _both(_exited_with(ExitCode.SliceUnfit), _blames_its_host),
+        _words_or_code,
+    ),
     *(
         FailureRow(
             code.name,

@@ -10,7 +10,7 @@ from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.job import Spec, TPUTrainingJob
 from tpu_training_operator.api.model import ApiModel
 from tpu_training_operator.api.placement import MoveBatch
-from tpu_training_operator.api.slice import ProvisioningType
+from tpu_training_operator.api.slice import Formation, ProvisioningType
 from tpu_training_operator.api.validation import InvalidJob, Problem
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.choice import SliceChoice, alternatives, fewer_slices, own_choice
@@ -56,6 +56,7 @@ class SliceOption:
         if provisioning is not None and provisioning.reservation:
             return f"{self.layout} (reservation {provisioning.reservation.rpartition('reservations/')[2]})"
         how = _PROVISIONING_TEXTS.get(provisioning.type) if provisioning else None
+        how = how or _FORMATION_TEXTS.get(self.choice.slice.formation)
         return f"{self.layout} ({how})" if how else str(self.layout)
 
 
@@ -64,6 +65,9 @@ _PROVISIONING_TEXTS = {
     ProvisioningType.FLEX_START: "flex-start",
     ProvisioningType.QUEUED: "queued",
 }
+
+
+_FORMATION_TEXTS = {Formation.SUB_SLICE: "sub-slice", Formation.DYNAMIC_SLICE: "dynamic slice"}
 
 
 def other_programs(first: SliceOption, others: Iterable[SliceOption]) -> list[SliceOption]:
@@ -97,7 +101,8 @@ def options_of(job: TPUTrainingJob) -> tuple[SliceOption, ...]:
 def _repetitions(option: SliceOption, before: list[SliceOption]) -> Iterator[Problem]:
     """Yields a problem if an earlier option is the same slice: a move to it would only restart the gang in place."""
     for other in before:
-        alike = (other.layout, other.choice.slice.provisioning) == (option.layout, option.choice.slice.provisioning)
+        mine, its = option.choice.slice, other.choice.slice
+        alike = (other.layout, its.provisioning, its.formation) == (option.layout, mine.provisioning, mine.formation)
         if alike and not option.choice.is_own:
             yield Problem(option.choice.field, f"is the same as {other.choice.field}; name another one or leave it out")
             return

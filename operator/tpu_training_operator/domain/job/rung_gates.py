@@ -5,10 +5,10 @@ A gate fails if the trainer did not report the number that it needs: no rung may
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpu_contract.protocol import LOSS_FALLS
-from tpu_training_operator.api.ladder import EvaluationBound, Gates
+from tpu_training_operator.api.ladder import FEWEST_STEPS, EvaluationBound, Gates
 from tpu_training_operator.api.status import GateResult
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.rung_losses import Difference
@@ -54,8 +54,9 @@ def _results(
     if measured.step is not None and measured.step < steps:
         made = f"it made {count(measured.step, 'step')} of {steps} and then ended by itself; its log says why"
         yield GateResult(name="steps", passed=False, message=made)
+    continues = measured.rung.begins > 0
     if gates.loss_falls:
-        yield _loss_falls(measured, steps)
+        yield _not_judged("lossFalls", measured) if continues else _loss_falls(measured, steps)
     if gates.finite:
         yield _none_of(
             "finite",
@@ -73,7 +74,20 @@ def _results(
             "no program was compiled after the warm-up",
         )
     if gates.loss_follows is not None:
-        yield _loss_follows(float(gates.loss_follows.tolerance), difference)
+        tolerance = float(gates.loss_follows.tolerance)
+        yield _not_judged("lossFollows", measured) if continues else _loss_follows(tolerance, difference)
+    speeds = _speeds(gates, measured, pace, before)
+    if continues and steps < FEWEST_STEPS:
+        few = f"not judged: this attempt makes {count(steps, 'step')} after step {measured.rung.begins}, too few for it"
+        speeds = (replace(speed, passed=True, message=few) for speed in speeds)
+    yield from speeds
+    if gates.no_findings is not None:
+        yield _findings([str(check) for check in gates.no_findings], measured)
+    if gates.evaluation is not None:
+        yield _evaluation(gates.evaluation, measured)
+
+
+def _speeds(gates: Gates, measured: LastWords, pace: Pace, before: Pace | None) -> Iterator[GateResult]:
     if gates.min_efficiency is not None and float(gates.min_efficiency) > 0:
         yield _efficiency(gates.min_efficiency, pace, before)
     if gates.min_examples_per_second_per_chip is not None:
@@ -81,10 +95,6 @@ def _results(
         yield _at_least("minExamplesPerSecondPerChip", "examples/s per chip", pace.per_chip, least)
     if gates.min_utilisation is not None:
         yield _at_least("minUtilisation", "utilisation", measured.rung.utilisation, gates.min_utilisation)
-    if gates.no_findings is not None:
-        yield _findings([str(check) for check in gates.no_findings], measured)
-    if gates.evaluation is not None:
-        yield _evaluation(gates.evaluation, measured)
 
 
 def _loss_falls(measured: LastWords, steps: int) -> GateResult:
@@ -124,6 +134,12 @@ def _loss_follows(tolerance: float, difference: Difference | None) -> GateResult
         f" examples): {difference.excess:+.3g}, tolerated are {tolerance:g} and {difference.noise:.2g} for the noise"
     )
     return GateResult(name="lossFollows", passed=difference.excess <= tolerance + difference.noise, message=words)
+
+
+def _not_judged(gate: str, measured: LastWords) -> GateResult:
+    """Returns the result for the job itself if it does not begin with its first step."""
+    words = f"not judged: this attempt continues at step {measured.rung.begins}, where the loss has fallen already"
+    return GateResult(name=gate, passed=True, message=words)
 
 
 def _at_least(gate: str, noun: str, value: float | None, least: str) -> GateResult:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tpu_training_operator.api.status import LossPoint
+from tpu_training_operator.api.status import RungLoss
 from tpu_training_operator.api.words import number_text, read_number
 from tpu_training_operator.domain.job.trainer_report import ReportedCurve
 
@@ -37,7 +37,7 @@ class Difference:
         return _CERTAIN * math.hypot(self.here[1], self.before[1])
 
 
-def loss_points(curve: ReportedCurve | None, batch: int) -> list[LossPoint]:
+def loss_points(curve: ReportedCurve | None, batch: int) -> list[RungLoss]:
     """Returns the curve for the status; an empty one for a curve that is not in order."""
     if curve is None or not len(curve.steps) == len(curve.losses) == len(curve.errors):
         return []
@@ -46,13 +46,13 @@ def loss_points(curve: ReportedCurve | None, batch: int) -> list[LossPoint]:
     # The loss of a step is that of the weights before it: a step counts as the middle of its batch.
     numbers = zip(curve.steps, map(number_text, curve.losses), map(number_text, curve.errors), strict=True)
     return [
-        LossPoint(examples=step * batch - batch // 2, loss=loss, error=error)
+        RungLoss(examples=step * batch - batch // 2, loss=loss, error=error)
         for step, loss, error in numbers
         if loss and error
     ]
 
 
-def compare(here: Sequence[LossPoint], before: Sequence[LossPoint]) -> Difference | None:
+def compare(here: Sequence[RungLoss], before: Sequence[RungLoss]) -> Difference | None:
     """Returns how the losses differ in the last quarter of the examples that both rungs have seen; None if one of them
     has no curve."""
     if not here or not before:
@@ -63,7 +63,7 @@ def compare(here: Sequence[LossPoint], before: Sequence[LossPoint]) -> Differenc
     return None if means[0] is None or means[1] is None else Difference(first, last, means[0], means[1])
 
 
-def _mean(points: Sequence[LossPoint], first: int, last: int) -> tuple[float, float] | None:
+def _mean(points: Sequence[RungLoss], first: int, last: int) -> tuple[float, float] | None:
     """Returns the mean loss between these numbers of examples, and its standard error. A point that is partly inside
     counts with that part."""
     weighed = total = squares = 0.0

@@ -23,8 +23,9 @@ from tpu_training_operator.api.words import count, read_number
 from tpu_training_operator.domain.job.choice import SliceChoice
 from tpu_training_operator.domain.job.options import SliceOption, at_slice, broken_rules, with_spec
 from tpu_training_operator.domain.job.recipe.checkpointing import rungs_folder
-from tpu_training_operator.domain.job.recipe.resolve import LowerRung, resolve
+from tpu_training_operator.domain.job.recipe.resolve import JudgedSteps, LowerRung, resolve
 from tpu_training_operator.domain.job.rung_losses import FEWEST_FOLLOWED
+from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
 
 _NOISE_STEPS = 50
 """The steps over which the trainer averages a noise scale; one of fewer steps is mostly noise itself."""
@@ -70,7 +71,7 @@ def rung_of(
     if passed < len(lower_rungs):
         return Rung(passed + 1, of, (lower_rungs[passed],), lower_rungs[passed])
     last = rungs[passed - 1].attempt
-    top_options = tuple(_continue_ladder(option, last) for option in options)
+    top_options = tuple(_continue_ladder(with_judged_steps(option, lower_rungs[-1]), last) for option in options)
     return Rung(of, of, top_options, top_options[0])
 
 
@@ -87,7 +88,7 @@ def _continue_ladder(option: SliceOption, last: int | None) -> SliceOption:
 
 
 @dataclass(frozen=True)
-class MeasuredNoise:
+class RungNoise:
     """The gradient noise scale that a lower rung has measured. `value`: in examples."""
 
     value: str
@@ -105,7 +106,7 @@ def trusted_noise_scale(value: float | None, steps: int) -> str | None:
     return f"{value:.4g}" if value < 1e4 else str(round(value))
 
 
-def measured_noise(rungs: Sequence[RungStatus]) -> MeasuredNoise | None:
+def noise_of_rungs(rungs: Sequence[RungStatus]) -> RungNoise | None:
     """Returns the noise scale of the last lower rung that has passed and measured one. It changes only with a verdict,
     so never during an attempt."""
     found = None
@@ -113,11 +114,11 @@ def measured_noise(rungs: Sequence[RungStatus]) -> MeasuredNoise | None:
         if rung.verdict is not RungVerdict.PASSED or rung.attempt is None:
             break
         if noise := trusted_noise_scale(read_number(rung.noise_scale), rung.steps):
-            found = MeasuredNoise(noise, f"rung {number}, {rung.slice}")
+            found = RungNoise(noise, f"rung {number}, {rung.slice}")
     return found
 
 
-def with_noise_scale(body: Mapping[str, Any], noise: MeasuredNoise) -> Mapping[str, Any] | None:
+def with_noise_scale(body: Mapping[str, Any], noise: RungNoise) -> Mapping[str, Any] | None:
     """Returns the body of a job on a ladder, with the measured noise scale in its recipe; None for a job without a
     ladder, or whose user has set another one."""
     spec = body.get("spec")
@@ -142,7 +143,7 @@ def lower_rungs_of(job: TPUTrainingJob) -> tuple[SliceOption, ...]:
         except InvalidJob as error:
             problems += error.problems
     if not problems:
-        problems = list(_efficiency_problems(rungs))
+        problems = [*_efficiency_problems(rungs), *_top_efficiency_problems(job, rungs[-1])]
     if problems:
         raise InvalidJob(problems)
     return tuple(_with_efficiency(rung, before) for rung, before in zip(rungs, (None, *rungs), strict=False))
@@ -151,34 +152,59 @@ def lower_rungs_of(job: TPUTrainingJob) -> tuple[SliceOption, ...]:
 def _with_efficiency(rung: SliceOption, before: SliceOption | None) -> SliceOption:
     """Returns the rung with the least efficiency that it has by default. Hosts that are processes of one machine share
     its cores, and are not expected to be faster together."""
-    lower_rung, shape = rung.resolution.lower_rung, rung.layout.shape
+    lower_rung = rung.resolution.lower_rung
     assert lower_rung is not None
-    is_alike = before is not None and before.layout.shape.generation == shape.generation
-    if not is_alike or lower_rung.gates.min_efficiency is not None or rung.choice.slice.hardware is Hardware.CPU:
-        return rung
-    gates = Gates.model_validate(dict(lower_rung.gates) | {"min_efficiency": _LEAST_EFFICIENCY})
+    gates = _default_efficiency(lower_rung.gates, rung, before)
     return replace(rung, resolution=replace(rung.resolution, lower_rung=replace(lower_rung, gates=gates)))
 
 
-def ladder_warnings(lower_rungs: Sequence[SliceOption]) -> Iterator[str]:
-    """Yields a warning for each rung that does not try the learning rate of its slice."""
-    for index, option in enumerate(lower_rungs):
-        steps, warm_up = option.resolution.steps, option.resolution.recipe.warmup_steps
-        if steps <= warm_up < option.resolution.recipe.train_steps:
+def _default_efficiency(gates: Gates, rung: SliceOption, before: SliceOption | None) -> Gates:
+    is_alike = before is not None and before.layout.shape.generation == rung.layout.shape.generation
+    if not is_alike or gates.min_efficiency is not None or rung.choice.slice.hardware is Hardware.CPU:
+        return gates
+    return Gates.model_validate(dict(gates) | {"min_efficiency": _LEAST_EFFICIENCY})
+
+
+def with_judged_steps(option: SliceOption, before: SliceOption) -> SliceOption:
+    """Returns the job on one of its slices, with what its first steps must show. `before`: the last lower rung."""
+    ladder, resolution = option.job.spec.ladder, option.resolution
+    assert ladder is not None
+    gates = _default_efficiency(ladder.top.gates, option, before)
+    if before.layout.shape.generation != option.layout.shape.generation:
+        # An alternative slice may have other chips.
+        gates = Gates.model_validate(dict(gates) | {"min_efficiency": None})
+    if all(gate in (None, False, "0") for gate in dict(gates).values()):
+        return option
+    steps = min(ladder.top.steps or before.resolution.steps, resolution.recipe.train_steps)
+    return replace(option, resolution=replace(resolution, judged=JudgedSteps(steps, gates)))
+
+
+def ladder_warnings(lower_rungs: Sequence[SliceOption], own: SliceOption) -> Iterator[str]:
+    """Yields a warning for each rung that does not try the learning rate of its slice, or that is judged too early.
+    `own`: the job on its own slice."""
+    rungs = [*lower_rungs, *(with_judged_steps(own, rung) for rung in lower_rungs[-1:])]
+    fields = [*(f"spec.ladder.rungs[{index}]" for index in range(len(lower_rungs))), "spec.ladder.top"]
+    for field, option in zip(fields, rungs, strict=False):
+        trial, warm_up = _trial(option), option.resolution.recipe.warmup_steps
+        if trial and (steps := trial.steps) <= warm_up < option.resolution.recipe.train_steps:
             yield (
-                f"spec.ladder.rungs[{index}].steps: {count(steps, 'step')} end within the warm-up of {warm_up}, so the"
+                f"{field}.steps: {count(steps, 'step')} end within the warm-up of {warm_up}, so the"
                 f" rung does not try the full learning rate of its slice; {2 * warm_up} steps would"
             )
-    for index, (before, option) in enumerate(pairwise(lower_rungs), 1):
-        lower_rung, batch = option.resolution.lower_rung, option.resolution.recipe.batch.total
+    for field, (before, option) in zip(fields[1:], pairwise(rungs), strict=False):
+        trial, batch = _trial(option), option.resolution.recipe.batch.total
         examples = before.resolution.steps * before.resolution.recipe.batch.total
-        if lower_rung and lower_rung.gates.loss_follows is not None and examples < FEWEST_FOLLOWED * batch:
+        if trial and trial.gates.loss_follows is not None and examples < FEWEST_FOLLOWED * batch:
             enough = -(-FEWEST_FOLLOWED * batch // before.resolution.recipe.batch.total)
             yield (
-                f"spec.ladder.rungs[{index}].gates.lossFollows: the rung before ends after {examples} examples,"
+                f"{field}.gates.lossFollows: the rung before ends after {examples} examples,"
                 f" {count(examples // batch, 'step')} of {batch}: too early to compare, because a larger batch lags by"
                 f" some ten steps; with {enough} steps that rung has {FEWEST_FOLLOWED * batch} examples"
             )
+
+
+def _trial(option: SliceOption) -> LowerRung | JudgedSteps | None:
+    return option.resolution.lower_rung or option.resolution.judged
 
 
 def _count_passed(lower_rungs: Sequence[SliceOption], rungs: Sequence[RungStatus]) -> int:
@@ -217,11 +243,24 @@ def _lower_rung(job: TPUTrainingJob, index: int) -> SliceOption:
 def _efficiency_problems(rungs: Sequence[SliceOption]) -> Iterator[Problem]:
     """Yields a problem for each rung whose minEfficiency compares two generations."""
     for index, (before, after) in enumerate(pairwise(rungs), 1):
-        generations = before.layout.shape.generation, after.layout.shape.generation
         lower_rung = after.resolution.lower_rung
-        if lower_rung and lower_rung.gates.min_efficiency is not None and generations[0] != generations[1]:
-            yield Problem(
-                f"spec.ladder.rungs[{index}].gates.minEfficiency",
-                f"compares examples per second per chip, and {generations[1]} has other chips than {generations[0]},"
-                " the generation of the rung before; leave it out, or use one generation",
-            )
+        if lower_rung and lower_rung.gates.min_efficiency is not None:
+            yield from _generation_problems(f"spec.ladder.rungs[{index}]", before.layout, after.layout)
+
+
+def _top_efficiency_problems(job: TPUTrainingJob, before: SliceOption) -> Iterator[Problem]:
+    """Yields a problem if the job itself is to be compared with a rung of another generation; 0 turns the gate off."""
+    ladder = job.spec.ladder
+    assert ladder is not None
+    if float(ladder.top.gates.min_efficiency or 0) > 0:
+        yield from _generation_problems("spec.ladder.top", before.layout, layout_of(job.spec.slice, "spec.slice"))
+
+
+def _generation_problems(rung: str, before: SliceLayout, after: SliceLayout) -> Iterator[Problem]:
+    generations = before.shape.generation, after.shape.generation
+    if generations[0] != generations[1]:
+        yield Problem(
+            f"{rung}.gates.minEfficiency",
+            f"compares examples per second per chip, and {generations[1]} has other chips than {generations[0]},"
+            " the generation of the rung before; leave it out, or use one generation",
+        )

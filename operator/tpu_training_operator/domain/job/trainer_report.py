@@ -13,13 +13,14 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, ReportPhase
+from tpu_contract.protocol import MOST_LOSSES, MOST_METRICS, ProgramMatch, ReportPhase
 from tpu_training_operator.api.model import LARGEST_COUNT
 from tpu_training_operator.api.status import BestCheckpoint
 from tpu_training_operator.api.text import plain_json
 from tpu_training_operator.api.words import number_text
 
 LONGEST_NAME = 128
+LONGEST_DIGEST = 64
 _LONGEST_LINE = 300
 
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
@@ -43,7 +44,8 @@ class ReportedBest(Part):
 
 
 class TrainerReport(Part):
-    """What both forms have. `metrics`: of the last evaluation, then what the task has logged."""
+    """What both forms have. `metrics`: of the last evaluation, then what the task has logged. `program`: how the step's
+    program is the one that the entry check has compiled."""
 
     phase: ReportPhase | None = None
     step: Count | None = None
@@ -53,6 +55,7 @@ class TrainerReport(Part):
     checkpoint_step: Count | None = None
     best_checkpoint: ReportedBest | None = None
     metrics: dict[str, float | None] | None = None
+    program: ProgramMatch | None = None
 
     @property
     def metric_texts(self) -> dict[str, str]:
@@ -90,6 +93,7 @@ class ReportedCurve(Part):
 class ReportedRung(Part):
     """What a rung of a ladder has measured; None for what is missing.
 
+    `begins`: the steps made before the measurement. `steps`: those of the measurement.
     `first_loss`, `last_loss`: means of the first and the last `averaged` steps, None if no loss there was finite; with
     their standard errors. `errors_fallen`: how many standard errors the loss has fallen, by the trainer's tests.
     `rise`: above the first loss after the warm-up, None if there was none. `utilisation`: of the chips' operations.
@@ -98,6 +102,9 @@ class ReportedRung(Part):
     which of the metrics are the evaluation's; the others are the last loss and what the task has logged.
     """
 
+    begins: Count = 0
+    steps: Count | None = None
+    examples_per_second: Finite | None = None
     first_loss: Finite | None = None
     first_error: Finite | None = None
     last_loss: Finite | None = None
@@ -161,12 +168,13 @@ class CompileFinding(Part):
 
 class CompiledStep(Part):
     """The compile check's answer: what the TPU's compiler says about the step on one slice. `trouble`: what kept it
-    from an answer, and `said` the words of that."""
+    from an answer, and `said` the words of that. `digest`: of the step's program."""
 
     trouble: Line = ""
     said: Line = ""
     fits: bool | None = None
     refusal: Line = ""
+    digest: Annotated[Line, AfterValidator(lambda text: text[:LONGEST_DIGEST])] = ""
     replicas: Amount = 1
     batch: CompiledBatch = CompiledBatch()
     memory: CompiledMemory = CompiledMemory()
@@ -193,6 +201,12 @@ class Places(Part):
     buckets: list[Bucket] = []
 
 
+class UnfitLine(Part):
+    """The line of the slice check that a worker ends with. `host`: the pod at fault; "" if it is about the slice."""
+
+    host: Line = ""
+
+
 class LastWords(TrainerReport):
     """A termination message. `outcome`: the name of the exit code; `compiled`: the compile check's answer, None from
     a trainer that does not compile."""
@@ -202,6 +216,7 @@ class LastWords(TrainerReport):
     rung: ReportedRung = ReportedRung()
     compiled: CompiledStep | None = None
     places: Places | None = None
+    slice_check: UnfitLine = UnfitLine()
 
 
 def read_last_words(message: str) -> LastWords | None:

@@ -1,7 +1,7 @@
 """The pod that tries a job on a CPU before it asks for its slice.
 
-It is a worker's pod without the slice: the same image, environment, volumes, service account and rights, but no chips,
-no TPU node, no peers and no reports. It has its own ConfigMap, with the run spec of an attempt 0.
+It is a worker's pod without the slice: the same image, environment, volumes, service account and rights, but no
+privilege, no chips, no TPU node, no peers and no reports. It has its own ConfigMap, with the run spec of an attempt 0.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.shared import config_map, metadata
-from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.worker_pod import container_security, worker_pod
 
 Object = dict[str, Any]
 
@@ -30,13 +30,13 @@ _REQUESTS_TO_COMPILE = {"cpu": "2", "memory": "8Gi"}
 _MOST_SECONDS_TO_COMPILE = 300
 # Protects a node's other pods from a model that is larger than the node.
 _LIMITS = {"memory": "16Gi"}
-# Variables about the other slices of a gang.
-_OF_A_SLICE = ("MEGASCALE_",)
+# Variables about the slice and the other slices of a gang, by their beginnings.
+_OF_A_SLICE = ("MEGASCALE_", "TPU_TOPOLOGY", "TPU_ACCELERATOR_TYPE", "TPU_HOST_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS")
 _ON_A_CPU = {"PJRT_DEVICE": "CPU", "MASTER_ADDR": "localhost", "TPU_WORKER_HOSTNAMES": "localhost"}
 _MARK = {"name": "TPUJOB_ENTRY_CHECK", "value": "true"}
 # Prefixes of labels and annotations about capacity: Kueue would count the pod, and a ProvisioningRequest bring TPU
 # nodes.
-_OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/")
+_OF_CAPACITY = (f"{constants.KUEUE_GROUP}/", "autoscaling.x-k8s.io/", constants.ANNOTATION_SLICE_TOPOLOGY)
 _WHERE = "topology.kubernetes.io/"
 
 
@@ -79,6 +79,7 @@ def _container(job: TPUTrainingJob, container: Object) -> Object:
     seconds = compile_seconds(job)
     compiles = [] if seconds is None else [{"name": protocol.ENV_COMPILE_SECONDS, "value": str(seconds)}]
     env = [*compiles, *_env(container["env"])]
+    fields["securityContext"] = container_security(job.spec.trainer, may_be_privileged=False)
     return {**fields, "command": constants.CHECK_COMMAND, "env": env, "resources": _resources(job)}
 
 

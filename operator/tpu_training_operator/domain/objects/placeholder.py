@@ -14,14 +14,14 @@ from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import Create, Creations
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_nodes import pool_labels
-from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.worker_pod import container_security, worker_pod
 
 Object = dict[str, Any]
 
 # Process 1 ignores signals that it does not handle.
 _SLEEP = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit()); signal.pause()"
 _COPIED = ("restartPolicy", "securityContext", "nodeSelector", "affinity", "tolerations", "imagePullSecrets")
-_OF_CONTAINER = ("name", "image", "imagePullPolicy", "resources", "securityContext")
+_OF_CONTAINER = ("name", "image", "imagePullPolicy", "resources")
 
 
 def missing_placeholders(option: SliceOption, first: int, existing: Sequence[str]) -> Creations:
@@ -47,6 +47,7 @@ def _create(worker: WorkerId, option: SliceOption) -> Create:
         "containers": [
             {name: container[name] for name in _OF_CONTAINER if name in container}
             | {"command": ["python", "-c", _SLEEP]}
+            | {"securityContext": container_security(job.spec.trainer, may_be_privileged=False)}
         ],
     }
     if policy is not None and policy.placeholder_priority_class is not None:

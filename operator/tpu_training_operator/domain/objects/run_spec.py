@@ -9,6 +9,7 @@ from tpu_contract import run_spec as contract
 from tpu_contract.words import cut
 from tpu_training_operator.api.job import InitFrom, TPUTrainingJob
 from tpu_training_operator.api.recipe import Recipe
+from tpu_training_operator.api.run_policy import SliceCheckPolicy
 from tpu_training_operator.api.status import LONGEST_TEXT
 from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.domain.job.recipe.adascale import is_adaptive
@@ -20,9 +21,12 @@ from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 _BACKENDS = {BackendName.XLA: "xla", BackendName.XLA_SPMD: "xla-spmd", BackendName.TORCH: "torch"}
 
 
-def run_spec(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[str, Any]:
-    """Returns the run spec of one attempt, which all its workers share."""
-    run = _own_run(job, resolution, attempt)
+def run_spec(
+    job: TPUTrainingJob, resolution: Resolution, attempt: int, checked_program: str | None = None
+) -> dict[str, Any]:
+    """Returns the run spec of one attempt, which all its workers share. `checked_program`: the digest of the step's
+    program that was compiled for this slice."""
+    run = replace(_own_run(job, resolution, attempt), checked_program=checked_program)
     if resolution.lower_rung is not None:
         run = _lower_rung(run, resolution.lower_rung, attempt)
     return contract.run_spec_document(run)
@@ -43,6 +47,7 @@ def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contr
         ),
         batch=contract.BatchSpec(scaled.batch.total, scaled.batch.per_replica, scaled.batch.accumulation),
         train_steps=scaled.train_steps,
+        judge_after_steps=None if resolution.judged is None else resolution.judged.steps,
         warmup_steps=scaled.warmup_steps,
         schedule=_schedule(recipe, scaled),
         ada_scale_batch_size=recipe.global_batch_size if is_adaptive(recipe) else None,
@@ -66,7 +71,13 @@ def _own_run(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> contr
         checkpoint=_checkpoint(job),
         report=contract.RunSpec.report
         if report is None
-        else contract.ReportSpec(report.uri, report.tensor_board, report.gradient_noise_scale),
+        else contract.ReportSpec(
+            report.uri,
+            report.tensor_board,
+            report.gradient_noise_scale,
+            None if report.profile is None else contract.ProfileSpec(report.profile.steps),
+        ),
+        slice_check=spec.run_policy.slice_check is SliceCheckPolicy.CHECK,
         scaling=(*comparison(recipe, resolution), *map(_warning, resolution.warnings)),
         recipe=dict(_list_fields(recipe)),
     )

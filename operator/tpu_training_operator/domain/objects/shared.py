@@ -63,14 +63,20 @@ def check_config_map(job: TPUTrainingJob, resolution: Resolution) -> None:
         raise InvalidJob([Problem("spec.recipe.parameters", message)])
 
 
-def config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int, reporting: Reporting | None = None) -> Object:
+def config_map(
+    job: TPUTrainingJob,
+    resolution: Resolution,
+    attempt: int,
+    reporting: Reporting | None = None,
+    checked_program: str | None = None,
+) -> Object:
     layout = resolution.layout
     hosts: dict[str, list[str]] = {}
     # The only host of a slice calls itself localhost.
     for worker in naming.workers(layout, attempt) if layout.hosts_per_slice > 1 else ():
         hosts.setdefault(hosts_key(worker.slice), []).append(naming.dns_name(job.name, layout, worker))
     data = {key: ",".join(names) for key, names in hosts.items()}
-    data[constants.RUN_SPEC_FILE] = _as_text(run_spec(job, resolution, attempt))
+    data[constants.RUN_SPEC_FILE] = _as_text(run_spec(job, resolution, attempt, checked_program))
     if reporting is not None:
         data[constants.CA_CERTIFICATE_KEY] = reporting.ca_certificate
     return {

@@ -8,8 +8,12 @@ whole host would give it wrong bounds. GKE's device plugin provides TPU_SKIP_MDS
 from typing import Any
 
 from tpu_contract import protocol
+from tpu_contract.slice_check import ENV_EXPECTED_CHIPS, ENV_NODE_NAME, ExpectedChips, expected_to_json
 from tpu_training_operator.api import constants
+from tpu_training_operator.api.catalogue import HOST_BLOCKS, generations
 from tpu_training_operator.api.job import TPUTrainingJob
+from tpu_training_operator.api.run_policy import SliceCheckPolicy
+from tpu_training_operator.api.slice import Formation, Hardware
 from tpu_training_operator.api.trainer import BackendName, Code, TorchRuntime
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job import naming
@@ -26,6 +30,9 @@ _LOCALHOST = "localhost"
 
 # Users may set this variable themselves.
 _PROCESSES = "PET_NPROC_PER_NODE"
+
+# In this time all processes must have compiled the same step. TorchTPU's own 60 s are too little for a large model.
+_HANDSHAKE_SECONDS = 1800
 
 # torch's compiler cache asks for the user's name and home, and fails for a uid without a passwd entry.
 CONTAINER_USER = {"HOME": "/tmp", "USER": "trainer"}  # noqa: S108 - a path inside the container
@@ -76,7 +83,7 @@ def worker_env(
     user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
     user_names = {variable["name"] for variable in user}
     processes_env = _torchrun_processes_env(torch, resolution, worker) if is_torchrun else {}
-    defaults = CONTAINER_USER | processes_env | _torch_tpu_env(job, layout, worker)
+    defaults = CONTAINER_USER | processes_env | _dynamic_slice_env(job, layout) | _torch_tpu_env(job, layout, worker)
     if is_torchrun and _PROCESSES not in user_names:
         # The share of one of torchrun's processes. Those are not replicas, which count TPU devices on any hardware.
         batch, processes = resolution.recipe.batch, layout.hosts * torch.processes_per_host
@@ -84,6 +91,7 @@ def worker_env(
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         _worker_host_names(job, layout, worker),
+        *_slice_check_env(job, layout),
         *({"name": name, "value": value} for name, value in defaults.items() if name not in user_names),
         *user,
     ]
@@ -144,6 +152,19 @@ def _torchrun_processes_env(torch: TorchRuntime, resolution: Resolution, worker:
     return count | place
 
 
+def _dynamic_slice_env(job: TPUTrainingJob, layout: SliceLayout) -> dict[str, str]:
+    """Returns what GKE's device plugin cannot: it learns its node's topology before the slice is formed."""
+    shape = layout.shape
+    if job.spec.slice.formation is not Formation.DYNAMIC_SLICE or job.spec.slice.hardware is not Hardware.TPU:
+        return {}
+    return {
+        "TPU_TOPOLOGY": shape.topology,
+        "TPU_ACCELERATOR_TYPE": shape.accelerator_type,
+        "TPU_HOST_BOUNDS": ",".join(map(str, shape.host_bounds)),
+        "TPU_CHIPS_PER_HOST_BOUNDS": ",".join(map(str, HOST_BLOCKS.get(shape.chips_per_host, (1, 1, 1)))),
+    }
+
+
 def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> dict[str, str]:
     """Returns the variables that TorchTPU's `set_tpu_launch_env` would otherwise derive on the host.
 
@@ -160,6 +181,7 @@ def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -
     values = {
         "NODE_RANK": str(naming.host_index(layout, worker)),
         "TORCH_TPU_TOPOLOGY": ",".join(sides if per_chip == 1 else [*sides, str(per_chip)]),
+        "TORCH_TPU_INTERNAL_HANDSHAKE_TIMEOUT_S": str(_HANDSHAKE_SECONDS),
     }
     if torch.compile_cache is not None:
         values["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] = torch.compile_cache
@@ -181,6 +203,29 @@ def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
         protocol.ENV_KUBEFLOW_TOKEN: constants.PROGRESS_TOKEN_FILE,
         protocol.ENV_KUBEFLOW_CA: constants.PROGRESS_CA_FILE,
     }
+
+
+def _slice_check_env(job: TPUTrainingJob, layout: SliceLayout) -> list[EnvVar]:
+    """Returns what a check of the slice compares its measurements with, and the node that it names."""
+    command, length = job.spec.trainer.command, len(constants.SLICE_CHECK_COMMAND)
+    is_check = command is not None and command[:length] == constants.SLICE_CHECK_COMMAND
+    if not is_check and job.spec.run_policy.slice_check is SliceCheckPolicy.SKIP:
+        return []
+    shape, generation = layout.shape, generations().get(layout.shape.generation)
+    expected = ExpectedChips(shape.accelerator_type)
+    if job.spec.slice.hardware is Hardware.TPU and generation is not None:
+        expected = ExpectedChips(
+            shape.accelerator_type,
+            shape.chips_per_host,
+            generation.devices_per_chip,
+            float(generation.bf16_tflops_per_chip),
+            float(generation.hbm_gb_per_second_per_chip),
+            generation.ici_gb_per_second_per_chip * shape.links,
+        )
+    return [
+        {"name": ENV_EXPECTED_CHIPS, "value": expected_to_json(expected)},
+        {"name": ENV_NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ]
 
 
 def _worker_host_names(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> EnvVar:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.slice import Hardware, Provisioning, ProvisioningType, Reservation
+from tpu_training_operator.api.slice import Formation, Hardware, Provisioning, ProvisioningType, Reservation
 from tpu_training_operator.domain.job.naming import WorkerId, slice_id, worker_labels
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 
@@ -28,7 +28,8 @@ def node_selector(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]
     if job.spec.slice.hardware is Hardware.TPU and shape.machine_type is not None:
         selector |= {
             constants.NODE_LABEL_ACCELERATOR: shape.machine_type.label,
-            constants.NODE_LABEL_TOPOLOGY: shape.topology,
+            # Nodes of a sub-slice have the topology of the whole pool.
+            **({} if _is_sub_slice(job) else {constants.NODE_LABEL_TOPOLOGY: shape.topology}),
             # The two labels above are the same for two hosts of 4 chips and one of 8 (2x4 on v5e and v6e).
             constants.NODE_LABEL_CHIPS_PER_HOST: str(shape.chips_per_host),
             **_capacity(job.spec.slice.provisioning),
@@ -38,7 +39,10 @@ def node_selector(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]
 
 def affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, avoid: Sequence[str]) -> Object:
     """Returns the worker's affinity. `avoid`: names of nodes."""
-    return _pool_affinity(job, resolution, worker) | _node_affinity(_affinity_of_reservation(job), avoid)
+    ways, label = _affinity_of_reservation(job), _slice_label(job, resolution)
+    if job.spec.slice.hardware is Hardware.TPU and label != constants.NODE_LABEL_NODE_POOL:
+        ways = [[{"key": label, "operator": "Exists"}, *way] for way in ways or [[]]]
+    return _pool_affinity(job, resolution, worker) | _node_affinity(ways, avoid)
 
 
 def tolerations(job: TPUTrainingJob) -> list[Object]:
@@ -95,7 +99,7 @@ def _reservation(provisioning: Provisioning | None) -> Reservation | None:
     return Reservation.parse(name) if name else None
 
 
-def _affinity_of_reservation(job: TPUTrainingJob) -> list[Object]:
+def _affinity_of_reservation(job: TPUTrainingJob) -> list[list[Object]]:
     """Returns two alternatives: node pools that the autoscaler creates, and node pools that people create.
 
     The autoscaler creates nodes of a specific reservation for pods that ask for reservation-affinity: specific, and
@@ -106,7 +110,19 @@ def _affinity_of_reservation(job: TPUTrainingJob) -> list[Object]:
     if job.spec.slice.hardware is Hardware.CPU or _reservation(job.spec.slice.provisioning) is None:
         return []
     key = constants.NODE_LABEL_RESERVATION_AFFINITY
-    return [{"key": key, "operator": "In", "values": ["specific"]}, {"key": key, "operator": "DoesNotExist"}]
+    return [[{"key": key, "operator": "In", "values": ["specific"]}], [{"key": key, "operator": "DoesNotExist"}]]
+
+
+def _is_sub_slice(job: TPUTrainingJob) -> bool:
+    return job.spec.slice.formation is Formation.SUB_SLICE
+
+
+def _slice_label(job: TPUTrainingJob, resolution: Resolution) -> str:
+    """Returns the label that has one value on all nodes of a slice, and another one on those of other slices."""
+    if _is_sub_slice(job):
+        return constants.NODE_LABEL_SUB_SLICE.format(topology=resolution.layout.shape.topology)
+    is_dynamic = job.spec.slice.formation is Formation.DYNAMIC_SLICE
+    return constants.NODE_LABEL_DYNAMIC_SLICE if is_dynamic else constants.NODE_LABEL_NODE_POOL
 
 
 def pool_labels(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
@@ -116,7 +132,7 @@ def pool_labels(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -
 
 def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> Object:
     """Returns the affinity that keeps each slice in one node pool: a pool is exactly one slice, and pools have no
-    interconnect.
+    interconnect. Of a larger pool that is divided, or of pools that are joined, the same holds for each slice in it.
 
     Worker 0 requires a pool without the worker 0 of another slice, and the others require its pool. When worker 0
     preempts other pods, the scheduler looks for victims on one node at a time, so only one pod may keep others out of
@@ -127,18 +143,21 @@ def _pool_affinity(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId
     """
     if not _fills_a_pool(job, resolution):
         return {}
+    label = _slice_label(job, resolution)
     own_slice = {"key": constants.LABEL_SLICE_ID, "operator": "In", "values": [slice_id(job.uid, worker)]}
     if not _leads_a_pool(job, resolution, worker):
-        return {"podAffinity": {_REQUIRED: [_in_pool(own_slice)]}}
+        return {"podAffinity": {_REQUIRED: [_in_pool(label, own_slice)]}}
     labels = worker_labels(job.name, worker)
     same = [
         {"key": key, "operator": "In", "values": [labels[key]]}
         for key in (constants.LABEL_JOB_NAME, constants.LABEL_ATTEMPT, constants.LABEL_SLICE_INDEX)
     ]
-    others = _in_pool({"key": constants.LABEL_SLICE_ID, "operator": "Exists"}, {**own_slice, "operator": "NotIn"})
-    stopping = _in_pool({"key": constants.LABEL_SLICE_INDEX, "operator": "Exists"})
+    others = _in_pool(
+        label, {"key": constants.LABEL_SLICE_ID, "operator": "Exists"}, {**own_slice, "operator": "NotIn"}
+    )
+    stopping = _in_pool(label, {"key": constants.LABEL_SLICE_INDEX, "operator": "Exists"})
     return {
-        "podAffinity": {_REQUIRED: [_in_pool(*same, everywhere=False)]},
+        "podAffinity": {_REQUIRED: [_in_pool(label, *same, everywhere=False)]},
         "podAntiAffinity": {_REQUIRED: [others], _PREFERRED: [{"weight": 100, "podAffinityTerm": stopping}]},
     }
 
@@ -151,24 +170,25 @@ def _leads_a_pool(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId)
     return worker.host == 0 and _fills_a_pool(job, resolution)
 
 
-def _node_affinity(alternatives: Sequence[Object], avoid: Sequence[str]) -> Object:
-    """Returns one term for each alternative.
+def _node_affinity(ways: Sequence[Sequence[Object]], avoid: Sequence[str]) -> Object:
+    """Returns one term for each way in which a node may be labelled.
 
     A node has to meet all requirements of one term, so each term lists the nodes to avoid. A field can be compared with
     only one value, so each node needs its own requirement.
     """
     others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in avoid]
     common = {"matchFields": others} if others else {}
-    terms = [{"matchExpressions": [labelled], **common} for labelled in alternatives] or ([common] if others else [])
+    terms = [{"matchExpressions": list(way), **common} for way in ways] or ([common] if others else [])
     if not terms:
         return {}
     return {"nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": terms}}}
 
 
-def _in_pool(*expressions: Object, everywhere: bool = True) -> Object:
-    """Returns a term that selects pods in the same node pool, in all namespaces or only in the pod's."""
+def _in_pool(label: str, *expressions: Object, everywhere: bool = True) -> Object:
+    """Returns a term that selects pods on nodes with the same value of the label, in all namespaces or only in the
+    pod's."""
     return {
         "labelSelector": {"matchExpressions": list(expressions)},
-        "topologyKey": constants.NODE_LABEL_NODE_POOL,
+        "topologyKey": label,
         **({"namespaceSelector": {}} if everywhere else {}),
     }

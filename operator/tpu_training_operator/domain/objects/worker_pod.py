@@ -6,7 +6,8 @@ from typing import Any
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.catalogue import MachineType
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.run_policy import SliceCheckPolicy
+from tpu_training_operator.api.slice import Formation, Hardware
 from tpu_training_operator.api.trainer import SHARED_MEMORY, SecurityContext, Trainer, mounts_shared_memory
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
@@ -43,6 +44,8 @@ def worker_pod(
     labels = worker_labels(job.name, worker, resolution.option_number) | pool_labels(job, resolution, worker)
     meta = metadata(job, worker.pod_name(job.name), (trainer.pod_labels or {}) | labels)
     meta["annotations"] = _ANNOTATIONS | (trainer.pod_annotations or {})
+    if job.spec.slice.formation is not Formation.NODE_POOL and job.spec.slice.hardware is Hardware.TPU:
+        meta["annotations"][constants.ANNOTATION_SLICE_TOPOLOGY] = resolution.layout.shape.topology
     spec: Object = {
         "hostname": hostname(resolution.layout, worker),
         "subdomain": service_name(job.name),
@@ -75,7 +78,7 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
         "name": constants.CONTAINER_NAME,
         "image": trainer.image,
         "imagePullPolicy": trainer.image_pull_policy,
-        "command": _command(trainer),
+        "command": _command(job),
         "args": trainer.args,
         "env": worker_env(job, resolution, worker, reporting),
         "envFrom": [source.model_dump(by_alias=True, exclude_none=True) for source in trainer.env_from or ()],
@@ -85,16 +88,18 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
         # A loop of the user's own writes no message, so the end of its log has to say why it failed.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "ports": _ports(trainer, resolution),
-        "securityContext": _container_security(trainer),
+        "securityContext": container_security(trainer),
     }
     return {key: value for key, value in container.items() if value not in (None, {}, [])}
 
 
-def _command(trainer: Trainer) -> list[str]:
+def _command(job: TPUTrainingJob) -> list[str]:
     """Returns the container's command. The trainer itself unpacks the code for its entrypoint."""
+    trainer, checks = job.spec.trainer, job.spec.run_policy.slice_check is SliceCheckPolicy.CHECK
     if trainer.command is None:
-        return constants.TRAINER_COMMAND
-    return trainer.command if trainer.code is None else [*constants.CODE_COMMAND, *trainer.command]
+        return constants.FAST_SLICE_CHECK_COMMAND if checks else constants.TRAINER_COMMAND
+    first = constants.FAST_SLICE_CHECK_COMMAND if checks else []
+    return [*first, *(constants.CODE_COMMAND if trainer.code is not None else []), *trainer.command]
 
 
 def _network(trainer: Trainer) -> Object:
@@ -126,8 +131,11 @@ def _pod_security(trainer: Trainer) -> Object:
     return {key: value for key, value in context.items() if value is not None}
 
 
-def _container_security(trainer: Trainer) -> Object:
+def container_security(trainer: Trainer, *, may_be_privileged: bool = True) -> Object:
     security = trainer.security_context
+    if security and security.privileged and may_be_privileged:
+        # The API server refuses this beside allowPrivilegeEscalation: false.
+        return {"privileged": True}
     added = [str(name) for name in security.capabilities.add] if security and security.capabilities else []
     capabilities: Object = {"drop": ["ALL"], **({"add": added} if added else {})}
     return {"allowPrivilegeEscalation": False, "capabilities": capabilities}

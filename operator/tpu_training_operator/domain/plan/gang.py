@@ -24,6 +24,7 @@ from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import with_pod_settings
 from tpu_training_operator.domain.plan.blocked import show_obstacle
 from tpu_training_operator.domain.plan.checks.entry_check import delete_check_config_map
+from tpu_training_operator.domain.plan.checks.step_fits import program_to_expect
 from tpu_training_operator.domain.plan.common.conditions import ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
@@ -90,7 +91,7 @@ def _create_missing(ctx: Context) -> Plan:
     job, attempt = ctx.job, ctx.attempt
     shared = [
         Create(service(job), again=attempt > 1),
-        Create(config_map(job, ctx.resolution, attempt, ctx.reporting)),
+        Create(config_map(job, ctx.resolution, attempt, ctx.reporting, program_to_expect(ctx))),
         *(_delete_shared(ctx, attempt - 1) if attempt > 1 else delete_check_config_map(ctx)),
         *isolate(ctx, again=attempt > 1),
     ]

@@ -26,9 +26,9 @@ from tpu_training_operator.domain.cluster_state.observed import WorkerPod
 from tpu_training_operator.domain.failures.first import first_failure, next_look
 from tpu_training_operator.domain.failures.pod_signs import has_succeeded
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Event
+from tpu_training_operator.domain.plan.common.accounts import active_seconds, settle, start_goodput
 from tpu_training_operator.domain.plan.common.completion import describe_deadline, fail, succeed
 from tpu_training_operator.domain.plan.common.conditions import JobState, ReadyState
-from tpu_training_operator.domain.plan.common.ledger import active_seconds, settle, start_goodput
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, look_again
 from tpu_training_operator.domain.plan.common.rung_status import is_on_lower_rung
 from tpu_training_operator.domain.plan.plan import LOOK_AGAIN, Plan, Turn

@@ -14,7 +14,7 @@ import orjson
 from tpu_training_operator.api.status import RungStatus, Status
 from tpu_training_operator.api.validation import InvalidJob, parse_job
 from tpu_training_operator.domain.job.options import SliceOption, options_of
-from tpu_training_operator.domain.job.rungs import lower_rungs_of, measured_noise, with_noise_scale
+from tpu_training_operator.domain.job.rungs import lower_rungs_of, noise_of_rungs, with_noise_scale
 
 # The metadata that parsing reads; the rest changes without changing the job.
 _METADATA = ("name", "namespace", "uid", "generation", "creationTimestamp")
@@ -36,7 +36,7 @@ def read_job(body: Mapping[str, Any], rungs: Sequence[RungStatus] = ()) -> Parse
     """Returns the parsed job once for each slice that it may run on, and once for each rung below the job itself.
     `rungs`: as in its status; the job takes the noise scale that they have measured, unless it has one of its own or
     cannot be resolved with theirs. Raises InvalidJob."""
-    noise = measured_noise(rungs)
+    noise = noise_of_rungs(rungs)
     measured = with_noise_scale(body, noise) if noise else None
     if noise is None or measured is None:
         return _read(body)

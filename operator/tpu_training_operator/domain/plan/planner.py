@@ -26,17 +26,18 @@ from tpu_training_operator.domain.job.rungs import rung_of
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.checks.entry_check import check_entry
+from tpu_training_operator.domain.plan.common.accounts import active_seconds, charge_slice
 from tpu_training_operator.domain.plan.common.completion import describe_deadline, fail, succeed
 from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.ledger import active_seconds, charge_slice
 from tpu_training_operator.domain.plan.common.pod_cleanup import look_again
 from tpu_training_operator.domain.plan.common.progress import apply_report, write_due
 from tpu_training_operator.domain.plan.common.slice_record import choose_option, complete_move, is_wrong, keep_record
+from tpu_training_operator.domain.plan.common.starts import complete_start
 from tpu_training_operator.domain.plan.delegation import plan_delegated
 from tpu_training_operator.domain.plan.gang import keep_alive
 from tpu_training_operator.domain.plan.invalid import plan_invalid, read_budget
-from tpu_training_operator.domain.plan.ladder import finish_rung
+from tpu_training_operator.domain.plan.ladder import finish_rung, judge_first_steps
 from tpu_training_operator.domain.plan.parse_cache import read_job, read_status, without_entry_check
 from tpu_training_operator.domain.plan.placement.return_to_preferred import hold_nodes, move_once_held
 from tpu_training_operator.domain.plan.plan import Plan, Turn
@@ -109,11 +110,14 @@ def _read(look: JobState, max_hosts: int) -> Context:
         status = replace(status, resolved=option.resolution.resolved)
     ctx = Context(observed, status, look.now, options, option, lower_rungs=lower, rung=rung)
     status = apply_report(status, observed.report, option.resolution.steps, look.now, ctx.holding)
+    status = complete_start(status, [] if ctx.missing else ctx.pods, observed.report)
     return replace(ctx, status=complete_move(status, observed, options, option))
 
 
 def _decide(ctx: Context) -> Plan:
     """Decides about a job whose spec is valid and which has not finished. The first case that applies decides."""
+    if (verdict := judge_first_steps(ctx)) is not None:
+        return verdict
     if ctx.attempt > 0 and not ctx.missing and all(map(has_succeeded, ctx.pods)):
         # Even if the job is to be suspended, or is being suspended: nothing is left to suspend.
         if ctx.resolution.lower_rung is not None:

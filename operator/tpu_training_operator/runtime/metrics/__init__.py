@@ -20,6 +20,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
+from tpu_contract.protocol import StartPhase
 from tpu_training_operator.api.conditions import Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import ChipSeconds, Goodput, State, Status
@@ -85,6 +86,8 @@ _RATIO_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 _LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
 
 _STATE = {"state": (NEW, *State)}
+_AFTER_FAILURE, _AFTER_OTHER = "failure", "other"
+_AFTER = {"after": (_AFTER_FAILURE, _AFTER_OTHER)}
 _CLASS = {"class": tuple(FailureClass)}
 _RECONCILER = {"controller": (_CONTROLLER,)}
 _QUEUE = {"name": (_CONTROLLER,)}
@@ -118,6 +121,12 @@ _FAMILIES = {
     ),
     "tpujob_recovery_seconds": _Family(
         Histogram, "From the first failure to all workers ready again.", {}, _RECOVERY_BUCKETS
+    ),
+    "tpujob_starts_total": _Family(Counter, "Attempts that made their first step, by what they came after.", _AFTER),
+    "tpujob_start_seconds_total": _Family(
+        Counter,
+        "Where the time up to the first steps of attempts went.",
+        {**_AFTER, "phase": tuple(StartPhase)},
     ),
     "tpujob_goodput_seconds_total": _Family(Counter, "Where the jobs' time went.", {"account": Goodput.ACCOUNTS}),
     "tpujob_chip_seconds_total": _Family(Counter, "What the jobs' chips did.", {"account": ChipSeconds.ACCOUNTS}),
@@ -303,6 +312,11 @@ class Metrics:
             self._count("tpujob_goodput_seconds_total", account, by=seconds)
         for account, chip_seconds in transitions.chip_seconds_by_account(before, after).items():
             self._count("tpujob_chip_seconds_total", account, by=chip_seconds)
+        if start := transitions.finished_start(before, after):
+            cause = _AFTER_FAILURE if start.after_failure else _AFTER_OTHER
+            self._count("tpujob_starts_total", cause)
+            for phase in StartPhase:
+                self._count("tpujob_start_seconds_total", cause, phase, by=max(0, start.seconds.get(phase, 0)))
         if transitions.is_over_budget(after) and not transitions.is_over_budget(before):
             self._count("tpujob_chip_budgets_exceeded_total")
         if ready := transitions.readiness(before, after):

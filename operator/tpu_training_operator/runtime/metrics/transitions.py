@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tpu_training_operator.api.conditions import ConditionType, Reason, find, is_true
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import Ledger, Status
+from tpu_training_operator.api.status import Accounts, AttemptStart, Status
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 
 
@@ -74,6 +74,16 @@ def chip_seconds_by_account(before: Status, after: Status) -> dict[str, int]:
     return _count_added(before, after, *spent)
 
 
+def finished_start(before: Status, after: Status) -> AttemptStart | None:
+    """Returns the start that ended with a first step; None if none has."""
+    starts = (status.starts[-1] if status.starts else None for status in (before, after))
+    known, start = starts
+    if start is None or start.total_seconds is None:
+        return None
+    was_known = known is not None and known.attempt == start.attempt and known.total_seconds is not None
+    return None if was_known else start
+
+
 def is_over_budget(status: Status) -> bool:
     """Returns whether the budget has stopped the job. One that is to fail is suspended first."""
     conditions = (find(status.conditions, kind) for kind in (ConditionType.SUSPENDED, ConditionType.FAILED))
@@ -87,12 +97,12 @@ def final_ratio(before: Status, after: Status) -> float | None:
     return float(after.goodput.ratio)
 
 
-def _count_added(before: Status, after: Status, spent: Ledger | None, spent_after: Ledger | None) -> dict[str, int]:
+def _count_added(before: Status, after: Status, spent: Accounts | None, spent_after: Accounts | None) -> dict[str, int]:
     earlier, later = _settle(before, spent), _settle(after, spent_after)
     return {account: max(0, amount - earlier.get(account, 0)) for account, amount in later.items()}
 
 
-def _settle(status: Status, spent: Ledger | None) -> dict[str, int]:
+def _settle(status: Status, spent: Accounts | None) -> dict[str, int]:
     """Returns the sums without the training that may still be lost."""
     if spent is None:
         return {}

@@ -10,11 +10,11 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError
 
-from tpu_contract.protocol import MOST_WARNINGS, STACKS_LIMIT, WARNING_LENGTH, ReportPhase
+from tpu_contract.protocol import MOST_WARNINGS, STACKS_LIMIT, WARNING_LENGTH, WORKER_PHASES, ReportPhase
 from tpu_training_operator.api.model import LARGEST_COUNT
 from tpu_training_operator.api.words import number_text, read_number
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
-from tpu_training_operator.domain.job.trainer_report import Count, Part, TrainerReport, metric_texts
+from tpu_training_operator.domain.job.trainer_report import Count, Part, ReportedRung, TrainerReport, metric_texts
 from tpu_training_operator.runtime.progress.tokens import ReportRefused, Sender
 
 _MOST_PROBLEMS = 5
@@ -32,6 +32,8 @@ class _ProgressPayload(TrainerReport):
     warnings: list[str] | None = None
     estimated_remaining_seconds: Count | None = None
     stacks: str | None = None
+    rung: ReportedRung | None = None
+    start_seconds: dict[str, Annotated[float, Field(ge=0, le=LARGEST_COUNT)]] | None = None
 
 
 class _MetricPayload(Part):
@@ -66,9 +68,12 @@ def read_progress(body: bytes, sender: Sender, received: datetime) -> WorkerRepo
         checkpoint_step=payload.checkpoint_step,
         best_checkpoint=payload.best,
         estimated_remaining_seconds=payload.estimated_remaining_seconds,
+        program=payload.program,
         warnings=tuple(text[:WARNING_LENGTH] for text in (payload.warnings or ())[-MOST_WARNINGS:]),
+        start_seconds={name: s for name, s in (payload.start_seconds or {}).items() if name in WORKER_PHASES},
         # The end shows where a thread is.
         stacks=payload.stacks[-STACKS_LIMIT:] if payload.stacks else None,
+        rung=payload.rung,
     )
 
 

@@ -19,6 +19,7 @@ from importlib import metadata, util
 from typing import Any
 
 from tpu_trainer.checks.compile import compiling
+from tpu_trainer.checks.compile.cache import AnswerCache
 from tpu_trainer.checks.compile.hlo import Scheduled, read
 from tpu_trainer.checks.compile.search import Need, largest
 
@@ -58,6 +59,7 @@ def check(
     document: Mapping[str, Any],
     *,
     find_largest: bool = False,
+    cache: AnswerCache | None = None,
     tell: Callable[[dict[str, Any]], None] = _ignore,
     say: Callable[[str], None] = _ignore,
 ) -> dict[str, Any]:
@@ -73,7 +75,8 @@ def check(
     if (reason := missing()) is not None:
         raise CannotCheckError(reason)
     spec = _one_slice(document)
-    answer = _measure(spec, None)
+    cache = cache or AnswerCache()
+    answer = _measure(spec, None, cache)
     tell(answer)
     memory = answer.get("memory", {})
     if answer["fits"] is None or (answer["fits"] and not find_largest):
@@ -87,7 +90,7 @@ def check(
         if size not in answers:
             say(f"trying batch {size} per replica: {_bounds(answers)}")
             # The same examples again and again: only their sizes count.
-            answers[size] = _measure(_of_size(spec, size), min(size, begin))
+            answers[size] = _measure(_of_size(spec, size), min(size, begin), cache)
             say(_result(size, answers[size]))
         return Need(bool(answers[size]["fits"]), answers[size].get("memory", {}).get("needed"))
 
@@ -117,7 +120,8 @@ def _result(size: int, answer: Mapping[str, Any]) -> str:
 
 
 def _one_slice(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the run on one of the job's slices: libtpu compiles for one slice, and each runs the same program."""
+    """Returns the run on one of the job's slices. libtpu compiles for one slice, and several run a program of backend
+    XLASPMD, which is not traced: a replica of backend XLA stands for one of theirs."""
     spec = copy.deepcopy(dict(document))
     where = spec["slice"]
     spec["slice"] = {
@@ -127,6 +131,7 @@ def _one_slice(document: Mapping[str, Any]) -> dict[str, Any]:
         "replicas": where["replicas"] // where["slices"],
     }
     # The program is the TPU's, wherever the job is rehearsed.
+    spec["backend"] = "xla" if where["slices"] > 1 else spec["backend"]
     return _of_size({**spec, "hardware": "TPU"}, spec["batch"]["perReplica"])
 
 
@@ -140,7 +145,7 @@ def _of_size(spec: Mapping[str, Any], per_replica: int) -> dict[str, Any]:
     return {**spec, "batch": batch}
 
 
-def _measure(spec: Mapping[str, Any], examples: int | None) -> dict[str, Any]:
+def _measure(spec: Mapping[str, Any], examples: int | None, cache: AnswerCache) -> dict[str, Any]:
     """Traces and compiles the step. `examples`: the most to read."""
     traced = _trace({"spec": spec, "examples": examples, "parent": os.getpid()})
     if "error" in traced:
@@ -148,15 +153,16 @@ def _measure(spec: Mapping[str, Any], examples: int | None) -> dict[str, Any]:
     if "program" not in traced:
         return {**_head(spec), "fits": None, "found": traced["found"]}
     try:
-        compiled = compiling.compile_step(traced, spec["slice"])
+        compiled = compiling.compile_step(traced, spec["slice"], cache)
     except compiling.UnknownSliceError as error:
         raise CannotCheckError(str(error), "UnknownSlice") from None
     return _answer(spec, traced, compiled)
 
 
 def _trace(request: Mapping[str, Any]) -> dict[str, Any]:
-    # A worker's variables do not hold here, where there are neither chips nor peers.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "XLA_", "PJRT_"))}
+    # A worker's variables do not hold here, where there are neither chips nor peers; torch_xla's own settings do.
+    elsewhere = ("TPU_", "PJRT_", "XLA_FLAGS", "XLA_USE_SPMD", "XLA_AUTO_SPMD")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(elsewhere)}
     done = subprocess.run(
         [sys.executable, "-m", "tpu_trainer.checks.compile.tracing"],
         input=json.dumps(request),
@@ -195,7 +201,7 @@ def _head(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answer(spec: Mapping[str, Any], traced: Mapping[str, Any], compiled: Mapping[str, Any]) -> dict[str, Any]:
-    known = {name: traced[name] for name in ("found", "parameters", "flags")}
+    known = {name: traced[name] for name in ("found", "parameters", "flags", "digest")}
     head = {**_head(spec), "device": compiled["device"], **known}
     refused = next((program for program in compiled["programs"].values() if "refused" in program), None)
     if refused is not None:
@@ -219,11 +225,12 @@ def _answer(spec: Mapping[str, Any], traced: Mapping[str, Any], compiled: Mappin
         **head,
         "fits": limit is None or memory["needed"] <= limit,
         "memory": memory,
+        "kept": all(program.get("kept", False) for program in compiled["programs"].values()),
         "compileSeconds": sum(program["seconds"] for program in compiled["programs"].values()),
         "step": {
             "modelFlops": traced["flops"] * passes,
             "wideFlops": traced["flops_wide"] * passes,
-            "flops": sum(program["flops"] or 0 for program in programs),
+            "flops": sum(max(0, program["flops"] or 0) for program in programs),
             "traffic": sum(order.traffic for order in orders),
             "exchanged": dict(exchanged),
             "waited": dict(waited),

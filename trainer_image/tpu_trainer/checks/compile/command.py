@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from tpu_contract.protocol import ENV_COMPILE_SECONDS, ENV_RUN_SPEC, ExitCode
+from tpu_trainer.checks.compile.cache import AnswerCache
 from tpu_trainer.checks.compile.check import SCHEMA, CannotCheckError, check
 from tpu_trainer.contract.environment import check_run_spec, read_environment
 from tpu_trainer.contract.errors import TrainerError
@@ -32,7 +33,20 @@ FITS, DOES_NOT, CANNOT_SAY = range(3)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LONGEST, _MOST_FOUND = 240, 2
 # The parts of an answer that the operator reads, and what it does not read of them and may be long.
-_READ = ("schema", "trouble", "said", "fits", "refusal", "replicas", "batch", "memory", "step", "largestBatch", "found")
+_READ = (
+    "schema",
+    "trouble",
+    "said",
+    "fits",
+    "refusal",
+    "replicas",
+    "batch",
+    "memory",
+    "step",
+    "largestBatch",
+    "found",
+    "digest",
+)
 _UNREAD = ("collectives", "shapes")
 
 Answer = Mapping[str, Any]
@@ -43,6 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--run-spec", type=Path, default=os.environ.get(ENV_RUN_SPEC), help=f"default: ${ENV_RUN_SPEC}")
     parser.add_argument("--largest", action="store_true", help="find the largest batch per replica that fits")
     parser.add_argument("--output", type=Path, help="where the answer goes, as JSON; default: stdout")
+    parser.add_argument("--cache", type=Path, help="folder where answers of the compiler are kept, and looked for")
     parser.add_argument("--entry-check", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.run_spec is None:
@@ -57,7 +72,8 @@ def main(arguments: Sequence[str]) -> int:
 
     # If the answer goes to stdout, nothing else does.
     progress = sys.stderr if output is None else sys.stdout
-    answer = _check(path, tell, progress, find_largest=options.largest, installs_code=True)
+    cache = AnswerCache(options.cache)
+    answer = _check(path, tell, progress, find_largest=options.largest, cache=cache, installs_code=True)
     if output is None:
         print(json.dumps(answer, indent=1))
     if "trouble" in answer:
@@ -119,6 +135,7 @@ def _check(
     progress: TextIO,
     *,
     find_largest: bool = False,
+    cache: AnswerCache | None = None,
     installs_code: bool = False,
 ) -> Answer:
     """Returns the answer, and also tells it. Never raises."""
@@ -134,6 +151,7 @@ def _check(
         answer = check(
             document,
             find_largest=find_largest,
+            cache=cache,
             tell=tell,
             say=lambda line: print(line, file=progress, flush=True),
         )

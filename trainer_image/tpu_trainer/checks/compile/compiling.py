@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from tpu_trainer.checks.compile.cache import AnswerCache
+
 MEGACORE = {"v4": "megacore"}
 """Where torch_xla drives a chip's two cores as one device, but libtpu's own default is two."""
 
@@ -26,8 +28,11 @@ class UnknownSliceError(Exception):
     """This libtpu does not compile for the slice."""
 
 
-def compile_step(traced: Mapping[str, Any], where: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the compiler says about the programs of a traced step, for `where`, a run spec's slice.
+def compile_step(
+    traced: Mapping[str, Any], where: Mapping[str, Any], cache: AnswerCache | None = None
+) -> dict[str, Any]:
+    """Returns what the compiler says about the programs of a traced step, for `where`, a run spec's slice; what `cache`
+    holds is not compiled again.
 
     The first call loads libtpu, with the flags of this step.
 
@@ -48,8 +53,14 @@ def compile_step(traced: Mapping[str, Any], where: Mapping[str, Any]) -> dict[st
             f"libtpu sees {len(devices)} devices on {topology}, the job has {where['replicas']} replicas"
         )
     names = [name for name in ("program", "passes") if traced.get(name) is not None]
-    programs = {name: _compile(traced[name], devices) for name in names}
-    limit = _limit_of(where["generation"], where["topology"])
+    cache = cache or AnswerCache()
+
+    def ask(program: Mapping[str, Any], devices: list[Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = cache.ask(program, where, lambda: _compile(program, devices))
+        return answer
+
+    programs = {name: ask(traced[name], devices) for name in names}
+    limit = limit_in(ask({"stablehlo": _probe(), "in_place": []}, devices[:1]).get("refused", ""))
     return {"device": devices[0].device_kind, "limit": limit, "programs": programs}
 
 
@@ -105,23 +116,15 @@ def compile_program(program: str, in_place: list[tuple[int, int]], devices: list
         )
 
 
-@functools.cache
-def _limit_of(generation: str, topology: str) -> int | None:
-    """Returns the bytes of a core's memory that a program may use, as the compiler states them; None if it does not."""
-    try:
-        compile_program(_probe(), [], _devices(generation, topology)[:1])
-    except Exception as error:
-        return limit_in(str(error))
-    return None
-
-
 def _probe() -> str:
+    """Returns a program that the compiler refuses, and says how much of a core's memory a program may use."""
     arguments = ", ".join(f"%arg{number}: {PROBE}" for number in range(PROBE_ARGUMENTS))
     body = f"%0 = stablehlo.add %arg0, %arg1 : {PROBE}\n return %0 : {PROBE}"
     return f"module @probe {{ func.func @main({arguments}) -> {PROBE} {{ {body} }} }}"
 
 
 def limit_in(refusal: str) -> int | None:
+    """Returns the bytes of a core's memory that a program may use; None if the refusal does not state them."""
     return _size(_LIMIT.search(refusal))
 
 

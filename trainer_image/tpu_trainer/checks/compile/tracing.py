@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import gc
-import hashlib
 import json
 import math
 import os
@@ -45,6 +43,7 @@ from tpu_trainer.checks.compile.operation_recorder import (
     TracingFinding,
     first_difference,
 )
+from tpu_trainer.checks.compile.tpu_operations import operations_as_on_tpus
 from tpu_trainer.checks.kernels import lower_kernels_for_tpus
 from tpu_trainer.contract.clock import Clock, StepPace
 from tpu_trainer.contract.environment import WorkerEnvironment, check_run_spec
@@ -55,7 +54,9 @@ from tpu_trainer.data.shards import open_shard
 from tpu_trainer.doctor.padding import LEAST_WASTE, products_of
 from tpu_trainer.gang.backends.base import map_tensors
 from tpu_trainer.gang.backends.feed import AHEAD, feed_in_turn
+from tpu_trainer.gang.backends.program import live_tensors, number_of, pending, stablehlo_of
 from tpu_trainer.gang.backends.xla import XlaChip
+from tpu_trainer.gang.program_digest import digest_of
 from tpu_trainer.lightning import LightningRun
 from tpu_trainer.loop import training
 from tpu_trainer.loop.context import RunContext
@@ -65,6 +66,7 @@ from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.reporting.reporter import open_reporter
 from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.task.task import Hyperparameters, Task
+from tpu_trainer.worker.entry import die
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2): the kernel ends this process when the one that started it ends, however that happens."""
@@ -93,9 +95,7 @@ class Program:
 
     @property
     def digest(self) -> str:
-        # The module's name has a number in it.
-        _, _, body = self.stablehlo.partition("\n")
-        return hashlib.sha256(body.encode()).hexdigest()
+        return digest_of(self.stablehlo)
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,10 @@ class UncompiledChip(XlaChip):
         return None
 
     def sync(self) -> None:
-        live = _live()
-        pending = _pending(live)
+        live = live_tensors(self.device)
+        computed = pending(live)
         if self.steps or self._reduced:
-            self._pending.append(self._program(pending))
+            self._pending.append(self._program(computed))
         if self._reduced:
             self._reduced = False
             # The passes of the first step were not kept. The pass before the last adds to what is there.
@@ -192,11 +192,12 @@ class UncompiledChip(XlaChip):
             self._pending.clear()
             self._step_ends()
         with torch.no_grad():
-            for tensor in pending:
+            for tensor in computed:
                 tensor.data = self._as_computed(tensor)
-        self._held = {id(tensor): (TensorWeakRef(tensor), _id(tensor)) for tensor in live}
-        # A sync does the same: the next step's collectives wait for nothing.
+        self._held = {id(tensor): (TensorWeakRef(tensor), number_of(tensor)) for tensor in live}
+        # A sync does the same: the next step's collectives wait for nothing, and its random numbers begin with data.
         torch_xla._XLAC._set_all_reduce_token(str(self.device), None)
+        self.seed(torch_xla._XLAC._xla_get_rng_seed(str(self.device)))
 
     def _as_computed(self, tensor: Tensor) -> Tensor:
         """Returns a tensor of the shape that a step would have left.
@@ -241,20 +242,20 @@ class UncompiledChip(XlaChip):
             self._current.__enter__()
         self._recording = on
 
-    def _program(self, pending: list[Tensor]) -> Program:
-        arguments, _ = torch_xla._XLAC._get_tensors_xla_device_data_node(pending)
+    def _program(self, outputs: list[Tensor]) -> Program:
+        arguments, _ = torch_xla._XLAC._get_tensors_xla_device_data_node(outputs)
         places = {number: place for place, number in enumerate(arguments)}
         in_place, kept = [], 0
-        for result, tensor in enumerate(pending):
+        for result, tensor in enumerate(outputs):
             held, before = self._held.get(id(tensor), (None, -1))
             if held is not None and held() is tensor:
                 kept += tensor.nbytes
                 if before in places:
                     in_place.append((places[before], result))
         names = self._names()
-        size = sum(tensor.nbytes for tensor in pending)
+        size = sum(tensor.nbytes for tensor in outputs)
         return Program(
-            _stablehlo(pending), in_place, kept, size - kept, [names.get(number, "") for number in arguments]
+            stablehlo_of(outputs), in_place, kept, size - kept, [names.get(number, "") for number in arguments]
         )
 
     def _names(self) -> dict[int, str]:
@@ -263,42 +264,6 @@ class UncompiledChip(XlaChip):
             return {}
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
         return {self._held[id(tensor)][1]: name for name, tensor in tensors if id(tensor) in self._held}
-
-
-def _live() -> list[Tensor]:
-    """Returns all referenced tensors on the device, in the order in which they were made.
-
-    A tensor of torch_xla's wraps another, which is a separate object once a recorder has seen it. A gradient has no
-    object until it is asked for.
-    """
-    # The other objects are released before any tensor is examined, which may end the tensor that it wraps.
-    outer = [
-        tensor
-        for tensor in gc.get_objects()
-        if issubclass(type(tensor), Tensor) and tensor.is_xla and torch._is_functional_tensor(tensor)
-    ]
-    outer += [tensor.grad for tensor in outer if tensor.is_leaf and tensor.grad is not None]
-    by_number: dict[int, Tensor] = {}
-    for tensor in outer:
-        # It was not reached through its owner, so it would not keep its storage alive.
-        tensor._fix_weakref()
-        by_number.setdefault(_id(tensor), tensor)
-    return [by_number[number] for number in sorted(by_number)]
-
-
-def _pending(tensors: list[Tensor]) -> list[Tensor]:
-    """Returns the tensors that a sync would compute."""
-    needed = torch_xla._XLAC._check_tensor_need_materialization(tensors)
-    return [tensor for tensor, wanted in zip(tensors, needed, strict=True) if wanted]
-
-
-def _id(tensor: Tensor) -> int:
-    return int(torch_xla._XLAC._xla_get_tensor_id(tensor))
-
-
-def _stablehlo(outputs: list[Tensor]) -> str:
-    text: bytes = torch_xla._XLAC._get_stablehlo(outputs, torch_xla._XLAC._xla_get_default_device(), [], False)
-    return text.decode()
 
 
 def _numbers(tensor: Tensor, signals: bool) -> Tensor:
@@ -349,15 +314,16 @@ def trace(spec: RunSpec, examples: int | None = None, *, records_all: bool = Fal
     if examples is not None:
         # These examples stand for the whole dataset, but its size is another.
         lasting = replace(lasting, dataset_size=None)
-    context = RunContext(lasting, environment, lambda: False, chip, clock, StepPace(), outputs)
+    context = RunContext(lasting, environment, lambda: False, chip, clock, StepPace(), outputs, die)
 
     try:
         loaded = load(context, Hyperparameters.of(lasting))
         if isinstance(loaded, LightningRun):
             raise BadSpecError("Lightning's own Trainer trains the module, and the check does not trace its loop")
-        if examples is not None:
-            loaded = loaded._replace(task=_fewer(loaded.task, examples, spec.batch.total))
-        training.run_own_loop(context, loaded)
+        # An evaluation is no part of the step.
+        task = replace(loaded.task, evaluation=None, metrics=None, evaluator=None)
+        task = task if examples is None else _fewer(task, examples, spec.batch.total)
+        training.run_own_loop(context, loaded._replace(task=task))
     except Traced:
         return _step(chip)
     finally:
@@ -417,14 +383,15 @@ def traced_step(request: Mapping[str, Any]) -> dict[str, Any]:
         spec = check_run_spec(request["spec"])
         _stand_for_one_of(spec.slice.replicas)
         lower_kernels_for_tpus()
-        step = dataclasses.asdict(trace(spec, request["examples"], records_all=request.get("recordsAll", False)))
+        with operations_as_on_tpus():
+            step = trace(spec, request["examples"], records_all=request.get("recordsAll", False))
     except DynamicShapeError as error:
         # The shape depends on the user's data, so no other batch would help.
         return {"found": [error.finding.as_json()]}
     except Exception as error:
         outcome = outcome_of(error)
         return {"error": outcome.message, "code": outcome.code.name}
-    return {**step, "flags": _compiler_flags(spec.slice.generation)}
+    return {**dataclasses.asdict(step), "digest": step.program.digest, "flags": _compiler_flags(spec.slice.generation)}
 
 
 def _compiler_flags(generation: str) -> str:

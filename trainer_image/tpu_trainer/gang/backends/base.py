@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from tpu_contract.protocol import ProgramMatch
+
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -138,6 +140,10 @@ class Backend(Protocol):
 
         None if processes may run different programs.
         """
+
+    def compare_program(self, checked: str) -> ProgramMatch | None:
+        """Compares the program that `sync` would send to the device with one that has the digest `checked`; None where
+        it sends none."""
 
     def sync(self) -> None:
         """Ends a step: sends all deferred work to the device. All processes call it at the same points."""

@@ -11,7 +11,9 @@ import ipaddress
 import os
 import resource
 import socket
+import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -29,6 +31,7 @@ COLLECTIVE_SECONDS = 2400.0
 """Limits the wait for a peer whose machine fell silent; a closed connection is noticed at once."""
 
 _POLL_SECONDS = 0.2
+_ARRIVAL_SECONDS = 0.05
 _MOST_POLLS = 2000
 """How often per second all processes together ask the store whether all have arrived."""
 
@@ -69,15 +72,17 @@ def join(
     seat: Seat | None = None,
     device: str = "cpu",
     collectives: str = "gloo",
+    meeting: Future[Store | None] | None = None,
 ) -> ProcessGroup:
-    """Meets the other processes and forms their process group; a process alone gets a group of one.
+    """Meets the other processes and forms their process group; a process alone gets a group of one. `meeting`: the
+    meeting that has begun.
 
     Raises:
         PeerLostError: not all arrived within `seconds`, or one left again.
         PreemptedError: asked to stop before all had arrived.
     """
     seat = seat or Seat.of_host(environment)
-    store = meet(environment, gang, stop, seat, seconds)
+    store = meet(environment, gang, stop, seat, seconds) if meeting is None else meeting.result()
     if store is None:
         return ProcessGroup(0, 1, device=device)
     limit = timedelta(seconds=COLLECTIVE_SECONDS)
@@ -88,6 +93,21 @@ def join(
     except RuntimeError as error:
         raise _failed(environment, error) from error
     return ProcessGroup(seat.number, seat.count, PrefixStore("control", store), device)
+
+
+def begin_meeting(environment: WorkerEnvironment, gang: str, stop: StopFlag) -> Future[Store | None]:
+    """Meets the other hosts in a thread, while this one imports what the meeting does not need. The result is that of
+    `meet`. The thread does not keep the process alive."""
+    meeting: Future[Store | None] = Future()
+
+    def run() -> None:
+        try:
+            meeting.set_result(meet(environment, gang, stop, Seat.of_host(environment)))
+        except Exception as error:
+            meeting.set_exception(error)
+
+    threading.Thread(target=run, name="meeting", daemon=True).start()
+    return meeting
 
 
 def meet(
@@ -180,7 +200,7 @@ def _await_all(store: Store, seat: Seat, deadline: float, stop: StopFlag) -> Non
     """Returns once all processes have arrived. They count up one small value, whatever the size of the gang."""
     store.set(f"seat/{seat.number}", "taken")
     present = store.add("present", 1)
-    pause = max(_POLL_SECONDS, seat.count / _MOST_POLLS)
+    pause = max(_ARRIVAL_SECONDS, seat.count / _MOST_POLLS)
     while present < seat.count:
         if stop():
             # If the last process has arrived meanwhile, the gang has formed and the others rely on it: then this
@@ -190,17 +210,18 @@ def _await_all(store: Store, seat: Seat, deadline: float, stop: StopFlag) -> Non
             store.add("present", 1)
             return
         if time.monotonic() > deadline:
-            raise PeerLostError(f"rendezvous: {_describe_absent(store, seat)}")
+            raise _not_arrived(store, seat)
         time.sleep(pause)
         present = store.add("present", 0)
 
 
-def _describe_absent(store: Store, seat: Seat) -> str:
+def _not_arrived(store: Store, seat: Seat) -> PeerLostError:
     empty = [number for number in range(seat.count) if not store.check([f"seat/{number}"])]
     hosts = sorted({number // seat.per_host for number in empty})
     processes = "" if seat.per_host == 1 else " with all of their processes"
     numbers = ", ".join(map(str, hosts))
-    return f"{len(hosts)} of {seat.count // seat.per_host} hosts did not arrive{processes}: host {numbers}"
+    text = f"{len(hosts)} of {seat.count // seat.per_host} hosts did not arrive{processes}: host {numbers}"
+    return PeerLostError(f"rendezvous: {text}", absent=hosts)
 
 
 def _listen(environment: WorkerEnvironment) -> socket.socket:

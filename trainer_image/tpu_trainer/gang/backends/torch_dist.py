@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tpu_contract.protocol import ProgramMatch
 from tpu_contract.run_spec import TorchSpec
 from tpu_trainer.contract.errors import BadSpecError
 from tpu_trainer.gang.backends.base import Counters, map_tensors, move_model, to_rows
@@ -108,6 +109,9 @@ class TorchDistributed:
 
     def counters(self) -> Counters:
         return Counters() if self._compiled is None else Counters(self._compiled.count, self._compiled.seconds)
+
+    def compare_program(self, checked: str) -> ProgramMatch | None:
+        return None
 
     def graph_hash(self, tensors: Sequence[Tensor]) -> str | None:
         # How they were computed is not known here, but equal shapes fit into one collective.

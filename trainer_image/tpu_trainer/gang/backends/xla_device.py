@@ -13,10 +13,13 @@ import torch_xla.core.xla_model as xm
 from torch import Tensor
 from torch_xla.debug import metrics
 
+from tpu_contract.protocol import ProgramMatch
 from tpu_trainer.contract.errors import UserCodeError
 from tpu_trainer.gang.backends.base import Counters, map_tensors, tensors_of, to_rows
 from tpu_trainer.gang.backends.feed import feed_ahead
+from tpu_trainer.gang.backends.program import live_tensors, pending, stablehlo_of
 from tpu_trainer.gang.backends.torch_xla_repairs import repair_frozen_norms, repair_scans
+from tpu_trainer.gang.program_digest import compare, digest_of
 
 _READ_OF_A_NUMBER = "aten::_local_scalar_dense"
 """torch_xla counts it among the fallbacks, but it is the read itself, and its transfer is counted already."""
@@ -133,6 +136,14 @@ class XlaDevice:
         # threads, that work may be a collective for which the others need the lock, so wait for it first.
         xm.wait_device_ops(xm.xla_real_devices([self.device]))
         return bytes(torch_xla._XLAC._get_graph_hash(list(tensors))).hex()
+
+    def compare_program(self, checked: str) -> ProgramMatch | None:
+        try:
+            own = digest_of(stablehlo_of(pending(live_tensors(self.device))))
+        except RuntimeError:
+            # The text is not worth the run.
+            return None
+        return compare(own, checked)
 
     def sync(self) -> None:
         torch_xla.sync()

@@ -41,15 +41,19 @@ class Bound:
         return max(parts, key=parts.__getitem__)
 
 
-def bound_of(cost: StepCost, generation: Generation, shape: Shape) -> Bound:
-    """Returns the bound of a step on one slice."""
+def bound_of(cost: StepCost, generation: Generation, shape: Shape, slices: int = 1) -> Bound:
+    """Returns the bound of a step on one slice, or on several that sum their gradients over the data-center network."""
     share = 1 / generation.devices_per_chip
     peak = generation.bf16_tflops_per_chip * 1e12 * share
     bandwidth = generation.hbm_gb_per_second_per_chip * 1e9 * share
     link = generation.ici_gb_per_second_per_chip * 1e9 * share * shape.links
+    network = generation.dcn_gbit_per_second_per_chip / 8 * 1e9 * shape.chips
 
     def exchange(bytes_by_kind: dict[str, float]) -> float:
-        return sum(_bytes_sent(*exchanged, shape.devices) for exchanged in bytes_by_kind.items()) / link
+        inside = sum(_bytes_sent(*exchanged, shape.devices) for exchanged in bytes_by_kind.items()) / link
+        # A slice sums first, and then sends the sum as one replica would, over all of its hosts.
+        between = _bytes_sent("all-reduce", bytes_by_kind.get("all-reduce", 0.0), slices)
+        return inside + (between / network if network else 0.0)
 
     # XLA leaves out products with padding, and counts a loop once.
     operations = max(cost.flops, cost.model_flops)

@@ -89,7 +89,7 @@ class CompileResult:
         generation, step = generations().get(self.layout.shape.generation), self.step.step
         if generation is None or step is None or not step.traffic:
             return None
-        return bound_of(step, generation, self.layout.shape)
+        return bound_of(step, generation, self.layout.shape, self.layout.slices)
 
     @property
     def at_best(self) -> tuple[str, str]:

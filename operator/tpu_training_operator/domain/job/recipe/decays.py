@@ -1,7 +1,8 @@
 """Hyperparameters that remember past steps: betas, weight decay, the average of the weights. All opt-in.
 
     beta2'   = beta2 ^ k         keeps its half-life in examples; to first order Malladi et al. 2022 (square-root rule),
-                                 and valid for every k. Their rule for beta1 has no value from k = 10 on; it stays
+                                 and valid for every k; also rmsprop's alpha. Their rule for beta1 has no value from
+                                 k = 10 on; it stays
     epsilon' = epsilon / sqrt(k) Malladi et al. 2022
     decay'   = k / m x decay     keeps AdamW's time scale 1/(rate x decay) in epochs (Wang and Aitchison 2024); m is the
                                  multiplier of the learning rate, after any cap
@@ -20,7 +21,7 @@ from tpu_training_operator.domain.job.recipe.optimizers import rule_of, takes
 # Close to the smallest double.
 _SMALLEST = Decimal("1e-300")
 # The trainer's defaults, for a recipe that scales these without giving them: torch's, and those of Lion's authors.
-_LION_BETA2, _BETA2, _EPSILON = "0.99", "0.999", "1e-8"
+_BETA2, _SHORT_BETA2, _EPSILON = "0.999", {"lion": "0.99", "rmsprop": "0.99"}, "1e-8"
 _ADAMW_DECAY = "0.01"
 
 
@@ -29,7 +30,7 @@ def scaled_betas(recipe: Recipe, factor: Fraction, ledger: Ledger) -> dict[str, 
     optimizer, scaling = recipe.optimizer, recipe.scaling
     betas = {"beta1": optimizer.beta1, "beta2": optimizer.beta2}
     if scaling.betas and takes(optimizer, "beta2"):
-        default = _LION_BETA2 if optimizer.name.lower() == "lion" else _BETA2
+        default = _SHORT_BETA2.get(optimizer.name.lower(), _BETA2)
         betas["beta2"] = _power("beta2", optimizer.beta2 or default, factor, ledger)
     return {name: value for name, value in betas.items() if value is not None}
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 
+from tpu_training_operator.api.decimals import readable
 from tpu_training_operator.api.recipe import LearningRateScaling, Recipe
 from tpu_training_operator.domain.job.recipe.ledger import TEN_DIGITS, Ledger, decimal, plain
 from tpu_training_operator.domain.job.recipe.noise_scale import best_multiplier
@@ -94,7 +95,8 @@ def _automatic(recipe: Recipe, batch: int, warmup: int, ledger: Ledger) -> tuple
     if noise is not None:
         power = "" if rule.linear else f", to the power 1/2 for {name.lower()}"
         where = "beyond" if batch > Fraction(noise) else "within"
-        return noise_scale_multiplier(noise, rule, tuned, batch), f"noise scale {noise}: {batch} is {where} it{power}"
+        why = f"noise scale {readable(noise)}: {batch} is {where} it{power}"
+        return noise_scale_multiplier(noise, rule, tuned, batch), why
     if not rule.linear:
         return TEN_DIGITS.sqrt(factor), f"square-root rule, the usual one for {name.lower()}"
     if factor <= FURTHEST_LINEAR or is_published_linear(recipe, batch, warmup):

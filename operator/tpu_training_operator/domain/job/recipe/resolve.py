@@ -35,10 +35,18 @@ class LowerRung:
 
 
 @dataclass(frozen=True)
+class JudgedSteps:
+    """The first `steps` of the job on top of a ladder, and the gates by which they are judged."""
+
+    steps: int
+    gates: Gates
+
+
+@dataclass(frozen=True)
 class Resolution:
     """What a spec means on one slice. `option_number`: the number of the slice among the job's options, 0 for
-    spec.slice. `lower_rung`: set on a lower rung of a ladder; None for the job itself. `noise_note`: where the gradient
-    noise scale was measured, if a rung of the ladder has done so."""
+    spec.slice. `lower_rung`: set on a lower rung of a ladder; None for the job itself. `judged`: set on the top rung.
+    `noise_note`: where the gradient noise scale was measured, if a rung of the ladder has done so."""
 
     layout: SliceLayout
     tuned_on: SliceLayout
@@ -47,6 +55,7 @@ class Resolution:
     code_sha256: str | None = None
     option_number: int = 0
     lower_rung: LowerRung | None = None
+    judged: JudgedSteps | None = None
     noise_note: str | None = None
 
     @property

@@ -6,6 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 from math import ceil
 
+from tpu_training_operator.api.decimals import readable
 from tpu_training_operator.api.recipe import LearningRateScaling, Recipe, StepsScaling
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.adascale import is_adaptive
@@ -20,17 +21,26 @@ from tpu_training_operator.domain.job.recipe.ledger import plain
 from tpu_training_operator.domain.job.recipe.noise_scale import examples_multiplier
 from tpu_training_operator.domain.job.recipe.optimizers import rule_of
 
-# Judgements, from `make bench-recipes`: shorter trainings lose quality at twice the batch already.
-_FEW_UPDATES = 1000
-_LARGE_SHARE_OF_DATA = Fraction(1, 10)
-_MORE_EXAMPLES = Fraction(6, 5)
+# Up to about so many passes, a repeated example is worth having (Muennighoff et al. 2023: R* = 15). A
+# training of fewer still learns from each of its examples when it ends, and a batch that wastes some costs quality.
+_MANY_PASSES = 15
+# The noise scale is smallest at the start of a training (McCandlish et al. 2018, section 3), so a larger batch wastes
+# most of its examples there. That start has to be a small part of the training.
+_FEW_UPDATES_OF_FEW_PASSES = 1000
+# Momentum averages over some ten steps, and an added warm-up takes a twentieth: in fewer updates, a few steps each.
+_FEW_UPDATES = 100
+# Rules for the rate take it that noise shrinks as 1/B. Of the data without replacement, it shrinks by 1 - B/D besides.
+_LARGE_SHARE_OF_DATA = Fraction(1, 4)
+# A loss falls with about the power 0.095 of the examples (Kaplan et al. 2020, section 1.2), so that a tenth more are
+# worth 0.02 of 2.2 nats. A training of many passes can spare those beyond 15, but never more than half.
+_SPARED, _MOST_SPARED = Fraction(11, 10), Fraction(2)
 _ABOVE_NOISE_SCALE = Decimal("1.5")
 # Above this factor the linear rule is known to diverge without warm-up (Goyal et al. 2017, section 2.2).
 _LARGEST_WITHOUT_WARMUP = 8
 _SHORTEST_WARMUP = 10
 _WARMUP_SHARE = 20
 
-_MEASURE = "measure the gradient noise scale on the slice of tunedOn (tpujob run --measure-noise) and set"
+_MEASURE = "set recipe.gradientNoiseScale (tpujob run --measure-noise measures it)"
 
 
 @dataclass(frozen=True)
@@ -44,14 +54,38 @@ class LargerBatch:
 
 
 def risks(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
-    """Yields a warning for each risk of a batch that is larger than the recipe's."""
-    if now.batch <= recipe.global_batch_size:
+    """Yields a warning for each risk of a batch that is larger than the recipe's. AdaScale has none: it measures in
+    every step what is guessed here."""
+    if now.batch <= recipe.global_batch_size or is_adaptive(recipe):
         return
-    if now.steps < _FEW_UPDATES:
-        yield (
-            f"the training makes {count(now.steps, 'update')}, fewer than {_FEW_UPDATES}, and may end before it has"
-            " learned as much; a smaller slice or recipe.scaling.batch GlobalConstant makes more"
-        )
+    yield from _short_warmup(recipe, now)
+    if recipe.gradient_noise_scale is not None:
+        yield from _predicted(recipe, recipe.gradient_noise_scale, now)
+        return
+    yield from _few_updates(recipe, now)
+    yield from _large_share(recipe, now)
+    yield from _far_from_tuned(recipe, now)
+
+
+def _few_updates(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
+    passes = _passes(recipe, now)
+    least = _FEW_UPDATES if passes >= _MANY_PASSES else _FEW_UPDATES_OF_FEW_PASSES
+    if now.steps >= least:
+        return
+    in_passes = f" in {float(passes):.2g} passes over the data" if passes else ""
+    way_out = "" if passes else f"set recipe.datasetSize if it makes {_MANY_PASSES} passes over its data, or "
+    yield (
+        f"the training makes {count(now.steps, 'update')}{in_passes}, fewer than {least}, and may end before it has"
+        f" learned as much; {way_out}{_MEASURE} for a prediction, or take a smaller slice"
+    )
+
+
+def _passes(recipe: Recipe, now: LargerBatch) -> Fraction:
+    """Returns how often the training sees each example; 0 if the size of the data is not known."""
+    return Fraction(now.batch * now.steps, recipe.dataset_size) if recipe.dataset_size else Fraction(0)
+
+
+def _large_share(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
     data = recipe.dataset_size
     if data is not None and now.batch > data * _LARGE_SHARE_OF_DATA:
         yield (
@@ -59,11 +93,6 @@ def risks(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
             f" {float(_LARGE_SHARE_OF_DATA):.0%}, so that gradients hardly differ; a smaller slice or"
             " recipe.scaling.batch GlobalConstant avoids it"
         )
-    yield from _short_warmup(recipe, now)
-    if recipe.gradient_noise_scale is None:
-        yield from _unmeasured(recipe, now)
-    elif recipe.scaling.learning_rate is not LearningRateScaling.ADA_SCALE:
-        yield from _measured(recipe, recipe.gradient_noise_scale, now)
 
 
 def _short_warmup(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
@@ -82,7 +111,7 @@ def _short_warmup(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
         )
 
 
-def _unmeasured(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
+def _far_from_tuned(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
     """Yields a warning where no rule is known to hold and no noise scale says more."""
     wanted, rule = recipe.scaling.learning_rate, rule_of(recipe.optimizer.name)
     linear = wanted is LearningRateScaling.LINEAR or (
@@ -94,36 +123,36 @@ def _unmeasured(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
         recipe, now.batch, now.warmup
     ):
         return
-    # The rate of SGD stays at this limit beyond it, unless something else limits it further.
-    limited = linear and factor > FURTHEST_LINEAR and now.multiplier == FURTHEST_LINEAR
+    # The rate of SGD stays at this limit beyond it, which costs little up to twice the factor.
+    limited = linear and factor > 2 * FURTHEST_LINEAR and now.multiplier == FURTHEST_LINEAR
     if limited or now.multiplier > FURTHEST_LINEAR:
         way = "take SquareRoot" if wanted is LearningRateScaling.LINEAR else "choose recipe.scaling.learningRate"
         yield (
             f"{times}, its learning rate {plain(now.multiplier)} times, and no rule is known to hold that far for every"
-            f" task: quality may be lost; {_MEASURE} recipe.gradientNoiseScale, or {way}"
+            f" task: quality may be lost; {_MEASURE}, or {way}"
         )
     elif linear and now.batch > LARGEST_PUBLISHED_BATCH:
         yield (
             f"{times}; the linear rule is known to hold to batches of {LARGEST_PUBLISHED_BATCH} (Goyal et al. 2017);"
-            f" {_MEASURE} recipe.gradientNoiseScale"
+            f" {_MEASURE}"
         )
 
 
-def _measured(recipe: Recipe, noise: str, now: LargerBatch) -> Iterator[str]:
+def _predicted(recipe: Recipe, noise: str, now: LargerBatch) -> Iterator[str]:
     tuned, rule = recipe.global_batch_size, rule_of(recipe.optimizer.name)
     more = examples_multiplier(Fraction(noise), tuned, now.batch)
-    if more > _MORE_EXAMPLES:
-        gets_them = recipe.scaling.steps is StepsScaling.SAME_LOSS or is_adaptive(recipe)
-        way = ", an estimate" if gets_them else "; recipe.scaling.steps SameLoss trains on them"
+    spared = min(_MOST_SPARED, max(_SPARED, _passes(recipe, now) / _MANY_PASSES))
+    if more > spared and recipe.scaling.steps is not StepsScaling.SAME_LOSS:
         yield (
-            f"with the gradient noise scale of {noise}, a global batch of {now.batch} needs about {float(more):.3g}"
-            f" times the recipe's examples for the same loss{way}; a smaller slice needs fewer"
+            f"with the gradient noise scale of {readable(noise)}, a global batch of {now.batch} needs about"
+            f" {float(more):.3g} times the recipe's examples for the same loss; recipe.scaling.steps SameLoss trains on"
+            " them, and a smaller slice needs fewer"
         )
     if rule is None:
         return
     best = noise_scale_multiplier(noise, rule, tuned, now.batch)
     if now.multiplier > best * _ABOVE_NOISE_SCALE:
         yield (
-            f"the learning rate grows {plain(now.multiplier)}-fold, and the gradient noise scale of {noise} predicts"
-            f" {plain(best)}-fold; leave recipe.scaling.learningRate to Auto, or set scaling.maxLearningRate"
+            f"the learning rate grows {plain(now.multiplier)}-fold, and the gradient noise scale of {readable(noise)}"
+            f" predicts {plain(best)}-fold; leave recipe.scaling.learningRate to Auto, or set scaling.maxLearningRate"
         )

@@ -73,6 +73,7 @@ def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int |
     if spread_over not in (None, replicas):
         batch = spread(batch, spread_over, ledger)
     factor = Fraction(batch.total, recipe.global_batch_size)
+    budget.check_data(recipe, batch.total)
     counted = recipe.global_batch_size if is_adaptive(recipe) else batch.total
     steps = budget.train_steps(recipe, counted, ledger)
     fewest = fewest_steps(recipe, batch, steps, ledger)

@@ -22,8 +22,18 @@ _ADDED_WARMUP_SHARE = Fraction(1, 20)
 _LARGEST_ROUNDING = Fraction(1, 10)
 
 
+def check_data(recipe: Recipe, batch: int) -> None:
+    """Raises InvalidJob if the data set does not fill a batch: the trainer drops incomplete ones."""
+    if recipe.dataset_size is not None and recipe.dataset_size < batch:
+        message = (
+            f"{count(recipe.dataset_size, 'example')} are fewer than one global batch of {batch}; use a smaller slice"
+            " or batch"
+        )
+        raise InvalidJob([Problem("spec.recipe.datasetSize", message)])
+
+
 def train_steps(recipe: Recipe, batch: int, ledger: Ledger) -> int:
-    """Returns the steps of the training. Raises InvalidJob for an epoch below a batch, and for too many steps."""
+    """Returns the steps of the training. Raises InvalidJob for too many."""
     if recipe.train_steps is not None:
         return _check_steps("trainSteps", _from_steps(recipe, recipe.train_steps, batch, ledger))
     return _check_steps("epochs", _from_epochs(recipe, recipe.epochs or 0, batch, ledger))
@@ -50,12 +60,7 @@ def _from_steps(recipe: Recipe, tuned_steps: int, batch: int, ledger: Ledger) ->
 
 def _from_epochs(recipe: Recipe, epochs: int, batch: int, ledger: Ledger) -> int:
     dataset, times = recipe.dataset_size or 0, _times(recipe, batch)
-    per_epoch, dropped = divmod(dataset, batch)
-    if per_epoch == 0:
-        message = (
-            f"{count(dataset, 'example')} are fewer than one global batch of {batch}; use a smaller slice or batch"
-        )
-        raise InvalidJob([Problem("spec.recipe.datasetSize", message)])
+    dropped = dataset % batch
     steps = _in_epochs(epochs, recipe, batch)
     kept = f"{steps * batch} examples" if times else "the epochs are kept"
     ledger.note(

@@ -127,10 +127,16 @@ def _is_inside(path: str, mount: str) -> bool:
 
 
 def _separate_models(spec: Spec, hosts: int) -> Iterator[str]:
-    """Yields a warning if the hosts of a user's own loop do not train one model."""
+    """Yields a warning if the hosts of a user's own loop do not train one model, or do so only with torch_xla."""
     trainer = spec.trainer
-    joins_hosts = spec.slice.hardware is Hardware.TPU or trainer.backend is BackendName.TORCH
-    if trainer.command is not None and hosts > 1 and not joins_hosts:
+    if trainer.command is None or hosts == 1 or trainer.backend is BackendName.TORCH:
+        return
+    if spec.slice.hardware is Hardware.TPU:
+        yield (
+            f"the {hosts} hosts train one model only if the program of trainer.command joins them, as torch_xla.launch"
+            " does: a loop of plain torch trains a model of its own on the CPU of each host"
+        )
+    else:
         yield (
             f"each of the {hosts} hosts trains its own model: on hardware CPU torch_xla cannot connect hosts, and the"
             " trainer does not join the processes of trainer.command; with backend Torch, torchrun joins them"

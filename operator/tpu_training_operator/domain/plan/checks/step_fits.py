@@ -4,9 +4,12 @@ A step that does not fit fails the job while it holds no chips. Without an answe
 anyway, unless the user has required one.
 """
 
+from dataclasses import replace
+
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason
 from tpu_training_operator.api.entry_check import CompileCheck
-from tpu_training_operator.api.status import Status
+from tpu_training_operator.api.slice import Hardware
+from tpu_training_operator.api.status import CheckedProgram, Status
 from tpu_training_operator.domain.cluster_state.observed import EntryCheckPod
 from tpu_training_operator.domain.job.recipe.compile_results import NOT_THERE, UNFINISHED, CompileResult
 from tpu_training_operator.domain.job.trainer_report import CompiledStep
@@ -27,8 +30,21 @@ def record_fit(ctx: Context, status: Status) -> tuple[Status, list[Event]]:
         return status, []
     reason = _REASONS[result.fits]
     status = ctx.with_condition(status, ConditionType.STEP_FITS, result.fits, reason, result.message)
+    if result.step.digest:
+        program = CheckedProgram(digest=result.step.digest, slice=str(result.layout))
+        status = replace(status, checked_program=program)
     event = Event(EventReason(reason), result.message, warning=result.fits is not True)
     return status, [] if result.step.trouble == NOT_THERE else [event]
+
+
+def program_to_expect(ctx: Context) -> str | None:
+    """Returns the digest of the program that was compiled for the slice of the attempt; None if none was. That of a
+    ladder is its first rung's, which measures the noise scale, as the job on its own slice does not. A rehearsal on
+    CPUs runs another program than the TPU's, which was compiled."""
+    checked, resolution = ctx.status.checked_program, ctx.resolution
+    if checked is None or checked.slice != str(resolution.layout) or ctx.job.spec.slice.hardware is Hardware.CPU:
+        return None
+    return checked.digest if (resolution.lower_rung is None) == (ctx.job.spec.ladder is None) else None
 
 
 def find_refusal(ctx: Context) -> tuple[Reason, str, str] | None:

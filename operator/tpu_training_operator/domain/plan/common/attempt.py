@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpu_training_operator.api.conditions import ConditionType, EventReason, Reason, without_condition
-from tpu_training_operator.api.status import Activity, Move, PlacementReason, State, Status
+from tpu_training_operator.api.status import Activity, Failure, Move, PlacementReason, State, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import SliceOption
@@ -25,6 +25,7 @@ from tpu_training_operator.domain.plan.common.context import Context
 from tpu_training_operator.domain.plan.common.progress import carry_over
 from tpu_training_operator.domain.plan.common.rung_status import record_rung
 from tpu_training_operator.domain.plan.common.slice_record import reason_to_stay, record_start
+from tpu_training_operator.domain.plan.common.starts import add_start
 from tpu_training_operator.domain.plan.plan import Plan, Turn
 
 
@@ -63,9 +64,15 @@ def begin_attempt(
         start_time=status.start_time or (None if waits else format_time(ctx.now)),
         progress=carry_over(status.progress),
         goodput=status.goodput and ctx.charge(status.goodput, ctx.now, Activity.QUEUE if waits else then),
+        starts=add_start(status.starts, ctx.next_attempt, _new_failure(ctx, status), str(why.reason), ctx.now),
     )
     why = replace(why, state=State.QUEUED) if waits else why
     return _write(ctx, option, why, status, placed or reason_to_stay(status.placement, option), move, events)
+
+
+def _new_failure(ctx: Context, status: Status) -> Failure | None:
+    """Returns the failure for which the attempt begins; None if it begins for another reason."""
+    return None if status.last_failure == ctx.status.last_failure else status.last_failure
 
 
 def adopt_attempt(ctx: Context, attempt: int, why: Why) -> Plan:

@@ -22,8 +22,8 @@ from tpu_training_operator.api.conditions import (
 )
 from tpu_training_operator.api.status import Activity, Goodput, State, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time
-from tpu_training_operator.domain.plan.common import ledger
-from tpu_training_operator.domain.plan.common.ledger import Holding, read_holding
+from tpu_training_operator.domain.plan.common import accounts
+from tpu_training_operator.domain.plan.common.accounts import Holding, read_holding
 
 _CURRENT = (State.RUNNING, State.SUSPENDED, State.SUCCEEDED)
 _FAILED = (State.BLOCKED, State.INVALID, State.FAILED)
@@ -84,7 +84,7 @@ class JobState:
         return read_holding(self.observed, self.status, self.now)
 
     def charge(self, goodput: Goodput, until: datetime, then: Activity) -> Goodput:
-        return ledger.charge(goodput, until, then, self.holding)
+        return accounts.charge(goodput, until, then, self.holding)
 
     def with_condition(
         self, status: Status, kind: ConditionType, value: bool | None, reason: Reason, message: str

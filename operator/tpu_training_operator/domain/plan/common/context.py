@@ -18,8 +18,7 @@ from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.rungs import Rung
 from tpu_training_operator.domain.objects.actions import Create
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
-from tpu_training_operator.domain.plan.common.conditions import JobState
-from tpu_training_operator.domain.plan.common.ledger import (
+from tpu_training_operator.domain.plan.common.accounts import (
     Holding,
     mark_lost,
     mark_saved,
@@ -27,6 +26,7 @@ from tpu_training_operator.domain.plan.common.ledger import (
     settle,
     start_goodput,
 )
+from tpu_training_operator.domain.plan.common.conditions import JobState
 
 # How long to wait until a failed worker is reported as ended, so that its log can be kept.
 _LAST_MOMENT = timedelta(seconds=10)

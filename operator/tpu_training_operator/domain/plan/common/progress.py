@@ -12,7 +12,7 @@ from tpu_training_operator.api.status import Activity, Goodput, Progress, Status
 from tpu_training_operator.domain.cluster_state.observed import format_time, parse_time
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, WorkerReport
 from tpu_training_operator.domain.objects.actions import AT_ONCE
-from tpu_training_operator.domain.plan.common.ledger import Holding, charge, mark_saved
+from tpu_training_operator.domain.plan.common.accounts import Holding, charge, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import refill
 
 
@@ -51,6 +51,8 @@ def apply_report(
         warnings=list(report.warnings),
     )
     status = replace(status, progress=progress, goodput=_count_training(status, report, chips))
+    if status.checked_program is not None and report.program is not None:
+        status = replace(status, checked_program=replace(status.checked_program, run=report.program))
     saved_before = before.checkpoint_step or 0
     if checkpoint is None or checkpoint <= saved_before:
         return status
@@ -61,14 +63,20 @@ def apply_report(
 
 
 def _read_step(report: WorkerReport, before: Progress) -> int:
-    """Returns the step to show. While a worker has not read its checkpoint, it is that of the newest one."""
-    starts = before.phase in (None, ReportPhase.STARTING)
-    if starts and report.phase is ReportPhase.STARTING and report.step == 0 and report.start_step is None:
-        return before.checkpoint_step or 0
-    # Without a phase, this attempt has not reported yet. It may begin at an earlier step than the last one reached, and
-    # from another checkpoint than the one shown until now.
-    begins = before.phase is None or (starts and before.step == before.checkpoint_step)
-    return report.step if begins else max(report.step, before.step)
+    """Returns the step to show. While a worker has not read its checkpoint, it is that of the newest one.
+
+    An attempt may begin at an earlier step than the last one reached, and from another checkpoint than the one shown
+    until its worker has told where it starts. After that the step never decreases.
+    """
+    is_first = before.phase is None
+    if report.phase is ReportPhase.STARTING and report.step == 0 and report.start_step is None:
+        if is_first:
+            return before.checkpoint_step or 0
+    elif is_first or (
+        before.phase is ReportPhase.STARTING and report.start_step is not None and before.step == before.checkpoint_step
+    ):
+        return report.step
+    return max(report.step, before.step)
 
 
 def _count_training(status: Status, report: WorkerReport, chips: Holding | None) -> Goodput | None:

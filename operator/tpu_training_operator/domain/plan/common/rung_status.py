@@ -13,7 +13,10 @@ def record_rung(status: Status, rung: Rung | None) -> Status:
     """Returns the status of an attempt on `rung`; it is written together with the attempt."""
     if rung is None:
         return status if status.ladder is None else replace(status, ladder=None)
-    below = status.rungs[: rung.number - 1]
+    below, judged = status.rungs[: rung.number - 1], status.rungs[rung.number - 1 :]
+    if judged and judged[0].verdict is RungVerdict.PASSED and rung.lower_rung is None:
+        # The job's first steps are judged once, wherever it goes on.
+        return replace(status, ladder=LadderStatus(rung=rung.number, of=rung.of, rungs=[*below, judged[0]]))
     resolution = rung.option.resolution
     layout, recipe = resolution.layout, resolution.recipe
     current = RungStatus(

@@ -12,7 +12,7 @@ from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import MOST_MOVES, Move, Placement, PlacementReason, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time
 from tpu_training_operator.domain.job.options import SliceOption
-from tpu_training_operator.domain.plan.common.ledger import charge_slice
+from tpu_training_operator.domain.plan.common.accounts import charge_slice
 
 FOR_CAPACITY = (PlacementReason.NO_CAPACITY, PlacementReason.NOT_ADMITTED)
 

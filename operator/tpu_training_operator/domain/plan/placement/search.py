@@ -31,9 +31,9 @@ from tpu_training_operator.domain.cluster_state.observed import format_time, par
 from tpu_training_operator.domain.cluster_state.workload import Queue
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import AT_ONCE
+from tpu_training_operator.domain.plan.common.accounts import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.ledger import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.slice_record import FOR_CAPACITY
 from tpu_training_operator.domain.plan.plan import Plan
 

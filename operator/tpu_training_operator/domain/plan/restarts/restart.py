@@ -15,10 +15,10 @@ from tpu_training_operator.domain.cluster_state.observed import format_time, par
 from tpu_training_operator.domain.failures.first import is_device_fault
 from tpu_training_operator.domain.failures.messages import describe
 from tpu_training_operator.domain.objects.actions import AT_ONCE
+from tpu_training_operator.domain.plan.common.accounts import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.ledger import mark_lost, mark_saved
 from tpu_training_operator.domain.plan.common.restart_budget import (
     PAUSE_AFTER_PREEMPTION,
     backoff,
@@ -149,7 +149,11 @@ def _account_for_failure(ctx: Context, failure: Failure) -> Goodput:
 def _add_device_fault(status: Status, failure: Failure) -> list[DeviceFault]:
     if failure.node is None or not is_device_fault(failure):
         return status.device_faults
-    return [*status.device_faults, DeviceFault(node=failure.node, time=failure.time)][-MOST_NODES:]
+    fault = DeviceFault(node=failure.node, time=failure.time)
+    # What the slice check has measured needs no second fault to be believed, unless the chips are only busy.
+    is_measured = failure.exit_code == ExitCode.SliceUnfit and failure.reason != FailureReason.DEVICE_BUSY
+    times = _FAULTS_TO_AVOID_A_NODE if is_measured else 1
+    return [*status.device_faults, *[fault] * times][-MOST_NODES:]
 
 
 def _find_nodes_to_avoid(ctx: Context, faults: list[DeviceFault]) -> list[str]:

@@ -16,10 +16,10 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.pod_signs import ended_by, has_succeeded
 from tpu_training_operator.domain.objects.actions import Event
+from tpu_training_operator.domain.plan.common.accounts import Holding, charge_chips, count_vanished
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.conditions import JobState
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.ledger import Holding, charge_chips, count_vanished
 from tpu_training_operator.domain.plan.plan import Plan
 from tpu_training_operator.domain.plan.stopping.suspension import Cause, suspend
 

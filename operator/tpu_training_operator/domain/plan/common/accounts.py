@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TypeVar
 
-from tpu_training_operator.api.status import Activity, ChipSeconds, Goodput, Ledger, Status
+from tpu_training_operator.api.status import Accounts, Activity, ChipSeconds, Goodput, Status
 from tpu_training_operator.domain.cluster_state.observed import Observed, WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.failures.pod_signs import ended_by
 
@@ -28,11 +28,11 @@ _ACCOUNTS = {
     Activity.RECOVERY: "recovery",
     Activity.MOVING: "moving",
 }
-_L = TypeVar("_L", bound=Ledger)
+_A = TypeVar("_A", bound=Accounts)
 
 
 @dataclass(frozen=True)
-class Span:
+class HostSpan:
     """The chips of one host, from when its pod got the node until the pod ended; `end`: None if it has not."""
 
     chips: int
@@ -54,7 +54,7 @@ class Holding:
 
     now: datetime
     gang: int
-    spans: tuple[Span, ...]
+    spans: tuple[HostSpan, ...]
 
     @cached_property
     def held(self) -> int:
@@ -78,7 +78,7 @@ def read_holding(
         return Holding(now, 0, ())
     pods = (*((pod, False) for pod in observed.pods), *((pod, True) for pod in observed.placeholders))
     spans = (
-        Span(
+        HostSpan(
             (per_host or {}).get(pod.option_number, resolved.chips_per_host),
             pod.placed.replace(microsecond=0),
             end and end.replace(microsecond=0),
@@ -92,25 +92,25 @@ def read_holding(
     return Holding(now, resolved.chips, tuple(spans))
 
 
-def account_of(activity: Activity, ledger: Ledger) -> str:
-    return _ACCOUNTS.get(activity, ledger.AT_REST)
+def account_of(activity: Activity, accounts: Accounts) -> str:
+    return _ACCOUNTS.get(activity, accounts.AT_REST)
 
 
-def _add(ledger: _L, **amounts: int) -> _L:
-    return replace(ledger, **{name: getattr(ledger, name) + amount for name, amount in amounts.items()})
+def _add(accounts: _A, **amounts: int) -> _A:
+    return replace(accounts, **{name: getattr(accounts, name) + amount for name, amount in amounts.items()})
 
 
-def spend(ledger: _L, activity: Activity, amount: int) -> _L:
+def spend(accounts: _A, activity: Activity, amount: int) -> _A:
     unsaved = amount if activity is Activity.TRAIN else 0
-    return _add(ledger, **{account_of(activity, ledger): amount}, unsaved=unsaved)
+    return _add(accounts, **{account_of(activity, accounts): amount}, unsaved=unsaved)
 
 
-def _save(ledger: _L, unsaved_share: float) -> _L:
-    return _add(ledger, unsaved=int(ledger.unsaved * unsaved_share) - ledger.unsaved)
+def _save(accounts: _A, unsaved_share: float) -> _A:
+    return _add(accounts, unsaved=int(accounts.unsaved * unsaved_share) - accounts.unsaved)
 
 
-def _lose(ledger: _L) -> _L:
-    return _add(ledger, productive=-ledger.unsaved, wasted=ledger.unsaved, unsaved=-ledger.unsaved)
+def _lose(accounts: _A) -> _A:
+    return _add(accounts, productive=-accounts.unsaved, wasted=accounts.unsaved, unsaved=-accounts.unsaved)
 
 
 def start_goodput(created: str) -> Goodput:

@@ -1,0 +1,297 @@
+"""`tpujob check-slice TYPE` finds out whether a slice is fit for training, before the first training.
+
+It creates a job like any other, whose program is in the trainer's image (`python -m tpu_trainer slice-check full`) and
+needs no code, follows the log of worker 0 for its table, and deletes the job. If this command is killed, the job still
+ends at its deadline and is deleted an hour later.
+"""
+
+import asyncio
+import re
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from tpu_contract.protocol import ExitCode
+from tpu_contract.slice_check import SLICE_CHECK_MARKER, SliceTable, from_json
+from tpu_training_operator.api import constants
+from tpu_training_operator.api.run_policy import FailureClass
+from tpu_training_operator.api.status import State, Status
+from tpu_training_operator.cli.common.changes import rehearse, set_option, set_values
+from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options
+from tpu_training_operator.cli.common.errors import BadInput, CommandError, program_name
+from tpu_training_operator.cli.common.job_file import JobFile, check
+from tpu_training_operator.cli.run.run import find_memory_problem, show_run, what_ended
+from tpu_training_operator.cli.run.slice_table import print_slice_check
+from tpu_training_operator.cli.run.submit import create_job
+from tpu_training_operator.cli.watch.display import Lines, LiveTable, display
+from tpu_training_operator.cli.watch.job_view import JobView, job_view
+from tpu_training_operator.cli.watch.log_reader import JobNow, LogReader
+from tpu_training_operator.cli.watch.watch import watch_job
+from tpu_training_operator.domain.failures.messages import describe
+from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
+from tpu_training_operator.kube.errors import ApiError, NotFound, Unavailable
+
+_RIGHTS = f"create, delete, get, list and watch {constants.PLURAL}.{constants.GROUP}; list and watch pods; get pods/log"
+_DELETE = f"kubectl delete {constants.PLURAL}"
+_FAILED, _INTERRUPTED = 1, 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Classes that say nothing about the slice.
+_NOT_THE_SLICE = (FailureClass.USER_ERROR, FailureClass.PREEMPTION)
+# An older trainer takes the check for a training, and misses the entrypoint.
+_NO_CHECK_REASON = ExitCode.BadSpec.name
+_NO_CHECK = re.compile("No module named '?tpu_")
+_LOG_SECONDS = 30.0
+_KEPT_SECONDS = 3600
+_ON_A_CLUSTER = {"image": "--image", "pool": "--on", "service_account": "--service-account", "queue": "--queue"}
+# No vowels, so that no suffix is a word.
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+
+
+@dataclass(frozen=True)
+class SliceRequest:
+    """What to check: the job, how long to wait for its end, and whether it stays afterwards."""
+
+    file: JobFile
+    timeout: int
+    keep: bool
+
+
+@click.command()
+@click.argument("accelerator_type", metavar="TYPE")
+@click.option("--image", help="The trainer's image, which the check is in. Needed on a cluster.")
+@click.option("--on", "pool", metavar="POOL", help="Check the nodes of this node pool.")
+@click.option("--checkpoint-uri", metavar="URI", help="Bucket or directory to write to and read from.")
+@click.option("--service-account", metavar="NAME", help="The workers' Kubernetes service account.")
+@click.option("--queue", metavar="NAME", help="Kueue's LocalQueue to wait in.")
+@click.option(
+    "--timeout",
+    type=click.IntRange(min=1),
+    default=1800,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up after this time, in which the slice may also have to be waited for.",
+)
+@click.option("--keep", is_flag=True, help="Leave the job and its pods, to look at their logs.")
+@click.option("--here", is_flag=True, help="Check this machine instead of a cluster, with a process for each host.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "html"]), default="table", show_default=True)
+@set_option
+@cluster_options
+def check_slice(
+    accelerator_type: str, timeout: int, keep: bool, here: bool, output: str, target: Target, **fields: Any
+) -> None:
+    """Check a slice before it trains: pods, network, storage, chips, a short training.
+
+    Exit status: 0 if the slice is fit, 1 if a line or a host failed, 2 if there is no verdict.
+    """
+    if fields["image"] is None and not here:
+        raise click.UsageError("name the trainer's image with --image, or check this machine with --here")
+    if here and (ignored := [option for name, option in _ON_A_CLUSTER.items() if fields[name] is not None]):
+        raise click.UsageError(f"{', '.join(ignored)} is for a cluster: leave it out with --here")
+    body = _job(accelerator_type, timeout, fields)
+    if here:
+        rehearse(body)
+    request = SliceRequest(check(Path(accelerator_type), body), timeout, keep)
+    if here:
+        if (problem := find_memory_problem(request.file)) is not None:
+            raise BadInput(accelerator_type, [problem])
+        sys.exit(_check_here(request, output))
+    target.run(lambda connection: _check(connection, request, output), _RIGHTS)
+
+
+def _job(accelerator_type: str, timeout: int, fields: Mapping[str, Any]) -> Object:
+    """Returns the job, with a name that no other check has: two may run at the same time."""
+    label = re.sub("[^a-z0-9]+", "-", accelerator_type.lower())[:30].strip("-")
+    name = f"check-{label}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
+    labels = {} if fields["queue"] is None else {"labels": {constants.LABEL_QUEUE: fields["queue"]}}
+    spec: Object = {
+        "slice": {"acceleratorType": accelerator_type},
+        "trainer": {"command": constants.SLICE_CHECK_COMMAND},
+        # An example for each replica, however many there are.
+        "recipe": {
+            "tunedOn": {"acceleratorType": "v5litepod-1"},
+            "globalBatchSize": 1,
+            "trainSteps": 20,
+            "optimizer": {"name": "sgd", "learningRate": 0.01},
+        },
+        "runPolicy": {
+            "activeDeadlineSeconds": timeout,
+            "ttlSecondsAfterFinished": _KEPT_SECONDS,
+            # One attempt: a second one would only hide what the first has found.
+            "restart": {"limits": [{"class": each.value, "max": 0} for each in FailureClass]},
+        },
+    }
+    body = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "metadata": {"name": name, **labels}}
+    body["spec"] = spec
+    pool = fields["pool"] and f"{{{constants.NODE_LABEL_NODE_POOL}: {fields['pool']}}}"
+    given = {
+        "trainer.image": fields["image"],
+        "trainer.nodeSelector": pool,
+        "trainer.serviceAccountName": fields["service_account"],
+        "checkpoint.uri": fields["checkpoint_uri"],
+    }
+    set_values(body, [*(f"{path}={value}" for path, value in given.items() if value is not None), *fields["values"]])
+    return body
+
+
+class SliceLog:
+    """What the check's job tells: its newest state, and the last table in the log of its newest attempt's worker 0."""
+
+    def __init__(self) -> None:
+        self._attempt = 0
+        self.view: JobView | None = None
+        self.table: SliceTable | None = None
+
+    def write(self, worker: WorkerId, lines: Iterable[bytes]) -> None:
+        if worker.attempt != self._attempt:
+            self._attempt, self.table = worker.attempt, None
+        for line in lines:
+            text = line.decode(errors="replace")
+            # A line that only looks like a table has no lines.
+            if (
+                text.startswith(SLICE_CHECK_MARKER)
+                and (table := from_json(text.removeprefix(SLICE_CHECK_MARKER))).lines
+            ):
+                self.table = table
+
+
+def _check_here(request: SliceRequest, output: str) -> int:
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="tpujob-check-slice-"))
+        if not request.keep:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        outcome = asyncio.run(show_run(request.file, folder, out=_console()))
+        log, worker = SliceLog(), WorkerId(max(1, outcome.status.attempt), 0, 0)
+        path = outcome.pods_directory / worker.pod_name(request.file.job.name) / "log.txt"
+        if path.exists():
+            log.write(worker, path.read_bytes().splitlines())
+    if request.keep:
+        click.echo(f"logs       {outcome.pods_directory}/*/log.txt", err=True)
+    return _INTERRUPTED if outcome.cancelled else _judge(outcome.status, log.table, output)
+
+
+async def _check(connection: Connection, request: SliceRequest, output: str) -> int:
+    log, loop, task = SliceLog(), asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def interrupt() -> None:
+        # A second interrupt ends the command at once.
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        click.echo(f"{program_name()}: interrupted", err=True)
+        task.cancel()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, interrupt)
+    try:
+        async with _created(connection, request) as job, asyncio.timeout(request.timeout):
+            with display(_console()) as shown:
+                await _follow(connection, job, log, shown)
+    except asyncio.CancelledError:
+        return _INTERRUPTED
+    except TimeoutError:
+        why = (log.view.message if log.view is not None else "") or "no operator has seen the job"
+        raise CommandError(f"no verdict within {request.timeout} s (--timeout): {why}") from None
+    assert log.view is not None
+    return _judge(log.view.status, log.table, output)
+
+
+def _console() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+@asynccontextmanager
+async def _created(connection: Connection, request: SliceRequest) -> AsyncIterator[Object]:
+    """Creates the job, and deletes it at the end, also if an interrupt comes while it is being created."""
+    file = request.file
+    file.body["metadata"]["namespace"] = connection.namespace
+    creation = asyncio.create_task(create_job(connection, check(file.path, file.body)))
+    place = f"{file.job.name} -n {connection.namespace}"
+    try:
+        try:
+            job, _ = await asyncio.shield(creation)
+        except Unavailable as error:
+            raise ClusterProblem(f"{error}; if the job is there, delete it: {_DELETE} {place}") from None
+        click.echo(f"job {file.job.name} created in namespace {connection.namespace}", err=True)
+        yield job
+    finally:
+        if not creation.cancelled() and (not creation.done() or creation.exception() is None):
+            job, _ = await creation
+            await _remove(connection, job, keep=request.keep)
+
+
+async def _remove(connection: Connection, job: Object, *, keep: bool) -> None:
+    metadata = job["metadata"]
+    command = f"{_DELETE} {metadata['name']} -n {metadata['namespace']}"
+    if keep:
+        click.echo(f"the job stays for {_KEPT_SECONDS} s after its end; delete it with: {command}", err=True)
+        return
+    try:
+        await connection.client.delete(JOBS, metadata["namespace"], metadata["name"], metadata["uid"])
+        click.echo(f"job {metadata['name']} deleted", err=True)
+    except NotFound:
+        pass
+    except ApiError as error:
+        click.echo(f"{program_name()}: the job could not be deleted: {error}; delete it with: {command}", err=True)
+
+
+async def _follow(connection: Connection, job: Object, log: SliceLog, shown: LiveTable | Lines) -> None:
+    """Follows the job to its end, and the log of its worker 0."""
+    client, key = connection.client, JobKey(connection.namespace, job["metadata"]["name"])
+    reader = LogReader(client, key, JobNow.of(job), log.write, lambda _: None)
+    reading = asyncio.create_task(reader.follow([WorkerId(1, 0, 0)], further_attempts=True))
+    try:
+        async with aclosing(watch_job(client, key)) as seen:
+            async for now in seen:
+                if reading.done():
+                    reading.result()
+                if now.job is None or now.job["metadata"]["uid"] != job["metadata"]["uid"]:
+                    raise ClusterProblem(f"no verdict: job {key.name} was deleted before its end")
+                log.view = job_view(now.job, now.hosts, datetime.now(UTC))
+                shown.show(log.view, now.trouble)
+                if log.view.is_over:
+                    break
+        # The end of the log may come after the end of the job.
+        await asyncio.wait([reading], timeout=_LOG_SECONDS)
+        if reading.done():
+            reading.result()
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+def _judge(status: Status, table: SliceTable | None, output: str) -> int:
+    """Prints what was found and returns the exit status. Raises CommandError if nothing can be said of the slice."""
+    if table is not None:
+        print_slice_check(table, output)
+        if table.failed:
+            return _FAILED
+    if status.state is State.SUCCEEDED and table is not None and table.complete:
+        return 0
+    failure = status.last_failure
+    if failure is not None and failure.failure_class not in _NOT_THE_SLICE:
+        click.echo(f"{program_name()}: a host failed: {describe(failure)}", err=True)
+        return _FAILED
+    raise CommandError("no verdict: " + _explain(status, table))
+
+
+def _explain(status: Status, table: SliceTable | None) -> str:
+    failure = status.last_failure
+    if failure is not None and (failure.reason == _NO_CHECK_REASON or _NO_CHECK.search(failure.message)):
+        return f"the image's trainer does not know this check, which is of this version of tpujob: {describe(failure)}"
+    if status.state is not State.SUCCEEDED:
+        return describe(failure) if failure is not None else " ".join(what_ended(status))
+    if table is not None:
+        return "the check was broken off, so its table is not complete"
+    return "worker 0 has succeeded, and its log has no table: the log was cut, or the image has another program"

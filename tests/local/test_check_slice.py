@@ -1,0 +1,52 @@
+"""The slice check on this machine: all of it by `tpujob check-slice --here`, and its fast half before a training."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.contract.jobs import job_body
+from tests.local.runs import TPUJOB, Runs
+
+REPOSITORY = Path(__file__).parents[2]
+CHECKED = {"runPolicy.sliceCheck": "Check", "trainer.backend": "Torch"}
+BY_SECTION = {
+    "Pod": {"/dev/shm"},
+    "Network": {"names and ports"},
+    "Chips": {"products are exact", "slow host"},
+    "Run": {"train", "stop", "resume", "bit for bit"},
+}
+
+
+def test_this_machine_is_fit_and_every_section_was_tried() -> None:
+    command = [TPUJOB, "check-slice", "v5litepod-8", "--here", "--set=trainer.backend=Torch", "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    table = json.loads(done.stdout)
+    assert (table["fit"], table["acceleratorType"]) == (True, "v5litepod-8")
+    good = {(line["section"], line["name"]) for line in table["lines"] if line["verdict"] == "Ok"}
+    assert {(section, name) for section, names in BY_SECTION.items() for name in names} <= good
+
+
+def test_a_training_begins_once_its_slice_has_passed(runs: Runs, tmp_path: Path) -> None:
+    body = job_body(CHECKED | {"slice.acceleratorType": "v5litepod-8", "recipe.trainSteps": 3})
+    run = runs.start_job(tmp_path, body, ["--output-dir", "out", "-v"], {"PYTHONPATH": str(REPOSITORY)})
+    assert run.wait() == 0, run.stderr
+    assert run.stdout.index("passed its check") < run.stdout.index("step 3/3")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_loop_of_the_users_own_follows_the_check_and_ends_as_it_would_without(runs: Runs, code: int) -> None:
+    run = runs.start(f'print("my own words"); sys.exit({code})', CHECKED, hosts=2)
+    assert run.wait() == bool(code), run.stderr
+    result = run.result()
+    if code:
+        assert result["failure"]["reason"] == "ExitCode"
+        assert result["failure"]["exitCode"] == 3
+        assert result["failure"]["message"].splitlines()[-1] == "my own words"
+    else:
+        assert result["state"] == "Succeeded"
+    log = (run.out / "pods" / "digits-1-0-0" / "log.txt").read_text()
+    assert log.index("passed its check") < log.index("my own words")
+    assert not (run.out / "report.html").exists()

@@ -1,0 +1,183 @@
+"""The slice check in real gangs: it passes where nothing is wrong, and finds and names each fault that is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import cgroups
+from tests.trainer.checkpoint.refusing_server import answering
+from tests.trainer.gang_processes import TWO_PER_HOST, Gang, Launcher, chips, run_spec
+from tpu_contract.protocol import ExitCode
+from tpu_contract.slice_check import LineVerdict, SliceCheckLine, SliceSection, SliceTable, find_slice_check
+
+UNFIT, LOST, FINE = ExitCode.SliceUnfit, ExitCode.PeerLost, ExitCode.Succeeded
+POD_1 = "small-1-0-1"
+
+
+def check(launcher: Launcher, mode: str, hosts: int = 3, backend: str = "torch", **changes: object) -> Gang:
+    """A gang under the slice check; `mode` may name a fault and its host (`slice_checking`)."""
+    replicas = 4 if backend == "xla-spmd" else hosts
+    spec = run_spec(backend=backend, hosts=hosts, replicas=replicas, batch={"global": 12, "perReplica": 12 // replicas})
+    env = {name: str(changes.pop(name)) for name in tuple(changes) if name.isupper()}
+    return launcher.start({**spec, **changes}, module="tests.trainer.slice_checking", TEST_SLICE_CHECK=mode, **env)
+
+
+def table_of(gang: Gang) -> SliceTable:
+    found = find_slice_check(gang.hosts[0].output)
+    assert found is not None, gang.output()
+    return found
+
+
+def failed(gang: Gang) -> list[tuple[str, str]]:
+    """The failed lines of the table: host and name."""
+    return [(line.host, line.name) for line in table_of(gang).failed]
+
+
+def not_tried(gang: Gang, section: SliceSection) -> list[SliceCheckLine]:
+    return [line for line in table_of(gang).lines if (line.section, line.verdict) == (section, LineVerdict.NOT_TRIED)]
+
+
+@pytest.mark.parametrize(("backend", "hosts"), [("torch", 2), ("xla", 2), ("xla-spmd", 1)])
+def test_a_slice_without_a_fault_passes_every_line(
+    launcher: Launcher, tmp_path: Path, backend: str, hosts: int
+) -> None:
+    place = {"uri": str(tmp_path / "kept"), "keep": 3}
+    gang = check(launcher, "full", hosts, backend, checkpoint=place)
+    assert gang.wait() == [FINE] * hosts, gang.output()
+    table = table_of(gang)
+    assert table.passed, gang.output()
+    names = {(line.section, line.name) for line in table.lines if line.verdict is LineVerdict.OK}
+    wanted = {
+        SliceSection.POD: ("user", "locked memory", "/dev/shm", "versions"),
+        SliceSection.STORAGE: ("storage", "storage, write", "storage, read"),
+        SliceSection.CHIPS: ("exact products", "bfloat16 product", "memory", "sum over the slice, 16 MB"),
+        SliceSection.RUN: ("train", "stop", "resume", "bit for bit"),
+    }
+    assert {(section, name) for section, of_section in wanted.items() for name in of_section} <= names
+    assert {"pod", "meeting", "start", "chips", "first step", "train", "stop", "resume"} <= set(table.seconds)
+    assert not [file for file in (tmp_path / "kept").rglob("*") if file.is_file()]
+
+
+@pytest.mark.parametrize("fault", ["part 1", "result 1", "product 1", "slow 1"])
+def test_a_fault_of_one_host_ends_that_host_before_the_first_step(launcher: Launcher, fault: str) -> None:
+    gang = check(launcher, f"fast {fault}")
+    assert gang.wait() == [LOST, UNFIT, LOST], gang.output()
+    name = {"part": "sum over the slice, 1 MB", "result": "sum over the slice, 1 MB", "product": "exact products"}
+    words = gang.hosts[1].message()
+    assert words["sliceCheck"]["host"] == POD_1
+    assert words["sliceCheck"]["name"] == name.get(fault.partition(" ")[0], "slow host")
+    assert POD_1 in gang.hosts[0].message()["message"]
+    assert "step 1/" not in gang.output()
+
+
+def test_a_passed_fast_check_is_followed_by_the_training(launcher: Launcher) -> None:
+    gang = check(launcher, "fast", hosts=2)
+    assert gang.wait() == [FINE] * 2, gang.output()
+    assert gang.hosts[0].message()["step"] == 24
+    assert "the slice passed its check" in gang.hosts[0].output
+
+
+def test_a_port_that_does_not_answer_is_charged_to_its_host(launcher: Launcher) -> None:
+    gang = check(launcher, "full port 1")
+    assert gang.wait() == [LOST, UNFIT, LOST], gang.output()
+    assert failed(gang) == [(POD_1, "names and ports")]
+    (line,) = table_of(gang).failed
+    assert "small-1-0-0 cannot reach small-1-0-1" in line.measured
+    assert not_tried(gang, SliceSection.CHIPS)
+
+
+def test_a_host_that_never_comes_is_named(launcher: Launcher) -> None:
+    gang = check(launcher, "full away 1", hosts=2, TEST_MEETING_SECONDS="3")
+    assert gang.wait() == [LOST, 9], gang.output()
+    assert failed(gang) == [(POD_1, "all workers come")]
+    assert not table_of(gang).complete
+
+
+def test_a_host_that_hangs_is_named_by_the_others_and_ends_itself(launcher: Launcher) -> None:
+    gang = check(launcher, "full hang 1", hosts=2, TEST_COME_SECONDS="20")
+    assert gang.wait() == [LOST, UNFIT], gang.output()
+    (line,) = table_of(gang).failed
+    assert line.host == POD_1
+    assert "small-1-0-1 did not come to the end of measurement 1" in line.measured
+    assert not table_of(gang).complete
+    assert gang.hosts[1].message()["sliceCheck"]["host"] == POD_1
+
+
+def test_a_denied_bucket_is_a_failed_line_and_the_rest_goes_on(launcher: Launcher) -> None:
+    with answering(403, "trainer@p does not have storage.objects.create access") as address:
+        place = {"uri": "gs://of-others/run", "keep": 1}
+        gang = check(launcher, "full", hosts=1, checkpoint=place, STORAGE_EMULATOR_HOST=f"http://{address}")
+        assert gang.wait() == [UNFIT], gang.output()
+    storage = [line for line in table_of(gang).failed if line.section is SliceSection.STORAGE]
+    assert [(line.host, line.name) for line in storage] == [("small-1-0-0", "storage")]
+    assert "permission denied" in storage[0].measured
+    assert "Traceback" not in gang.hosts[0].output
+
+
+def test_a_hosts_missing_chips_are_found_before_its_libraries_are_imported(launcher: Launcher) -> None:
+    gang = check(launcher, "fast", hosts=1, backend="xla", hardware="TPU")
+    assert gang.wait() == [UNFIT], gang.output()
+    words = gang.hosts[0].message()
+    assert words["sliceCheck"]["name"] == "device files"
+    assert "No such device for 1 of 1 chips: /dev/vfio" in words["message"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups")
+def test_a_host_that_is_slowed_by_its_cgroup_is_named(launcher: Launcher, tmp_path: Path) -> None:
+    group = f"tpu-slice-check-{tmp_path.name}"
+    cgroups.create(group)
+    try:
+        gang = check(launcher, "fast throttled 1", hosts=2, TEST_CGROUP=cgroups.limit_cpu(group, 0.02))
+        assert gang.wait() == [LOST, UNFIT], gang.output()
+    finally:
+        cgroups.remove(group)
+    words = gang.hosts[1].message()["sliceCheck"]
+    assert (words["host"], words["name"]) == (POD_1, "slow host")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes mounts")
+def test_a_read_only_dev_shm_ends_its_host_before_the_others_are_met(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(run_spec(hosts=2, replicas=2)))
+    env = {"TPUJOB_RUN_SPEC": str(tmp_path / "run.json"), "TPUJOB_NUM_HOSTS": "2", "TPUJOB_HOST_INDEX": "1"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TPUJOB_TERMINATION_LOG": str(tmp_path / "words")}
+    command = f"mount -t tmpfs -o ro none /dev/shm && exec {sys.executable} -m tpu_trainer slice-check fast"
+    ended = subprocess.run(["unshare", "-m", "sh", "-c", command], env={**os.environ, **env}, capture_output=True)
+    assert ended.returncode == UNFIT, ended.stderr
+    words = json.loads((tmp_path / "words").read_bytes())["sliceCheck"]
+    assert (words["host"], words["name"]) == (POD_1, "/dev/shm")
+    assert words["measured"] == "Read-only file system"
+
+
+def test_sums_are_made_within_a_host_within_a_slice_and_over_slices(launcher: Launcher) -> None:
+    slices = {"generation": "v5e", "topology": "2x4", "slices": 2, "hosts": 2, "replicas": 4}
+    spec = run_spec(hosts=2, replicas=4, slice=slices, torch=TWO_PER_HOST)
+    gang = launcher.start(spec, module="tests.trainer.slice_checking", TEST_SLICE_CHECK="full")
+    assert gang.wait() == [FINE] * 2, gang.output()
+    sums = [line.name for line in table_of(gang).lines if line.name.endswith("1 MB")]
+    assert sums == [f"sum over {level}, 1 MB" for level in ("a host", "the slice", "all slices")]
+
+
+def test_chips_with_a_process_each_pass(launcher: Launcher) -> None:
+    spec = run_spec(backend="xla", hardware="TPU", replicas=2)
+    gang = launcher.start(spec, module="tests.trainer.slice_checking_on_chips", TEST_SLICE_CHECK="full", **chips(2))
+    assert gang.wait() == [FINE], gang.output()
+    assert table_of(gang).passed
+
+
+def test_a_command_runs_after_a_check_that_passed(launcher: Launcher) -> None:
+    spec = {name: value for name, value in run_spec(replicas=1).items() if name != "entrypoint"}
+    gang = launcher.start(spec, module="tests.trainer.slice_checking_before_command", TEST_SLICE_CHECK="fast")
+    assert gang.wait() == [7], gang.output()
+    assert gang.hosts[0].output.endswith("the command\n")
+
+
+def test_an_unknown_mode_is_refused(launcher: Launcher) -> None:
+    gang = check(launcher, "quick", hosts=1)
+    assert gang.wait() == [ExitCode.BadSpec]
+    assert gang.hosts[0].message()["message"] == "slice-check: the mode is full or fast, got 'quick'"
