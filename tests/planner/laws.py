@@ -134,13 +134,14 @@ def _the_gang_of_an_unfinished_attempt_only_is_ready(_: Status, after: Status) -
 
 
 def _starts_add_up(before: Status, after: Status) -> bool:
-    """An edit, which no law binds, may have left anything in an earlier start."""
-    begun = [start for start in after.starts if start not in before.starts]
+    """A write may complete the start of the attempt that it ends, and begins at most one more. An edit, which no law
+    binds, may have left anything in an earlier start."""
+    written = [start for start in after.starts if start not in before.starts]
     return len(after.starts) <= MOST_STARTS and all(
         min(start.seconds.values(), default=0) >= 0
         and start.total_seconds in (None, sum(start.seconds.values()))
-        and start.attempt == after.attempt
-        for start in begun
+        and start.attempt in (before.attempt, after.attempt)
+        for start in written
     )
 
 

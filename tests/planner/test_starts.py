@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.planner import kubelet, kueue
+from tests.planner.laws import broken_laws
 from tests.planner.model_cluster import ModelCluster, copied
 from tests.planner.operators import one_pass
 from tests.planner.story import (
@@ -14,6 +15,7 @@ from tests.planner.story import (
     get_ready,
     given_a_created_gang,
     given_a_job,
+    is_seen_to_fail,
     later,
     passes,
     resume,
@@ -77,6 +79,22 @@ def test_a_restart_is_told_phase_by_phase() -> None:
         True,
         83,
     )
+
+
+def test_the_write_that_begins_an_attempt_keeps_what_was_known_of_the_one_before() -> None:
+    """Its workers had begun to run, and one had failed, when the operator looked again."""
+    cluster = given_a_created_gang()
+    created, before = cluster.now, cluster.status
+    gets_nodes(cluster, 3)
+    passes(cluster, 4)
+    all_are_ready(cluster)
+    is_seen_to_fail(cluster, "digits-1-0-2")
+    assert cluster.status.attempt == 2
+    assert broken_laws(before, cluster.status, created) == []
+    known, begun = cluster.status.starts
+    assert (known.attempt, known.total_seconds) == (1, None)
+    assert known.seconds == {"noticed": 0, "cleared": 0, "bound": 3, "started": 4}
+    assert (begun.attempt, begun.seconds) == (2, {"noticed": 0})
 
 
 def test_a_first_attempt_has_no_failure() -> None:
