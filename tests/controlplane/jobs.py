@@ -17,6 +17,8 @@ Object = dict[str, Any]
 DIGITS: Object = yaml.safe_load((Path(__file__).parents[2] / "examples" / "digits.yaml").read_text())
 # kwok's nodes run no check to its end.
 DIGITS["spec"]["entryCheck"] = {"mode": "Skip"}
+# A large slice would need more examples for one batch.
+del DIGITS["spec"]["recipe"]["datasetSize"]
 
 
 def digits(**spec: Any) -> Object:
@@ -72,13 +74,15 @@ class Namespace:
     def wait(self, condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
         wait_until(condition, timeout=timeout, what=what)
 
-    def wait_for_state(self, state: str, name: str = "digits", attempt: int | None = None) -> Object:
+    def wait_for_state(
+        self, state: str, name: str = "digits", attempt: int | None = None, timeout: float = 60
+    ) -> Object:
         def reached() -> bool:
             status = self.status(name)
             return status.get("state") == state and attempt in (None, status.get("attempt"))
 
         try:
-            self.wait(reached, f"job {name} is {state}")
+            self.wait(reached, f"job {name} is {state}", timeout)
         except TimeoutError as late:
             raise TimeoutError(f"{late}\n{self._why_not(name)}") from None
         return self.status(name)

@@ -96,23 +96,15 @@ def addresses_of(space: Namespace, attempt: int) -> dict[str, str]:
     return {pod["spec"]["hostname"]: pod["status"]["podIP"] for pod in workers}
 
 
-def wait_running(space: Namespace, attempt: int) -> None:
-    def runs() -> bool:
-        status = space.status()
-        return (status.get("state"), status.get("attempt")) == ("Running", attempt)
-
-    space.wait(runs, f"attempt {attempt} runs", SECONDS)
-
-
 def test_the_addresses_of_a_large_gang_are_written_a_handful_of_times(
     control_plane: ControlPlane, space: Namespace, operator: OperatorProcess
 ) -> None:
     with Addresses(control_plane.api, space.name) as addresses:
         space.apply(digits(slice=LARGE))
-        wait_running(space, attempt=1)
+        space.wait_for_state("Running", attempt=1, timeout=SECONDS)
         first = addresses.writes()
         space.finish("digits-1-0-7", exit_code=137)
-        wait_running(space, attempt=2)
+        space.wait_for_state("Running", attempt=2, timeout=SECONDS)
         restart = addresses.writes() - first
     assert first == {"ADDED EndpointSlice": 1, "ADDED Endpoints": 1}
     assert restart == {"DELETED EndpointSlice": 1, "ADDED EndpointSlice": 1, "MODIFIED Endpoints": 1}
