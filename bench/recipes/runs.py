@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import torch
 
@@ -34,7 +34,7 @@ from tpu_training_operator.cli.run.measure_noise import read_noise
 from tpu_training_operator.domain.job.options import options_of
 from tpu_training_operator.domain.objects.run_spec import run_spec
 
-_CHIP = {"acceleratorType": "v5litepod-1"}
+CHIP = {"acceleratorType": "v5litepod-1"}
 _WARNING = "warning: "
 # Where the run is, and how the plan was explained: they change nothing in the weights.
 _NOT_COMPARED = ("job", "recipe", "scaling")
@@ -55,7 +55,7 @@ class PlannedRun:
 
 def tuned_run(task: Task, rate: str, seed: int, *, measures_noise: bool = False) -> PlannedRun:
     """Returns a run of the recipe on the slice that it is tuned on."""
-    return _planned(_spec(task, 1, {**task.recipe(rate, seed), "tunedOn": _CHIP}), measures_noise)
+    return _planned(_spec(task, 1, {**task.recipe(rate, seed), "tunedOn": CHIP}), measures_noise)
 
 
 def scaled_run(task: Task, tuned: Mapping[str, Any], seed: int, factor: int, rule: Rule) -> PlannedRun:
@@ -63,15 +63,15 @@ def scaled_run(task: Task, tuned: Mapping[str, Any], seed: int, factor: int, rul
     if factor == 1:
         return tuned_run(task, tuned["learningRate"], seed)
     noise = {"gradientNoiseScale": tuned["gradientNoiseScale"]["value"]} if rule.knows_noise else {}
-    recipe = {**task.recipe(tuned["learningRate"], seed), "tunedOn": _CHIP, "scaling": dict(rule.scaling), **noise}
+    recipe = {**task.recipe(tuned["learningRate"], seed), "tunedOn": CHIP, "scaling": dict(rule.scaling), **noise}
     spec = _spec(task, factor, recipe)
-    spec["placement"] = {"alternatives": [{"slice": {**_CHIP, "hardware": "CPU"}}]}
+    spec["placement"] = {"alternatives": [{"slice": {**CHIP, "hardware": "CPU"}}]}
     return _planned(spec)
 
 
 def _spec(task: Task, chips: int, recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "slice": {**_CHIP, "count": chips, "hardware": "CPU"},
+        "slice": {**CHIP, "count": chips, "hardware": "CPU"},
         "trainer": {"image": "bench", "entrypoint": f"bench.recipes.data:{task.entrypoint}", "backend": "Torch"},
         "recipe": recipe,
     }
@@ -86,10 +86,16 @@ def _planned(spec: dict[str, Any], measures_noise: bool = False) -> PlannedRun:
     runs = others[0] if others else own
     document = json.loads(json.dumps(run_spec(runs.job, runs.resolution, attempt=1)))
     if "adaScaleBatchSize" not in document:
-        # The planner accumulates, because a chip might not hold more. Here it does, and one large pass is faster.
-        total = runs.resolution.recipe.batch.total
-        document["batch"] = {"global": total, "perReplica": total, "accumulation": 1}
+        document = as_one_replica(document)
     return PlannedRun(document, own.resolution.warnings)
+
+
+def as_one_replica(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns the run spec for one replica, whose every step is one large pass: a chip might not hold it, but this
+    machine does, and it is faster."""
+    total = document["batch"]["global"]
+    place = {**document["slice"], "slices": 1, "hosts": 1, "replicas": 1}
+    return {**document, "slice": place, "batch": {"global": total, "perReplica": total, "accumulation": 1}}
 
 
 def made(runs: Iterable[PlannedRun], known: dict[str, Any], workers: int, file: Path | None) -> None:
@@ -112,11 +118,10 @@ def _made(keyed: tuple[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
     # Tiny tensors: more threads would only wait for each other.
     torch.set_num_threads(1)
     log, began = io.StringIO(), time.process_time()
-    with tempfile.TemporaryDirectory() as name, redirect_stdout(log), redirect_stderr(log):
+    with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        alone = WorkerEnvironment(directory / "run.json", host_index=0, num_hosts=1, master_addr="", master_port=0)
         report = {"report": {**document["report"], "uri": name}} if "report" in document else {}
-        outcome = run_replica(parse_run_spec({**document, **report}), alone, SharedStop(directory / "stop"), _hung)
+        outcome = trained({**document, **report}, directory, log)
         noise = read_noise((directory / "history.json").read_bytes()) if report else None
     if outcome.code not in (ExitCode.Succeeded, ExitCode.NotFinite, ExitCode.Diverged):
         raise RuntimeError(outcome.message)
@@ -130,6 +135,13 @@ def _made(keyed: tuple[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
         "noise": None if noise is None else {"value": noise.whole.text, "error": round(noise.whole.error, 1)},
         "cpuSeconds": round(time.process_time() - began, 2),
     }
+
+
+def trained(document: Mapping[str, Any], directory: Path, log: TextIO) -> Outcome:
+    """Trains in this process, alone, as a worker does; what it prints goes to `log`."""
+    alone = WorkerEnvironment(directory / "run.json", host_index=0, num_hosts=1, master_addr="", master_port=0)
+    with redirect_stdout(log), redirect_stderr(log):
+        return run_replica(parse_run_spec(document), alone, SharedStop(directory / "stop"), _hung)
 
 
 def _hung(outcome: Outcome) -> NoReturn:
