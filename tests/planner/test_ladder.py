@@ -22,6 +22,9 @@ from tpu_contract.slice_check import ENV_EXPECTED_CHIPS
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.constants import FAST_SLICE_CHECK_COMMAND
 from tpu_training_operator.api.status import RungVerdict, State
+from tpu_training_operator.api.validation import parse_job
+from tpu_training_operator.domain.job.options import options_of
+from tpu_training_operator.domain.job.rungs import lower_rungs_of, with_judged_steps
 from tpu_training_operator.domain.job.trainer_report import ReportedRung
 from tpu_training_operator.kube.cluster import Object
 
@@ -446,3 +449,19 @@ def expected_type(pod: Object) -> str:
     """The slice that a worker expects to find itself on."""
     env = {each["name"]: each.get("value", "") for each in pod["spec"]["containers"][0]["env"]}
     return str(json.loads(env[ENV_EXPECTED_CHIPS])["accelerator_type"])
+
+
+def test_an_alternative_of_other_chips_is_not_judged_by_the_speed_of_a_chip() -> None:
+    gates = {"minEfficiency": 0.5, "minExamplesPerSecondPerChip": 900, "minUtilisation": 0.3}
+    changes = {
+        "spec.ladder": {"rungs": RUNGS, "top": {"gates": gates}},
+        "spec.placement": {"alternatives": [{"slice": {"acceleratorType": "v6e-16"}}]},
+    }
+    own, other = options_of(parse_job(given_a_job(TUNED | changes).job))
+    judged = [with_judged_steps(option, lower_rungs_of(own.job)[-1], own).resolution.judged for option in (own, other)]
+    speeds = [
+        (one.gates.min_efficiency, one.gates.min_examples_per_second_per_chip, one.gates.min_utilisation)
+        for one in judged
+        if one is not None
+    ]
+    assert speeds == [("0.5", "900", "0.3"), (None, None, "0.3")]

@@ -24,15 +24,18 @@ MOST_EVALUATED = 40
 
 
 class RungNumbers:
-    def __init__(self) -> None:
+    def __init__(self, *, measures_noise: bool = True) -> None:
+        """`measures_noise`: whether another rung is above, which takes the noise scale from this one."""
         self._findings: Counter[str] = Counter()
         self._noise: list[Window] = []
+        self._measures_noise = measures_noise
 
     def add_finding(self, finding: Finding) -> None:
         self._findings[finding.check] += 1
 
     def add_noise(self, point: NoisePoint) -> None:
-        self._noise.append(Window(point.count, point.noise, point.signal))
+        if self._measures_noise:
+            self._noise.append(Window(point.count, point.noise, point.signal))
 
     def as_json(
         self,

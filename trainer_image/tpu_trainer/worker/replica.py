@@ -59,7 +59,8 @@ def run_replica(
         lambda: present_report(spec, clock, pace, progress, start_times),
     )
     # Replaced below: a report names the device.
-    rung = RungNumbers() if spec.end_after_steps or spec.judge_after_steps else None
+    is_lower_rung = spec.end_after_steps is not None
+    rung = RungNumbers(measures_noise=is_lower_rung) if is_lower_rung or spec.judge_after_steps else None
     reporter, losses = open_reporter(spec, None, clock, "", reports=False), LossTrend(spec.warmup_steps)
     outputs = RunOutputs(progress, reporter, heartbeat, is_reporter, losses, rung)
 

@@ -48,7 +48,7 @@ def planned_rungs(file: JobFile, times: Sequence[StepTime]) -> list[PlannedRung]
     """Returns all rungs, the job itself last; an empty list for a job without a ladder."""
     if not file.lower_rungs:
         return []
-    top = with_judged_steps(file.options[0], file.lower_rungs[-1])
+    top = with_judged_steps(file.options[0], file.lower_rungs[-1], file.options[0])
     options = enumerate((*file.lower_rungs, top), 1)
     return [PlannedRung(number, option, cost_of(option.resolution, times)) for number, option in options]
 

@@ -71,7 +71,9 @@ def rung_of(
     if passed < len(lower_rungs):
         return Rung(passed + 1, of, (lower_rungs[passed],), lower_rungs[passed])
     last = rungs[passed - 1].attempt
-    top_options = tuple(_continue_ladder(with_judged_steps(option, lower_rungs[-1]), last) for option in options)
+    top_options = tuple(
+        _continue_ladder(with_judged_steps(option, lower_rungs[-1], options[0]), last) for option in options
+    )
     return Rung(of, of, top_options, top_options[0])
 
 
@@ -165,14 +167,17 @@ def _default_efficiency(gates: Gates, rung: SliceOption, before: SliceOption | N
     return Gates.model_validate(dict(gates) | {"min_efficiency": _LEAST_EFFICIENCY})
 
 
-def with_judged_steps(option: SliceOption, before: SliceOption) -> SliceOption:
-    """Returns the job on one of its slices, with what its first steps must show. `before`: the last lower rung."""
+def with_judged_steps(option: SliceOption, before: SliceOption, own: SliceOption) -> SliceOption:
+    """Returns the job on one of its slices, with what its first steps must show. `before`: the last lower rung. `own`:
+    the job on spec.slice."""
     ladder, resolution = option.job.spec.ladder, option.resolution
     assert ladder is not None
     gates = _default_efficiency(ladder.top.gates, option, before)
-    if before.layout.shape.generation != option.layout.shape.generation:
-        # An alternative slice may have other chips.
-        gates = Gates.model_validate(dict(gates) | {"min_efficiency": None})
+    # An alternative slice may have other chips, whose speed says nothing beside these.
+    others = {"min_efficiency": before, "min_examples_per_second_per_chip": own}
+    generation = option.layout.shape.generation
+    apart = {gate: None for gate, other in others.items() if other.layout.shape.generation != generation}
+    gates = Gates.model_validate(dict(gates) | apart)
     if all(gate in (None, False, "0") for gate in dict(gates).values()):
         return option
     steps = min(ladder.top.steps or before.resolution.steps, resolution.recipe.train_steps)
@@ -182,7 +187,7 @@ def with_judged_steps(option: SliceOption, before: SliceOption) -> SliceOption:
 def ladder_warnings(lower_rungs: Sequence[SliceOption], own: SliceOption) -> Iterator[str]:
     """Yields a warning for each rung that does not try the learning rate of its slice, or that is judged too early.
     `own`: the job on its own slice."""
-    rungs = [*lower_rungs, *(with_judged_steps(own, rung) for rung in lower_rungs[-1:])]
+    rungs = [*lower_rungs, *(with_judged_steps(own, rung, own) for rung in lower_rungs[-1:])]
     fields = [*(f"spec.ladder.rungs[{index}]" for index in range(len(lower_rungs))), "spec.ladder.top"]
     for field, option in zip(fields, rungs, strict=False):
         trial, warm_up = _trial(option), option.resolution.recipe.warmup_steps
