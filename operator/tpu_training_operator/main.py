@@ -36,7 +36,7 @@ from tpu_training_operator.runtime.health import Liveness, serve_health
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.job_watch import JobWatch
 from tpu_training_operator.runtime.leadership import Election, LeaseName, OwnPod
-from tpu_training_operator.runtime.metrics import Metrics, serve_metrics
+from tpu_training_operator.runtime.metrics import MOST_NAMESPACES, Metrics, serve_metrics
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressServer, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
@@ -77,6 +77,7 @@ class Options:
     worker_ingress: tuple[Object, ...] = ()
     lease: LeaseName | None = None
     pod_name: str = ""
+    metrics_namespaces: int = MOST_NAMESPACES
 
 
 class Operator:
@@ -92,7 +93,7 @@ class Operator:
     async def run(self) -> None:
         """Runs until a signal comes, or this process no longer leads. Raises OSError if a port is taken."""
         self._claim_signals()
-        metrics = Metrics()
+        metrics = Metrics(namespaces=self._options.metrics_namespaces)
         async with contextlib.AsyncExitStack() as resources:
             enter = resources.enter_async_context
             await enter(serve_health(self._options.health_port, self._check))
@@ -322,6 +323,13 @@ def _parse_ingress_rule(text: str) -> Object:
 @click.option("--namespace", "-n", "namespaces", multiple=True, help="Serve this namespace; repeatable. Default: all.")
 @click.option("--health-port", default=8080, show_default=True, help="Port of /healthz.")
 @click.option("--metrics-port", type=int, help="Port of /metrics. Default: none.")
+@click.option(
+    "--metrics-namespaces",
+    type=click.IntRange(0, 1000),
+    default=MOST_NAMESPACES,
+    show_default=True,
+    help="So many namespaces, the first ones that have jobs, get metrics of their own. 0: no name is shown.",
+)
 @click.option("--progress-port", default=8443, show_default=True, help="Port of the progress service.")
 @click.option(
     "--progress-service",

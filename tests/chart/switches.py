@@ -93,6 +93,18 @@ def _found(kind: str, *path: str | int) -> Callable[[list[Object]], Any]:
     return shows
 
 
+def _kueue(rights: str) -> Object:
+    return {"enabled": True, "controller": {"rights": rights}}
+
+
+def _account_of_kueue(field: str) -> Callable[[list[Object]], str]:
+    def shows(objects: list[Object]) -> str:
+        (subject,) = named(objects, "ClusterRoleBinding", f"{FULL_NAME}-kueue-controller")["subjects"]
+        return str(subject[field])
+
+    return shows
+
+
 def _runbooks(objects: list[Object]) -> set[str]:
     rules = _found("PrometheusRule", "spec", "groups", 0, "rules")(objects)
     return {rule["annotations"]["runbook_url"].partition("#")[0] for rule in rules}
@@ -121,6 +133,22 @@ SWITCHES = (
         NAMESPACES,
     ),
     Switch("replicas", 0, lambda o: named(o, "Deployment")["spec"]["replicas"], 0),
+    Switch("commonLabels", {"team": "ml"}, lambda o: {i["metadata"]["labels"].get("team") for i in o}, {"ml"}),
+    Switch("logFormat", "plain", lambda o: "--log-format=plain" in _arguments(o), True),
+    Switch("extraEnv", [{"name": "A", "value": "1"}], lambda o: container(o)["env"], [{"name": "A", "value": "1"}]),
+    Switch("podSecurityContext", {"fsGroup": 7}, lambda o: pod(o)["spec"]["securityContext"]["fsGroup"], 7),
+    Switch(
+        "readinessProbe",
+        {"timeoutSeconds": 9},
+        lambda o: container(o)["readinessProbe"]["timeoutSeconds"],
+        9,
+    ),
+    Switch(
+        "livenessProbe",
+        {"failureThreshold": 9},
+        lambda o: container(o)["livenessProbe"]["failureThreshold"],
+        9,
+    ),
     Switch("logLevel", "DEBUG", lambda o: "--log-level=DEBUG" in _arguments(o), True),
     Switch("qps", 12.5, lambda o: "--qps=12.5" in _arguments(o), True),
     Switch("maxHosts", 64, lambda o: "--max-hosts=64" in _arguments(o), True),
@@ -179,6 +207,27 @@ SWITCHES = (
     Switch(
         "kueue.enabled", True, lambda o: [n for n in _names("ClusterRole")(o) if "-kueue" in n], [f"{FULL_NAME}-kueue"]
     ),
+    Switch(
+        "kueue.controller.rights",
+        "MultiKueue",
+        lambda o: [n for n in _names("ClusterRole")(o) if "-kueue-" in n],
+        [f"{FULL_NAME}-kueue-controller", f"{FULL_NAME}-kueue-remote"],
+        {"kueue": _kueue("MultiKueue")},
+    ),
+    Switch(
+        "kueue.controller.namespace",
+        "queues",
+        _account_of_kueue("namespace"),
+        "queues",
+        {"kueue": {"enabled": True, "controller": {"rights": "PodIntegration", "namespace": "queues"}}},
+    ),
+    Switch(
+        "kueue.controller.serviceAccount",
+        "kueue",
+        _account_of_kueue("name"),
+        "kueue",
+        {"kueue": {"enabled": True, "controller": {"rights": "PodIntegration", "serviceAccount": "kueue"}}},
+    ),
     Switch("progress.enabled", False, lambda o: [a for a in _arguments(o) if "progress" in a], []),
     Switch("metrics.enabled", False, lambda o: [a for a in _arguments(o) if "metrics" in a], []),
     _metrics("serviceMonitor.enabled", True, shows=_names("ServiceMonitor"), expected=[FULL_NAME]),
@@ -198,7 +247,15 @@ SWITCHES = (
     ),
     _metrics("prometheusRule.enabled", True, shows=_names("PrometheusRule"), expected=[FULL_NAME]),
     _metrics("prometheusRule.labels", {"team": "ml"}, shows=_label("PrometheusRule", "team"), expected="ml"),
-    _metrics("prometheusRule.runbook", "https://docs/m", shows=_runbooks, expected={"https://docs/m"}),
+    Switch(
+        "metrics.runbookURL",
+        "https://docs/m",
+        _runbooks,
+        {"https://docs/m"},
+        {"metrics": {"runbookURL": "https://docs/m", "prometheusRule": {"enabled": True}}},
+    ),
+    Switch("metrics.namespaces", 7, lambda o: "--metrics-namespaces=7" in _arguments(o), True),
+    _metrics("rules.enabled", True, shows=_names("Rules"), expected=[FULL_NAME]),
     _metrics("dashboard.enabled", True, shows=_names("ConfigMap"), expected=[f"{FULL_NAME}-dashboard"]),
     _metrics("dashboard.labels", {"team": "ml"}, shows=_label("ConfigMap", "team"), expected="ml"),
     Switch("resources", {"limits": {"memory": "1Gi"}}, lambda o: container(o)["resources"]["limits"]["memory"], "1Gi"),

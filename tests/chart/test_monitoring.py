@@ -93,9 +93,18 @@ def test_an_alert_selects_this_operator_only(alert: Object) -> None:
 
 
 def test_the_alerts_reach_the_cluster_unchanged(helm: Helm) -> None:
-    """helm leaves Prometheus' own templates alone."""
-    rendered = named(helm.template(nested("metrics.prometheusRule.enabled", True)), "PrometheusRule")
-    assert rendered["spec"] == {"groups": GROUPS}
+    """helm leaves Prometheus' own templates alone. Only the link differs, which nobody could follow from there."""
+    for value, kind in (("prometheusRule", "PrometheusRule"), ("rules", "Rules")):
+        given = {"metrics": {value: {"enabled": True}, "runbookURL": "https://wiki/docs/metrics.md"}}
+        rendered = named(helm.template(given), kind)
+        assert json.loads(json.dumps(rendered["spec"]).replace("https://wiki/", "")) == {"groups": GROUPS}
+
+
+def test_without_a_url_the_alerts_have_no_link(helm: Helm) -> None:
+    rendered = named(helm.template(nested("metrics.rules.enabled", True)), "Rules")
+    rules = [rule for group in rendered["spec"]["groups"] for rule in group["rules"]]
+    assert [rule["alert"] for rule in rules] == [alert["alert"] for alert in ALERTS]
+    assert {key for rule in rules for key in rule["annotations"]} == {"summary", "description"}
 
 
 # The dashboard
@@ -182,6 +191,7 @@ def test_the_dashboard_reaches_the_cluster_unchanged(helm: Helm) -> None:
         ("metrics.serviceMonitor.enabled", "monitoring.coreos.com/v1"),
         ("metrics.prometheusRule.enabled", "monitoring.coreos.com/v1"),
         ("metrics.podMonitoring.enabled", "monitoring.googleapis.com/v1"),
+        ("metrics.rules.enabled", "monitoring.googleapis.com/v1"),
     ],
 )
 def test_a_kind_that_the_cluster_lacks_is_refused_with_an_explanation(helm: Helm, value: str, api: str) -> None:
@@ -205,10 +215,10 @@ def test_monitors_find_the_metrics_port(helm: Helm) -> None:
 
 def test_without_metrics_no_monitoring_objects_are_created(helm: Helm) -> None:
     everything = {
-        part: {"enabled": True} for part in ("serviceMonitor", "podMonitoring", "prometheusRule", "dashboard")
+        part: {"enabled": True} for part in ("serviceMonitor", "podMonitoring", "rules", "prometheusRule", "dashboard")
     }
     objects = helm.template({"metrics": {"enabled": False} | everything})
-    assert of_kind(objects, "ServiceMonitor", "PodMonitoring", "PrometheusRule", "ConfigMap") == []
+    assert of_kind(objects, "ServiceMonitor", "PodMonitoring", "Rules", "PrometheusRule", "ConfigMap") == []
     assert [port["name"] for port in named(objects, "Service")["spec"]["ports"]] == ["progress"]
 
 

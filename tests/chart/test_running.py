@@ -85,7 +85,9 @@ def test_workers_can_verify_it(running: Running) -> None:
 
 def test_its_metrics_describe_its_jobs(running: Running) -> None:
     wait_until(
-        lambda: 'tpujob_jobs{state="Starting"} 1.0' in running.operator.metrics(),
+        lambda: (
+            f'tpujob_jobs{{job_namespace="{running.namespace}",state="Starting"}} 1.0' in running.operator.metrics()
+        ),
         timeout=60,
         what="the job is counted as starting",
     )

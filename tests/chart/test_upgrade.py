@@ -5,6 +5,7 @@ Its dependencies are the present ones.
 """
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -42,6 +43,8 @@ SPEC: Object = {
         }
     },
 }
+# With the namespace and, before 0.2.0, without it.
+_RUNNING = re.compile(r'^tpujob_jobs\{.*state="Running"\} (\S+)$', re.MULTILINE)
 JOBS = STEADY, UNLUCKY, PAUSED = ("steady", "unlucky", "paused")
 
 
@@ -80,7 +83,7 @@ class Release:
 
     def wait_until_it_knows(self, running: int) -> None:
         wait_until(
-            lambda: f'tpujob_jobs{{state="Running"}} {running}.0' in self._operator.metrics(),
+            lambda: sum(map(float, _RUNNING.findall(self._operator.metrics()))) == running,
             timeout=60,
             what=f"the operator counts {running} running jobs",
         )

@@ -4,7 +4,7 @@ import pytest
 
 from tests.planner import kubelet
 from tests.planner.model_cluster import ModelCluster
-from tests.planner.operators import one_pass
+from tests.planner.operators import KEY, one_pass
 from tests.planner.story import all_are_ready, all_finish, fails, given_a_job, passes
 from tests.unit.scrape import counted, value
 from tpu_contract.protocol import ReportPhase
@@ -27,7 +27,7 @@ class Life:
             before = self.cluster.status
             one_pass(self.cluster)
             if self.cluster.status != before:
-                self.metrics.status_written(before, self.cluster.status)
+                self.metrics.status_written(KEY, before, self.cluster.status)
 
     def gets_ready(self, seconds: float) -> None:
         self.goes_on(seconds)
@@ -102,7 +102,7 @@ def test_a_failure_that_ends_the_job_is_not_counted_as_a_restart(life: Life) -> 
     assert life.cluster.status.state is State.FAILED
     assert counted(life.metrics, "tpujob_failures_total", "class") == {"UserError": 1}
     assert counted(life.metrics, "tpujob_restarts_total", "class") == {}
-    assert counted(life.metrics, "tpujob_budgets_exhausted_total", "class") == {"UserError": 1}
+    assert counted(life.metrics, "tpujob_restarts_exhausted_total", "class") == {"UserError": 1}
     assert counted(life.metrics, "tpujob_finished_total", "reason") == {"NotRetryable": 1}
 
 

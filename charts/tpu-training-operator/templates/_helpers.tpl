@@ -15,10 +15,11 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "tpu-training-operator.labels" -}}
-{{ include "tpu-training-operator.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- $own := include "tpu-training-operator.selectorLabels" . | fromYaml }}
+{{- $_ := set $own "app.kubernetes.io/version" .Chart.AppVersion }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" .Release.Service }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
+{{- merge $own .Values.commonLabels | toYaml }}
 {{- end }}
 
 {{- define "tpu-training-operator.serviceAccountName" -}}
@@ -49,9 +50,8 @@ priorityClassName: {{ . | quote }}
 {{- end }}
 # No runAsUser: the image names a numeric user, and OpenShift assigns its own.
 securityContext:
-  runAsNonRoot: true
-  seccompProfile:
-    type: RuntimeDefault
+  {{- $own := dict "runAsNonRoot" true "seccompProfile" (dict "type" "RuntimeDefault") }}
+  {{- merge $own .Values.podSecurityContext | toYaml | nindent 2 }}
 {{- with .Values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -63,6 +63,16 @@ tolerations:
 {{- with .Values.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* The groups of alerts, as text: Prometheus has its own templates, which helm must not expand. */ -}}
+{{- define "tpu-training-operator.alerts" -}}
+{{- $text := .Files.Get "files/alerts.yaml" }}
+{{- if .Values.metrics.runbookURL }}
+{{- $text | replace "docs/metrics.md#" (printf "%s#" .Values.metrics.runbookURL) }}
+{{- else }}
+{{- regexReplaceAll "\n *runbook_url: .*" $text "" }}
 {{- end }}
 {{- end }}
 

@@ -290,7 +290,7 @@ class Reconciler:
         memory.version = written["metadata"]["resourceVersion"]
         memory.notes = replace(memory.notes, written=self._clock())
         if self._metrics:
-            self._metrics.status_written(before, after)
+            self._metrics.status_written(key, before, after)
 
     async def _report_failure(self, key: JobKey, memory: Memory, error: Exception) -> None:
         """Writes into the job's status why its passes fail, and sends one event about it."""

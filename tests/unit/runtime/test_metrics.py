@@ -14,7 +14,7 @@ from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import Restarts, State, Status
 from tpu_training_operator.kube.cluster import JobKey
-from tpu_training_operator.runtime.metrics import Metrics, PassResult, serve_metrics
+from tpu_training_operator.runtime.metrics import MOST_NAMESPACES, Metrics, PassResult, serve_metrics
 from tpu_training_operator.version import version
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
@@ -49,7 +49,7 @@ def everything_happens(metrics: Metrics, name: str) -> None:
         metrics.report_answered(code, is_known=False)
     for state in (None, *State):
         metrics.job_seen(key, state)
-    metrics.status_written(*job_of_a_newer_operator(name[:128]))
+    metrics.status_written(key, *job_of_a_newer_operator(name[:128]))
     for failure_class in FailureClass:
         failed = statuses.status(
             completion_time=statuses.at(9),
@@ -57,12 +57,12 @@ def everything_happens(metrics: Metrics, name: str) -> None:
             restarts=Restarts(by_class={failure_class: 1}),
             conditions=[statuses.condition(ConditionType.FAILED, True, 9, Reason.RESTART_LIMIT_REACHED)],
         )
-        metrics.status_written(statuses.status(), failed)
+        metrics.status_written(key, statuses.status(), failed)
 
 
 def test_nothing_that_happens_adds_a_series() -> None:
     """The names of jobs are nowhere, words that we do not know are folded: a scrape is as long as the first one."""
-    metrics = Metrics()
+    metrics = Metrics(namespaces=0)
     series = scrape(metrics).keys()
     for name in STRANGE:
         everything_happens(metrics, name)
@@ -70,11 +70,15 @@ def test_nothing_that_happens_adds_a_series() -> None:
 
 
 def test_a_scrape_stays_small() -> None:
-    assert len(scrape(Metrics())) < 500
+    metrics = Metrics()
+    assert len(scrape(metrics)) < 500
+    for number in range(2 * MOST_NAMESPACES):
+        metrics.job_seen(JobKey(f"team-{number}", "digits"), State.RUNNING)
+    assert len(scrape(metrics)) < 500 + 40 * MOST_NAMESPACES
 
 
 def test_every_metric_is_documented_with_its_labels_and_type_and_no_other() -> None:
-    row = re.compile(r"^\| `([a-z_]+)(?:\{([a-z, ]+)\})?` \| (gauge|counter|histogram) \|", re.MULTILINE)
+    row = re.compile(r"^\| `([a-z_]+)(?:\{([a-z_, ]+)\})?` \| (gauge|counter|histogram) \|", re.MULTILINE)
     documented = {name: (labels, kind) for name, labels, kind in row.findall(GUIDE)}
     exported: dict[str, tuple[str, str]] = {}
     for family in Metrics().registry.collect():

@@ -11,13 +11,14 @@ from tests.unit.scrape import counted, value
 from tests.unit.statuses import at, condition, failure, goodput, ready, status, waiting
 from tpu_training_operator.api.conditions import ConditionType, Reason
 from tpu_training_operator.api.run_policy import FailureClass
-from tpu_training_operator.api.status import AttemptStart, Restarts, State, Status
+from tpu_training_operator.api.status import AttemptStart, ChipSeconds, Restarts, State, Status
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.transitions import unready_since
 
 ONE, TWO = JobKey("default", "one"), JobKey("default", "two")
+THEIRS = JobKey("team-a", "one")
 HANG, PREEMPTION = FailureClass.HANG, FailureClass.PREEMPTION
 
 
@@ -39,6 +40,33 @@ def test_a_job_is_counted_in_its_latest_state(metrics: Metrics) -> None:
 def test_a_job_without_a_status_is_new(metrics: Metrics) -> None:
     metrics.job_seen(ONE, None)
     assert counted(metrics, "tpujob_jobs", "state") == {"New": 1}
+
+
+def test_jobs_restarts_and_chips_are_counted_by_namespace(metrics: Metrics) -> None:
+    for key, hangs in ((ONE, 1), (THEIRS, 2)):
+        metrics.job_seen(key, State.RUNNING)
+        after = status(
+            restarts=Restarts(by_class={HANG: hangs}),
+            goodput=replace(goodput(90), chip_seconds=ChipSeconds(wasted=100 * hangs, since=at(90))),
+        )
+        metrics.status_written(key, status(attempt=0), after)
+    assert counted(metrics, "tpujob_jobs", "job_namespace") == {"default": 1, "team-a": 1}
+    assert counted(metrics, "tpujob_restarts_total", "job_namespace") == {"default": 1, "team-a": 2}
+    assert counted(metrics, "tpujob_chip_seconds_total", "job_namespace") == {"default": 100, "team-a": 200}
+
+
+def test_namespaces_beyond_the_first_ones_share_a_series() -> None:
+    metrics = Metrics(namespaces=1)
+    metrics.jobs_listed({ONE: State.RUNNING, THEIRS: State.RUNNING, JobKey("team-b", "one"): State.RUNNING})
+    assert counted(metrics, "tpujob_jobs", "job_namespace") == {"default": 1, "<other>": 2}
+    metrics.jobs_listed({TWO: State.RUNNING, THEIRS: State.RUNNING})
+    assert counted(metrics, "tpujob_jobs", "job_namespace") == {"default": 1, "<other>": 1}
+
+
+def test_the_series_of_a_namespace_begin_at_0_with_its_first_job(metrics: Metrics) -> None:
+    metrics.job_seen(THEIRS, None)
+    assert value(metrics, "tpujob_restarts_total", job_namespace="team-a", class_="Hang") == 0
+    assert value(metrics, "tpujob_chip_seconds_total", job_namespace="team-a", account="wasted") == 0
 
 
 def test_a_deleted_job_is_not_counted(metrics: Metrics) -> None:
@@ -149,13 +177,13 @@ COUNTS: dict[str, tuple[Status, Status, str, dict[str, float]]] = {
     "a denied restart exhausts the budget": (
         status(last_failure=failure(3, 30)),
         failed(Reason.RESTART_LIMIT_REACHED, last_failure=failure(4, 60, HANG)),
-        "budgets_exhausted",
+        "restarts_exhausted",
         {"Hang": 1},
     ),
     "a deadline exhausts none": (
         status(),
         failed(Reason.DEADLINE_EXCEEDED, last_failure=failure(1, 60)),
-        "budgets_exhausted",
+        "restarts_exhausted",
         {},
     ),
     "a job that failed by the reason": (status(), failed(Reason.STEP_TOO_LARGE), "finished", {"StepTooLarge": 1}),
@@ -192,14 +220,14 @@ COUNTS: dict[str, tuple[Status, Status, str, dict[str, float]]] = {
 def test_a_written_status_is_counted_by_what_it_changes(
     metrics: Metrics, before: Status, after: Status, counter: str, counts: dict[str, float]
 ) -> None:
-    metrics.status_written(before, after)
+    metrics.status_written(ONE, before, after)
     label = {"finished": "reason", "goodput_seconds": "account"}.get(counter, "class")
     assert counted(metrics, f"tpujob_{counter}_total", label) == counts
 
 
 @pytest.mark.parametrize(("after", "observed"), [(succeeded(goodput=RATIO), 0.6), (status(goodput=RATIO), 0)])
 def test_the_goodput_of_a_job_is_observed_at_its_end(metrics: Metrics, after: Status, observed: float) -> None:
-    metrics.status_written(status(), after)
+    metrics.status_written(ONE, status(), after)
     assert value(metrics, "tpujob_goodput_ratio_sum") == observed
 
 
@@ -230,7 +258,7 @@ def a_start(attempt: int = 2, total: int | None = 30, *, after_failure: bool = T
 def test_a_start_is_counted_with_its_first_step(
     metrics: Metrics, before: list[AttemptStart], after: list[AttemptStart], starts: int
 ) -> None:
-    metrics.status_written(status(starts=before), status(starts=after))
+    metrics.status_written(ONE, status(starts=before), status(starts=after))
     assert value(metrics, "tpujob_starts_total", after="failure") == starts
     assert value(metrics, "tpujob_starts_total", after="other") == 0
     for phase, seconds in {"noticed": 2, "bound": 8, "imports": 20, "compiled": 0}.items():
@@ -239,7 +267,7 @@ def test_a_start_is_counted_with_its_first_step(
 
 
 def test_a_start_that_no_failure_caused_is_counted_apart(metrics: Metrics) -> None:
-    metrics.status_written(status(), status(starts=[a_start(after_failure=False)]))
+    metrics.status_written(ONE, status(), status(starts=[a_start(after_failure=False)]))
     assert value(metrics, "tpujob_starts_total", after="other") == 1
     assert value(metrics, "tpujob_start_seconds_total", after="other", phase="imports") == 20
 
@@ -266,7 +294,7 @@ def test_a_gang_that_gets_ready_has_started_or_recovered(
     metrics: Metrics, before: Status, after: Status, seconds: tuple[float | None, float | None]
 ) -> None:
     after = replace(after, last_failure=before.last_failure)
-    metrics.status_written(before, after)
+    metrics.status_written(ONE, before, after)
     assert observed(metrics) == seconds
 
 
@@ -274,7 +302,7 @@ def test_a_start_after_a_suspension_counts_from_there(metrics: Metrics) -> None:
     resumed = condition(ConditionType.SUSPENDED, False, 1000)
     before = status(conditions=[condition(ConditionType.GANG_READY, False, 300), resumed])
     after = status(conditions=[condition(ConditionType.GANG_READY, True, 1040), resumed])
-    metrics.status_written(before, after)
+    metrics.status_written(ONE, before, after)
     assert observed(metrics) == (40, None)
 
 
@@ -282,7 +310,7 @@ def test_a_recovery_after_a_suspension_counts_from_the_failure(metrics: Metrics)
     resumed = condition(ConditionType.SUSPENDED, False, 1000)
     before = status(conditions=[condition(ConditionType.GANG_READY, False, 2001), resumed])
     after = status(conditions=[condition(ConditionType.GANG_READY, True, 2010), resumed], last_failure=failure(2, 2000))
-    metrics.status_written(before, after)
+    metrics.status_written(ONE, before, after)
     assert observed(metrics) == (None, 10)
 
 
@@ -298,7 +326,7 @@ def test_however_many_writes_the_restarts_add_up(lives: list[dict[FailureClass, 
     for turn, more in enumerate(lives):
         total = {name: total.get(name, 0) + more.get(name, 0) for name in FailureClass}
         after = status(restarts=Restarts(by_class=dict(total)))
-        operators[turn % 2].status_written(before, after)
+        operators[turn % 2].status_written(ONE, before, after)
         before = after
     counts = [counted(one, "tpujob_restarts_total", "class") for one in operators]
     assert {name: sum(one.get(name, 0) for one in counts) for name in total} == total

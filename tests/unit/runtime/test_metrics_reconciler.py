@@ -34,7 +34,7 @@ class Told(Metrics):
     def job_gone(self, key: JobKey) -> None:
         self.gone.append(key)
 
-    def status_written(self, before: Status, after: Status) -> None:
+    def status_written(self, key: JobKey, before: Status, after: Status) -> None:
         self.steps.append((before, after))
 
 

@@ -1,11 +1,11 @@
 """The operator's Prometheus metrics: the table of all series, and the one object that counts.
 
 Parts of the operator take `Metrics | None` and report events as they happen; docs/metrics.md explains each series.
-Every series exists from the start, at 0. This bounds their number, keeps the names of jobs out of labels, and lets
-rate() see the first event: Prometheus does not count an increase from nothing.
+Every series exists from the start, at 0, or from the first job of its namespace on. This bounds their number, keeps the
+names of jobs out of labels, and lets rate() see the first event: Prometheus does not count an increase from nothing.
 
-/metrics has neither encryption nor authentication: it serves numbers, no names, and only inside the cluster's network
-(docs/install.md).
+/metrics has neither encryption nor authentication: it serves numbers and the names of namespaces, and only inside the
+cluster's network (docs/metrics.md).
 """
 
 import asyncio
@@ -85,6 +85,11 @@ _RECOVERY_BUCKETS = (1, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600
 _RATIO_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 _LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
 
+_NAMESPACE = "job_namespace"
+"""The label with the job's namespace. Prometheus gives the label `namespace` to the operator's own."""
+_OTHER_NAMESPACES = "<other>"
+"""The namespaces beyond the first ones; no namespace can have this name."""
+_BY_NAMESPACE = {_NAMESPACE: (_OTHER_NAMESPACES,)}
 _STATE = {"state": (NEW, *State)}
 _AFTER_FAILURE, _AFTER_OTHER = "failure", "other"
 _AFTER = {"after": (_AFTER_FAILURE, _AFTER_OTHER)}
@@ -104,13 +109,13 @@ class _Family(NamedTuple):
 
 
 _FAMILIES = {
-    "tpujob_jobs": _Family(Gauge, "Jobs, by state.", _STATE),
+    "tpujob_jobs": _Family(Gauge, "Jobs, by state.", {**_BY_NAMESPACE, **_STATE}),
     "tpujob_longest_unready_seconds": _Family(
         Gauge, "How long jobs have waited for their workers, by their status: the longest wait."
     ),
     "tpujob_failures_total": _Family(Counter, "Attempts that failed.", _CLASS),
-    "tpujob_restarts_total": _Family(Counter, "Restarts of gangs after a failure.", _CLASS),
-    "tpujob_budgets_exhausted_total": _Family(
+    "tpujob_restarts_total": _Family(Counter, "Restarts of gangs after a failure.", {**_BY_NAMESPACE, **_CLASS}),
+    "tpujob_restarts_exhausted_total": _Family(
         Counter, "Jobs that failed because no further restart was allowed.", _CLASS
     ),
     "tpujob_finished_total": _Family(
@@ -129,7 +134,9 @@ _FAMILIES = {
         {**_AFTER, "phase": tuple(StartPhase)},
     ),
     "tpujob_goodput_seconds_total": _Family(Counter, "Where the jobs' time went.", {"account": Goodput.ACCOUNTS}),
-    "tpujob_chip_seconds_total": _Family(Counter, "What the jobs' chips did.", {"account": ChipSeconds.ACCOUNTS}),
+    "tpujob_chip_seconds_total": _Family(
+        Counter, "What the jobs' chips did.", {**_BY_NAMESPACE, "account": ChipSeconds.ACCOUNTS}
+    ),
     "tpujob_chip_budgets_exceeded_total": _Family(
         Counter, "Jobs that were stopped because their budget of chip-hours was used up."
     ),
@@ -176,26 +183,31 @@ _FAMILIES = {
     "tpujob_build_info": _Family(Gauge, "Always 1; the version is in the label.", {"version": (version(),)}),
 }
 _LAG_PERIOD_SECONDS = 1.0
+MOST_NAMESPACES = 100
+"""Each has some thirty series."""
 
 
 class Metrics:
-    """Counts what one operator process does. `clock`: monotonic seconds."""
+    """Counts what one operator process does. `clock`: monotonic seconds. `namespaces`: so many, the first ones that
+    have jobs, get series of their own; the others share one."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, namespaces: int = MOST_NAMESPACES) -> None:
         # The _created series would tell no more than the process's start time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._clock = clock
+        self._metrics: dict[str, Any] = {}
         self._series: dict[tuple[str, ...], Any] = {}
+        self._most_namespaces = namespaces
+        self._namespaces: set[str] = set()
         self._states: dict[JobKey, str] = {}
         self._unready_since: dict[JobKey, float] = {}
         self._queued_at: dict[Hashable, float] = {}
         self._taken_at: dict[Hashable, float] = {}
         for name, family in _FAMILIES.items():
             buckets: dict[str, Any] = {"buckets": family.buckets} if family.buckets else {}
-            metric = family.kind(name, family.help, family.labels, registry=self.registry, **buckets)
-            for values in product(*family.labels.values()):
-                self._series[name, *values] = metric.labels(*values) if values else metric
+            self._metrics[name] = family.kind(name, family.help, family.labels, registry=self.registry, **buckets)
+            self._begin_series(name, family.labels)
         ProcessCollector(registry=self.registry)
         self._series["tpujob_build_info", version()].set(1)
         self._compute("tpujob_longest_unready_seconds", lambda: max(self._ages(self._unready_since), default=0.0))
@@ -207,6 +219,22 @@ class Metrics:
             lambda: max(self._ages(self._taken_at), default=0.0),
             _CONTROLLER,
         )
+
+    def _begin_series(self, name: str, labels: Mapping[str, tuple[str, ...]]) -> None:
+        metric = self._metrics[name]
+        for values in product(*labels.values()):
+            self._series[name, *values] = metric.labels(*values) if values else metric
+
+    def _namespace(self, key: JobKey) -> str:
+        """Returns the label's value for the job's namespace."""
+        if key.namespace not in self._namespaces:
+            if len(self._namespaces) >= self._most_namespaces:
+                return _OTHER_NAMESPACES
+            self._namespaces.add(key.namespace)
+            for name, family in _FAMILIES.items():
+                if _NAMESPACE in family.labels:
+                    self._begin_series(name, {**family.labels, _NAMESPACE: (key.namespace,)})
+        return key.namespace
 
     def _compute(self, name: str, value: Callable[[], float], *labels: str) -> None:
         self._series[name, *labels].set_function(value)
@@ -284,7 +312,7 @@ class Metrics:
         workers have not been ready, if that is known."""
         self._leave_state(key)
         self._states[key] = label = state or NEW
-        self._count("tpujob_jobs", label)
+        self._count("tpujob_jobs", self._namespace(key), label)
         if label not in _UNREADY:
             self._unready_since.pop(key, None)
         elif unready_seconds is not None:
@@ -298,20 +326,21 @@ class Metrics:
 
     def _leave_state(self, key: JobKey) -> None:
         if state := self._states.pop(key, None):
-            self._count("tpujob_jobs", state, by=-1)
+            self._count("tpujob_jobs", self._namespace(key), state, by=-1)
 
-    def status_written(self, before: Status, after: Status) -> None:
-        """Counts what happened between two statuses. `after` has replaced `before`, which the resourceVersion proves.
-        Only the operator that wrote it counts, so nothing is counted twice if the operator restarts or if two of them
-        serve the same jobs."""
+    def status_written(self, key: JobKey, before: Status, after: Status) -> None:
+        """Counts what happened between two statuses of a job. `after` has replaced `before`, which the resourceVersion
+        proves. Only the operator that wrote it counts, so nothing is counted twice if the operator restarts or if two of
+        them serve the same jobs."""
+        namespace = self._namespace(key)
         if failed := transitions.failure(before, after):
             self._count("tpujob_failures_total", failed)
         for failure_class, count in transitions.restarts(before, after).items():
-            self._count("tpujob_restarts_total", failure_class, by=count)
+            self._count("tpujob_restarts_total", namespace, failure_class, by=count)
         for account, seconds in transitions.seconds_by_account(before, after).items():
             self._count("tpujob_goodput_seconds_total", account, by=seconds)
         for account, chip_seconds in transitions.chip_seconds_by_account(before, after).items():
-            self._count("tpujob_chip_seconds_total", account, by=chip_seconds)
+            self._count("tpujob_chip_seconds_total", namespace, account, by=chip_seconds)
         if start := transitions.finished_start(before, after):
             cause = _AFTER_FAILURE if start.after_failure else _AFTER_OTHER
             self._count("tpujob_starts_total", cause)
@@ -325,7 +354,7 @@ class Metrics:
         if (reason := transitions.finish(before, after)) is not None:
             self._count("tpujob_finished_total", reason if reason in _ENDS else _OTHER_END)
             if reason in _EXHAUSTED and after.last_failure:
-                self._count("tpujob_budgets_exhausted_total", after.last_failure.failure_class)
+                self._count("tpujob_restarts_exhausted_total", after.last_failure.failure_class)
         if (ratio := transitions.final_ratio(before, after)) is not None:
             self._observe("tpujob_goodput_ratio", ratio)
 
