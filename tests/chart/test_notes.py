@@ -18,6 +18,7 @@ def test_they_say_what_to_do_next(helm: Helm) -> None:
     assert "serves the namespaces team-a, team-b" in told
     assert f"helm test {RELEASE} -n {NAMESPACE}" in told
     assert "kubectl -n team-a apply -f job.yaml" in told
+    assert "`helm uninstall` leaves jobs and their running workers" in told
 
 
 @pytest.mark.parametrize(
