@@ -330,8 +330,8 @@ class Metrics:
 
     def status_written(self, key: JobKey, before: Status, after: Status) -> None:
         """Counts what happened between two statuses of a job. `after` has replaced `before`, which the resourceVersion
-        proves. Only the operator that wrote it counts, so nothing is counted twice if the operator restarts or if two of
-        them serve the same jobs."""
+        proves. Only the operator that wrote it counts, so nothing is counted twice if the operator restarts or if two
+        of them serve the same jobs."""
         namespace = self._namespace(key)
         if failed := transitions.failure(before, after):
             self._count("tpujob_failures_total", failed)
