@@ -25,7 +25,8 @@ each() {
 train() {
     # A rate at which the training diverges is a result, too: the others go on.
     tpujob run "$JOB" --slice "$SLICE" --output-dir "$RESULTS/lr-$rate-seed-$seed" \
-        --set "recipe.optimizer.learningRate=$rate" --set "recipe.seed=$seed" || [ $? -eq 1 ]
+        --set "recipe.optimizer.learningRate=$rate" --set "recipe.seed=$seed" ||
+        [ -e "$RESULTS/lr-$rate-seed-$seed/result.json" ]
 }
 
 # Each job has its own name, so its own folder below checkpoint.uri.

@@ -103,7 +103,7 @@ def other_code_or_another_spec_is_another_job(desk: Desk) -> None:
     (folder / "train.py").write_text("def task(hp): return None\n")
     for changes in ((), ("--set", "recipe.seed=7")):
         refused = desk.submit(*changes)
-        assert refused.returncode == 2
+        assert refused.returncode == 1
         assert "already a job 'digits'" in refused.stderr
         assert "another spec or other code" in refused.stderr
         assert "kubectl delete tputrainingjobs" in refused.stderr
@@ -134,7 +134,7 @@ def a_secret_of_somebody_else_is_left_alone_and_the_job_goes_again(desk: Desk) -
     space.kubectl("delete", "secret", kept["metadata"]["name"])
     space.kubectl("create", "secret", "generic", kept["metadata"]["name"])
     refused = desk.submit()
-    assert refused.returncode == 2
+    assert refused.returncode == 1
     assert "so the job was removed" in refused.stderr
     assert "already exists" in refused.stderr
     assert space.kubectl("get", "tpujob", "-o", "name") == ""
@@ -151,7 +151,7 @@ def a_secret_holds_a_mebibyte_counted_before_base64(desk: Desk) -> None:
 
     (folder / "noise").write_bytes(random.Random(1).randbytes(LARGEST_SECRET))
     refused = desk.submit()
-    assert refused.returncode == 2
+    assert refused.returncode == 1
     assert "a Secret holds 1048576 (1 MiB" in refused.stderr
     assert "--code-to gs://bucket/path" in refused.stderr
     assert "noise 1.0 MiB, train.py 18 b" in refused.stderr
@@ -184,13 +184,13 @@ def what_is_wrong_is_said_before_anything_is_created(desk: Desk) -> None:
     space.kubectl("delete", "tpujob", "digits")
 
     desk.write(digits(slice={"acceleratorType": "v9-8"}))
-    for arguments, words in (
-        ((), "there is no accelerator type 'v9-8'"),
-        (("--set", "slice.acceleratorType=v5litepod-16", "--code-to", "s3://x"), "--code-to s3://x: expected gs://"),
-        (("--set", "slice.acceleratorType=v5litepod-16", "--code-to", "/dev/null"), "cannot be written there"),
+    for arguments, code, words in (
+        ((), 1, "there is no accelerator type 'v9-8'"),
+        (("--set", "slice.acceleratorType=v5litepod-16", "--code-to", "s3://x"), 2, "--code-to s3://x: expected gs://"),
+        (("--set", "slice.acceleratorType=v5litepod-16", "--code-to", "/dev/null"), 1, "cannot be written there"),
     ):
         refused = desk.submit(*arguments)
-        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+        assert (refused.returncode, words in refused.stderr) == (code, True), refused.stderr
     assert space.kubectl("get", "tpujob", "-o", "name") == ""
 
 

@@ -67,5 +67,5 @@ def test_code_that_the_job_itself_names_is_fetched_and_checked(runs: Runs, folde
 def test_code_in_a_cluster_is_asked_for_here(runs: Runs, folder: Path) -> None:
     code = {"trainer.code": {"uri": "secret://digits-code", "sha256": "0a" * 32}}
     refused = start(runs, folder, **code)
-    assert refused.wait() == 2
+    assert refused.wait() == 1
     assert "spec.trainer.code.uri:" in refused.stderr

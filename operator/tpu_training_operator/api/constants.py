@@ -10,6 +10,8 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "TPUTrainingJob"
 PLURAL = "tputrainingjobs"
+RESOURCE_NAME = f"{KIND.lower()}.{GROUP}"
+"""What `kubectl -o name` prints before a job's name."""
 
 MANAGER = "tpu-training-operator"
 # In spec.managedBy, means this operator, as if the field were left out.

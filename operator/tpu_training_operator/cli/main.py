@@ -1,6 +1,6 @@
 """The `tpujob` command, which is also `kubectl tpujob`.
 
-Exit status: 0 done, 1 the job failed, 2 bad input or no answer from the cluster, 130 interrupted.
+Exit status: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted.
 """
 
 import difflib
@@ -14,8 +14,8 @@ import click
 
 from tpu_training_operator.cli.common.errors import program_name
 
-# Each command with its room, in the order of a job's life. The help texts stand here so that `--help` imports no
-# command, which would take ten times as long.
+# Each command with its room, or with its module and function, in the order of a job's life. The help texts stand here
+# so that `--help` imports no command, which would take ten times as long.
 _COMMANDS = {
     "validate": ("plan", "Check a job without a cluster."),
     "plan": ("plan", "Show the slice, the scaled recipe and the objects of a job."),
@@ -26,14 +26,24 @@ _COMMANDS = {
     "run": ("run", "Train a job on this machine, without a cluster."),
     "check-slice": ("run", "Check a slice before it trains: pods, network, storage, chips, a short training."),
     "submit": ("run", "Create a job on a cluster, with a folder of code if you like."),
+    "list": ("watch.status:list_jobs", "List the jobs: state, slice, step, time left."),
     "status": ("watch", "Show what a job does and why; without NAME, list the jobs."),
     "watch": ("watch", "Follow a job until it ends: hosts, steps, speed, failures."),
     "logs": ("watch", "Print the logs of a job's workers; by default of host 0, which reports the progress."),
+    "suspend": (
+        "run.lifecycle:suspend",
+        "Stop a job's workers and keep the job: it gives its chips back, and `resume` continues it from its"
+        " checkpoint.",
+    ),
+    "resume": ("run.lifecycle:resume", "Let a suspended job go on."),
+    "delete": ("run.lifecycle:delete", "Delete a job and its workers; its checkpoints stay."),
     "report": ("run", "Write the report page of a job; PLACE is its spec.report.uri, or a directory."),
     "topologies": ("plan", "List the TPU slices that a job can run on."),
     "crd": ("plan", "Print the CustomResourceDefinition."),
+    "completion": ("common", "Print the completion of `tpujob` for a shell, to be sourced."),
 }
-_BAD_INPUT = 2
+_ALIASES = {"ls": "list"}
+_FAILED = 1
 _INTERRUPTED = 130
 
 
@@ -44,17 +54,18 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = _ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in _COMMANDS:
             return None
-        room, name = _COMMANDS[cmd_name][0], cmd_name.replace("-", "_")
-        module = importlib.import_module(f"tpu_training_operator.cli.{room}.{name}")
-        command: click.Command = getattr(module, name)
+        place, name = _COMMANDS[cmd_name][0], cmd_name.replace("-", "_")
+        module, _, function = (place if ":" in place else f"{place}.{name}:{name}").partition(":")
+        command: click.Command = getattr(importlib.import_module(f"tpu_training_operator.cli.{module}"), function)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+        if args and not args[0].startswith("-") and args[0] not in {*_COMMANDS, *_ALIASES}:
             near = ", ".join(difflib.get_close_matches(args[0], _COMMANDS))
             ctx.fail(f"No such command {args[0]!r}." + (near and f" Nearest: {near}."))
         return super().resolve_command(ctx, args)
@@ -90,7 +101,7 @@ def _give_up(error: OSError) -> None:
     # Flushing the rest of stdout at exit would fail again.
     if sys.stdout is not None and error.errno == errno.ENOSPC:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(_BAD_INPUT)
+    sys.exit(_FAILED)
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

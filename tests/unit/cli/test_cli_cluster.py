@@ -61,7 +61,7 @@ def tpujob(kubeconfig: Path, command: str, *arguments: str) -> Result:
     return CliRunner().invoke(main, [command, *arguments, "--kubeconfig", str(kubeconfig)])
 
 
-def told(result: Result, code: int = 2) -> list[str]:
+def told(result: Result, code: int = 1) -> list[str]:
     """The lines on stderr; stdout is empty."""
     assert (result.exit_code, result.stdout) == (code, ""), result.output
     return result.stderr.splitlines()
@@ -150,7 +150,7 @@ def test_status_without_jobs_says_so(cluster: WatchedCluster, kubeconfig: Path, 
 
 
 def test_status_refuses_a_name_together_with_all_namespaces(kubeconfig: Path) -> None:
-    assert "give --namespace instead" in told(tpujob(kubeconfig, "status", "digits", "-A"))[-1]
+    assert "give --namespace instead" in told(tpujob(kubeconfig, "status", "digits", "-A"), code=2)[-1]
 
 
 def test_the_default_namespace_is_the_contexts(
@@ -296,14 +296,14 @@ def test_whose_log_is_printed(running: WatchedCluster, kubeconfig: Path, argumen
 def test_hosts_slices_and_attempts_must_exist(
     running: WatchedCluster, kubeconfig: Path, arguments: list[str], snapshot: SnapshotAssertion
 ) -> None:
-    assert told(tpujob(kubeconfig, "logs", "digits", *arguments))[-1] == snapshot
+    assert told(tpujob(kubeconfig, "logs", "digits", *arguments), code=2)[-1] == snapshot
 
 
 def test_more_logs_than_connections_cannot_be_followed(
     cluster: WatchedCluster, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:
     cluster.show(seen_job(spec={"slice": {"acceleratorType": "tpu7x-18432"}, "recipe.globalBatchSize": 18432}))
-    message = told(tpujob(kubeconfig, "logs", "digits", "--all", "-f"))[-1]
+    message = told(tpujob(kubeconfig, "logs", "digits", "--all", "-f"), code=2)[-1]
     assert re.findall(r"\d+", message) == ["2304", "100"]
     assert message == snapshot
 
@@ -338,7 +338,7 @@ def test_a_missing_log_is_explained(
     cluster: WatchedCluster, kubeconfig: Path, stage: str, arguments: list[str], snapshot: SnapshotAssertion
 ) -> None:
     show(cluster, stage)
-    assert told(tpujob(kubeconfig, "logs", "digits", *arguments), code=1) == snapshot
+    assert told(tpujob(kubeconfig, "logs", "digits", *arguments)) == snapshot
 
 
 # What getrusage says of a process includes the one that it was forked from.
@@ -549,5 +549,5 @@ def test_the_kubectl_plugin_calls_itself_kubectl_tpujob(
     monkeypatch: pytest.MonkeyPatch, kubeconfig: Path, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/local/bin/kubectl-tpujob"])
-    assert told(tpujob(kubeconfig, "watch"))[0] == snapshot
+    assert told(tpujob(kubeconfig, "watch"), code=2)[0] == snapshot
     assert told(tpujob(kubeconfig, "status", "digits"))[0] == snapshot

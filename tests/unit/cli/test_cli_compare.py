@@ -116,7 +116,7 @@ def test_adascale_is_planned_at_its_most_and_to_the_same_loss_as_any_other_rule(
 
 def test_a_slice_without_a_price_is_named(prices: str, snapshot: SnapshotAssertion) -> None:
     result = planned("--prices", prices, "--slice", "v6e-16", "--step-seconds", "0.2", job=job_body())
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert result.stderr == snapshot
 
 
@@ -174,5 +174,5 @@ def test_names_in_the_page_are_text() -> None:
 
 def test_slices_that_do_not_exist_are_told_with_their_option(snapshot: SnapshotAssertion) -> None:
     wrong = planned("--compare", "v5litepod-5, v6e-16,v7", job=job_body())
-    assert wrong.exit_code == planned("--step-seconds", "1@v7", job=job_body()).exit_code == 2
+    assert wrong.exit_code == planned("--step-seconds", "1@v7", job=job_body()).exit_code == 1
     assert wrong.stderr == snapshot

@@ -1,4 +1,4 @@
-"""Bad input to `tpujob`: exit status 2, the file, the place, what would be right. Never a traceback."""
+"""Bad input to `tpujob`: exit status 1 or 2 (usage), the file, the place, what would be right. Never a traceback."""
 
 import importlib
 import subprocess
@@ -27,7 +27,7 @@ def tpujob(*arguments: str | Path) -> Result:
 
 def told(result: Result, source: Path) -> str:
     """The one line on stderr, without its beginning; there is nothing on stdout."""
-    assert result.exit_code == 2, result.output
+    assert result.exit_code == 1, result.output
     assert isinstance(result.exception, SystemExit)
     [line] = result.stderr.splitlines()
     assert line.startswith(f"tpujob: {source}: ")
@@ -202,7 +202,7 @@ def test_an_unknown_command_is_answered_with_the_nearest(snapshot: SnapshotAsser
 def test_a_full_disk_is_reported_in_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE)
-    assert done.returncode == 2
+    assert done.returncode == 1
     [line] = done.stderr.decode().splitlines()
     assert "no space left on device" in line
 

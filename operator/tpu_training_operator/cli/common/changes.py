@@ -13,7 +13,7 @@ import yaml
 from tpu_training_operator.api.crd import custom_resource_definition
 from tpu_training_operator.api.slice import Hardware, Slice, SliceRef
 from tpu_training_operator.api.validation import InvalidJob
-from tpu_training_operator.cli.common.errors import CommandError
+from tpu_training_operator.cli.common.errors import WrongOption
 from tpu_training_operator.cli.common.yaml_text import load
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.topology import SliceLayout, layout_of
@@ -99,11 +99,11 @@ def rehearse(body: Body) -> None:
 
 
 def set_values(body: Body, assignments: Sequence[str]) -> None:
-    """Sets fields of the spec. Raises CommandError if a text is not PATH=VALUE for a field."""
+    """Sets fields of the spec. Raises WrongOption if a text is not PATH=VALUE for a field."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
-            raise CommandError(f"--set {assignment}: expected PATH=VALUE, for example recipe.seed=1")
+            raise WrongOption(f"--set {assignment}: expected PATH=VALUE, for example recipe.seed=1")
         names = path.removeprefix("spec.").split(".")
         _put(body, ["spec", *names], _value(assignment, names, text), assignment)
 
@@ -158,7 +158,7 @@ def _put(at: Any, names: Sequence[str], value: Any, assignment: str) -> None:
         child = {} if at.get(name) is None else at[name]
         if not isinstance(child, dict):
             place = ".".join(names[: walked + 1])
-            raise CommandError(f"--set {assignment}: {place} is not a mapping, so a part of it cannot be set")
+            raise WrongOption(f"--set {assignment}: {place} is not a mapping, so a part of it cannot be set")
         # A copy: with an anchor in the YAML, the same mapping may stand in another place, too.
         at[name] = at = dict(child)
     at[last] = value
@@ -171,7 +171,7 @@ def _value(assignment: str, path: Sequence[str], text: str) -> Any:
     try:
         return load(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise CommandError(f"--set {assignment}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise WrongOption(f"--set {assignment}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _is_text_field(path: Sequence[str]) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import difflib
 import functools
 import logging
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -35,11 +36,18 @@ class ClusterProblem(CommandError):
 
 @dataclass(frozen=True)
 class Connection:
-    """An open connection. `namespace`: the requested one, or the default of the kubeconfig's context."""
+    """An open connection. `namespace`: the requested one, or the default of the kubeconfig's context. `cluster`: the
+    options that name the cluster."""
 
     client: Client
     server: str
     namespace: str
+    cluster: str = ""
+
+    @property
+    def options(self) -> str:
+        """The options with which another command finds the same jobs."""
+        return f"-n {self.namespace}{self.cluster}"
 
 
 @dataclass(frozen=True)
@@ -67,9 +75,14 @@ class Target:
             raise ClusterProblem(f"{error}{hint}") from None
         try:
             async with connect(credentials, OPTIONS) as client:
-                return await work(Connection(client, credentials.server, self.namespace or credentials.namespace))
+                namespace = self.namespace or credentials.namespace
+                return await work(Connection(client, credentials.server, namespace, self._cluster_options()))
         except ApiError as error:
             raise ClusterProblem(_explanation(error, credentials.server, rights)) from None
+
+    def _cluster_options(self) -> str:
+        given = {"--context": self.context, "--kubeconfig": self.kubeconfig}
+        return "".join(f" {option} {shlex.quote(str(value))}" for option, value in given.items() if value is not None)
 
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:

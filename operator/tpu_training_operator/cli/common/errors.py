@@ -1,8 +1,8 @@
-"""Errors of the commands: one line each on stderr, and exit status 2."""
+"""Errors of the commands: one line each on stderr, and an exit status as kubectl and click have it."""
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,13 +17,28 @@ def program_name() -> str:
 
 
 class CommandError(click.ClickException):
-    """Ends the command with exit status 2 and its message, each line after the program's name."""
-
-    exit_code = 2
+    """Ends the command with exit status 1 and its message, each line after the program's name."""
 
     def show(self, file: object = None) -> None:
         for line in self.message.splitlines():
             click.echo(f"{program_name()}: {line}", err=True)
+
+
+class WrongOption(CommandError):
+    """An option has a value that no job could make right: exit status 2, as click's own."""
+
+    exit_code = 2
+
+
+class VerdictCommand(click.Command):
+    """A command whose exit status 1 is a verdict, so that an error, which leaves none, has 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CommandError as error:
+            error.show()
+            ctx.exit(2)
 
 
 class BadInput(CommandError):

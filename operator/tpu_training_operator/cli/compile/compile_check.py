@@ -22,7 +22,7 @@ from tpu_training_operator.api.trainer import BackendName
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.cli.code.option import code_option, code_problem, module_paths
 from tpu_training_operator.cli.common.changes import apply_options, set_option, slice_option
-from tpu_training_operator.cli.common.errors import BadInput, CommandError
+from tpu_training_operator.cli.common.errors import BadInput, CommandError, VerdictCommand
 from tpu_training_operator.cli.common.job_file import JobFile, filename_option, load, with_uid
 from tpu_training_operator.cli.common.terminal import print_document
 from tpu_training_operator.cli.compile.compile_report import SliceCheck, as_json, print_check, print_comparison
@@ -47,7 +47,7 @@ class CompileRequest:
     shows_progress: bool
 
 
-@click.command()
+@click.command(cls=VerdictCommand)
 @filename_option
 @slice_option
 @set_option

@@ -29,7 +29,7 @@ from tpu_training_operator.api.run_policy import FailureClass
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.cli.common.changes import rehearse, set_option, set_values
 from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options
-from tpu_training_operator.cli.common.errors import BadInput, CommandError, program_name
+from tpu_training_operator.cli.common.errors import BadInput, CommandError, VerdictCommand, program_name
 from tpu_training_operator.cli.common.job_file import JobFile, check
 from tpu_training_operator.cli.run.run import find_memory_problem, show_run, what_ended
 from tpu_training_operator.cli.run.slice_table import print_slice_check
@@ -68,7 +68,7 @@ class SliceRequest:
     keep: bool
 
 
-@click.command()
+@click.command(cls=VerdictCommand)
 @click.argument("accelerator_type", metavar="TYPE")
 @click.option("--image", help="The trainer's image, which the check is in. Needed on a cluster.")
 @click.option("--on", "pool", metavar="POOL", help="Check the nodes of this node pool.")

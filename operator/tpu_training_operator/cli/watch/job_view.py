@@ -51,6 +51,7 @@ class JobView:
     goodput: Goodput | None
     prices: Prices | None = None
     manager: str = ""
+    is_being_deleted: bool = False
 
     @property
     def state(self) -> State | None:
@@ -119,6 +120,7 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         budgets=tuple(budget(restart, status.restarts, kind, now) for kind in FailureClass) if restart else (),
         goodput=goodput and accounts.charge(goodput, now, goodput.activity),
         manager=manager_of(job),
+        is_being_deleted="deletionTimestamp" in metadata,
     )
 
 

@@ -24,9 +24,7 @@ _ENTRY_CHECK = WorkerId(0, 0, 0)
 
 
 class NothingToShow(ClusterProblem):
-    """The job exists, but the log does not: exit status 1."""
-
-    exit_code = 1
+    """The job exists, but the log does not."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tpu_training_operator.api.constants import RESOURCE_NAME
 from tpu_training_operator.api.words import duration
 from tpu_training_operator.cli.common.cluster import Connection, Target, cluster_options, find_job
 from tpu_training_operator.cli.common.errors import program_name
@@ -42,6 +43,15 @@ def status(name: str | None, all_namespaces: bool, output: str, prices: Path | N
         target.run(lambda connection: _show(connection, name, output, table))
 
 
+@click.command("list")
+@click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of every namespace.")
+@click.option("-o", "--output", type=click.Choice(["text", "name", "json", "yaml"]), default="text", show_default=True)
+@cluster_options
+def list_jobs(all_namespaces: bool, output: str, target: Target) -> None:
+    """List the jobs: state, slice, step, time left."""
+    target.run(lambda connection: _list(connection, None if all_namespaces else connection.namespace, output))
+
+
 async def _show(connection: Connection, name: str, output: str, prices: Prices | None) -> int:
     job = await find_job(connection, name)
     hosts: list[Host] = []
@@ -62,6 +72,10 @@ async def _list(connection: Connection, namespace: str | None, output: str) -> i
     views: list[JobView] = []
     async for page in connection.client.pages(Selection(JOBS, namespace), lambda job: job_view(job, (), now)):
         views += page.items
+    if output == "name":
+        for view in views:
+            click.echo(f"{RESOURCE_NAME}/{view.name}")
+        return 0
     if output != "text":
         print_document([_entry(view) for view in views], output)
         return 0
@@ -78,12 +92,11 @@ async def _list(connection: Connection, namespace: str | None, output: str) -> i
 
 def table_row(view: JobView) -> tuple[str, ...]:
     """Returns the cells under HEADER."""
-    progress, resolved = view.status.progress, view.status.resolved
-    left = progress.estimated_remaining_seconds if progress and not view.is_over else None
+    progress, resolved, left = view.status.progress, view.status.resolved, _seconds_left(view)
     return (
         view.namespace,
         view.name,
-        view.state_word or "-",
+        "Deleting" if view.is_being_deleted else view.state_word or "-",
         view.slice or "-",
         str(resolved.hosts) if resolved else "-",
         str(view.status.attempt),
@@ -95,17 +108,24 @@ def table_row(view: JobView) -> tuple[str, ...]:
     )
 
 
+def _seconds_left(view: JobView) -> int | None:
+    progress = view.status.progress
+    return progress.estimated_remaining_seconds if progress and not view.is_over else None
+
+
 def _entry(view: JobView) -> dict[str, Any]:
     progress, resolved = view.status.progress, view.status.resolved
     return {
         "name": view.name,
         "namespace": view.namespace,
         "state": view.state_word or None,
+        "isBeingDeleted": view.is_being_deleted,
         "slice": view.slice or None,
         "hosts": resolved.hosts if resolved else None,
         "attempt": view.status.attempt,
         "step": progress.step if progress else None,
         "totalSteps": progress.total_steps if progress else None,
+        "remainingSeconds": _seconds_left(view),
         "restarts": dict(view.status.restarts.by_class),
         "goodput": view.goodput.ratio if view.goodput else None,
         "creationTime": format_time(view.created),

@@ -28,8 +28,6 @@ _FAILED = 1
 class JobGone(ClusterProblem):
     """The job was deleted while it was watched."""
 
-    exit_code = _FAILED
-
 
 @click.command()
 @click.argument("name")
