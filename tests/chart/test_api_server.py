@@ -29,7 +29,7 @@ def monitoring(control_plane: ControlPlane) -> None:
     """The kinds of the Prometheus Operator and Google's, by name only: their own validation is not available here."""
     group, version = MONITORING[0].split("/")
     kinds = [(group, version, kind) for kind in ("ServiceMonitor", "PrometheusRule")]
-    kinds += [(*MONITORING[1].split("/"), "PodMonitoring")]
+    kinds += [(*MONITORING[1].split("/"), kind) for kind in ("PodMonitoring", "Rules")]
     definitions = [definition(*kind) for kind in kinds]
     control_plane.kubectl("apply", "--filename=-", input=yaml.safe_dump_all(definitions))
     control_plane.wait_established(*(one["metadata"]["name"] for one in definitions))
@@ -166,7 +166,7 @@ def test_the_clusters_own_roles_gain_rights_on_jobs(cluster: Cluster) -> None:
 
 def definition(group: str, version: str, kind: str) -> Object:
     """Of a kind that takes everything."""
-    plural = f"{kind.lower()}s"
+    plural = f"{kind.lower().removesuffix('s')}s"
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

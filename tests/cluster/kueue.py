@@ -17,8 +17,8 @@ MODULE = "sigs.k8s.io/kueue"
 _KINDS = ("workloads", "resourceflavors", "workloadpriorityclasses")
 
 
-def definitions() -> list[Path]:
-    """The files of the definitions that the operator meets. Raises ToolchainMissing, BuildError."""
+def definition(kinds: str) -> Path:
+    """The file with the definition of these kinds, in the plural. Raises ToolchainMissing, BuildError."""
     go = toolchain.find("go", purpose="download Kueue's definitions", install="Go 1.26 or newer")
     done = subprocess.run(
         processes.launched((go, "mod", "download", "-json", MODULE)),
@@ -31,13 +31,13 @@ def definitions() -> list[Path]:
     if done.returncode != 0:
         raise BuildError(f"go mod download {MODULE} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     folder = Path(json.loads(done.stdout)["Dir"]) / "config" / "components" / "crd" / "bases"
-    return [folder / f"kueue.x-k8s.io_{kind}.yaml" for kind in _KINDS]
+    return folder / f"kueue.x-k8s.io_{kinds}.yaml"
 
 
 def install(cluster: ControlPlane) -> None:
     """Kueue's definitions are served, and Kueue itself is not there."""
-    for file in definitions():
+    for kinds in _KINDS:
         # Too large for the annotation that a client-side apply writes.
-        cluster.kubectl("apply", "--server-side", "-f", str(file))
+        cluster.kubectl("apply", "--server-side", "-f", str(definition(kinds)))
     for kind in _KINDS:
         cluster.wait_established(f"{kind}.kueue.x-k8s.io")
