@@ -1,4 +1,4 @@
-"""`tpujob list`, `suspend`, `resume` and `delete` against a real API server: what they do, ask, wait for and refuse."""
+"""`tpujob list`, `suspend`, `resume`, `delete`, `submit --replace` on an API server: what they do, ask and wait for."""
 
 import json
 import os
@@ -86,6 +86,9 @@ class User:
             finally:
                 process.kill()
 
+    def uids(self) -> str:
+        return self.space.kubectl("get", "tpujob", "-o", "jsonpath={.items[*].metadata.uid}")
+
     def names(self) -> str:
         return self.space.kubectl("get", "tpujob", "-o", "name")
 
@@ -132,10 +135,22 @@ def a_deletion_says_which_finalizer_it_waits_for(user: User) -> None:
     assert user.succeeds("ls").splitlines()[1].split()[:2] == ["digits", "Deleting"]
     (entry,) = json.loads(user.succeeds("list", "-o", "json"))
     assert entry["isBeingDeleted"] is True
-    with user.started("delete", "digits") as (process, said):
-        assert any(f"waits for finalizer {HOLD}" in line for line in iter(said.readline, ""))
+    path = space.cluster.directory / f"{space.name}.yaml"
+    path.write_text(yaml.safe_dump(digits()))
+    assert "is being deleted: add --replace" in user.refusal("submit", str(path))
+    with (
+        user.started("delete", "digits") as (deletes, said),
+        user.started("submit", str(path), "--replace") as (
+            replaces,
+            told,
+        ),
+    ):
+        for lines in (said, told):
+            assert any(f"waits for finalizer {HOLD}" in line for line in iter(lines.readline, ""))
         space.kubectl("patch", "tpujob", "digits", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
-        assert process.wait(deadline(60)) == 0
+        assert (deletes.wait(deadline(60)), replaces.wait(deadline(60))) == (0, 0)
+    assert "deletionTimestamp" not in space.job()["metadata"]
+    path.unlink()
 
 
 def a_missing_right_is_named_before_anything_happens(user: User) -> None:
@@ -178,6 +193,29 @@ def a_running_job_is_deleted_with_its_workers(user: User) -> None:
     assert (user.names(), space.pods()) == ("", [])
 
 
+def a_running_job_is_replaced_and_watched_to_its_end(user: User) -> None:
+    space = user.space
+    path = space.cluster.directory / f"{space.name}.yaml"
+    path.write_text(yaml.safe_dump(digits()))
+    submit = ("submit", str(path), "--watch")
+    with user.started(*submit) as (process, _):
+        space.wait(lambda: user.uids() != "", "the job is created")
+        space.wait_for_state("Running")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(deadline(60)) == 130
+    old = space.job()["metadata"]["uid"]
+    with user.started(*submit, "--set", "recipe.seed=7", "--replace", "--yes") as (process, _):
+        space.wait(lambda: user.uids() not in ("", old), "the job is replaced")
+        new = space.job()["metadata"]["uid"]
+        space.wait_for_state("Running")
+        assert {pod["metadata"]["ownerReferences"][0]["uid"] for pod in space.pods()} == {new}
+        space.finish("digits-1-0-0", exit_code=1)
+        assert process.wait(deadline(60)) == 1
+    done = user.tpujob(*submit, "--set", "recipe.seed=7")
+    assert (done.returncode, "already exists" in done.stdout) == (1, True), done.stderr
+    path.unlink()
+
+
 def a_job_that_has_ended_is_neither_suspended_nor_resumed(user: User) -> None:
     space = user.space
     space.apply(digits())
@@ -203,6 +241,7 @@ OPERATED = {
     story.__name__: story
     for story in (
         a_running_job_is_deleted_with_its_workers,
+        a_running_job_is_replaced_and_watched_to_its_end,
         a_job_that_has_ended_is_neither_suspended_nor_resumed,
     )
 }
@@ -225,7 +264,7 @@ def operated(
     control_plane: ControlPlane, served_everywhere: OperatorProcess, request: pytest.FixtureRequest
 ) -> Iterator[Stories]:
     chosen = {name: partial(tell, control_plane, OPERATED[name]) for name in selected(request, OPERATED)}
-    with cpu_nodes_for(control_plane, 8), told_together(Group(chosen, at_once=2)) as told:
+    with cpu_nodes_for(control_plane, 12), told_together(Group(chosen, at_once=3)) as told:
         yield told
 
 

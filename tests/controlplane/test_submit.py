@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import os
 import random
 import subprocess
@@ -29,7 +30,7 @@ class Desk:
     """Where a user submits the digits job with `folder`, as an administrator of the namespace."""
 
     def __init__(self, space: Namespace, directory: Path) -> None:
-        self.space, self.folder = space, directory / "code"
+        self.space, self.folder, self.kubeconfig = space, directory / "code", space.cluster.kubeconfig
         self.folder.mkdir()
         (self.folder / "train.py").write_text("def task(hp): ...\n")
         self._file = directory / "job.yaml"
@@ -40,9 +41,10 @@ class Desk:
 
     def submit(self, *arguments: str, code: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
         what = ["-f", str(self._file), *(["--code", str(self.folder)] if code else []), *arguments]
-        where = ["-n", self.space.name, "--kubeconfig", str(self.space.cluster.kubeconfig)]
+        where = ["-n", self.space.name, "--kubeconfig", str(self.kubeconfig)]
         return subprocess.run(
             [sys.executable, "-c", PROGRAM, "submit", *what, *where],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             env={**os.environ, **env},
@@ -72,7 +74,7 @@ def code_in_a_secret_belongs_to_its_job(desk: Desk) -> None:
     code, created, follow = done.stdout.splitlines()
     assert all(fact in code for fact in ("1 file,", f"{len(archive)} bytes", sha256, uri))
     assert created.endswith(f" namespace {space.name}")
-    assert follow.endswith(f" tpujob watch digits -n {space.name}")
+    assert follow.endswith(f" tpujob watch digits -n {space.name} --kubeconfig {desk.kubeconfig}")
 
 
 def the_code_of_a_job_cannot_change(desk: Desk) -> None:
@@ -106,7 +108,7 @@ def other_code_or_another_spec_is_another_job(desk: Desk) -> None:
         assert refused.returncode == 1
         assert "already a job 'digits'" in refused.stderr
         assert "another spec or other code" in refused.stderr
-        assert "kubectl delete tputrainingjobs" in refused.stderr
+        assert "add --replace to delete it first" in refused.stderr
     assert space.job()["spec"] == before
     assert len(secrets_of(space)) == 1
 
@@ -194,6 +196,93 @@ def what_is_wrong_is_said_before_anything_is_created(desk: Desk) -> None:
     assert space.kubectl("get", "tpujob", "-o", "name") == ""
 
 
+def a_dry_run_creates_nothing_and_says_what_the_cluster_refuses(desk: Desk) -> None:
+    space = desk.space
+    for output in ((), ("-o", "name"), ("-o", "json")):
+        done = desk.submit("--dry-run", *output)
+        assert (done.returncode, "dry run: nothing has changed" in done.stdout + done.stderr) == (0, True), done.stderr
+    assert json.loads(done.stdout)["metadata"]["namespace"] == space.name
+    space.kubectl("create", "quota", "none", "--hard=count/tputrainingjobs.tpu-operator.dev=0")
+    space.wait(lambda: bool(json.loads(space.kubectl("get", "quota", "none", "-o", "json")).get("status")), "quota")
+    refused = desk.submit("--dry-run")
+    assert (refused.returncode, "exceeded quota" in refused.stderr) == (1, True), refused.stderr
+    assert (space.kubectl("get", "tpujob", "-o", "name"), secrets_of(space)) == ("", [])
+
+
+def a_program_reads_the_job_on_stdout_and_nothing_else(desk: Desk) -> None:
+    done = desk.submit("-o", "name", "--name", "first")
+    assert (done.stdout, done.returncode) == ("tputrainingjob.tpu-operator.dev/first\n", 0), done.stderr
+    done = desk.submit("-o", "json", "--name", "second")
+    created = json.loads(done.stdout)
+    assert created["metadata"]["uid"] == desk.space.job("second")["metadata"]["uid"]
+    assert "managedFields" not in created["metadata"]
+    assert "created in namespace" in done.stderr
+
+
+def a_job_is_replaced_only_with_a_yes_and_says_with_which_weights_it_begins(desk: Desk) -> None:
+    space, folder = desk.space, desk.folder
+    desk.write(digits(trainer={"entrypoint": "train:task"}, checkpoint={"uri": f"{folder.parent}/kept"}))
+    first = desk.submit("--replace")
+    assert "job digits created" in first.stdout, first.stderr
+    before = space.job()
+    (folder / "train.py").write_text("def task(hp): return None\n")
+    assert f"continues from the newest checkpoint in {folder.parent}/kept/{space.name}/digits" in desk.submit().stderr
+
+    asked = desk.submit("--replace")
+    assert (asked.returncode, "add --yes" in asked.stderr) == (2, True), asked.stderr
+    assert desk.submit("--replace", "--dry-run").returncode == 0
+    assert space.job()["metadata"]["uid"] == before["metadata"]["uid"]
+
+    done = desk.submit("--replace", "--yes")
+    assert (done.returncode, "job digits replaced" in done.stdout) == (0, True), done.stderr
+    assert "with weights that earlier code has trained" in done.stdout
+    after = space.job()
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert after["spec"]["checkpoint"]["uri"] == f"{folder.parent}/kept"
+    owners = {one["metadata"]["ownerReferences"][0]["uid"] for one in secrets_of(space)}
+    assert after["metadata"]["uid"] in owners
+
+    fresh = desk.submit("--replace", "--yes", "--from-scratch")
+    assert "earlier code" not in fresh.stdout + fresh.stderr
+    assert space.job()["spec"]["checkpoint"]["uri"].startswith(f"{folder.parent}/kept/from-scratch-")
+
+
+def checkpoints_of_a_job_that_is_gone_are_told(desk: Desk) -> None:
+    folder = desk.folder
+    desk.write(digits(trainer={"entrypoint": "train:task"}, checkpoint={"uri": f"{folder.parent}/kept"}))
+    (folder.parent / "kept" / desk.space.name / "digits" / "step-00000010-5f0c1234-1").mkdir(parents=True)
+    assert "with weights that earlier code has trained" in desk.submit().stderr
+    assert "earlier code" not in desk.submit("--name", "other").stderr
+
+
+def a_job_is_not_deleted_for_one_that_cannot_be_created(desk: Desk) -> None:
+    space = desk.space
+    assert desk.submit().returncode == 0
+    before = space.job()["metadata"]["uid"]
+    space.kubectl("create", "serviceaccount", "user")
+    space.kubectl("create", "role", "reader", "--verb=get,list,watch", "--resource=pods,tputrainingjobs,secrets")
+    space.kubectl("create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={space.name}:user")
+    desk.kubeconfig = space.cluster.service_account_kubeconfig(space.name, "user")
+    (desk.folder / "train.py").write_text("def task(hp): return None\n")
+    for right, resource, lacking in (
+        ("create", "tputrainingjobs", 'cannot create resource "secrets"'),
+        ("create", "secrets", 'cannot delete resource "tputrainingjobs"'),
+    ):
+        space.kubectl("create", "role", resource, f"--verb={right}", f"--resource={resource}")
+        space.kubectl("create", "rolebinding", resource, f"--role={resource}", f"--serviceaccount={space.name}:user")
+        refused = desk.submit("--replace", "--yes")
+        assert (refused.returncode, lacking in refused.stderr) == (1, True), refused.stderr
+        assert "needed: get, create and delete" in refused.stderr
+    assert space.job()["metadata"]["uid"] == before
+
+
+def a_namespace_that_does_not_exist_is_named(desk: Desk) -> None:
+    desk.space = Namespace(desk.space.cluster, "no-such-namespace")
+    for arguments in ((), ("--replace", "--yes"), ("--dry-run",)):
+        refused = desk.submit(*arguments)
+        assert (refused.returncode, "there is no namespace 'no-such-namespace'" in refused.stderr) == (1, True)
+
+
 STORIES = {
     story.__name__: story
     for story in (
@@ -207,6 +296,12 @@ STORIES = {
         code_for_a_directory_is_there_before_the_job,
         a_job_without_code_is_created_as_it_stands,
         what_is_wrong_is_said_before_anything_is_created,
+        a_dry_run_creates_nothing_and_says_what_the_cluster_refuses,
+        a_program_reads_the_job_on_stdout_and_nothing_else,
+        a_job_is_replaced_only_with_a_yes_and_says_with_which_weights_it_begins,
+        checkpoints_of_a_job_that_is_gone_are_told,
+        a_job_is_not_deleted_for_one_that_cannot_be_created,
+        a_namespace_that_does_not_exist_is_named,
     )
 }
 

@@ -10,6 +10,7 @@ from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import LARGEST_SECRET
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import CODE_SCHEME
+from tpu_training_operator.api.trainer import Code
 from tpu_training_operator.cli.code.packing import PackedCode, largest, size_text
 from tpu_training_operator.cli.common.errors import CommandError, WrongOption
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
@@ -62,13 +63,32 @@ def put(archive: bytes, uri: str) -> None:
         raise NoPlace(f"{uri}: the code cannot be written there: {type(error).__name__}: {reason}") from error
 
 
-def _put_into_bucket(archive: bytes, uri: str) -> None:
+def holds_checkpoints(job: TPUTrainingJob, code: Code | None) -> bool:
+    """Whether the job's folder has checkpoints already; False where that cannot be seen from here. A bucket is asked
+    only if `code` has just been written to one: looking for credentials may take seconds."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint is None:
+        return False
+    place = folder(job, checkpoint)
+    try:
+        if not place.startswith("gs://"):
+            return any(Path(place).glob("step-*"))
+        return code is not None and code.uri.startswith("gs://") and bool(_buckets().glob(f"{place}/step-*"))
+    except Exception:
+        # Each file system raises its own errors, and a hint is worth none of them.
+        return False
+
+
+def _buckets() -> Any:
     from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 
     # An emulator needs no credentials, and looking for Google's would take seconds.
     token = "anon" if os.environ.get("STORAGE_EMULATOR_HOST") else None
-    files = GCSFileSystem(token=token, use_listings_cache=False, skip_instance_cache=True)
-    files.pipe_file(uri.removeprefix("gs://"), archive)
+    return GCSFileSystem(token=token, use_listings_cache=False, skip_instance_cache=True)
+
+
+def _put_into_bucket(archive: bytes, uri: str) -> None:
+    _buckets().pipe_file(uri.removeprefix("gs://"), archive)
 
 
 def _put_into_directory(archive: bytes, path: Path) -> None:

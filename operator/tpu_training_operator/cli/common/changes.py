@@ -4,6 +4,7 @@ The file itself stays as the cluster gets it: a try on another slice, or of ten 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
 
@@ -85,6 +86,18 @@ def _meaning(slice_: Any) -> tuple[SliceLayout, object] | None:
         return layout_of(parsed, ""), (parsed.provisioning, parsed.formation)
     except (ValueError, InvalidJob, IndexError):
         return None
+
+
+def begin_from_scratch(body: Body) -> None:
+    """Gives the job a new folder for its checkpoints, so that none of an earlier job is in it. Raises WrongOption if
+    the job continues a training by its spec."""
+    spec = body.get("spec")
+    if not isinstance(spec, dict) or not isinstance(checkpoint := spec.get("checkpoint"), dict):
+        return
+    uri = str(checkpoint.get("uri") or "")
+    if checkpoint.get("resumeFrom") is not None:
+        raise WrongOption("--from-scratch: the job continues checkpoint.resumeFrom; leave out one of the two")
+    spec["checkpoint"] = {**checkpoint, "uri": f"{uri.rstrip('/')}/from-scratch-{datetime.now(UTC):%Y%m%d-%H%M%S}"}
 
 
 def rehearse(body: Body) -> None:

@@ -34,12 +34,13 @@ class JobGone(ClusterProblem):
 @cluster_options
 def watch(name: str, target: Target) -> None:
     """Follow a job until it ends: hosts, steps, speed, failures. Exit status 0: it succeeded, 1: it failed."""
-    target.run(lambda connection: _watch(connection, name))
+    target.run(lambda connection: watch_to_the_end(connection, name))
 
 
-async def _watch(connection: Connection, name: str) -> int:
+async def watch_to_the_end(connection: Connection, name: str, *, err: bool = False) -> int:
+    """Shows the job until it ends, on stderr if asked to; returns the exit status."""
     uid = (await find_job(connection, name))["metadata"]["uid"]
-    with display(Console(highlight=False)) as shown:
+    with display(Console(highlight=False, stderr=err)) as shown:
         view = await _until_over(connection, name, uid, shown)
     if view.has_succeeded:
         return 0
