@@ -22,7 +22,7 @@ helm test tpu-training-operator --namespace tpu-system
 
 In a clone, `make chart` writes `build/chart`: this folder with the version of the commit, which is the tag of the
 images. [The guide](../../docs/install.md) tells about images, upgrades, namespaces, metrics,
-[size](../../docs/install.md#size) and [versions](../../docs/install.md#versions); [SECURITY.md](../../SECURITY.md)
+[size](../../docs/scale.md#size) and [versions](../../docs/install.md#versions); [SECURITY.md](../../SECURITY.md)
 lists the operator's rights.
 
 ## Values

@@ -1,4 +1,4 @@
-"""Two spirals: a first job that needs nothing but the trainer's image (docs/install.md#your-code-without-an-image)."""
+"""Two spirals: a first job that needs nothing but the trainer's image (docs/desk.md#your-code-without-an-image)."""
 
 from __future__ import annotations
 
