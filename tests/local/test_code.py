@@ -7,6 +7,7 @@ import pytest
 
 from tests.contract.jobs import job_body
 from tests.local.runs import Run, Runs
+from tpu_training_operator.cli.code.packing import pack
 
 OWN_LOOP = {"trainer.entrypoint": ..., "slice.acceleratorType": "v5litepod-8", "trainer.backend": "Torch"}
 PRINTS = "import os, sys, helper\nprint('ran', sys.argv[1:], 'in', os.getcwd(), 'with', helper.__file__)\n"
@@ -40,6 +41,25 @@ def test_every_host_unpacks_the_folder_and_runs_in_it(runs: Runs, folder: Path) 
         pod = (run.out / "pods" / f"digits-1-0-{host}").resolve()
         place = pod / "volumes" / "tpu-training-code" / "code"
         assert f"ran ['2'] in {place} with {place}/helper.py" in (pod / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("place", ["out", None])
+def test_what_a_run_leaves_in_its_folder_is_no_code_of_the_next(runs: Runs, folder: Path, place: str | None) -> None:
+    body = job_body(OWN_LOOP | {"trainer.command": ["python", "loop.py"]})
+    run = runs.start_job(folder, body, ["--code", ".", *(["--output-dir", place] if place else [])])
+    assert run.wait() == 0, run.stdout + run.stderr
+    left = [path.relative_to(folder).as_posix() for path in folder.rglob("result.json")]
+    assert [name.partition("/")[0] for name in left] == [place or "runs"]
+    assert {"helper.py", "loop.py"} <= pack(folder).sizes.keys()
+    assert [name for name in pack(folder).sizes if "/" in name] == []
+
+
+def test_results_cannot_go_where_the_code_is(runs: Runs, folder: Path) -> None:
+    body = job_body(OWN_LOOP | {"trainer.command": ["python", "loop.py"]})
+    for place in (".", ".."):
+        run = runs.start_job(folder, body, ["--code", ".", "--output-dir", place])
+        assert run.wait() == 2
+        assert "would be packed as code" in run.stderr
 
 
 def test_a_file_that_is_ignored_is_missing_here_as_it_will_be_there(runs: Runs, folder: Path) -> None:

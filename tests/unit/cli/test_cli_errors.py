@@ -296,3 +296,16 @@ def test_an_output_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     result = tpujob("run", "-f", path, "--output-dir", path)
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == f"Error: --output-dir {path}: file exists"
+
+
+def test_code_is_checked_with_its_job(tmp_path: Path) -> None:
+    job, script = tmp_path / "job.yaml", tmp_path / "digits.py"
+    job.write_text(yaml.safe_dump(job_body({"spec.trainer.entrypoint": "digits:task"})))
+    script.write_text("for epoch in range(3):\n    loss().backward()\n")
+    assert "it is a script" in told(tpujob("validate", job, "--code", tmp_path), job)
+    script.write_text(script.read_text() + "def task(hp): ...\n")
+    warned = tpujob("validate", job, "--code", tmp_path)
+    assert (warned.exit_code, "executes line 2 (loss().backward())" in warned.stderr) == (0, True), warned.output
+    (tmp_path / ".gitignore").write_text("digits.py\n")
+    assert "no module digits is packed" in tpujob("validate", job, "--code", tmp_path).stderr
+    assert tpujob("validate", job, "--code", tmp_path / "none").exit_code == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tpu_training_operator.api.trainer import Trainer
-from tpu_training_operator.cli.code.entrypoint import find_problem
+from tpu_training_operator.cli.code.entrypoint import find_problem, find_problem_in, import_warning
 
 
 @pytest.fixture
@@ -136,3 +136,77 @@ def test_what_the_trainer_computes_with_must_be_installed(
 def test_a_command_must_be_a_program(command: str, expected: str | None) -> None:
     found = find_problem(Trainer(image="x", command=[command]), [])
     assert (None if found is None else str(found)) == expected
+
+
+LOOP = "for epoch in range(3):\n    for x, y in loader:\n        loss(x, y).backward()\n"
+TASK = "def task(hp): ...\n"
+TRAINING: dict[str, tuple[str, int]] = {
+    "a loop": (f"import torch\n{LOOP}", 4),
+    "a loop below a task": (f"{TASK}{LOOP}", 4),
+    "in a with and a try": ("try:\n    with a() as b:\n        trainer.fit(b)\nfinally:\n    pass\n", 3),
+    "a function of the module": ("def go():\n    opt.step()\n\ndef main():\n    go()\n\nmain()\n", 7),
+    "its result is kept": ("def train():\n    opt.step()\nhistory = train()\n", 3),
+    "a function of another module": ("from engine import train_model\ntrain_model()\n", 2),
+    "a launch": ("import torch_xla\ntorch_xla.launch(f)\n", 2),
+    "the command line": ("args = parser.parse_args()\n", 1),
+    "the other side of a guard": ("if __name__ == '__main__':\n    pass\nelse:\n    trainer.fit(m)\n", 4),
+}
+
+
+@pytest.mark.parametrize(("text", "line"), TRAINING.values(), ids=TRAINING)
+def test_a_script_that_its_import_would_train_is_told_with_the_line(tmp_path: Path, text: str, line: int) -> None:
+    (tmp_path / "script.py").write_text(text)
+    trainer = Trainer(image="x", entrypoint="script:task")
+    quoted = f"line {line} ({text.splitlines()[line - 1].strip()})"
+    assert f"imports script.py, which executes {quoted}" in (import_warning(trainer, [tmp_path]) or "")
+    problem = find_problem_in(trainer, tmp_path)
+    assert (problem is None) is (TASK in text)
+    if problem is not None:
+        assert f"has no 'task', and its import would train on every chip, as it executes {quoted}" in str(problem)
+        assert "[python, script.py]" in str(problem)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{TASK}if __name__ == '__main__':\n    main()\n",
+        f"{TASK}if '__main__' == __name__ and True:\n    trainer.fit(model)\n",
+        f"{TASK}import logging, torch\nlogging.basicConfig()\ntorch.manual_seed(0)\n",
+        f"{TASK}def build():\n    return 1\nTABLE = build()\nfor name in ('a', 'b'):\n    TABLE += name\n",
+        f"{TASK}class Model:\n    def fit(self):\n        loss.backward()\n",
+        f"{TASK}def again():\n    return again()\nagain()\n",
+        f"{TASK}later = lambda: trainer.fit(model)\n",
+        "def task(hp:\n",
+        "def task(hp): '\0'\n",
+    ],
+)
+def test_a_module_that_trains_nothing_by_its_import_has_no_warning(tmp_path: Path, text: str) -> None:
+    (tmp_path / "script.py").write_text(text)
+    assert import_warning(Trainer(image="x", entrypoint="script:task"), [tmp_path]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_certain"),
+    [
+        ("if fast:\n    task = 1\n", False),
+        ("with open('f') as task:\n    pass\n", False),
+        ("def f():\n    global task\n    task = 1\n", False),
+        ("globals()['task'] = 1\n", False),
+        ("def __getattr__(name): ...\n", False),
+        ("if __name__ == '__main__':\n    task = 1\n", True),
+        ("for name in names:\n    def tusk(): ...\n", True),
+    ],
+)
+def test_a_name_is_missing_only_if_no_statement_can_define_it(tmp_path: Path, text: str, is_certain: bool) -> None:
+    (tmp_path / "script.py").write_text(text)
+    problem = find_problem_in(Trainer(image="x", entrypoint="script:task"), tmp_path)
+    assert (problem is not None) is is_certain
+
+
+def test_only_the_folder_and_a_module_are_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text(LOOP)
+    (tmp_path / "train.py").write_text(LOOP)
+    for trainer in (Trainer(image="x", command=["python", "train.py"]), Trainer(image="x", entrypoint="json:tool")):
+        assert (find_problem_in(trainer, tmp_path), import_warning(trainer, [tmp_path])) == (None, None)
+    assert "__init__.py" in (import_warning(Trainer(image="x", entrypoint="package:task"), [tmp_path]) or "")

@@ -13,10 +13,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.trainer import BackendName, Trainer
 from tpu_training_operator.api.validation import Problem
+from tpu_training_operator.cli.code.import_effects import executed, trained_on_import
 
 _FIELD = "spec.trainer.entrypoint"
+_DEFINE_BY_NAME = ("exec", "globals", "locals", "setattr", "vars")
+_MOST_QUOTED = 60
 
 
 def find_problem(trainer: Trainer, python_path: Sequence[Path]) -> Problem | None:
@@ -78,6 +82,39 @@ def _no_module(full_name: str, part: str, where: list[str]) -> Problem:
     return Problem(_FIELD, f"there is no module {full_name!r} in {' or '.join(dict.fromkeys(where))}{hint}")
 
 
+def find_problem_in(trainer: Trainer, folder: Path) -> Problem | None:
+    """Returns the problem of an entrypoint whose module is in the folder; None if it is elsewhere."""
+    module, _, attribute = (trainer.entrypoint or "").partition(":")
+    source = _source_in([folder], module)
+    return None if source is None else _attribute_problem(module, attribute, source)
+
+
+def import_warning(trainer: Trainer, places: Sequence[Path]) -> str | None:
+    """Returns what the import of the entrypoint's module would train; None if nothing, or if nothing can be read."""
+    source = _source_in(places, (trainer.entrypoint or "").partition(":")[0])
+    try:
+        if source is None or (line := trained_on_import(ast.parse(source.read_bytes()))) is None:
+            return None
+    except (SyntaxError, OSError, ValueError):
+        return None
+    return (
+        f"entrypoint {trainer.entrypoint}: each process of a worker, one for each chip, imports {source.name}, which"
+        f" executes {_quoted(source, line)} before the training begins: move that below `if __name__ == '__main__':`"
+    )
+
+
+def _source_in(places: Sequence[Path], module: str) -> Path | None:
+    if not module:
+        return None
+    names = (module.replace(".", "/") + "/__init__.py", module.replace(".", "/") + ".py")
+    return next((place / name for place in places for name in names if (place / name).is_file()), None)
+
+
+def _quoted(source: Path, line: int) -> str:
+    text = source.read_bytes().decode(errors="replace").splitlines()[line - 1].strip()
+    return f"line {line} ({plain(text[:_MOST_QUOTED])})"
+
+
 def _attribute_problem(module: str, attribute: str, source: Path) -> Problem | None:
     try:
         # From bytes, so that Python detects the encoding.
@@ -90,29 +127,34 @@ def _attribute_problem(module: str, attribute: str, source: Path) -> Problem | N
     names = _top_level_names(tree)
     if names is None or attribute in names:
         return None
+    if (line := trained_on_import(tree)) is not None:
+        return Problem(
+            _FIELD,
+            f"module {module!r} has no {attribute!r}, and its import would train on every chip, as it executes"
+            f" {_quoted(source, line)}: it is a script. Write a task (docs/tasks.md), or run the script as it is:"
+            f" trainer.command: [python, {source.name}] in place of entrypoint (docs/command.md)",
+        )
     nearest = difflib.get_close_matches(attribute, names, n=3, cutoff=0.4) or sorted(names)[:5]
     hint = f"; nearest: {', '.join(nearest)}" if nearest else ""
     return Problem(_FIELD, f"module {module!r} has no {attribute!r}{hint}")
 
 
 def _top_level_names(tree: ast.Module) -> set[str] | None:
-    """Returns the names that a module defines; None if only running it would show them."""
+    """Returns the names that a module may define; None if only running it would show them."""
     names: set[str] = set()
-    for statement in tree.body:
-        match statement:
+    for node in executed(tree):
+        match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 if any(alias.name == "*" for alias in aliases):
                     return None
                 names |= {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
-            case ast.Assign(targets=targets):
-                names |= {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-            case ast.AnnAssign(target=ast.Name(id=name)):
+            case ast.Name(id=name, ctx=ast.Store()):
                 names.add(name)
-            case ast.Expr():
-                continue
-            case _:
-                # The statement may define names, as an if, try or with does.
-                return None
-    return names
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            names |= set(node.names)
+        elif isinstance(node, ast.Name) and node.id in _DEFINE_BY_NAME:
+            return None
+    return None if "__getattr__" in names else names

@@ -10,8 +10,9 @@ import click
 from tpu_contract.words import several
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.api.words import count
-from tpu_training_operator.cli.code.entrypoint import find_problem
-from tpu_training_operator.cli.code.packing import PackedCode, size_text
+from tpu_training_operator.cli.code.entrypoint import find_problem, find_problem_in, import_warning
+from tpu_training_operator.cli.code.packing import PackedCode, pack, size_text
+from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.common.job_file import JobFile
 
 _MOST_SHOWN = 10
@@ -48,13 +49,26 @@ def code_problem(file: JobFile, code: Path | None, python_path: list[Path]) -> P
     return Problem("spec.trainer.code.uri", f"{trainer.code.uri} is in a cluster; here, add --code FOLDER")
 
 
-def code_warnings(file: JobFile, packed: PackedCode | None) -> list[str]:
-    """Returns warnings about the packed code: files that look like secrets, files that replace a module that the
-    trainer needs, and an entrypoint that is not in the folder, perhaps because of an ignore file."""
+def pack_code(file: JobFile, code: Path | None) -> PackedCode | None:
+    """Packs the folder, if there is one. Raises BadInput for an entrypoint that its module there does not have."""
+    if code is None:
+        return None
+    packed, trainer = pack(code), file.job.spec.trainer
+    is_packed = trainer.entrypoint is not None and packed.has_module(trainer.entrypoint)
+    if is_packed and (problem := find_problem_in(trainer, code)) is not None:
+        raise BadInput(file.path, [problem])
+    return packed
+
+
+def code_warnings(file: JobFile, packed: PackedCode | None, python_path: list[Path]) -> list[str]:
+    """Returns warnings about the code: a module whose import would train, and if it is packed, files that look like
+    secrets, files that replace a module that the trainer needs, and an entrypoint that is not in the folder, perhaps
+    because of an ignore file."""
     entrypoint = file.job.spec.trainer.entrypoint
+    notes = [warning] if (warning := import_warning(file.job.spec.trainer, python_path)) else []
     if packed is None:
-        return []
-    notes = [*_secret_warnings(packed), *_shadowing_warnings(packed)]
+        return notes
+    notes += [*_secret_warnings(packed), *_shadowing_warnings(packed)]
     if entrypoint is not None and not packed.has_module(entrypoint):
         module = entrypoint.partition(":")[0]
         notes.append(

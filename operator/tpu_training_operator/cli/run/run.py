@@ -117,6 +117,7 @@ def run(
     if problem is not None:
         raise BadInput(filename, [problem])
     packed = None if code is None else pack(code)
+    warnings = [*file.warnings, *_omitted_parts(file), *code_warnings(file, packed, python_path)]
     # The process id distinguishes runs that start within one second.
     directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     # A run that was killed or still runs has pods but no result.
@@ -124,9 +125,11 @@ def run(
         raise click.UsageError(
             f"--output-dir {directory} holds another run: name another directory, or add --overwrite to replace it"
         )
+    if code is not None and code.resolve().is_relative_to(directory.resolve()):
+        raise click.UsageError(f"--output-dir {directory}: its results would be packed as code; name a folder below it")
     _make_writable(directory)
     click.get_current_context().with_resource(_lock(directory))
-    if output_dir is None:
+    if not any(directory.iterdir()):
         # The results of a run are not part of the code that the next run packs.
         (directory / ".gitignore").write_text("*\n", encoding="utf-8")
     if packed is not None:
@@ -134,7 +137,7 @@ def run(
         python_path = []
     if measure_noise:
         file = keep_checkpoints_apart(file, directory)
-    print_summary(file, [*file.warnings, *_omitted_parts(file), *code_warnings(file, packed)])
+    print_summary(file, warnings)
     outcome = asyncio.run(show_run(file, directory.resolve(), python_path, verbose=verbose, outages=outages))
     result, page = directory / RESULT, directory / PAGE
     history = run_history(file, outcome, directory)

@@ -16,8 +16,8 @@ import click
 
 from tpu_training_operator.api.constants import GROUP, KIND, PLURAL, RESOURCE_NAME
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
-from tpu_training_operator.cli.code.option import add_code, code_option, code_summary, code_warnings
-from tpu_training_operator.cli.code.packing import PackedCode, pack
+from tpu_training_operator.cli.code.option import add_code, code_option, code_summary, code_warnings, pack_code
+from tpu_training_operator.cli.code.packing import PackedCode
 from tpu_training_operator.cli.code.place import IN_CLUSTER, holds_checkpoints, place_of, put, secret
 from tpu_training_operator.cli.common.changes import apply_options, begin_from_scratch, set_option, slice_option
 from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options
@@ -122,11 +122,11 @@ def submit(
     if target.namespace and named not in (None, target.namespace):
         problem = f"is {named!r}, and --namespace is {target.namespace!r}"
         raise BadInput(filename, [Problem("metadata.namespace", problem)])
-    request = _Request(file, named, None if code is None else pack(code), from_scratch=from_scratch, **options)
+    request = _Request(file, named, pack_code(file, code), from_scratch=from_scratch, **options)
     for warning in (
         *file.resolution.warnings,
         *checkpoint_warnings(file.job.spec, file.resolution.recipe.train_steps),
-        *code_warnings(file, request.packed),
+        *code_warnings(file, request.packed, [] if code is None else [code]),
     ):
         click.echo(f"warning: {warning}", err=True)
     target.run(lambda connection: _submit(connection, request), _RIGHTS)

@@ -1,0 +1,52 @@
+"""Finds what the import of a module would execute of a training, by reading its text.
+
+Every worker process imports the entrypoint's module, one for each chip. A script without a main guard trains in that
+import, before the trainer has begun.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+# Methods that only a training, its start or its command line calls.
+_METHODS = {"backward", "fit", "launch", "parse_args", "spawn", "step"}
+_FUNCTIONS = re.compile(r"(main|fit|train)(_|$)")
+
+
+def trained_on_import(tree: ast.Module) -> int | None:
+    """Returns the first line with which the import of the module would train; None if there is none."""
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    lines = (node.lineno for node in executed(tree) if isinstance(node, ast.Call) and _trains(node, functions, set()))
+    return min(lines, default=None)
+
+
+def executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Yields what an import executes: all but the bodies of functions and classes and what a main guard keeps back."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if isinstance(child, ast.If) and _is_main_guard(child.test):
+            for statement in child.orelse:
+                yield statement
+                yield from executed(statement)
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from executed(child)
+
+
+def _is_main_guard(test: ast.expr) -> bool:
+    parts = list(ast.walk(test))
+    compares = any(isinstance(part, ast.Constant) and part.value == "__main__" for part in parts)
+    return compares and any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
+
+
+def _trains(call: ast.Call, functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef], seen: set[str]) -> bool:
+    """Whether the call is of a training, perhaps in a function of the module that it calls. `seen`: those known."""
+    match call.func:
+        case ast.Attribute(attr=name):
+            return name in _METHODS
+        case ast.Name(id=name) if name not in functions:
+            return bool(_FUNCTIONS.match(name))
+        case ast.Name(id=name) if name not in seen:
+            seen.add(name)
+            inner = (node for node in ast.walk(functions[name]) if isinstance(node, ast.Call))
+            return any(_trains(one, functions, seen) for one in inner)
+    return False
