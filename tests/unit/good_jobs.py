@@ -89,7 +89,11 @@ GOOD_JOBS: list[dict[str, Any]] = [
         "spec.trainer.nodeSelector": {"cloud.google.com/gke-tpu-topology": "4x4"},
         "spec.slice.provisioning": {"type": "Spot"},
     },
-    {"spec.trainer.sharedMemory": "512Mi", "spec.trainer.volumeMounts": [{"name": "a", "mountPath": "/dev/shm2"}]},
+    {
+        "spec.trainer.sharedMemory": "512Mi",
+        "spec.trainer.volumeMounts": [{"name": "a", "mountPath": "/dev/shm2"}],
+        "spec.trainer.volumes": [{"name": "a", "emptyDir": {}}],
+    },
     {"spec.trainer.securityContext": {}},
     {"spec.trainer.securityContext": {"runAsUser": 0, "runAsGroup": 0, "capabilities": {"add": ["SYS_RESOURCE"]}}},
     {"spec.trainer.securityContext": {"runAsUser": 0, "privileged": True}},

@@ -24,6 +24,8 @@ _TEXT = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _LONGEST = 1024
 # The API server compares whole numbers, bounds included, as 64-bit integers.
 _LARGEST = 10**18
+_MOST_RATIO = 2
+_PERCENT = 100
 # Smaller numbers are written with an exponent.
 _SMALLEST_PLAIN = 1e-12
 _SMALLEST_READABLE = Exact("1e-6")
@@ -94,19 +96,33 @@ class _Number:
             return f"{value} is not finite; give {self.meaning}"
         if self.most == _LARGEST and (text := text_of(value)) and abs(float(text)) > _LARGEST:
             return f"{value!r:.60} is too large; the maximum is {_LARGEST:.0e}"
-        return f"{value!r:.60} is not {self.meaning}"
+        what = "is empty; it must be" if value is None else f"{value!r:.60} is not"
+        return f"{what} {self.meaning}{self._written(value)}"
+
+    def _written(self, value: object) -> str:
+        """Says how to write a percentage, or a number with a comma."""
+        is_percent = isinstance(value, str) and value.endswith("%")
+        number = text_of(value.rstrip(" %").replace(",", ".", 1) if isinstance(value, str) else value)
+        if number is None or isinstance(value, bool):
+            return ""
+        is_large = self.most in (1, _MOST_RATIO) and self.most < float(number) <= _PERCENT
+        meant = str(Exact(number) / _PERCENT) if is_percent or is_large else number
+        percent = f"{readable(number)} % is " if is_percent or is_large else "write "
+        return f"; {percent}{readable(meant)}" if is_percent or is_large or "," in str(value) else ""
 
 
 POSITIVE = _Number("a number above 0 such as 0.1 or 3e-4", least=0, is_open_below=True)
 NON_NEGATIVE = _Number("a number of 0 or more such as 0.01 or 1e-4", least=0)
 SIGNED = _Number("a number such as 0.5 or -1e-4", least=-_LARGEST)
 FRACTION = _Number("a number from 0 to below 1 such as 0.9", least=0, most=1, is_open_above=True)
+RATIO = _Number(f"a fraction from 0 to {_MOST_RATIO} such as 0.8", least=0, most=_MOST_RATIO)
 
 PositiveDecimal = Annotated[str, POSITIVE]
 NonNegativeDecimal = Annotated[str, NON_NEGATIVE]
 Decimal = Annotated[str, SIGNED]
 # Momentum and the betas.
 FractionDecimal = Annotated[str, FRACTION]
+RatioDecimal = Annotated[str, RATIO]
 
 # A number of the status that is derived from the spec. Scaling may take it beyond the spec's bounds.
 ResolvedDecimal = Annotated[str, _Number("a number", most=None), PlainSerializer(number_in, when_used="json")]

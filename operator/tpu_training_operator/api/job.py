@@ -37,7 +37,7 @@ from tpu_training_operator.api.slice import (
     requested_chips,
     requested_hosts_per_slice,
 )
-from tpu_training_operator.api.trainer import BackendName, Trainer
+from tpu_training_operator.api.trainer import BackendName, Trainer, amounts_of, cel_asks_for
 
 
 class Data(ApiModel):
@@ -232,6 +232,8 @@ MUTABLE_AT_REST = (
 """What may change while the job is suspended, except for what is IMMUTABLE. The next attempt has the new values."""
 
 
+_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+
 _LAUNCHERS = ("torchrun", "accelerate")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _CEL_WORDS = "(self.trainer.command + (has(self.trainer.args) ? self.trainer.args : []))"
@@ -275,6 +277,17 @@ class Spec(ApiModel):
             ),
             field="trainer.command",
             at_creation=True,
+        ),
+        Rule(
+            cel="self.slice.hardware != 'TPU' || !has(self.trainer.resources)"
+            f" || !({cel_asks_for(_GPUS, 'self.trainer.resources')})",
+            message="nodes with TPUs have no GPUs: the pods would wait for ever; leave GPUs out, or use hardware CPU",
+            holds=lambda spec: (
+                spec.slice.hardware is not Hardware.TPU or amounts_of(spec.trainer.resources).isdisjoint(_GPUS)
+            ),
+            field="trainer.resources",
+            at_creation=True,
+            is_mutable=True,
         ),
         Rule(
             cel="!has(self.trainer.entrypoint) || self.slice.hardware != 'TPU' || self.slice.count == 1"
@@ -510,6 +523,11 @@ class Spec(ApiModel):
 
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NAME_MESSAGE = (
+    f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', beginning"
+    " with a letter: it becomes the Service's name and part of every worker's name"
+)
+_NO_NAME = "metadata.name is required; only kubectl create replaces generateName"
 
 
 # TPU_WORKER_HOSTNAMES has "<attempt>-<host>.<job>," for every host of a slice, with at most 5 and 4 digits.
@@ -538,8 +556,8 @@ class TPUTrainingJob(ApiModel):
         Rule(
             cel=f"self.metadata.name.size() <= {MAX_JOB_NAME_LENGTH}"
             " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            message=f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', beginning"
-            " with a letter: it becomes the Service's name and part of every worker's name",
+            message=_NAME_MESSAGE,
+            explain=lambda job: _NAME_MESSAGE if job.name else _NO_NAME,
             holds=lambda job: len(job.name) <= MAX_JOB_NAME_LENGTH and _NAME.fullmatch(job.name) is not None,
             at_creation=True,
         ),

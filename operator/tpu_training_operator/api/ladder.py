@@ -7,7 +7,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tpu_contract.protocol import Check
-from tpu_training_operator.api.decimals import Decimal, FractionDecimal, NonNegativeDecimal, PositiveDecimal
+from tpu_training_operator.api.decimals import (
+    Decimal,
+    FractionDecimal,
+    NonNegativeDecimal,
+    PositiveDecimal,
+    RatioDecimal,
+)
 from tpu_training_operator.api.model import ApiModel, Boolean, MetricName, Rule
 from tpu_training_operator.api.slice import Slice, cel_chips, requested_chips
 
@@ -65,11 +71,11 @@ class Gates(ApiModel):
         description="After the same number of examples the loss is as low as on the rung before: a recipe that does not"
         " bear the larger batch shows here. The first rung cannot have this gate.",
     )
-    min_efficiency: NonNegativeDecimal | None = Field(
+    min_efficiency: RatioDecimal | None = Field(
         None,
         description="Least efficiency: examples per second per chip, divided by those of the rung before, for example"
-        " 0.8. If left out, it is 0.5 on hardware TPU if the rung before has the same generation; with 0 the efficiency"
-        " is only shown. The first rung cannot have this gate.",
+        " 0.8 for 80 %. If left out, it is 0.5 on hardware TPU if the rung before has the same generation; with 0 the"
+        " efficiency is only shown. The first rung cannot have this gate.",
     )
     min_examples_per_second_per_chip: PositiveDecimal | None = Field(
         None, description="Least examples per second per chip."

@@ -111,17 +111,65 @@ _SHA256 = r"^[0-9a-f]{64}$"
 # Every quantity that Kubernetes reads, but none below zero, which no pod may ask for.
 _QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+IMAGE_PATTERN = r"^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$"
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]*[a-z0-9]")
 
 
-# What error messages show instead of the pattern.
-PATTERN_MEANINGS = {
+def _storage(form: str, below: str, end: str = "") -> Callable[[str], str]:
+    """Returns what says why a text is not a place in a bucket or on a volume. `below`: what follows the bucket, which
+    may have an `end`."""
+
+    def explain(text: str) -> str:
+        scheme, _, rest = text.partition("://")
+        bucket, _, path = rest.partition("/")
+        if not text or re.search(r"[$<>{}]", text):
+            return f"{'has a placeholder that nothing replaces' if text else 'is empty'}; give {form}"
+        if rest.startswith(("storage.googleapis.com", "storage.cloud.google.com", "console.cloud.google.com")):
+            return "is a page on the web; give gs://bucket/path"
+        if scheme == "gs" and not _BUCKET.fullmatch(bucket):
+            return f"names no bucket: {bucket!r} is not 3 to 63 of a-z, 0-9, '-', '_' and '.'; give {form}"
+        if scheme == "gs":
+            return f"ends too early: give {below} below the bucket, such as gs://{bucket}/{path or 'digits'}{end}"
+        if f"{scheme}://" == CODE_SCHEME:
+            return f"names no Secret: {rest!r} is not a name of a-z, 0-9, '-' and '.'"
+        if scheme == "file" and path:
+            return f"is no path as a program opens it; did you mean /{path}?"
+        if rest:
+            return f"is not in Cloud Storage, and {scheme}:// is not read; give {form}"
+        near = re.sub("^gs:/*", "", text)
+        is_bucket = _BUCKET.fullmatch(near.partition("/")[0]) and "/" in near
+        return f"is no absolute path; give {form}" + (f"; did you mean gs://{near}?" if is_bucket else "")
+
+    return explain
+
+
+def _explain_entrypoint(text: str) -> str:
+    module = re.sub(r"\.py$", "", text.partition(":")[0]).replace("/", ".").strip(".")
+    near = f"; write {module}:NAME for what is called NAME there" if re.fullmatch(r"[A-Za-z_][\w.]*", module) else ""
+    return f"is not of the form module:callable, such as examples.digits:task{near}"
+
+
+def _explain_topology(text: str) -> str:
+    near = re.sub(r"[ \[\]]", "", text).lower().replace("*", "x").replace(",", "x").replace("\u00d7", "x")
+    written = f"; write {near}" if re.fullmatch(TOPOLOGY_PATTERN, near) else ""
+    return f"is not chips along two or three axes, such as 4x4 or 2x2x4{written}"
+
+
+# What error messages show instead of the pattern: what the text is not, or a sentence about the text.
+PATTERN_MEANINGS: dict[str, str | Callable[[str], str]] = {
     _DNS_LABEL: "a name of a-z, 0-9 and '-'",
-    TOPOLOGY_PATTERN: "chips along two or three axes, such as 4x4 or 2x2x4",
-    STORAGE_PATTERN: "gs://bucket/path or an absolute path such as /mnt/checkpoints/digits",
-    _CODE: "gs://bucket/folder/FILE, an absolute path such as /mnt/code/code.tar.gz, or secret://NAME",
+    TOPOLOGY_PATTERN: _explain_topology,
+    STORAGE_PATTERN: _storage("gs://bucket/path or an absolute path such as /mnt/checkpoints/digits", "a folder"),
+    _CODE: _storage(
+        "gs://bucket/folder/FILE, an absolute path such as /mnt/code/code.tar.gz, or secret://NAME",
+        "a folder and a file",
+        "/code.tar.gz",
+    ),
     _CONTROLLER: "a controller's name after its domain, such as kueue.x-k8s.io/multikueue",
     _SHA256: "a SHA-256: 64 digits of 0-9 and a-f",
-    ENTRYPOINT_PATTERN: "of the form module:callable, such as examples.digits:task",
+    ENTRYPOINT_PATTERN: _explain_entrypoint,
+    IMAGE_PATTERN: "an image such as registry.example/digits:1, with every variable replaced",
 }
 
 # Strict, like the API server: "4" and true are not numbers, and "yes" is not a boolean.

@@ -14,6 +14,7 @@ from pydantic import Field
 from tpu_training_operator.api import catalogue
 from tpu_training_operator.api.constants import MAX_HOSTS
 from tpu_training_operator.api.model import TOPOLOGY_PATTERN, ApiModel, Rule, ShortText
+from tpu_training_operator.api.slice_names import explain_accelerator_type, generation_hint
 
 MOST_SLICES = 256
 
@@ -33,8 +34,7 @@ def _one_form(value: "SliceRef") -> bool:
 
 
 def _explain_accelerator_type(value: "SliceRef") -> str:
-    nearest = ", ".join(catalogue.nearest_accelerator_types(value.accelerator_type or ""))
-    return f"there is no accelerator type {value.accelerator_type!r}; nearest: {nearest}"
+    return explain_accelerator_type(value.accelerator_type or "")
 
 
 def _explain_topology(value: "SliceRef") -> str:
@@ -64,7 +64,9 @@ _KNOWN_GENERATION = Rule(
         value.generation is None or value.generation in _KNOWN or (is_newer(value) and value.chips_per_host is not None)
     ),
     field="generation",
-    explain=lambda value: f"{value.generation!r} is not known; {_GENERATIONS_MESSAGE}",
+    explain=lambda value: (
+        generation_hint(value.generation) or f"{value.generation!r} is not known; {_GENERATIONS_MESSAGE}"
+    ),
 )
 
 _CATALOGUE_KNOWS_CHIPS = Rule(

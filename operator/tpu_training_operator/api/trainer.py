@@ -4,17 +4,18 @@ A closed set of pod fields instead of an embedded pod template: it keeps the CRD
 ask for host paths, the host's processes or privilege.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from tpu_contract.run_spec import Execution, Loop
-from tpu_training_operator.api.constants import CODE_ARCHIVE_KEY, ENV_PREFIX, OWN_PREFIX, RESERVED_ENV
+from tpu_training_operator.api.constants import CODE_ARCHIVE_KEY, ENV_PREFIX, OWN_PREFIX, RESERVED_ENV, TPU_RESOURCE
 from tpu_training_operator.api.model import (
     CODE_SCHEME,
     ENTRYPOINT_PATTERN,
+    IMAGE_PATTERN,
     ApiModel,
     Boolean,
     CodeUri,
@@ -121,7 +122,27 @@ class EnvFromSource(ApiModel):
 Quantities = Annotated[dict[str, Quantity], Field(max_length=16)]
 
 
+def amounts_of(resources: "Resources | None") -> set[str]:
+    """Returns the names of everything that is requested or limited."""
+    return set() if resources is None else {*(resources.requests or ()), *(resources.limits or ())}
+
+
+def cel_asks_for(names: Sequence[str], at: str) -> str:
+    """Returns CEL for whether the resources `at` a place that is set have one of the names."""
+    return " || ".join(
+        f"(has({at}.{part}) && '{name}' in {at}.{part})" for part in ("requests", "limits") for name in names
+    )
+
+
 class Resources(ApiModel):
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"!({cel_asks_for([TPU_RESOURCE], 'self')})",
+            message=f"the slice says how many {TPU_RESOURCE} a worker has; leave them out",
+            holds=lambda resources: TPU_RESOURCE not in amounts_of(resources),
+        ),
+    )
+
     requests: Quantities | None = Field(
         None,
         description="Amounts that the node must have free, by resource. On TPU, cpu and memory default to three"
@@ -175,7 +196,7 @@ class Volume(ApiModel):
         Rule(
             cel=f"[{', '.join(f'has(self.{source})' for source in _VOLUME_SOURCES)}].exists_one(given, given)",
             message=f"give exactly one of {', '.join(_VOLUME_SOURCES)}",
-            holds=lambda volume: len(volume.model_fields_set - {"name"}) == 1,
+            holds=lambda volume: len(volume.model_dump(exclude_none=True, exclude={"name"})) == 1,
         ),
     )
 
@@ -206,6 +227,11 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a path inside the container
 def mounts_shared_memory(trainer: "Trainer") -> bool:
     """Returns whether the user mounts a volume at SHARED_MEMORY."""
     return any(mount.mount_path.rstrip("/") == SHARED_MEMORY for mount in trainer.volume_mounts or ())
+
+
+def _unknown_volumes(trainer: "Trainer") -> list[str]:
+    known = {volume.name for volume in trainer.volumes or ()}
+    return [mount.name for mount in trainer.volume_mounts or () if mount.name not in known]
 
 
 def _is_reserved(name: str) -> bool:
@@ -316,6 +342,22 @@ class Trainer(ApiModel):
             field="args",
         ),
         Rule(
+            cel="!has(self.entrypoint) || !self.entrypoint.contains('.py:')",
+            message="an entrypoint names a module, not its file: leave out .py, as in train:task",
+            holds=lambda trainer: ".py:" not in (trainer.entrypoint or ""),
+            field="entrypoint",
+        ),
+        Rule(
+            cel="!has(self.volumeMounts) || self.volumeMounts.all(m,"
+            " has(self.volumes) && self.volumes.exists(v, v.name == m.name))",
+            message="a mount needs a volume of the same name in spec.trainer.volumes",
+            holds=lambda trainer: not _unknown_volumes(trainer),
+            field="volumeMounts",
+            explain=lambda trainer: (
+                f"no entry of spec.trainer.volumes has the name {', '.join(_unknown_volumes(trainer))}"
+            ),
+        ),
+        Rule(
             cel="self.loop == 'BuiltIn' || (has(self.entrypoint) && self.backend != 'XLASPMD')",
             message="loop: Lightning trains an entrypoint's LightningModule, with backend XLA or Torch",
             holds=lambda trainer: (
@@ -361,7 +403,7 @@ class Trainer(ApiModel):
         _no_operator_keys("podAnnotations", lambda trainer: trainer.pod_annotations),
     )
 
-    image: Annotated[str, Field(min_length=1, max_length=1024)] = Field(
+    image: Annotated[str, Field(min_length=1, max_length=1024, pattern=IMAGE_PATTERN)] = Field(
         description="Container image of the workers. `tpujob run` does not use it."
     )
     image_pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] | None = Field(

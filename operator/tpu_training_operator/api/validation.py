@@ -1,6 +1,6 @@
 """Turns plain data into a job, or into a list of problems that say what to change. Never a traceback."""
 
-import difflib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +8,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from tpu_training_operator.api import meant, slice_names
+from tpu_training_operator.api.constants import API_VERSION, GROUP, KIND
 from tpu_training_operator.api.job import TPUTrainingJob
-from tpu_training_operator.api.model import PATTERN_MEANINGS, ApiModel, Rule, models_in
+from tpu_training_operator.api.model import PATTERN_MEANINGS, ApiModel, Rule
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,10 @@ def _join(path: str, field: str) -> str:
 
 
 def _schema_problems(error: ValidationError, data: Mapping[str, Any]) -> list[Problem]:
+    kind, version = data.get("kind"), data.get("apiVersion")
+    is_named = isinstance(kind, str) and kind.isalnum() and isinstance(version, str) and version.isprintable()
+    if is_named and kind != KIND and not str(version).startswith(f"{GROUP}/"):
+        return [Problem("kind", f"this is a {kind} ({version}); a job is a {KIND} ({API_VERSION})")]
     problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
         path = _path(detail["loc"])
@@ -85,51 +91,52 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _message(detail: ErrorDetails) -> str:
-    value, context = detail["input"], detail.get("ctx", {})
+    value, context, location = detail["input"], detail.get("ctx", {}), detail["loc"]
     match detail["type"]:
         case "missing":
             return "is required"
         case "extra_forbidden":
-            return _unknown_field(detail["loc"])
-        case "string_type" if isinstance(value, int | float) and not isinstance(value, bool):
-            return f'{value} is a number; write it as a string: "{value}"'
+            return meant.unknown_field(location, value)
+        case "string_type":
+            return meant.text(value)
         case "enum" | "literal_error":
             expected = str(context["expected"]).replace("'", "").replace(" or ", ", ")
-            nearest = difflib.get_close_matches(str(value), expected.split(", "), n=1, cutoff=0.6)
-            hint = f" (did you mean {nearest[0]}?)" if nearest else ""
-            return f"{value!r} is not one of {expected}{hint}"
+            if ", " not in expected:
+                return f"must be {expected}, not {value!r:.60}"
+            return f"{value!r:.60} is not one of {expected}{meant.member(value, expected.split(', '))}"
         case "string_pattern_mismatch":
-            meaning = PATTERN_MEANINGS.get(context["pattern"], f"of the form {context['pattern']}")
-            return f"{value!r} is not {meaning}"
+            if choice := re.fullmatch(r"\^\(([A-Za-z|]+)\)\$", context["pattern"]):
+                members = choice[1].split("|")
+                return f"{value!r:.60} is not one of {', '.join(members)}{meant.member(value, members)}"
+            explained = PATTERN_MEANINGS.get(context["pattern"], f"of the form {context['pattern']}")
+            return f"{value!r} {explained(value)}" if callable(explained) else f"{value!r} is not {explained}"
+        case "string_too_long":
+            return slice_names.generation_hint(value) or f"has {len(value)} characters; at most {context['max_length']}"
+        case "string_too_short" if not value:
+            return "is empty"
+        case "too_short":
+            return f"needs at least {context['min_length']} item; leave the field out if there is none"
+        case "too_long":
+            return f"has {context['actual_length']} items; at most {context['max_length']}"
         case "greater_than_equal":
             return f"{value} is too small; the minimum is {context['ge']}"
         case "less_than_equal":
             return f"{value} is too large; the maximum is {context['le']}"
-        case "int_type" if detail["loc"][-1] == "int":
-            return f'{value!r} is not a quantity such as 4, "500m" or "16Gi"'
+        case "int_type" if location[-1] == "int":
+            return f'{value!r} is not a quantity such as 4, "500m" or "16Gi"{meant.quantity(value)}'
         case "int_type" | "int_parsing" | "int_from_float":
-            return f"{value!r} is not a whole number"
-        case "dict_type" | "model_type" | "mapping_type":
-            return "must be a mapping of fields"
+            return meant.whole_number(location, value)
+        case "bool_type" | "bool_parsing":
+            return meant.boolean(value)
+        case "model_type":
+            return meant.mapping(location, value)
+        case "dict_type" | "mapping_type":
+            return meant.names_to_values(location, value)
         case "list_type":
-            return "must be a list"
+            return meant.items(location, value)
+        case "invalid_key":
+            return f"{value!r} is not text: YAML reads on, off, yes and no as true or false; put the name in quotes"
         case "not_the_number":
             return detail["msg"]
         case _:
             return detail["msg"][:1].lower() + detail["msg"][1:]
-
-
-def _unknown_field(location: tuple[int | str, ...]) -> str:
-    known = _fields_at(location[:-1])
-    nearest = difflib.get_close_matches(str(location[-1]), known, n=3, cutoff=0.5)
-    return "unknown field; " + (f"nearest: {', '.join(nearest)}" if nearest else f"known: {', '.join(known)}")
-
-
-def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    model: type[ApiModel] = TPUTrainingJob
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = next(f.annotation for n, f in model.model_fields.items() if (f.alias or n) == part)
-        model = next(models_in(annotation))
-    return [field.alias or name for name, field in model.model_fields.items()]

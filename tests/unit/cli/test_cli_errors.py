@@ -49,10 +49,10 @@ def refusal(path: Path) -> str:
 
 
 FILES: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "it holds none"),
-    "a comment": (b"# only a comment\n", "it holds none"),
+    "nothing": (b"", "it holds nothing"),
+    "a comment": (b"# only a comment\n", "it holds nothing"),
     "words": (b"just words\n", "it holds none"),
-    "a list": (b"- a\n- list\n", "it holds none"),
+    "a list": (b"- a\n- list\n", "it holds a list"),
     "two jobs": (f"{JOB}---\n{JOB}".encode(), "it holds 2"),
     "a brace without its end": (b"spec:\n  slice: {acceleratorType: v3-8\n", "line 3, column 1"),
     "a tab": (b"spec:\n\tslice: 1\n", "line 2, column 1"),

@@ -141,3 +141,24 @@ def test_a_gate_that_no_run_can_pass_gets_a_warning(
     assert result.exit_code == 0, result.output
     warnings = [line for line in result.stderr.splitlines() if "gates.noFindings: " in line]
     assert [f"{named}, so this gate fails" in line for line in warnings] == [True] * (named is not None)
+
+
+@pytest.mark.parametrize(
+    ("lower", "top", "cut"),
+    [
+        (1200, None, {"top.steps": (300, 1200)}),
+        (1201, 300, {"rungs[0].steps": (1200, 1201)}),
+        (20, 301, {"top.steps": (300, 301)}),
+        (20, 300, {}),
+    ],
+)
+def test_a_rung_that_is_longer_than_the_training_gets_a_warning(
+    lower: int, top: int | None, cut: dict[str, tuple[int, int]]
+) -> None:
+    ladder = {"rungs": [{"slice": {"acceleratorType": "v5litepod-4"}, "steps": lower}], "top": {"steps": top}}
+    result = CliRunner().invoke(main, ["validate", "-f", "-"], input=json.dumps(job_body({"spec.ladder": ladder})))
+    assert result.exit_code == 0, result.output
+    warnings = [line for line in result.stderr.splitlines() if "the gates judge these" in line]
+    expected = [(f"spec.ladder.{field}: ", f"only {has} steps", f"not {asked};") for field, (has, asked) in cut.items()]
+    assert len(warnings) == len(expected)
+    assert all(part in line for line, parts in zip(warnings, expected, strict=True) for part in parts)

@@ -141,6 +141,20 @@ def test_checkpoints_that_survive_a_worker_or_are_not_needed_get_no_warning(chan
 
 
 @pytest.mark.parametrize(
+    ("report", "named"),
+    [
+        ({"profile": {"steps": 5}}, ["profile"]),
+        ({"profile": {"steps": 5}, "tensorBoard": True}, ["profile", "tensorBoard"]),
+        ({"profile": {"steps": 5}, "uri": "gs://bucket/reports"}, []),
+        ({"gradientNoiseScale": True}, []),
+    ],
+)
+def test_a_report_without_a_place_gets_a_warning(report: dict[str, Any], named: list[str]) -> None:
+    warnings = planned({"spec.report": report})["warnings"]
+    assert [text.partition(" has no effect")[0] for text in warnings] == [f"spec.report.{part}" for part in named]
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         saved_in("/mnt/digits"),

@@ -338,6 +338,7 @@ def test_milestones_and_evaluations_keep_their_number_of_examples() -> None:
     schedule = {"name": "Step", "milestones": [30, 61]}
     scaled = scale(recipe(batch=64, schedule=schedule, evaluateEverySteps=10), 8, 32)
     assert (scaled.milestones, scaled.evaluate_every_steps) == ((8, 16), 2)
+    assert "milestones: 30, 61 x 1/4 = 8, 16 (the same examples, rounded up)" in map(str, scaled.notes)
     assert scale(recipe(batch=64, evaluateEverySteps=1), 8, 32).evaluate_every_steps == 1
 
 

@@ -1,5 +1,6 @@
 """Reads and checks a job from a file, or from standard input (`-`)."""
 
+import difflib
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +17,18 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import Rule
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
 from tpu_training_operator.cli.common.errors import BadInput
-from tpu_training_operator.cli.common.yaml_text import load_all, read_text
+from tpu_training_operator.cli.common.yaml_text import explain, load_all, read_text
 from tpu_training_operator.domain.job.options import SliceOption, options_of
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.rungs import ladder_warnings, lower_rungs_of
 from tpu_training_operator.domain.plan.startable import check_options
 
+# What people write, and what the API server adds to it.
+_METADATA = (
+    *("name", "namespace", "labels", "annotations", "finalizers", "ownerReferences", "generateName", "uid", "selfLink"),
+    *("generation", "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
+    "managedFields",
+)
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -117,12 +124,11 @@ def with_metadata(job: TPUTrainingJob, **fields: str) -> TPUTrainingJob:
 
 
 def _job_in(path: Path) -> dict[str, Any]:
+    text = read_text(path)
     try:
-        documents = [document for document in load_all(read_text(path)) if document is not None]
+        documents = [document for document in load_all(text) if document is not None]
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise BadInput(path, [Problem("", f"{where}not valid YAML: {error.problem}")]) from None
+        raise BadInput(path, [Problem("", explain(error, text))]) from None
     except yaml.YAMLError as error:
         raise BadInput(path, [Problem("", f"not valid YAML: {' '.join(str(error).split())}")]) from None
     except ValueError as error:
@@ -130,14 +136,35 @@ def _job_in(path: Path) -> dict[str, Any]:
         raise BadInput(path, [Problem("", f"not valid YAML: {error}")]) from None
     jobs = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     candidates = jobs or documents
-    if len(candidates) != 1 or not isinstance(candidates[0], dict):
-        number = f"{len(jobs)} of them" if jobs else "none"
-        raise BadInput(path, [Problem("", f"the file must hold one {KIND}; it holds {number}")])
+    if len(candidates) != 1 or not isinstance(candidates[0], dict) or candidates[0].get("kind") in _WRAPPERS:
+        raise BadInput(path, [Problem("", f"the file must hold one {KIND}; it holds {_content(documents, len(jobs))}")])
     return candidates[0]
+
+
+_WRAPPERS = {
+    "List": "put each of its items into a file of its own",
+    "Kustomization": "kubectl kustomize FOLDER prints the job that it makes",
+    "Chart": "helm template prints the job that it makes",
+}
+
+
+def _content(documents: list[Any], jobs: int) -> str:
+    if jobs:
+        return f"{jobs} of them; give each a file of its own"
+    kinds = [str(one.get("kind", "a mapping")) if isinstance(one, dict) else "" for one in documents]
+    wrapper = next((f": {_WRAPPERS[kind]}" for kind in kinds if kind in _WRAPPERS), "")
+    if any(isinstance(one, list) for one in documents):
+        return "a list: leave out the '-' before apiVersion"
+    return ("none, but " + ", ".join(kind or "plain text" for kind in kinds) if kinds else "nothing") + wrapper
 
 
 def _metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
     """Yields what the API server itself would refuse in the metadata; the operator never sees such a job."""
+    for field in metadata:
+        if field not in _METADATA:
+            near = difflib.get_close_matches(str(field), _METADATA, n=1)
+            hint = f"did you mean {near[0]}?" if near else "known: name, namespace, labels, annotations, finalizers"
+            yield Problem(f"metadata.{field}", f"unknown field; {hint}")
     namespace = metadata.get("namespace")
     if namespace is not None and not (isinstance(namespace, str) and _NAMESPACE.fullmatch(namespace)):
         yield Problem("metadata.namespace", f"{namespace!r} is not a name of at most 63 characters of a-z, 0-9 and '-'")

@@ -112,3 +112,32 @@ def _check(text: str) -> None:
 
 def _refusal(event: Any, problem: str) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
+
+
+# What libyaml says, in the order in which it is looked for, and what is usually wrong.
+_CAUSES = {
+    "tab": "indent with spaces",
+    "unhashable": "{{ ... }} is for a program that fills templates in, such as helm template",
+    "expected ':'": "the line, or the one before, has no ': ' (a colon and a space) after its name, or a quote is open",
+    "mapping values": "put text with ': ' into quotes, and begin the fields of one level in the same column",
+    "expected key": "begin the fields of one level in the same column, and close quotes and brackets",
+    "expected ','": "close the bracket, or put text with brackets into quotes",
+    "end of stream": "close the quote or the bracket",
+    "alias": "put text that begins with * into quotes",
+    "constructor": "put text that begins with ! into quotes",
+    "start any token": "put text that begins with this character into quotes",
+}
+
+
+def explain(error: yaml.MarkedYAMLError, text: str) -> str:
+    """Says what is wrong with the text and where, and how to mend it."""
+    mark, problem = error.problem_mark, str(error.problem)
+    if mark is None:
+        return f"not valid YAML: {problem}"
+    line = (text.splitlines() or [""])[min(mark.line, text.count("\n") - 1)]
+    if "\t" in line[: mark.column + 1]:
+        problem = "a tab"
+    elif "\xa0" in text:
+        problem = "a no-break space, which only looks like a space"
+    cause = next((f"; {cause}" for words, cause in _CAUSES.items() if words in problem), "")
+    return f"line {mark.line + 1}, column {mark.column + 1}: not valid YAML: {problem}{cause}"

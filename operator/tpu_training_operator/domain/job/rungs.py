@@ -189,6 +189,14 @@ def ladder_warnings(lower_rungs: Sequence[SliceOption], own: SliceOption) -> Ite
     `own`: the job on its own slice."""
     rungs = [*lower_rungs, *(with_judged_steps(own, rung, own) for rung in lower_rungs[-1:])]
     fields = [*(f"spec.ladder.rungs[{index}]" for index in range(len(lower_rungs))), "spec.ladder.top"]
+    ladder = own.job.spec.ladder
+    asked = [*(rung.steps for rung in ladder.rungs), ladder.top.steps or ladder.rungs[-1].steps] if ladder else []
+    for field, option, wanted in zip(fields, rungs, asked, strict=False):
+        if _trial(option) and wanted > (whole := option.resolution.recipe.train_steps):
+            yield (
+                f"{field}.steps: the training has only {count(whole, 'step')} on this slice, so the gates judge these"
+                f" and not {wanted}; give fewer steps"
+            )
     for field, option in zip(fields, rungs, strict=False):
         trial, warm_up = _trial(option), option.resolution.recipe.warmup_steps
         if trial and (steps := trial.steps) <= warm_up < option.resolution.recipe.train_steps:

@@ -139,7 +139,8 @@ def milestones(recipe: Recipe, batch: int, ledger: Ledger) -> list[int]:
     tuned = recipe.schedule.milestones or []
     scaled = [_check_steps("schedule.milestones", _rescale(milestone, recipe, batch)) for milestone in tuned]
     if scaled and scaled != tuned:
-        ledger.note("milestones", f"{_join(tuned)} = {_join(scaled)} ({_same(recipe, batch)}, rounded up)")
+        factor = f"{Fraction(recipe.global_batch_size, batch)}{_times(recipe, batch)}"
+        ledger.note("milestones", f"{_join(tuned)} x {factor} = {_join(scaled)} ({_same(recipe, batch)}, rounded up)")
     return scaled
 
 

@@ -97,8 +97,8 @@ def _begins_again(spec: Spec, train_steps: int) -> Iterator[str]:
 
 
 def checkpoint_warnings(spec: Spec, train_steps: int) -> list[str]:
-    """Returns warnings about lost or missing checkpoints, which do not concern a run on the user's machine."""
-    lost = list(_begins_again(spec, train_steps))
+    """Returns warnings about lost or missing checkpoints and reports; none concerns a run on the user's machine."""
+    lost = [*_begins_again(spec, train_steps), *_unkept_reports(spec)]
     if spec.checkpoint is None:
         return lost
     weights = spec.checkpoint.init_from
@@ -115,6 +115,14 @@ def checkpoint_warnings(spec: Spec, train_steps: int) -> list[str]:
         and place.startswith("/")
         and not any(_is_inside(place, mount) for mount in _outliving_mounts(spec))
     ]
+
+
+def _unkept_reports(spec: Spec) -> Iterator[str]:
+    """Yields a warning for each part of the report that needs a place and has none."""
+    if (report := spec.report) is not None and report.uri is None:
+        wanted = {"profile": report.profile, "tensorBoard": report.tensor_board}
+        for part in (part for part, value in wanted.items() if value):
+            yield f"spec.report.{part} has no effect on a cluster without spec.report.uri, the place to keep it"
 
 
 def _outliving_mounts(spec: Spec) -> list[str]:
