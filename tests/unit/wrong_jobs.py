@@ -139,7 +139,6 @@ _ELSEWHERE = _unknown(
     ("recipe.schedule.type", "cosine", "did you mean name?"),
     ("data.path", "/data", "did you mean uri?"),
     ("timeout", "1h", "spec.runPolicy.activeDeadlineSeconds"),
-    ("preflight", {}, "spec.entryCheck"),
     ("coordinator", {}, "spec.trainer says what runs in them"),
     ("podTemplateOverrides", [], "spec.trainer says what runs in them"),
     ("recipe.model", "resnet", "spec.recipe.parameters passes it settings"),
