@@ -488,6 +488,11 @@ class Trainer(ApiModel):
         description="PriorityClass of the worker pods. A gang that finds no free slice takes the one of a gang of lower"
         " priority.",
     )
+    runtime_class_name: ShortText | None = Field(
+        None,
+        description="RuntimeClass of the worker pods, of the placeholders and of the entry check, for example gvisor;"
+        " their nodes must have it.",
+    )
     pod_labels: StringMap | None = Field(
         None, description=f"Labels added to the worker pods; none that begins with {OWN_PREFIX}."
     )

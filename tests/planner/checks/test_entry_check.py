@@ -336,13 +336,15 @@ def test_it_knows_nothing_of_a_slice_that_gke_forms_and_has_no_privilege() -> No
 def test_it_is_a_worker_in_all_that_its_code_may_need() -> None:
     changes = {
         "spec.trainer.serviceAccountName": "trainer",
+        "spec.trainer.runtimeClassName": "gvisor",
         "spec.trainer.env": [{"name": "MODEL", "value": "large"}],
         "spec.trainer.volumes": [{"name": "data", "emptyDir": {}}],
         "spec.trainer.volumeMounts": [{"name": "data", "mountPath": "/data"}],
         "spec.trainer.imagePullSecrets": [{"name": "registry"}],
     }
     pod, worker = pod_of(changes), worker_pod(*resolved(AUTO | changes), WorkerId(1, 0, 0))
-    for name in ("serviceAccountName", "imagePullSecrets", "securityContext", "priorityClassName", "restartPolicy"):
+    same = ("serviceAccountName", "imagePullSecrets", "securityContext", "priorityClassName", "restartPolicy")
+    for name in (*same, "runtimeClassName"):
         assert pod["spec"].get(name) == worker["spec"].get(name)
     (ours,), (theirs,) = pod["spec"]["containers"], worker["spec"]["containers"]
     for name in ("image", "volumeMounts", "securityContext", "terminationMessagePath"):

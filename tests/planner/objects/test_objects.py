@@ -9,11 +9,13 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.planner.worker_objects import Object, container, pod
-from tests.unit.jobs import ABSENT, job_body, resolved
+from tests.unit.jobs import ABSENT, job, job_body, resolved
 from tpu_training_operator.api.constants import SLICE_CHECK_COMMAND
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job.naming import WorkerId, workers
+from tpu_training_operator.domain.job.options import options_of
+from tpu_training_operator.domain.objects.placeholder import missing_placeholders
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy, config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
@@ -137,6 +139,7 @@ CHANGES: dict[str, tuple[Object, Object]] = {
             "spec.trainer.imagePullPolicy": "Always",
             "spec.trainer.serviceAccountName": "trainer",
             "spec.trainer.priorityClassName": "high",
+            "spec.trainer.runtimeClassName": "gvisor",
             "spec.trainer.nodeSelector": {"cloud.google.com/gke-spot": "true"},
             "spec.trainer.podAnnotations": {"gke-gcsfuse/volumes": "true"},
             "spec.trainer.podLabels": {"team": "vision", "app.kubernetes.io/component": "mine"},
@@ -157,6 +160,15 @@ CHANGES: dict[str, tuple[Object, Object]] = {
 @pytest.mark.parametrize(("changes", "worker"), CHANGES.values(), ids=CHANGES)
 def test_what_a_job_changes(changes: Object, worker: Object, snapshot: SnapshotAssertion) -> None:
     assert difference(pod(**worker), pod(changes, **worker)) == snapshot
+
+
+def test_a_placeholder_needs_a_node_that_a_worker_could_take() -> None:
+    changed = job({"spec.trainer.runtimeClassName": "gvisor", "spec.trainer.nodeSelector": {"pool": "p"}})
+    (option,) = options_of(changed)
+    (placeholder, *_) = (create.body["spec"] for create in missing_placeholders(option, 0, ()))
+    worker = worker_pod(changed, option.resolution, WorkerId(1, 0, 0))["spec"]
+    for field in ("runtimeClassName", "nodeSelector", "tolerations"):
+        assert placeholder[field] == worker[field]
 
 
 def test_the_users_variables_come_last_and_unchanged() -> None:

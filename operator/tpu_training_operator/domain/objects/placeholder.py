@@ -20,7 +20,15 @@ Object = dict[str, Any]
 
 # Process 1 ignores signals that it does not handle.
 _SLEEP = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit()); signal.pause()"
-_COPIED = ("restartPolicy", "securityContext", "nodeSelector", "affinity", "tolerations", "imagePullSecrets")
+_COPIED = (
+    "restartPolicy",
+    "runtimeClassName",
+    "securityContext",
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "imagePullSecrets",
+)
 _OF_CONTAINER = ("name", "image", "imagePullPolicy", "resources")
 
 

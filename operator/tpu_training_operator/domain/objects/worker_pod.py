@@ -63,6 +63,7 @@ def worker_pod(
         "imagePullSecrets": [secret.model_dump() for secret in trainer.image_pull_secrets or ()],
         "serviceAccountName": trainer.service_account_name,
         "priorityClassName": trainer.priority_class_name,
+        "runtimeClassName": trainer.runtime_class_name,
     }
     return {
         "apiVersion": "v1",
