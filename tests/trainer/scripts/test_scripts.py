@@ -113,3 +113,20 @@ def test_torch_xlas_own_loop_reports_on_one_host(launcher: Launcher) -> None:
     assert gang.wait() == [0], gang.output()
     assert step_of(gang) == 24
     assert len(gang.losses()) == 24
+
+
+def test_the_own_loop_on_chips_stops_when_the_process_that_launched_it_is_told_to_and_continues(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    place = {"TPUJOB_CHECKPOINT_URI": str(tmp_path)}
+    # The real command: torch_xla.launch starts the processes of the chips, which import the example again.
+    gang = launcher.start(own_loop(hosts=1, backend="xla", trainSteps=10**6), "examples.own_loop_tpu", **place)
+    gang.hosts[0].wait_for("step 100:")
+    gang.hosts[0].process.send_signal(signal.SIGTERM)
+    assert gang.wait() == [75], gang.output()
+    stopped = step_of(gang)
+    assert gang.hosts[0].message()["checkpointStep"] == stopped
+    gang = launcher.start(own_loop(hosts=1, backend="xla", trainSteps=stopped + 20), "examples.own_loop_tpu", **place)
+    assert gang.wait() == [0], gang.output()
+    assert step_of(gang) == stopped + 20
+    assert len(gang.losses()) == 20
