@@ -47,7 +47,7 @@ def _command_problem(command: str, places: Sequence[Path]) -> Problem | None:
 def _missing_package(backend: BackendName) -> Problem | None:
     """Returns a problem if torch or torch_xla is missing; `tpujob` does not install them, because most commands need
     neither."""
-    remedy = f"{sys.executable} does not have; install tpu-training-operator[trainer] there"
+    remedy = f"{sys.executable} does not have; install the trainer there, as docs/install.md says"
     if find_spec("torch") is None:
         return Problem("spec.trainer", f"the workers need torch, which {remedy}")
     if backend is not BackendName.TORCH and find_spec("torch_xla") is None:

@@ -54,7 +54,7 @@ def put(archive: bytes, uri: str) -> None:
             _put_into_directory(archive, Path(uri))
     except ImportError as error:
         raise NoPlace(
-            f"{uri}: writing to a bucket needs gcsfs: pip install 'tpu-training-operator[gcs]', or add"
+            f"{uri}: writing to a bucket needs gcsfs: pip install gcsfs, or add"
             f" --code-to {IN_CLUSTER} for code of at most 1 MiB"
         ) from error
     except Exception as error:

@@ -168,7 +168,7 @@ def _read_from_bucket(uri: str) -> bytes:
         raise
     except ImportError as error:
         scheme, _, _ = uri.partition("://")
-        needed = "pip install 'tpu-training-operator[gcs]', or download the file and name its directory"
+        needed = "pip install gcsfs, or download the file and name its directory"
         raise BadInput(uri, [Problem("", f"reading {scheme}:// needs fsspec and gcsfs: {needed}")]) from error
     except FileNotFoundError as error:
         raise _missing_history(uri) from error
