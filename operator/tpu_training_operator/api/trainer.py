@@ -143,14 +143,8 @@ class Resources(ApiModel):
         ),
     )
 
-    requests: Quantities | None = Field(
-        None,
-        description="Amounts that the node must have free, by resource. On TPU, cpu and memory default to three"
-        " quarters of the machine.",
-    )
-    limits: Quantities | None = Field(
-        None, description="Amounts that the worker may not exceed, by resource; unlimited by default."
-    )
+    requests: Quantities | None = Field(None, description="Amounts that the node must have free, by resource.")
+    limits: Quantities | None = Field(None, description="Amounts that the container may not exceed, by resource.")
 
 
 class Toleration(ApiModel):
@@ -448,7 +442,9 @@ class Trainer(ApiModel):
         None, description="ConfigMaps and Secrets whose keys become environment variables."
     )
     resources: Resources | None = Field(
-        None, description="Compute resources of the worker container. The operator adds google.com/tpu."
+        None,
+        description="Compute resources of the worker container. The operator adds google.com/tpu. On TPU, the requests"
+        " of cpu and memory default to three quarters of the machine; there are no other limits by default.",
     )
     shared_memory: Quantity | None = Field(
         None,
