@@ -28,7 +28,7 @@ from tpu_trainer.storage import open_store
 from tpu_trainer.worker.archive import BadArchiveError, unpack
 
 _MOUNTED = "secret://"
-_SUBMIT_AGAIN = "delete the job and submit it again (tpujob submit --code)"
+_SUBMIT_AGAIN = "submit it again (tpujob submit --code FOLDER --replace)"
 _PACKAGES = frozenset(("numpy", "safetensors", "torch", "torch_tpu", "torch_xla", "tpu_contract", "tpu_trainer"))
 
 

@@ -141,7 +141,7 @@ async def _submit(connection: Connection, request: _Request) -> int:
         request.say(code_summary(packed, code.uri))
     if request.dry_run:
         job, is_new = (file.body, True) if old is not None else await create_job(connection, file, dry_run=True)
-        return await _tell(connection, request, job, "replaced" if old is not None else _done(is_new=is_new))
+        return await _tell(connection, request, job, "replaced" if old is not None else _done(job, is_new=is_new))
     if packed is not None and code is not None and code.secret is None:
         await asyncio.to_thread(put, packed.archive, code.uri)
     try:
@@ -156,11 +156,14 @@ async def _submit(connection: Connection, request: _Request) -> int:
         await _create_secret(connection, job, secret(code.secret, packed, job), is_new=is_new)
     if is_new and old is None and await asyncio.to_thread(holds_checkpoints, file.job, code):
         click.echo(f"warning: {_continues(file)}", err=True)
-    return await _tell(connection, request, job, "replaced" if old is not None else _done(is_new=is_new))
+    return await _tell(connection, request, job, "replaced" if old is not None else _done(job, is_new=is_new))
 
 
-def _done(*, is_new: bool) -> str:
-    return "created" if is_new else "already exists"
+def _done(job: Object, *, is_new: bool) -> str:
+    if is_new:
+        return "created"
+    view = job_view(job, (), datetime.now(UTC))
+    return f"already exists, has ended ({view.state_word}) and is left as it is" if view.is_over else "already exists"
 
 
 def _placed(connection: Connection, request: _Request) -> JobFile:

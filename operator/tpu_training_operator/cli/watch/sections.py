@@ -68,7 +68,8 @@ def headline(view: JobView) -> str:
     state = view.state_word or (f"managed by {view.manager}" if view.manager else "not seen by an operator yet")
     attempt = f"attempt {view.status.attempt}" if view.status.attempt else ""
     rung = f"rung {view.status.ladder}" if view.status.ladder else ""
-    return ", ".join(part for part in (f"{view.name}: {state}", rung, attempt, view.slice) if part)
+    end = "being deleted" if view.is_being_deleted else ""
+    return ", ".join(part for part in (f"{view.name}: {state}", end, rung, attempt, view.slice) if part)
 
 
 def state_style(view: JobView) -> str:
@@ -378,7 +379,8 @@ def _share(seconds: int, life: int) -> str:
 
 
 _AFTER_THE_END = {
-    FailureClass.USER_ERROR: "correct the code or the job, then delete the job and create it again.",
+    FailureClass.USER_ERROR: "correct the code or the job, then submit it again with --replace. With spec.checkpoint it"
+    " continues with the weights of the old code; --from-scratch begins at step 0.",
     FailureClass.INFRASTRUCTURE: "see whether it is the same node every time (kubectl describe node) and have it"
     " repaired. Then create the job again; with spec.checkpoint it continues where it was.",
     FailureClass.PREEMPTION: "you set its limit; max -1 for Preemption in spec.runPolicy.restart.limits is unlimited.",
@@ -410,7 +412,7 @@ def advice(view: JobView, command: str) -> list[str]:
                 " kubectl get deployments -A -l app.kubernetes.io/name=tpu-training-operator"
             ]
         case State.INVALID:
-            return ["Correct what the message names, then delete the job and create it again."]
+            return ["Correct what the message names, then submit the job again with --replace."]
         case State.BLOCKED:
             return [
                 "Remove what the message names; the operator tries again every 30 s. If the job itself is wrong,"
@@ -422,8 +424,7 @@ def advice(view: JobView, command: str) -> list[str]:
             raised = """-p '{"spec":{"runPolicy":{"budget":{"chipHours":N}}}}'"""
             return [f"To go on, with N above what is used: kubectl patch tpujob {job} --type=merge {raised}"]
         case State.SUSPENDED:
-            resume = """-p '{"spec":{"runPolicy":{"suspend":false}}}'"""
-            return [f"To resume: kubectl patch tpujob {job} --type=merge {resume}"]
+            return [f"To resume: {command} resume {job}"]
         case State.FAILED:
             return _after_the_end(view, f"{command} logs {job} --failed")
         case State.SUCCEEDED:
@@ -454,7 +455,7 @@ def _after_the_end(view: JobView, log: str) -> list[str]:
     if failed is not None and failed.reason == Reason.GATE_FAILED:
         return [
             f"The log of the rung: {log.removesuffix(' --failed')}. Correct the code or the recipe, or ask less of the"
-            " gate; then delete the job and create it again: it starts at the first rung. See docs/ladder.md#gates."
+            " gate; then submit the job again with --replace: it starts at the first rung. See docs/ladder.md#gates."
         ]
     return [*_about(failure, _AFTER_THE_END), f"Its log: {log}"] if failure else []
 
