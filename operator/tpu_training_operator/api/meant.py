@@ -20,6 +20,8 @@ Location = tuple[int | str, ...]
 _MOST = 3
 # Shorter ones are parts of other words.
 _WORD = 4
+# As spec.recipe.optimizer.name: what lies deeper is only known to those who know where it is.
+_DEEP = 4
 
 
 @cache
@@ -84,8 +86,13 @@ def unknown_field(location: Location, value: object) -> str:
     # One level deeper, or beside or in what this is a part of.
     close = {names for names in named if above == names[:-2] or names[:-1] == above[: len(names) - 1]}
     fitting = {names for names in named if (field := _field_at(names)) and _taken(field, value) is not None}
-    far = {names for names, path in named.items() if names[:2] == above[:2] or _is_plain(path)}
-    parts = [known for known in here if _is_part(wanted, _normal(known))]
+    far = {
+        names for names, path in named.items() if names[:2] == above[:2] or ("[]" not in path and len(names) <= _DEEP)
+    }
+    starts = (wanted,) if wanted else ()
+    parts = [
+        one for one in here if _normal(one).startswith(starts) or (len(wanted) >= _WORD and wanted in _normal(one))
+    ]
     foreign = _words()["fields"].get(wanted, "")
     if not re.search("[ .]", foreign) and foreign not in (*here, *([] if parts else ["metadata"])):
         foreign = ""
@@ -97,19 +104,7 @@ def unknown_field(location: Location, value: object) -> str:
     near = list(dict.fromkeys([*difflib.get_close_matches(name, here, n=_MOST, cutoff=0.6), *parts]))
     if not near and here[:2] == ["name", "value"] and not isinstance(value, dict | list):
         return f"unknown field; write {{name: {name}, value: {value}}}"
-    if not near and len(wanted) >= _WORD:
-        spelt = difflib.get_close_matches(name, dict.fromkeys(names[-1] for names in _every_field()), n=1, cutoff=0.8)
-        near = [path for names, path in _every_field().items() if names[-1] in spelt]
     return f"unknown field; nearest: {', '.join(near[:_MOST])}" if near else f"unknown field; known: {', '.join(here)}"
-
-
-def _is_plain(path: str) -> bool:
-    """Whether people who do not know the API may have had the field in mind."""
-    return "[]" not in path and path.count(".") <= len(("spec", "recipe", "optimizer"))
-
-
-def _is_part(wanted: str, known: str) -> bool:
-    return wanted != "" and (known.startswith(wanted) or (len(wanted) >= _WORD and wanted in known))
 
 
 def member(value: object, members: list[str]) -> str:
@@ -214,7 +209,7 @@ def whole_number(location: Location, value: object) -> str:
 
 def quantity(value: object) -> str:
     """Says how Kubernetes writes the amount, if it is a fraction or has another unit."""
-    if isinstance(value, float) and value < 1:
+    if isinstance(value, float) and 0 < value < 1:
         return f'; write "{round(value * 1000)}m"'
     match = re.fullmatch(r"([0-9.]+) *(v?cpus?|cores?|([KMGT])i?[Bb])", str(value))
     return f"; write {match[1]}{match[3] + 'i' if match[3] else ''}" if match else ""
@@ -235,7 +230,6 @@ def text(value: object) -> str:
 
 
 def boolean(value: object) -> str:
-    word = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
-    if isinstance(value, str) and value.lower() in word:
-        return f"{value!r} is text; write {word[value.lower()]} without quotes"
+    if isinstance(value, str) and value.lower() in ("true", "yes", "on", "false", "no", "off"):
+        return f"{value!r} is text; write {str(value.lower() in ('true', 'yes', 'on')).lower()} without quotes"
     return f"{value!r:.60} is neither true nor false"

@@ -125,16 +125,12 @@ def _storage(form: str, below: str, end: str = "") -> Callable[[str], str]:
         bucket, _, path = rest.partition("/")
         if not text or re.search(r"[$<>{}]", text):
             return f"{'has a placeholder that nothing replaces' if text else 'is empty'}; give {form}"
-        if rest.startswith(("storage.googleapis.com", "storage.cloud.google.com", "console.cloud.google.com")):
-            return "is a page on the web; give gs://bucket/path"
         if scheme == "gs" and not _BUCKET.fullmatch(bucket):
             return f"names no bucket: {bucket!r} is not 3 to 63 of a-z, 0-9, '-', '_' and '.'; give {form}"
         if scheme == "gs":
             return f"ends too early: give {below} below the bucket, such as gs://{bucket}/{path or 'digits'}{end}"
         if f"{scheme}://" == CODE_SCHEME:
             return f"names no Secret: {rest!r} is not a name of a-z, 0-9, '-' and '.'"
-        if scheme == "file" and path:
-            return f"is no path as a program opens it; did you mean /{path}?"
         if rest:
             return f"is not in Cloud Storage, and {scheme}:// is not read; give {form}"
         near = re.sub("^gs:/*", "", text)

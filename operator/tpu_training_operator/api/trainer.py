@@ -223,11 +223,6 @@ def mounts_shared_memory(trainer: "Trainer") -> bool:
     return any(mount.mount_path.rstrip("/") == SHARED_MEMORY for mount in trainer.volume_mounts or ())
 
 
-def _unknown_volumes(trainer: "Trainer") -> list[str]:
-    known = {volume.name for volume in trainer.volumes or ()}
-    return [mount.name for mount in trainer.volume_mounts or () if mount.name not in known]
-
-
 def _is_reserved(name: str) -> bool:
     return name.startswith(ENV_PREFIX) or name in RESERVED_ENV
 
@@ -345,11 +340,11 @@ class Trainer(ApiModel):
             cel="!has(self.volumeMounts) || self.volumeMounts.all(m,"
             " has(self.volumes) && self.volumes.exists(v, v.name == m.name))",
             message="a mount needs a volume of the same name in spec.trainer.volumes",
-            holds=lambda trainer: not _unknown_volumes(trainer),
-            field="volumeMounts",
-            explain=lambda trainer: (
-                f"no entry of spec.trainer.volumes has the name {', '.join(_unknown_volumes(trainer))}"
+            holds=lambda trainer: (
+                {mount.name for mount in trainer.volume_mounts or ()}
+                <= {volume.name for volume in trainer.volumes or ()}
             ),
+            field="volumeMounts",
         ),
         Rule(
             cel="self.loop == 'BuiltIn' || (has(self.entrypoint) && self.backend != 'XLASPMD')",

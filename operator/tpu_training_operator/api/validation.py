@@ -12,6 +12,9 @@ from tpu_training_operator.api import meant, slice_names
 from tpu_training_operator.api.constants import API_VERSION, GROUP, KIND
 from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.model import PATTERN_MEANINGS, ApiModel, Rule
+from tpu_training_operator.api.text import one_line, plain
+
+_LONGEST = 1000
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def _schema_problems(error: ValidationError, data: Mapping[str, Any]) -> list[Pr
     for detail in error.errors(include_url=False):
         path = _path(detail["loc"])
         # A union (a number or a string) reports one error per branch; the first is enough.
-        problems.setdefault(path, Problem(path, _message(detail)))
+        problems.setdefault(path, Problem(path, plain(one_line(_message(detail), _LONGEST))))
     return list(problems.values())
 
 

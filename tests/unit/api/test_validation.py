@@ -86,6 +86,14 @@ def test_every_problem_is_one_line() -> None:
     assert [text for text in every if "\n" in text] == []
 
 
+@pytest.mark.parametrize("words", ["a\nb", "\x1b[2Jb", "b" * 5000])
+@pytest.mark.parametrize("field", ["trainer", "trainer.command", "checkpoint", "checkpoint.uri", "slice.a"])
+def test_what_a_message_quotes_is_one_short_line(field: str, words: str) -> None:
+    for problem in problems(job_body({f"spec.{field}": f"c/{words}"})):
+        assert problem.message.isprintable()
+        assert len(problem.message) <= 1000
+
+
 @pytest.mark.parametrize("name", [*RESERVED_ENV, "TPUJOB_", "TPUJOB_ANYTHING"])
 def test_users_cannot_set_what_the_operator_torch_xla_or_libtpu_sets(name: str) -> None:
     [problem] = problems(job_body({"spec.trainer.env": [{"name": name, "value": "x"}]}))
