@@ -48,10 +48,10 @@ def train(ordinal: int, told: Path) -> None:
     done = resume(net, optimizer)
     asks = 0
 
-    def agree(_: bool) -> bool:
+    def agree(here: bool) -> bool:
         nonlocal asks
         asks += 1
-        return asks % ASK_EVERY == 0 and any(xm.mesh_reduce("stop", told.exists(), list))
+        return asks % ASK_EVERY == 0 and any(xm.mesh_reduce("stop", here or told.exists(), list))
 
     with session(agree=agree) as run:
         if done:

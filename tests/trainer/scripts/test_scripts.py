@@ -120,13 +120,17 @@ def test_the_own_loop_on_chips_stops_when_the_process_that_launched_it_is_told_t
 ) -> None:
     place = {"TPUJOB_CHECKPOINT_URI": str(tmp_path)}
     # The real command: torch_xla.launch starts the processes of the chips, which import the example again.
-    gang = launcher.start(own_loop(hosts=1, backend="xla", trainSteps=10**6), "examples.own_loop_tpu", **place)
+    gang = launcher.start(
+        own_loop(hosts=1, backend="xla", trainSteps=10**6), "examples.own_loop_tpu", real=True, **place
+    )
     gang.hosts[0].wait_for("step 100:")
     gang.hosts[0].process.send_signal(signal.SIGTERM)
     assert gang.wait() == [75], gang.output()
     stopped = step_of(gang)
     assert gang.hosts[0].message()["checkpointStep"] == stopped
-    gang = launcher.start(own_loop(hosts=1, backend="xla", trainSteps=stopped + 20), "examples.own_loop_tpu", **place)
+    gang = launcher.start(
+        own_loop(hosts=1, backend="xla", trainSteps=stopped + 20), "examples.own_loop_tpu", real=True, **place
+    )
     assert gang.wait() == [0], gang.output()
     assert step_of(gang) == stopped + 20
     assert len(gang.losses()) == 20
