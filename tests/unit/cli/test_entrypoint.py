@@ -107,7 +107,7 @@ def test_a_package_with_its_own_finder_is_found(code: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("backend", "missing", "expected"),
     [
-        ("XLA", "torch", "spec.trainer: the workers need torch, which {python} does not have; install tpu-training"),
+        ("XLA", "torch", "spec.trainer: the workers need torch, which {python} does not have; install the"),
         ("Torch", "torch", "spec.trainer: the workers need torch, which"),
         ("XLA", "torch_xla", "spec.trainer.backend: backend XLA needs torch_xla, which {python} does not have;"),
         ("XLASPMD", "torch_xla", "spec.trainer.backend: backend XLASPMD needs torch_xla"),
