@@ -171,6 +171,7 @@ class Launcher:
         module: str = "tpu_trainer",
         *,
         real: bool = False,
+        ranked: bool = True,
         packages: tuple[str, ...] | None = None,
         python: str = sys.executable,
         **env: str,
@@ -179,7 +180,8 @@ class Launcher:
 
         `real`: started by the real command, not forked. `packages`: imported before the fork, by default the backend's.
         `python`: another stack's, which has this project installed.
-        A spec without an entrypoint is of a loop of the user's own, `module`, whose process has a rank.
+        A spec without an entrypoint is of a loop of the user's own, `module`, whose process has a rank, as of
+        torchrun, unless `ranked` is False.
         """
         packages = packages or (fork_server.XLA if spec["backend"].startswith("xla") else fork_server.TORCH)
         directory = self._directory / f"gang-{len(self._hosts)}"
@@ -198,7 +200,7 @@ class Launcher:
                 "TPUJOB_HOST_INDEX": str(index),
                 "TPUJOB_TERMINATION_LOG": str(log),
                 **(ON_XLAS_CPU if spec["backend"].startswith("xla") else {}),
-                **({} if "entrypoint" in spec else _rank(index, hosts)),
+                **({} if "entrypoint" in spec or not ranked else _rank(index, hosts)),
                 **({"TPUJOB_REPORT_DIRECTORY": str(gang.reports)} if index == 0 else {}),
                 **({} if real else {fork_server.FORKS_REPLICAS: "1"}),
                 **env,

@@ -118,19 +118,19 @@ def test_torch_xlas_own_loop_reports_on_one_host(launcher: Launcher) -> None:
 def test_the_own_loop_on_chips_stops_when_the_process_that_launched_it_is_told_to_and_continues(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    place = {"TPUJOB_CHECKPOINT_URI": str(tmp_path)}
-    # The real command: torch_xla.launch starts the processes of the chips, which import the example again.
-    gang = launcher.start(
-        own_loop(hosts=1, backend="xla", trainSteps=10**6), "examples.own_loop_tpu", real=True, **place
-    )
+    def start(steps: int) -> Gang:
+        spec = own_loop(hosts=1, backend="xla", trainSteps=steps)
+        # As in a pod: torch_xla.launch starts the processes of the chips, which import the example again.
+        place = {"TPUJOB_CHECKPOINT_URI": str(tmp_path)}
+        return launcher.start(spec, "examples.own_loop_tpu", real=True, ranked=False, **place)
+
+    gang = start(10**6)
     gang.hosts[0].wait_for("step 100:")
     gang.hosts[0].process.send_signal(signal.SIGTERM)
     assert gang.wait() == [75], gang.output()
     stopped = step_of(gang)
     assert gang.hosts[0].message()["checkpointStep"] == stopped
-    gang = launcher.start(
-        own_loop(hosts=1, backend="xla", trainSteps=stopped + 20), "examples.own_loop_tpu", real=True, **place
-    )
+    gang = start(stopped + 20)
     assert gang.wait() == [0], gang.output()
     assert step_of(gang) == stopped + 20
     assert len(gang.losses()) == 20

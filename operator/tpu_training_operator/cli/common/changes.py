@@ -29,7 +29,7 @@ def slice_option(command: Callable[..., None]) -> Callable[..., None]:
         "--slice",
         "on_slice",
         metavar="TYPE",
-        help="Run on this accelerator type instead; the recipe is scaled from the job's own slice.",
+        help="Run on this accelerator type instead; the recipe is scaled from recipe.tunedOn, else from its slice.",
     )(command)
 
 
