@@ -405,6 +405,25 @@ def test_the_same_loss_takes_more_examples_of_everything() -> None:
         assert warns == (scaled is same_examples)
 
 
+@pytest.mark.parametrize(
+    ("data", "k", "text"),
+    [
+        (60_000, 2, None),  # The rate grows 1.68-fold.
+        (60_000, 4, "-fold in a training that sees 0.21 of its data"),
+        (None, 4, "may see its data only once (recipe.datasetSize)"),
+        (8_000, 4, None),  # Two passes.
+    ],
+)
+def test_of_a_rate_that_grows_in_less_than_one_pass_the_plan_warns(data: int | None, k: int, text: str | None) -> None:
+    """docs/scaling.md, the text with SGD: with SameLoss it lost nothing at 2 times the batch and all at 4 times."""
+    before = {"batch": 8, "steps": 1000, "gradientNoiseScale": "34", "optimizer": SGD}
+    data_set = {} if data is None else {"dataset": data}
+    scaled = scale(recipe(**before, **data_set, scaling={"steps": "SameLoss"}), 1, k)
+    warned = [warning for warning in scaled.warnings if "most that the model bears" in warning]
+    assert len(warned) == (text is not None)
+    assert all(text is not None and text in warning for warning in warned)
+
+
 @given(noise=st.integers(1, 10**6), k=st.integers(2, 256), epochs=st.integers(1, 300))
 def test_the_same_loss_takes_as_many_more_epochs_as_steps(noise: int, k: int, epochs: int) -> None:
     before = {"epochs": epochs, "dataset": 10**6, "batch": 32, "gradientNoiseScale": noise, "warmupEpochs": 1}

@@ -37,6 +37,9 @@ _SPARED, _MOST_SPARED = Fraction(11, 10), Fraction(2)
 _ABOVE_NOISE_SCALE = Decimal("1.5")
 # Above this factor the linear rule is known to diverge without warm-up (Goyal et al. 2017, section 2.2).
 _LARGEST_WITHOUT_WARMUP = 8
+# Measured (docs/scaling.md): in a training that repeats no example, a rate that was tuned to the most that the model
+# bears may not grow further, whatever the noise scale says.
+_FURTHEST_OF_ONE_PASS = 2
 _SHORTEST_WARMUP = 10
 _WARMUP_SHARE = 20
 
@@ -148,6 +151,8 @@ def _predicted(recipe: Recipe, noise: str, now: LargerBatch) -> Iterator[str]:
             f" {float(more):.3g} times the recipe's examples for the same loss; recipe.scaling.steps SameLoss trains on"
             " them, and a smaller slice needs fewer"
         )
+    elif recipe.scaling.steps is StepsScaling.SAME_LOSS and now.multiplier > _FURTHEST_OF_ONE_PASS:
+        yield from _tuned_to_the_most(recipe, now)
     if rule is None:
         return
     best = noise_scale_multiplier(noise, rule, tuned, now.batch)
@@ -155,4 +160,15 @@ def _predicted(recipe: Recipe, noise: str, now: LargerBatch) -> Iterator[str]:
         yield (
             f"the learning rate grows {plain(now.multiplier)}-fold, and the gradient noise scale of {readable(noise)}"
             f" predicts {plain(best)}-fold; leave recipe.scaling.learningRate to Auto, or set scaling.maxLearningRate"
+        )
+
+
+def _tuned_to_the_most(recipe: Recipe, now: LargerBatch) -> Iterator[str]:
+    passes = _passes(recipe, now)
+    if passes <= 1:
+        seen = f"sees {float(passes):.2g} of its data" if passes else "may see its data only once (recipe.datasetSize)"
+        yield (
+            f"the learning rate grows {plain(now.multiplier)}-fold in a training that {seen}: if the tuned rate is the"
+            " most that the model bears, the loss stays higher or becomes NaN; try it on a rung of spec.ladder, or"
+            " limit it with scaling.maxLearningRate"
         )
