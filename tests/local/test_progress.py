@@ -34,7 +34,7 @@ def test_a_hung_loop_is_restarted_and_shows_its_stacks_if_it_reports(
     assert {"step": 7, "loss": 0.5} in result["lossCurve"]
     assert result["warnings"] == ["slow"]
     first, *restarts = result["starts"]
-    assert (first["attempt"], first["afterFailure"]) == (1, False)
+    assert (first["attempt"], first["cause"]) == (1, "WaitingForWorkers")
     assert [start["cause"] for start in restarts] == ["Hang", "Hang"]
     # The first attempt reported no step, so it has no first one.
     assert "totalSeconds" not in first

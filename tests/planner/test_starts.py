@@ -74,11 +74,7 @@ def test_a_restart_is_told_phase_by_phase() -> None:
     told = {"imports": 9, "meeting": 3, "task": 2, "checkpoint": 4, "compiled": 20, "firstStep": 1}
     assert backoff == {"noticed": 2}
     assert shown(cluster) == {"noticed": 2, "cleared": 30, "bound": 7, "started": 5, **told}
-    assert (last(cluster).cause, last(cluster).after_failure, last(cluster).total_seconds) == (
-        "Infrastructure",
-        True,
-        83,
-    )
+    assert (last(cluster).cause, last(cluster).total_seconds) == ("Infrastructure", 83)
 
 
 def test_the_write_that_begins_an_attempt_keeps_what_was_known_of_the_one_before() -> None:
@@ -93,13 +89,13 @@ def test_the_write_that_begins_an_attempt_keeps_what_was_known_of_the_one_before
     assert broken_laws(before, cluster.status, created) == []
     known, begun = cluster.status.starts
     assert (known.attempt, known.total_seconds) == (1, None)
-    assert known.seconds == {"noticed": 0, "cleared": 0, "bound": 3, "started": 4}
+    assert known.seconds == {"noticed": 0, "queued": 0, "backoff": 0, "cleared": 0, "bound": 3, "started": 4}
     assert (begun.attempt, begun.seconds) == (2, {"noticed": 0})
 
 
 def test_a_first_attempt_has_no_failure() -> None:
     cluster = given_a_gang_that_trains()
-    assert (last(cluster).cause, last(cluster).after_failure) == ("WaitingForWorkers", False)
+    assert last(cluster).cause == "WaitingForWorkers"
     assert last(cluster).total_seconds == sum(TOLD.values())
 
 
@@ -201,7 +197,7 @@ def test_a_suspension_is_no_part_of_the_next_start() -> None:
     resume(cluster)
     one_pass(cluster)
     starts(cluster, 4)
-    assert (last(cluster).attempt, last(cluster).after_failure, shown(cluster)) == (2, False, {"bound": 4})
+    assert (last(cluster).attempt, last(cluster).cause, shown(cluster)) == (2, "WaitingForWorkers", {"bound": 4})
 
 
 def test_the_wait_for_admission_is_over_when_an_attempt_begins() -> None:

@@ -339,7 +339,6 @@ class AttemptStart(StatusModel):
     attempt: int = Field(description="Number of the attempt; the first is 1.")
     cause: _Text = Field(description="Why it began: the class of the failure before it, or else a reason as one word.")
     since: _Time = Field(description="When the failure before it began, or else when the attempt did.")
-    after_failure: bool = Field(default=False, description="Whether a failure caused it.")
     seconds: Annotated[dict[str, int], Field(max_length=len(StartPhase))] = Field(
         default_factory=dict,
         description="Seconds by phase, as far as they are known; docs/status.md#starts explains each.",

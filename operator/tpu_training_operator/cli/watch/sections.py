@@ -308,19 +308,16 @@ def start_lines(starts: Sequence[AttemptStart]) -> Iterator[str]:
     """Yields a table of the phases up to the first step: a column for each attempt, the newest last."""
     if not starts:
         return
-    yield _start_row("attempt", [str(start.attempt) for start in starts])
-    yield _start_row("after", [start.cause for start in starts])
-    for phase in StartPhase:
-        if any(start.seconds.get(phase) for start in starts):
-            yield _start_row(phase, [_start_seconds(start.seconds.get(phase)) for start in starts])
-    yield _start_row("together", [_start_seconds(start.total_seconds) for start in starts])
+    phases = [phase for phase in StartPhase if any(start.seconds.get(phase) for start in starts)]
+    columns = [
+        (start.attempt, start.cause, *map(_lasted, (*map(start.seconds.get, phases), start.total_seconds)))
+        for start in starts
+    ]
+    for name, *cells in zip(("attempt", "after", *phases, "together"), *columns, strict=True):
+        yield f"{name:<11}" + "".join(f"{cell:>18}" for cell in cells)
 
 
-def _start_row(name: str, cells: Iterable[str]) -> str:
-    return f"{name:<11}" + "".join(f"{cell:>18}" for cell in cells)
-
-
-def _start_seconds(seconds: int | None) -> str:
+def _lasted(seconds: int | None) -> str:
     return "-" if seconds is None else duration(seconds)
 
 

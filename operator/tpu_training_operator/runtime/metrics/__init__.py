@@ -91,8 +91,7 @@ _OTHER_NAMESPACES = "<other>"
 """The namespaces beyond the first ones; no namespace can have this name."""
 _BY_NAMESPACE = {_NAMESPACE: (_OTHER_NAMESPACES,)}
 _STATE = {"state": (NEW, *State)}
-_AFTER_FAILURE, _AFTER_OTHER = "failure", "other"
-_AFTER = {"after": (_AFTER_FAILURE, _AFTER_OTHER)}
+_AFTER = {"after": ("failure", "other")}
 _CLASS = {"class": tuple(FailureClass)}
 _RECONCILER = {"controller": (_CONTROLLER,)}
 _QUEUE = {"name": (_CONTROLLER,)}
@@ -341,11 +340,11 @@ class Metrics:
             self._count("tpujob_goodput_seconds_total", account, by=seconds)
         for account, chip_seconds in transitions.chip_seconds_by_account(before, after).items():
             self._count("tpujob_chip_seconds_total", namespace, account, by=chip_seconds)
-        if start := transitions.finished_start(before, after):
-            cause = _AFTER_FAILURE if start.after_failure else _AFTER_OTHER
+        for start in transitions.finished_starts(before, after):
+            cause = "failure" if start.cause in set(FailureClass) else "other"
             self._count("tpujob_starts_total", cause)
-            for phase in StartPhase:
-                self._count("tpujob_start_seconds_total", cause, phase, by=max(0, start.seconds.get(phase, 0)))
+            for phase, seconds in start.seconds.items():
+                self._count("tpujob_start_seconds_total", cause, phase, by=seconds)
         if transitions.is_over_budget(after) and not transitions.is_over_budget(before):
             self._count("tpujob_chip_budgets_exceeded_total")
         if ready := transitions.readiness(before, after):

@@ -74,14 +74,9 @@ def chip_seconds_by_account(before: Status, after: Status) -> dict[str, int]:
     return _count_added(before, after, *spent)
 
 
-def finished_start(before: Status, after: Status) -> AttemptStart | None:
-    """Returns the start that ended with a first step; None if none has."""
-    starts = (status.starts[-1] if status.starts else None for status in (before, after))
-    known, start = starts
-    if start is None or start.total_seconds is None:
-        return None
-    was_known = known is not None and known.attempt == start.attempt and known.total_seconds is not None
-    return None if was_known else start
+def finished_starts(before: Status, after: Status) -> list[AttemptStart]:
+    """Returns the starts that ended with a first step. The write that tells of it may begin the next attempt."""
+    return [start for start in after.starts if start.total_seconds is not None and start not in before.starts]
 
 
 def is_over_budget(status: Status) -> bool:

@@ -8,19 +8,17 @@ Worker 0 may start before its peers and wait for them at the meeting. That part 
 which their pods were bound and started.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import accumulate, pairwise
 
-from tpu_contract.protocol import WORKER_PHASES, ReportPhase, StartPhase
+from tpu_contract.protocol import ReportPhase, StartPhase
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import MOST_STARTS, AttemptStart, Failure, Status
 from tpu_training_operator.domain.cluster_state.observed import WorkerPod, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
 from tpu_training_operator.domain.failures.pod_signs import has_started, started_at
-
-# An edit may have left any number, which a time does not reach.
-_LONGEST = 10**9
 
 
 def add_start(
@@ -32,8 +30,7 @@ def add_start(
         attempt=attempt,
         cause=cause if failure is None else str(failure.failure_class),
         since=format_time(since),
-        after_failure=failure is not None,
-        seconds={} if failure is None else {StartPhase.NOTICED: round(_seconds(since, now))},
+        seconds={StartPhase.NOTICED: round((now - since).total_seconds())},
     )
     # An edit may have taken the attempt back.
     return [*(known for known in before if known.attempt < attempt), start][-MOST_STARTS:]
@@ -51,17 +48,18 @@ def complete_start(status: Status, pods: Sequence[WorkerPod], report: WorkerRepo
     told = dict(said.start_seconds) if said is not None else {}
     begun = [started_at(pod) or pod.placed or pod.created for pod in pods]
     # While worker 0 meets the others, some of them may not have started.
-    waited = max(begun) - begun[0]
+    waited = (max(begun) - begun[0]).total_seconds()
     if told:
         met = told.get(StartPhase.MEETING, 0.0)
-        waited = min(waited, timedelta(seconds=min(met, _LONGEST)))
-        told[StartPhase.MEETING] = met - waited.total_seconds()
-    seconds, started = _until_started(start, status, pods, begun[0] + waited)
-    if told:
-        seconds |= {phase: told[phase] for phase in WORKER_PHASES if phase in told}
-    elif said is not None and _has_made_a_step(said):
-        seconds[StartPhase.UNTOLD] = max(0.0, _seconds(started, said.received))
-    known = _rounded(seconds)
+        waited = min(waited, met)
+        told[StartPhase.MEETING] = met - waited
+    seconds = _until_started(start, status, pods, begun[0] + timedelta(seconds=waited)) | told
+    if said is not None and not told and _has_made_a_step(said):
+        passed = (said.received - parse_time(start.since)).total_seconds()
+        seconds[StartPhase.UNTOLD] = max(0.0, passed - sum(seconds.values()))
+    # Whole seconds whose sum is the rounded sum.
+    ends = [0, *map(round, accumulate(seconds.values()))]
+    known = {phase: end - begin for phase, (begin, end) in zip(seconds, pairwise(ends), strict=True)}
     is_over = StartPhase.COMPILED in known or StartPhase.UNTOLD in known
     start = replace(start, seconds=known, total_seconds=sum(known.values()) if is_over else None)
     return replace(status, starts=[*status.starts[:-1], start])
@@ -69,46 +67,26 @@ def complete_start(status: Status, pods: Sequence[WorkerPod], report: WorkerRepo
 
 def _until_started(
     start: AttemptStart, status: Status, pods: Sequence[WorkerPod], started: datetime
-) -> tuple[dict[str, float], datetime]:
-    """Returns the seconds of the phases up to `started`, and when they ended."""
-    before = parse_time(start.since)
-    noticed = before + timedelta(seconds=min(max(0, start.seconds.get(StartPhase.NOTICED, 0)), _LONGEST))
-    started = max(noticed, started)
-    seconds = dict[str, float]()
-    moments = {StartPhase.NOTICED: noticed, **_moments(status, pods), StartPhase.STARTED: started}
-    for phase, moment in moments.items():
-        end = min(max(moment, before), started)
-        seconds[phase], before = _seconds(before, end), end
-    return seconds, started
-
-
-def _moments(status: Status, pods: Sequence[WorkerPod]) -> dict[StartPhase, datetime]:
-    """Returns when the phases between the decision and the start of the containers ended."""
+) -> dict[str, float]:
+    """Returns the seconds of the phases that end by `started`."""
     admitted = find(status.conditions, ConditionType.ADMITTED)
-    earliest = status.restarts.next_attempt_time
-    ends = {
-        StartPhase.QUEUED: parse_time(admitted.last_transition_time) if admitted else None,
-        StartPhase.BACKOFF: parse_time(earliest) if earliest else None,
+    moments = {
+        StartPhase.QUEUED: parse_time(admitted.last_transition_time if admitted else start.since),
+        StartPhase.BACKOFF: parse_time(status.restarts.next_attempt_time or start.since),
         StartPhase.CLEARED: min(pod.created for pod in pods),
         StartPhase.BOUND: max(pod.placed or pod.created for pod in pods),
+        StartPhase.STARTED: started,
     }
-    return {phase: end for phase, end in ends.items() if end is not None}
+    # An edit may have left any number.
+    passed: float = max(0, start.seconds.get(StartPhase.NOTICED, 0))
+    seconds: dict[str, float] = {StartPhase.NOTICED: passed}
+    since = parse_time(start.since)
+    last = max(passed, (started - since).total_seconds())
+    for phase, moment in moments.items():
+        end = min(max(passed, (moment - since).total_seconds()), last)
+        seconds[phase], passed = end - passed, end
+    return seconds
 
 
 def _has_made_a_step(report: WorkerReport) -> bool:
     return report.phase is not ReportPhase.STARTING and report.step > (report.start_step or 0)
-
-
-def _seconds(start: datetime, end: datetime) -> float:
-    return (end - start).total_seconds()
-
-
-def _rounded(seconds: Mapping[str, float]) -> dict[str, int]:
-    """Returns whole seconds whose sum is the rounded sum."""
-    known, passed, total = dict[str, int](), 0.0, 0
-    for phase in StartPhase:
-        if phase in seconds:
-            passed += seconds[phase]
-            known[phase] = round(passed) - total
-            total = round(passed)
-    return known
