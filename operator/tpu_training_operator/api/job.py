@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_camel
 
 from tpu_contract.run_spec import Loop, Mode, Sharding
 from tpu_training_operator.api import constants
-from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH
+from tpu_training_operator.api.constants import MAX_HOST_NAMES_LENGTH, MAX_HOSTS, MAX_JOB_NAME_LENGTH, TPU_RESOURCE
 from tpu_training_operator.api.entry_check import CompileCheck, EntryCheck
 from tpu_training_operator.api.ladder import Begin, Ladder
 from tpu_training_operator.api.model import (
@@ -232,7 +232,7 @@ MUTABLE_AT_REST = (
 """What may change while the job is suspended, except for what is IMMUTABLE. The next attempt has the new values."""
 
 
-_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+_ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", TPU_RESOURCE)
 
 _LAUNCHERS = ("torchrun", "accelerate")
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
@@ -280,10 +280,11 @@ class Spec(ApiModel):
         ),
         Rule(
             cel="self.slice.hardware != 'TPU' || !has(self.trainer.resources)"
-            f" || !({cel_asks_for(_GPUS, 'self.trainer.resources')})",
-            message="nodes with TPUs have no GPUs: the pods would wait for ever; leave GPUs out, or use hardware CPU",
+            f" || !({cel_asks_for(_ACCELERATORS, 'self.trainer.resources')})",
+            message=f"nodes with TPUs have no GPUs, and the slice says how many {TPU_RESOURCE} a worker has; leave them"
+            " out",
             holds=lambda spec: (
-                spec.slice.hardware is not Hardware.TPU or amounts_of(spec.trainer.resources).isdisjoint(_GPUS)
+                spec.slice.hardware is not Hardware.TPU or amounts_of(spec.trainer.resources).isdisjoint(_ACCELERATORS)
             ),
             field="trainer.resources",
             at_creation=True,

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tpu_contract.run_spec import Execution, Loop
-from tpu_training_operator.api.constants import CODE_ARCHIVE_KEY, ENV_PREFIX, OWN_PREFIX, RESERVED_ENV, TPU_RESOURCE
+from tpu_training_operator.api.constants import CODE_ARCHIVE_KEY, ENV_PREFIX, OWN_PREFIX, RESERVED_ENV
 from tpu_training_operator.api.model import (
     CODE_SCHEME,
     ENTRYPOINT_PATTERN,
@@ -135,14 +135,6 @@ def cel_asks_for(names: Sequence[str], at: str) -> str:
 
 
 class Resources(ApiModel):
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel=f"!({cel_asks_for([TPU_RESOURCE], 'self')})",
-            message=f"the slice says how many {TPU_RESOURCE} a worker has; leave them out",
-            holds=lambda resources: TPU_RESOURCE not in amounts_of(resources),
-        ),
-    )
-
     requests: Quantities | None = Field(None, description="Amounts that the node must have free, by resource.")
     limits: Quantities | None = Field(None, description="Amounts that the container may not exceed, by resource.")
 
