@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -104,6 +105,36 @@ THINGS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "pick": lambda outputs, targets: outputs[torch.arange(8, device=outputs.device), targets[:, 0].long()],
 }
 """Each marked with its own name, unless it is fine."""
+
+
+class _WithoutDevice(Tensor):
+    @property
+    def device(self) -> torch.device:
+        raise LookupError("this one has no device")
+
+
+def _lost() -> Tensor:
+    """Returns what is left of a tensor that its owner has let go, as a transfer that has ended does."""
+    source = torch.ones(1)
+    source.is_wanted = True  # type: ignore[attr-defined]
+    owner = source * torch.ones(1, requires_grad=True)
+    del source
+    (lost,) = (found for found in gc.get_objects() if type(found) is Tensor and hasattr(found, "is_wanted"))
+    del owner
+    return lost
+
+
+_KEPT: dict[str, Callable[[], Tensor | None]] = {
+    "nothing": lambda: None,
+    "lost": _lost,
+    "strange": lambda: torch.ones(1).as_subclass(_WithoutDevice),
+}
+
+
+def keeps(hp: Hyperparameters, what: str) -> Task:
+    """A step that holds a tensor beside those of the task."""
+    kept = [_KEPT[what]()]
+    return Task(model=nn.Linear(8, 8), train=Zeros(8), loss=lambda model, batch: kept and _distance(model, batch))
 
 
 class _Layers(nn.Module):

@@ -85,5 +85,12 @@ def test_a_worker_warns_of_another_program(digests: dict[str, str], launcher: La
     assert "StepFits says nothing about this run" in gang.warnings()["CompileCheck"][0]
 
 
+def test_a_comparison_that_fails_costs_a_worker_nothing_but_its_answer(launcher: Launcher) -> None:
+    spec = {**one_chip("tests.aot.models:keeps"), "parameters": {"what": "strange"}, "checkedProgram": "0-0"}
+    gang = launcher.start(spec, "tests.trainer.chip_replicas", **chips(1))
+    assert gang.wait() == [ExitCode.Succeeded], gang.output()
+    assert "this is the program that the entry check has compiled: this one has no device" in gang.hosts[0].output
+
+
 def test_what_changes_the_program_changes_its_digest(digests: dict[str, str]) -> None:
     assert len({digest.partition("-")[0] for digest in digests.values()}) == len(digests)

@@ -41,6 +41,7 @@ CASES = {
     "grows": case("grows"),
     "kernel": case("calls_a_kernel"),
     "places": case("places"),
+    **{what: case("keeps", parameters={"what": what}) for what in ("nothing", "lost")},
     **{how: case("repeats", parameters={"how": how}) for how in ("scan", "unroll")},
     **{what: case("steps_with", parameters={"what": what}) for what in models.THINGS},
     **{f"largest-{name}": largest(shape) for name, shape in LARGEST.items()},
@@ -178,3 +179,7 @@ def test_a_kernel_that_only_a_tpu_runs_is_part_of_the_program(traced: dict[str, 
     assert "error" not in step, step["error"]
     assert step["program"]["stablehlo"].count("@tpu_custom_call") == 1
     assert step["found"] == []
+
+
+def test_a_tensor_that_its_owner_has_let_go_is_no_part_of_the_step(traced: dict[str, dict[str, Any]]) -> None:
+    assert traced["lost"]["digest"] == traced["nothing"]["digest"]

@@ -140,16 +140,18 @@ def test_without_a_place_or_on_another_replica_nothing_is_made(tmp_path: Path, r
 
 
 class SlowStore(MemoryStore):
-    """Lets writes through while `open` is set; says when one was `asked` for, and when a version was `written`."""
+    """Lets writes through while `open` is set; says when one was `asked` for, and when a version was `written`. `only`:
+    the one file that waits, by default all."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: str | None = None) -> None:
         super().__init__()
+        self._only = only
         self.versions = 0
         self.open, self.asked, self.written = threading.Event(), threading.Event(), threading.Event()
 
     def put(self, name: str, data: bytes) -> None:
         self.asked.set()
-        assert self.open.wait(DEADLINE)
+        assert self._only not in (None, name) or self.open.wait(DEADLINE)
         super().put(name, data)
         self.versions += 1
         self.written.set()
@@ -221,6 +223,20 @@ def test_a_store_that_hangs_does_not_keep_the_worker_from_leaving(
     assert "not written within" in capsys.readouterr().err
     store.open.set()
     assert store.written.wait(DEADLINE)
+
+
+def test_a_profile_that_is_not_uploaded_is_said_and_keeps_no_history_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "LAST_SECONDS", 0.0)
+    store = SlowStore(only="host.trace")
+    reporter = Reporter(spec_of(), store, Clock(), {})
+    reporter.add_profile({"host.trace": b"x"}, "steps 6 to 8")
+    reporter.end(DONE)
+    assert "the profile is not written within" in capsys.readouterr().err
+    assert store.written.wait(DEADLINE)
+    assert list(store.objects) == [HISTORY_FILE]
+    store.open.set()
 
 
 def events(content: bytes) -> list[tuple[int, str, float]]:

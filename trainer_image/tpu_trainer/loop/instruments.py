@@ -162,13 +162,21 @@ class Instruments:
         self.doctor.before_sync(step, parameters)
         # A first step differs: it has no optimizer state yet.
         if step == self.first + 2 and self.checked_program is not None and self.outputs.is_reporter:
-            self.outputs.add_program(step, self.backend.compare_program(self.checked_program))
+            self._compare_program(step, self.checked_program)
         with self.clock.during(Phase.DEVICE):
             yield
         self.doctor.after_step(step, batch)
         if not self.start_times.over:
             self.start_times.first_step_made(self.backend.counters().compile_seconds)
             self.outputs.progress.say(str(self.start_times))
+
+    def _compare_program(self, step: int, checked: str) -> None:
+        try:
+            self.outputs.add_program(step, self.backend.compare_program(checked))
+        except Exception as error:
+            # The text of a program is not worth the run, and classes of the user's are asked for it, too.
+            text = "could not tell whether this is the program that the entry check has compiled"
+            self.outputs.progress.say(f"step {step}: {text}: {error}")
 
     def read(self, signals: Signals, step: int, learning_rate: float, *, read_all: bool) -> StepResults | None:
         """Reads the signals that are due after `step`, or all of them. `learning_rate`: the one of `step`.

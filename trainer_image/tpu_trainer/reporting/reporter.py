@@ -143,7 +143,7 @@ class Reporter:
             for name, content in files.items():
                 self._store.put(name, content)
         except Exception as error:
-            self._say(f"the profile is not written: {_reason(error)}")
+            self._print(f"the profile is not written: {_reason(error)}")
 
     @property
     def without_events(self) -> str | None:
@@ -160,18 +160,17 @@ class Reporter:
         self.history.add_finding(finding)
 
     def end(self, outcome: Outcome) -> None:
-        """Writes the last version; returns when it is written or LAST_SECONDS have passed."""
+        """Writes the last version; returns when it and the profile are written or LAST_SECONDS have passed."""
         if not self._store:
             return
         self._step = self._step if outcome.step is None else max(self._step, outcome.step)
         until = time.monotonic() + LAST_SECONDS
-        self._wait(until)
-        if self._files:
-            self._files.join(max(0.0, until - time.monotonic()))
+        _wait(self._writing, until)
         self._begin_writing(outcome)
-        self._wait(until)
-        if self._writing and self._writing.is_alive():
+        if not _wait(self._writing, until):
             self._say(f"not written within {LAST_SECONDS:.0f} s")
+        if not _wait(self._files, until):
+            self._print(f"the profile is not written within {LAST_SECONDS:.0f} s")
 
     def _begin_writing(self, outcome: Outcome | None) -> None:
         """Starts writing what there is now, unless an earlier version is still being written."""
@@ -185,10 +184,6 @@ class Reporter:
         events = {self._events.name: self._events.content()} if self._events else {}
         self._writing = threading.Thread(target=self._write, args=(recorded, events, outcome), daemon=True)
         self._writing.start()
-
-    def _wait(self, until: float) -> None:
-        if self._writing:
-            self._writing.join(max(0.0, until - time.monotonic()))
 
     def _write(self, recorded: Mapping[str, Any], events: Mapping[str, bytes], outcome: Outcome | None) -> None:
         assert self._store
@@ -227,7 +222,18 @@ class Reporter:
         """Prints the first trouble only: a bucket that refuses writes would fill the log."""
         if not self._silenced:
             self._silenced = True
-            print(f"report: {trouble}; the training is not affected", file=sys.stderr, flush=True)
+            self._print(trouble)
+
+    def _print(self, trouble: str) -> None:
+        print(f"report: {trouble}; the training is not affected", file=sys.stderr, flush=True)
+
+
+def _wait(thread: threading.Thread | None, until: float) -> bool:
+    """Waits for the thread's end; returns whether it came in time."""
+    if thread is None:
+        return True
+    thread.join(max(0.0, until - time.monotonic()))
+    return not thread.is_alive()
 
 
 def open_reporter(spec: RunSpec, directory: Path | None, clock: Clock, device: str, reports: bool) -> Reporter:

@@ -19,7 +19,7 @@ def live_tensors(device: torch.device) -> list[Tensor]:
     outer = [
         tensor
         for tensor in gc.get_objects()
-        if issubclass(type(tensor), Tensor) and tensor.device == device and torch._is_functional_tensor(tensor)
+        if issubclass(type(tensor), Tensor) and _is_on(device, tensor) and torch._is_functional_tensor(tensor)
     ]
     outer += [tensor.grad for tensor in outer if tensor.is_leaf and tensor.grad is not None]
     by_number: dict[int, Tensor] = {}
@@ -28,6 +28,14 @@ def live_tensors(device: torch.device) -> list[Tensor]:
         tensor._fix_weakref()
         by_number.setdefault(number_of(tensor), tensor)
     return [by_number[number] for number in sorted(by_number)]
+
+
+def _is_on(device: torch.device, tensor: Tensor) -> bool:
+    try:
+        return tensor.device == device
+    except RuntimeError:
+        # A transfer to the device, which another thread makes, has just ended, and with it the tensor that it held.
+        return False
 
 
 def pending(tensors: list[Tensor]) -> list[Tensor]:
