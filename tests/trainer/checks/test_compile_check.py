@@ -65,7 +65,7 @@ def test_each_try_of_the_search_is_told_with_its_bounds(
 ) -> None:
     gib = 2**30
 
-    def measure(spec: Any, examples: int | None) -> dict[str, Any]:
+    def measure(spec: Any, examples: int | None, cache: Any) -> dict[str, Any]:
         needed = (10 + 2 * spec["batch"]["perReplica"]) * gib
         return {"fits": needed <= 39 * gib, "memory": {"needed": needed, "limit": 39 * gib, "inPlace": 10 * gib}}
 
@@ -86,7 +86,7 @@ def test_a_search_that_cannot_go_on_leaves_the_answer_about_the_jobs_own_batch(
 ) -> None:
     refusal = {"fits": False, "memory": {"needed": 50, "limit": 40, "inPlace": 10}}
 
-    def measure(spec: Any, examples: int | None) -> dict[str, Any]:
+    def measure(spec: Any, examples: int | None, cache: Any) -> dict[str, Any]:
         if spec["batch"]["perReplica"] != 4:
             raise check.CannotCheckError("tracing ended with Killed, as when memory is short", "Ended")
         return refusal
@@ -317,7 +317,7 @@ def test_however_tracing_ends_the_pod_has_words_for_it(
 
 
 def test_a_search_that_is_not_done_in_time_leaves_the_answer_about_the_jobs_own_batch(tmp_path: Path) -> None:
-    before = f"check._measure = lambda spec, examples: time.sleep(1000) if examples else {ANSWER!r}"
+    before = f"check._measure = lambda spec, examples, cache: time.sleep(1000) if examples else {ANSWER!r}"
     assert checked_in_a_pod(tmp_path, "", 2, before) == SHORT
 
 
