@@ -19,7 +19,7 @@ from tpu_trainer.gang.backends.base import Backend
 from tpu_trainer.worker import replica
 
 
-def try_backend(spec: Any, environment: Any, stop: Any, die: Any) -> Outcome:
+def try_backend(spec: Any, environment: Any, stop: Any, die: Any, run: Any = None) -> Outcome:
     """One replica's findings, as a line of JSON."""
     backend = open_backend(spec, environment, stop)
     found = {
