@@ -2,26 +2,23 @@
 
 The operator starts `python -m tpu_trainer slice-check` in place of the trainer, with one argument, a `CheckMode`:
 
-- `full`: measures all lines. Worker 0 prints the table as one line of its log, `SLICE_CHECK_MARKER` and its JSON, and
-  `find_slice_check` finds it there.
-- `fast`: measures the lines that take seconds, and then trains in the same processes, as `python -m tpu_trainer` does.
-  A command that follows the argument is executed instead, for loops of the users' own.
+- `full`: measures all lines. Worker 0 prints the table as one line of its log, `SLICE_CHECK_MARKER` and its JSON.
+- `fast`: measures for FAST_SECONDS at most, and then trains in the same processes, as `python -m tpu_trainer` does. A
+  command that follows the argument is executed instead, for loops of the users' own, after a process with `fast-only`.
 
 If no line failed, all workers end with exit code 0, or train. Otherwise those of the failed lines end with
 `ExitCode.SliceUnfit`, before the first step, and all others with `ExitCode.PeerLost`, whose message names them. A line
-of no host ends all of them with SliceUnfit.
+of no host ends all of them with SliceUnfit, whose last words have `sliceCheck`, the JSON of that line.
 
 Both read the run spec and the worker's environment. Besides these the operator sets ENV_EXPECTED_CHIPS, the JSON of an
 `ExpectedChips`, and ENV_NODE_NAME (`fieldRef: spec.nodeName`); without them the peaks and the nodes are unknown.
-
-The last words of a worker that ends with `ExitCode.SliceUnfit` have `sliceCheck`, the JSON of its failed line.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
@@ -35,19 +32,17 @@ ENV_EXPECTED_CHIPS = "TPUJOB_EXPECTED_CHIPS"
 ENV_NODE_NAME = "TPUJOB_NODE_NAME"
 
 FAST_SECONDS = 20.0
-"""How long the fast half may take once all workers have met."""
+"""How long the fast half may measure, besides the waiting for workers that have not come and the start of libraries
+that the training needs, too. No measurement begins later; the lines that are missing then say so."""
 
-MOST_LINES = 256
-LONGEST_WORD = 200
-"""Limits of a table: its lines, the characters of each text, and entries of `seconds` and `versions` (MOST_ENTRIES)."""
-
-MOST_ENTRIES = 32
-_LONGEST_DOCUMENT = 1 << 22
+MOST_LINES, LONGEST_WORD, MOST_PHASES = 256, 200, 32
+"""Limits of a table: its lines, the characters of each text, and the entries of `seconds`."""
 
 
 class CheckMode(StrEnum):
     FULL = "full"
     FAST = "fast"
+    FAST_ONLY = "fast-only"
 
 
 class SliceSection(StrEnum):
@@ -71,7 +66,7 @@ class SliceCheckLine:
     host: the worker's pod, and node: the node it runs on, "" if unknown; both are "" in a line about the whole slice,
     which is also the form of a line that is alike on all hosts. measured, expected: short texts for people. number,
     unit: the measured value for machines; of several hosts, the worst. advice: what to do about a failed line, or why
-    one was not tried.
+    one has no verdict.
     """
 
     section: SliceSection
@@ -93,19 +88,16 @@ class SliceCheckLine:
     def __str__(self) -> str:
         """Returns the line as one sentence, which begins with the host."""
         expected = f", expected {self.expected}" if self.expected else ""
-        text = f"{self.name}: {self.measured or self.verdict.value}{expected}"
+        text = f"{self.name}: {self.measured or 'not tried'}{expected}"
         return "; ".join(part for part in (f"{self.place}: {text}" if self.host else text, self.advice) if part)
 
 
 @dataclass(frozen=True)
 class SliceTable:
-    """The table of a slice. seconds: of each phase, in order. complete: no phase was broken off."""
+    """The table of a slice; one that was broken off has a failed line. seconds: of each phase, in order."""
 
     lines: tuple[SliceCheckLine, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    accelerator_type: str = ""
-    complete: bool = False
 
     @property
     def failed(self) -> tuple[SliceCheckLine, ...]:
@@ -113,7 +105,7 @@ class SliceTable:
 
     @property
     def passed(self) -> bool:
-        return self.complete and not self.failed
+        return bool(self.lines) and not self.failed
 
 
 @dataclass(frozen=True)
@@ -131,10 +123,10 @@ class ExpectedChips:
 
 def line_to_json(line: SliceCheckLine) -> dict[str, Any]:
     """Returns the line as JSON has it, without what is empty."""
-    values = {name: _text(value) if isinstance(value, str) else value for name, value in _values(line)}
+    values: dict[str, Any] = {name: _text(value) for name, value in asdict(line).items()}
     if line.number is not None:
         values["number"] = float(f"{line.number:.6g}")
-    return {name: value for name, value in values.items() if value not in ("", None)}
+    return {name: value for name, value in values.items() if value != ""}
 
 
 def line_from_json(document: object) -> SliceCheckLine | None:
@@ -144,60 +136,31 @@ def line_from_json(document: object) -> SliceCheckLine | None:
     section, verdict = document.get("section"), document.get("verdict")
     if section not in tuple(SliceSection) or verdict not in tuple(LineVerdict):
         return None
-    texts = {name: _text(document.get(name)) for name in ("name", "measured", "expected", "unit", "host", "node")}
-    return SliceCheckLine(
-        section=SliceSection(section),
-        verdict=LineVerdict(verdict),
-        number=_number(document.get("number")),
-        advice=_text(document.get("advice")),
-        **texts,
-    )
+    values: dict[str, Any] = {part.name: _text(document.get(part.name)) for part in fields(SliceCheckLine)}
+    values |= {"section": SliceSection(section), "verdict": LineVerdict(verdict)}
+    return SliceCheckLine(**values | {"number": _number(document.get("number"))})
 
 
 def to_json(check: SliceTable) -> str:
     """Returns the table as one line of JSON. Failed lines come first where there are more than MOST_LINES."""
-    lines: Iterable[SliceCheckLine] = check.lines
-    if len(check.lines) > MOST_LINES:
-        lines = sorted(check.lines, key=lambda line: line.verdict is not LineVerdict.FAILED)[:MOST_LINES]
+    lines = list(check.lines)
+    if len(lines) > MOST_LINES:
+        lines.sort(key=lambda line: line.verdict is not LineVerdict.FAILED)
     document = {
-        "acceleratorType": check.accelerator_type,
-        "complete": check.complete,
-        "lines": [line_to_json(line) for line in lines],
+        "lines": [line_to_json(line) for line in lines[:MOST_LINES]],
         "seconds": {name: round(value, 3) for name, value in check.seconds.items()},
-        "versions": dict(check.versions),
     }
     return json.dumps(document)
 
 
 def from_json(text: str) -> SliceTable:
-    """Reads a table. What is not one is an empty table, which is not complete; what is too large is cut."""
-    document: object = None
-    if len(text) <= _LONGEST_DOCUMENT:
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
-            document = None
-    if not isinstance(document, Mapping):
-        return SliceTable()
-    lines = document.get("lines")
+    """Reads a table. What is not one is an empty table; what is too large is cut."""
+    document = _document(text)
+    lines, seconds = document.get("lines"), document.get("seconds")
     read = map(line_from_json, lines[:MOST_LINES] if isinstance(lines, list) else ())
-    seconds = {name: _number(value) for name, value in _entries(document.get("seconds"))}
-    return SliceTable(
-        lines=tuple(line for line in read if line is not None),
-        seconds={name: value for name, value in seconds.items() if value is not None},
-        versions={name: _text(value) for name, value in _entries(document.get("versions")) if isinstance(value, str)},
-        accelerator_type=_text(document.get("acceleratorType")),
-        complete=document.get("complete") is True,
-    )
-
-
-def find_slice_check(log: str) -> SliceTable | None:
-    """Returns the last table in a worker's log; None without one."""
-    for line in reversed(log.splitlines()):
-        _, marker, document = line.partition(SLICE_CHECK_MARKER)
-        if marker:
-            return from_json(document)
-    return None
+    phases = list(seconds.items() if isinstance(seconds, Mapping) else ())[:MOST_PHASES]
+    numbers = {_text(name): number for name, value in phases if (number := _number(value)) is not None}
+    return SliceTable(tuple(line for line in read if line is not None), numbers)
 
 
 def expected_to_json(chips: ExpectedChips) -> str:
@@ -205,34 +168,17 @@ def expected_to_json(chips: ExpectedChips) -> str:
 
 
 def expected_from_json(text: str) -> ExpectedChips:
-    """Reads what `expected_to_json` wrote; what is missing or of another type is unknown."""
+    """Reads what `expected_to_json` of any version wrote; what is missing is unknown."""
+    names = {part.name for part in fields(ExpectedChips)}
+    return ExpectedChips(**{name: value for name, value in _document(text).items() if name in names})
+
+
+def _document(text: str) -> Mapping[str, Any]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
         document = None
-    if not isinstance(document, Mapping):
-        return ExpectedChips()
-
-    def known(name: str) -> float:
-        return max(0.0, _number(document.get(name)) or 0.0)
-
-    return ExpectedChips(
-        _text(document.get("accelerator_type")),
-        int(known("chips_per_host")),
-        int(known("devices_per_chip")) or 1,
-        known("bf16_tflops"),
-        known("hbm_gb_per_second"),
-        known("ici_gb_per_second"),
-    )
-
-
-def _values(line: SliceCheckLine) -> Iterable[tuple[str, Any]]:
-    return ((part.name, getattr(line, part.name)) for part in fields(line))
-
-
-def _entries(value: object) -> list[tuple[str, Any]]:
-    named = value.items() if isinstance(value, Mapping) else ()
-    return [(_text(name), entry) for name, entry in named][:MOST_ENTRIES]
+    return document if isinstance(document, Mapping) else {}
 
 
 def _text(value: object) -> str:
@@ -243,7 +189,6 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        number = float(value)
+        return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None

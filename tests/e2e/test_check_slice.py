@@ -23,12 +23,12 @@ READ_ONLY = {
 }
 
 
-def check(space: Space, values: Object, *arguments: str) -> tuple[int, Object]:
+def check(space: Space, values: Object) -> tuple[int, Object]:
     """The exit status and the table."""
     texts = {path: value if isinstance(value, str) else json.dumps(value) for path, value in (ON_CPU | values).items()}
     given = [f"--set={path}={text}" for path, text in texts.items()]
     where = ["--namespace", space.name, "--kubeconfig", str(space.cluster.kubeconfig)]
-    command = [TPUJOB, "check-slice", *USUAL, *given, *arguments, *where]
+    command = [TPUJOB, "check-slice", *USUAL, *given, *where]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout, done.stderr
     table: Object = json.loads(done.stdout)
@@ -38,8 +38,9 @@ def check(space: Space, values: Object, *arguments: str) -> tuple[int, Object]:
 def a_slice_without_faults(cluster: Cluster, storage: ObjectStorage) -> None:
     with a_space(cluster) as space:
         env = [{"name": name, "value": value} for name, value in storage.environment.items()]
-        code, table = check(space, {"trainer.env": env}, "--checkpoint-uri", f"gs://{BUCKET}/{space.name}")
-        assert (code, table["fit"], table["complete"]) == (0, True, True), table
+        place = {"checkpoint.uri": f"gs://{BUCKET}/{space.name}"}
+        code, table = check(space, {"trainer.env": env, **place})
+        assert (code, table["fit"]) == (0, True), table
         verdicts = {(line["section"], line["name"]): line["verdict"] for line in table["lines"]}
         assert "Failed" not in verdicts.values()
         tried = [("Pod", "/dev/shm"), ("Network", "names and ports"), ("Storage", "storage"), ("Run", "bit for bit")]

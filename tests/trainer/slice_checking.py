@@ -8,18 +8,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tpu_trainer.checks.slice import chips, network, probe
+from tpu_trainer.checks.slice import chips, command, network
 from tpu_trainer.checks.slice.chips import Effort
-from tpu_trainer.checks.slice.command import main
 from tpu_trainer.gang.backends import Backend, rendezvous
 from tpu_trainer.gang.backends.torch_dist import TorchDistributed
 
 reduce, multiply = TorchDistributed.reduce, torch.Tensor.__matmul__
-measure_product = chips._measure_product
+measure_product, held_seconds, check_network = chips._measure_product, chips._held_seconds, network.check_network
 
 Sums = tuple[list[Tensor], Tensor]
 
@@ -41,19 +41,30 @@ def wrongly(left: Tensor, right: Tensor) -> Tensor:
 
 
 def slowly(left: Tensor, right: Tensor) -> Tensor:
-    # Longer than any other host would take on a loaded machine.
-    time.sleep(1.0)
+    """Takes far more CPU time than any other host's product."""
+    until = time.process_time() + 0.5
+    while time.process_time() < until:
+        multiply(left, right)
     return multiply(left, right)
 
 
-def throttled(backend: Backend, effort: Effort) -> tuple[float, float]:
-    """Measures the product in the cgroup that the test has made, as a host that is slowed by its cgroup does."""
-    slow = Path(os.environ["TEST_CGROUP"])
-    slow.write_text(str(os.getpid()))
-    try:
-        return measure_product(backend, effort)
-    finally:
-        (slow.parents[1] / slow.name).write_text(str(os.getpid()))
+def throttled(backend: Backend, effort: Effort, until: float) -> tuple[float, float, float]:
+    """Measures in the cgroup that the test has made, as a host that is slowed by its cgroup does."""
+    Path(os.environ["TEST_CGROUP"]).write_text(str(os.getpid()))
+    return measure_product(backend, effort, until)
+
+
+def free_again() -> float:
+    """Reads for how long the cgroup has held this process back, and leaves it: so the test ends sooner."""
+    seconds, slow = held_seconds(), Path(os.environ["TEST_CGROUP"])
+    (slow.parents[1] / slow.name).write_text(str(os.getpid()))
+    return seconds
+
+
+def after_all_time(*args: Any) -> Any:
+    """Finds the network only when the time of the fast half is over."""
+    command.FAST_SECONDS = 0.0
+    return check_network(*args)
 
 
 def inject(fault: str) -> None:
@@ -67,7 +78,9 @@ def inject(fault: str) -> None:
         case "slow":
             torch.Tensor.__matmul__ = slowly
         case "throttled":
-            chips._measure_product = throttled
+            chips._measure_product, chips._held_seconds = throttled, free_again
+        case "late":
+            command.check_network = after_all_time
         case "hang":
             chips._measure_product = lambda *_: time.sleep(3600)
         case "port":
@@ -84,5 +97,5 @@ if __name__ == "__main__":
     if seconds := os.environ.get("TEST_MEETING_SECONDS"):
         rendezvous.meet = functools.partial(rendezvous.meet, seconds=float(seconds))
     if seconds := os.environ.get("TEST_COME_SECONDS"):
-        probe.COME_SECONDS, probe.PHASE_SECONDS = float(seconds), 2 * float(seconds)
-    sys.exit(main([mode, *sys.argv[1:]]))
+        command.COME_SECONDS, command.PHASE_SECONDS = float(seconds), 2 * float(seconds)
+    sys.exit(command.main([mode, *sys.argv[1:]]))

@@ -144,7 +144,7 @@ class RunPolicy(ApiModel):
     )
     slice_check: SliceCheckPolicy = Field(
         SliceCheckPolicy.SKIP,
-        description="Check: before the first step of every attempt the workers check their slice, in about 20 s:"
+        description="Check: before the first step of every attempt the workers check their slice, for at most 20 s:"
         " devices, shared memory, ports, the speed of the chips and their sums. A host that fails ends the attempt with"
         " class Infrastructure and reason HostUnfit, and the next attempt avoids its node. The image must have the"
         " trainer, also for your own command. A change applies to the next attempt. Skip: train at once.",

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
 from tests.contract.device_plugin import device_plugin
 from tests.contract.slices import job_on, pod_env
 from tests.trainer.gang_processes import run_spec
 from tpu_contract.run_spec import RunSpec, TorchSpec, parse_run_spec
-from tpu_contract.slice_check import CheckMode, ExpectedChips, LineVerdict, SliceCheckLine, SliceSection
+from tpu_contract.slice_check import ExpectedChips, LineVerdict, SliceCheckLine, SliceSection
 from tpu_trainer.checks.slice import chips, network, pod
 from tpu_trainer.checks.slice.chips import Effort, Speed
 from tpu_trainer.checks.slice.lines import CheckedHost, attempt, judge, merge
-from tpu_trainer.checks.slice.network import HostReport
+from tpu_trainer.checks.slice.network import HostMeeting, HostReport
 from tpu_trainer.contract.errors import PeerLostError
 from tpu_training_operator.api.catalogue import Shape, generations
 from tpu_training_operator.domain.job.naming import WorkerId, workers
@@ -97,7 +100,7 @@ def test_what_a_pod_cannot_tell_is_one_failed_line_and_the_others_go_on(tmp_path
 
 
 def test_the_fast_check_leaves_the_libraries_to_the_training(tmp_path: Path) -> None:
-    lines = pod.check_pod(on_tpu(), FOUR, {}, a_pod(tmp_path, VFIO), CheckMode.FAST)
+    lines = pod.check_pod(on_tpu(), FOUR, {}, a_pod(tmp_path, VFIO), is_full=False)
     assert "versions" not in {line.name for line in lines}
 
 
@@ -209,6 +212,52 @@ def test_a_blocked_port_is_told_with_both_hosts() -> None:
     assert line.measured == "job-1-0-0 cannot reach job-1-0-1 at port 8476: timed out"
 
 
+def test_after_its_time_a_host_calls_nobody() -> None:
+    report = network._reach_all([(host, {"8476": 1, "0": 2}) for host in HOSTS[1:]], until=time.monotonic())
+    assert report == HostReport([], untried=6)
+
+
+def met(count: int, *present: int) -> list[Any]:
+    """What each host that is present gets from an exchange of `count` hosts; the absent ones, if there are any."""
+    store = HashStore()
+
+    def exchange(index: int) -> Any:
+        meeting = HostMeeting(
+            store,
+            parse_run_spec(run_spec(hosts=count, replicas=count, batch={"global": count, "perReplica": 1})),
+            index,
+        )
+        try:
+            return meeting.exchange("numbers", index, sum), meeting.exchange("names", str(index))
+        except PeerLostError as error:
+            return error.absent
+        finally:
+            meeting.leave()
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(exchange, present))
+
+
+def test_every_host_gets_what_host_0_makes_of_all_values() -> None:
+    assert met(3, 0, 1, 2) == [(3, ["0", "1", "2"])] * 3
+
+
+@pytest.mark.parametrize(("present", "absent"), [((0, 2), (1, 3)), ((1, 2), (0,))])
+def test_hosts_that_give_nothing_are_named_by_all_others(
+    monkeypatch: pytest.MonkeyPatch, present: tuple[int, ...], absent: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(network, "_MEETING_SECONDS", 1.0)
+    assert met(4, *present) == [absent] * 2
+
+
+def test_calls_for_which_there_was_no_time_are_no_verdict() -> None:
+    late, others = HostReport(untried=3), [HostReport()] * 3
+    line, _ = network.judge_network(HOSTS[0], HOSTS, [late, *others])
+    assert (line.verdict, line.measured, line.advice) == (NOT_TRIED, "3 calls were not made", "20 s were over")
+    assert network_verdicts(late, *others)[1:] == [(OK, OK)] * 3
+    assert network_verdicts(replace(late, unreachable=[(0, 8476, "refused")]), *others)[0] == (FAILED, OK)
+
+
 @pytest.mark.parametrize(
     ("ahead", "doubt", "wrong"),
     [
@@ -220,8 +269,11 @@ def test_a_blocked_port_is_told_with_both_hosts() -> None:
     ],
 )
 def test_a_clock_is_compared_with_the_median_of_all(ahead: tuple[float, ...], doubt: float, wrong: list[int]) -> None:
-    found = network_verdicts(*(HostReport((), value, doubt) for value in ahead))
+    found = network_verdicts(*(HostReport(ahead=value, doubt=doubt) for value in ahead))
     assert [index for index, (_, clock) in enumerate(found) if clock is FAILED] == wrong
+
+
+TPU, CPU = Effort(4096, 64, 512, 0.1), Effort(192, 4, 16, 0.2, 1, 3.0, on_cpu=True)
 
 
 @pytest.mark.parametrize(
@@ -240,31 +292,56 @@ def test_a_host_is_slow_by_the_median_of_the_others(
     product: tuple[float, ...], slow: list[int], of_memory: bool
 ) -> None:
     speeds = {
-        index: Speed(index, *((1.0, value) if of_memory else (value, 1.0)), 0.0) for index, value in enumerate(product)
+        index: Speed((1.0, 0.1, value) if of_memory else (value, 0.1, 1.0)) for index, value in enumerate(product)
     }
-    assert list(chips.find_slow_hosts(speeds, 1.5)) == slow
+    assert list(chips.find_slow_hosts(speeds, TPU)[0]) == slow
 
 
-EFFORT = Effort(4096, 64, 512, 0.1, 1)
+USUAL = Speed((1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("speed", "verdict", "words"),
+    [
+        (USUAL, OK, "as fast as the others"),
+        # Other processes had half of its cores.
+        (Speed((2.0, 1.0, 9.0)), OK, "as fast as the others"),
+        (Speed((9.0, 1.0, 1.0)), NOT_TRIED, "cannot tell: other processes had its CPUs"),
+        (Speed((9.0, 1.0, 1.0), held=0.9), FAILED, "held back by its cgroup's limit for 90% of the time"),
+        (Speed((9.0, 9.0, 1.0)), FAILED, "takes 9.0 times as long as the others"),
+    ],
+)
+def test_on_cpus_a_host_is_slow_by_its_cpu_time_or_by_the_limit_of_its_cgroup(
+    speed: Speed, verdict: LineVerdict, words: str
+) -> None:
+    speeds = {0: USUAL, 1: USUAL, 2: speed}
+    (line,) = [
+        line
+        for line in chips.judge_speeds(ExpectedChips(), speeds, HOSTS[:3], CPU)
+        if (line.host, line.name) == (HOSTS[2].pod, "slow host")
+    ]
+    assert (line.verdict, words in str(line)) == (verdict, True), line
+
+
 PEAKS = ExpectedChips(bf16_tflops=197, hbm_gb_per_second=819)
 
 
 @pytest.mark.parametrize(
     ("speed", "failed"),
     [
-        (Speed(0, 0.06, 0.015, 0.0), []),
-        (Speed(0, 0.6, 0.015, 0.0), ["bfloat16 product"]),
-        (Speed(0, 0.06, 0.1, 0.0), ["memory"]),
-        (Speed(0, 0.06, 0.015, 3.0), ["exact products"]),
+        (Speed((0.06, 0.1, 0.015)), []),
+        (Speed((0.6, 0.1, 0.015)), ["bfloat16 product"]),
+        (Speed((0.06, 0.1, 0.1)), ["memory"]),
+        (Speed((0.06, 0.1, 0.015), wrong=3.0), ["exact products"]),
     ],
 )
 def test_a_chip_is_judged_by_its_peaks(speed: Speed, failed: list[str]) -> None:
-    lines = chips.judge_speeds(PEAKS, {0: speed}, HOSTS[:1], EFFORT, 1.5)
+    lines = chips.judge_speeds(PEAKS, {0: speed}, HOSTS[:1], TPU)
     assert [line.name for line in lines if line.verdict is FAILED] == failed
 
 
 def test_without_peaks_a_speed_is_only_told() -> None:
-    lines = list(chips.judge_speeds(ExpectedChips(), {0: Speed(0, 60.0, 15.0, 0.0)}, HOSTS[:1], EFFORT, 1.5))
+    lines = list(chips.judge_speeds(ExpectedChips(), {0: Speed((60.0, 1.0, 15.0))}, HOSTS[:1], TPU))
     assert {line.verdict for line in lines} == {OK}
     assert line_of(lines, "memory").number == pytest.approx(2 * 8 * 512 * 2**20 / 1e9 / 15.0)
 

@@ -20,6 +20,7 @@ from tests.unit.hostile_texts import HOSTILE, obeyed
 from tests.unit.pods import ended, pod
 from tests.unit.seen_jobs import condition
 from tpu_contract.slice_check import SLICE_CHECK_MARKER, LineVerdict, SliceCheckLine, SliceSection, SliceTable, to_json
+from tpu_training_operator.api import constants
 from tpu_training_operator.api.constants import NODE_LABEL_NODE_POOL, SLICE_CHECK_COMMAND
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.cli.main import main
@@ -38,9 +39,8 @@ PORT = SliceCheckLine(
     node="node-1",
     advice="let the pods of a job reach each other",
 )
-FIT = SliceTable((USER, CHIPS), {"meet": 1.25}, {"torch": "2.9.0"}, TYPE, complete=True)
-UNFIT = SliceTable((*FIT.lines, PORT), FIT.seconds, FIT.versions, TYPE, complete=True)
-BROKEN_OFF = SliceTable(FIT.lines, FIT.seconds, FIT.versions, TYPE)
+FIT = SliceTable((USER, CHIPS), {"meet": 1.25})
+UNFIT = SliceTable((*FIT.lines, PORT), FIT.seconds)
 
 
 def failure(kind: str, reason: str, message: str, code: int = 1) -> Object:
@@ -111,7 +111,6 @@ ENDINGS: dict[str, tuple[Told, int, str]] = {
     "unfit": (Told([line_of(UNFIT)], "Failed", failure("Infrastructure", "SliceUnfit", "port 12355", 72)), 1, ""),
     "a failed line of a job that has succeeded": (Told([line_of(UNFIT)]), 1, ""),
     "all lines are fine, and yet the job failed": (Told([line_of(FIT)], "Failed", HOST_DIED), 1, "DeviceFailed"),
-    "broken off": (Told([line_of(BROKEN_OFF)]), 2, "broken off"),
     "a host died before the table": (Told([], "Failed", HOST_DIED), 1, "check-1-0-1 on node-1"),
     "worker 0 was preempted": (
         Told([], "Failed", failure("Preemption", "NodeShutdown", "the node shuts down", 143)),
@@ -149,7 +148,7 @@ def test_the_table_names_hosts_and_says_what_to_do(check: Callable[..., Result],
 
 def test_a_program_reads_the_table_as_json_and_a_person_as_a_page(check: Callable[..., Result]) -> None:
     document = json.loads(check(Told([line_of(UNFIT)]), "-o", "json").stdout)
-    assert (document["fit"], document["complete"], document["acceleratorType"]) == (False, True, TYPE)
+    assert (document["fit"], document["acceleratorType"]) == (False, TYPE)
     assert document["lines"][2]["host"] == "check-1-0-1"
     page = check(Told([line_of(UNFIT)]), "-o", "html").stdout
     assert page.startswith("<!DOCTYPE html>")
@@ -161,8 +160,7 @@ def test_a_terminal_obeys_nothing_that_a_worker_has_written(check: Callable[...,
         SliceCheckLine(SliceSection.POD, text, LineVerdict.FAILED, text, text, host=text, node=text, advice=text)
         for text in HOSTILE
     )
-    texts = list(HOSTILE)
-    table = SliceTable(lines, dict.fromkeys(texts, 1.0), dict.fromkeys(texts, "1"), texts[0], complete=True)
+    table = SliceTable(lines, dict.fromkeys(HOSTILE, 1.0))
     for output in ("table", "json", "html"):
         assert not obeyed(check(Told([line_of(table)]), "-o", output).stdout)
 
@@ -172,14 +170,16 @@ def test_the_job_is_one_attempt_that_ends_and_goes_by_itself(
 ) -> None:
     made: list[Object] = []
     cluster.react = made.append
-    options = "--on pool-1 --checkpoint-uri gs://bucket/probe --service-account trainer --queue team"
-    result = check(None, *options.split(), "--set", "slice.count=2", "--timeout", "1")
+    # What YAML would read as a number or a mapping is a name here.
+    values = ("slice.count=2", "checkpoint.uri=gs://bucket/probe", "trainer.serviceAccountName=trainer")
+    options = ("--on", "1e3", "--queue", "team", "--timeout", "1", *(f"--set={value}" for value in values))
+    result = check(None, *options)
     assert (result.exit_code, "no verdict within 1 s" in result.stderr) == (2, True), result.output
     [body] = made
     job = parse_job(body)
     trainer, policy = job.spec.trainer, job.spec.run_policy
     assert trainer.command == SLICE_CHECK_COMMAND
-    assert (trainer.node_selector, trainer.service_account_name) == ({NODE_LABEL_NODE_POOL: "pool-1"}, "trainer")
+    assert (trainer.node_selector, trainer.service_account_name) == ({NODE_LABEL_NODE_POOL: "1e3"}, "trainer")
     assert body["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "team"}
     assert (policy.active_deadline_seconds, policy.ttl_seconds_after_finished) == (1, 3600)
     assert {limit.max for limit in policy.restart.limits} == {0}
@@ -246,6 +246,10 @@ WRONG = {
     "no image": (["check-slice", TYPE], "--image"),
     "a pool without a cluster": (["check-slice", TYPE, "--here", "--on", "pool"], "--on is for a cluster"),
     "more hosts than this machine has memory for": (["check-slice", "v4-8192", "--here"], "processes of some"),
+    "another slice": (["check-slice", TYPE, "--here", "--set", "slice.acceleratorType=v4-8"], "the slice TYPE"),
+    "all of another slice": (["check-slice", TYPE, "--here", "--set", "spec.slice={count: 2}"], "the slice TYPE"),
+    "another program": (["check-slice", TYPE, "--here", "--set", "trainer.command=[true]"], "a program of its own"),
+    "another place": (["check-slice", TYPE, "--here", "--set", "placement.count=1"], "the slice TYPE"),
     "a field that does not exist": (["check-slice", TYPE, "--here", "--set", "trainer.colour=red"], "colour"),
 }
 
@@ -275,9 +279,10 @@ def test_the_operators_image_has_the_command_as_a_module() -> None:
     assert "Usage: tpujob check-slice" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_this_machine_is_checked_with_a_process_for_each_host(tmp_path: Path) -> None:
+def test_this_machine_is_checked_with_a_process_for_each_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = tmp_path / "worker.py"
     table = line_of(UNFIT)
     worker.write_text(f"import os\nif os.environ['TPUJOB_HOST_INDEX'] == '0': print({table!r})\n")
-    result = CliRunner().invoke(main, ["check-slice", TYPE, "--here", "--set", f"trainer.command=[python, {worker}]"])
+    monkeypatch.setattr(constants, "SLICE_CHECK_COMMAND", ["python", str(worker)])
+    result = CliRunner().invoke(main, ["check-slice", TYPE, "--here"])
     assert (result.exit_code, "port 12355" in result.stdout) == (1, True), result.output

@@ -13,9 +13,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,45 +34,45 @@ from tpu_training_operator.cli.run.run import find_memory_problem, show_run, wha
 from tpu_training_operator.cli.run.slice_table import print_slice_check
 from tpu_training_operator.cli.run.submit import create_job
 from tpu_training_operator.cli.watch.display import Lines, LiveTable, display
-from tpu_training_operator.cli.watch.job_view import JobView, job_view
+from tpu_training_operator.cli.watch.job_view import JobView
 from tpu_training_operator.cli.watch.log_reader import JobNow, LogReader
-from tpu_training_operator.cli.watch.watch import watch_job
+from tpu_training_operator.cli.watch.watch import JobGone, until_over
 from tpu_training_operator.domain.failures.messages import describe
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.kube.cluster import JOBS, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, NotFound, Unavailable
 
 _RIGHTS = f"create, delete, get, list and watch {constants.PLURAL}.{constants.GROUP}; list and watch pods; get pods/log"
-_DELETE = f"kubectl delete {constants.PLURAL}"
 _FAILED, _INTERRUPTED = 1, 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Classes that say nothing about the slice.
 _NOT_THE_SLICE = (FailureClass.USER_ERROR, FailureClass.PREEMPTION)
 # An older trainer takes the check for a training, and misses the entrypoint.
-_NO_CHECK_REASON = ExitCode.BadSpec.name
-_NO_CHECK = re.compile("No module named '?tpu_")
+_NO_CHECK = re.compile(f"^{ExitCode.BadSpec.name}|No module named '?tpu_")
 _LOG_SECONDS = 30.0
 _KEPT_SECONDS = 3600
-_ON_A_CLUSTER = {"image": "--image", "pool": "--on", "service_account": "--service-account", "queue": "--queue"}
+_ON_A_CLUSTER = {"image": "--image", "pool": "--on", "queue": "--queue"}
+_TYPE = ("acceleratorType", "generation", "topology", "chipsPerHost", "devicesPerChip")
+_PROGRAM = ("command", "args", "entrypoint", "code")
+# What TYPE and the check itself decide.
+_DECIDED = (*(f"slice.{name}" for name in _TYPE), *(f"trainer.{name}" for name in _PROGRAM), "placement", "ladder")
 # No vowels, so that no suffix is a word.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
 @dataclass(frozen=True)
 class SliceRequest:
-    """What to check: the job, how long to wait for its end, and whether it stays afterwards."""
+    """What to check: the job, how long to wait for its end, whether it stays afterwards, and how to print the table."""
 
     file: JobFile
     timeout: int
     keep: bool
+    output: str
 
 
 @click.command(cls=VerdictCommand)
 @click.argument("accelerator_type", metavar="TYPE")
 @click.option("--image", help="The trainer's image, which the check is in. Needed on a cluster.")
 @click.option("--on", "pool", metavar="POOL", help="Check the nodes of this node pool.")
-@click.option("--checkpoint-uri", metavar="URI", help="Bucket or directory to write to and read from.")
-@click.option("--service-account", metavar="NAME", help="The workers' Kubernetes service account.")
 @click.option("--queue", metavar="NAME", help="Kueue's LocalQueue to wait in.")
 @click.option(
     "--timeout",
@@ -99,25 +98,35 @@ def check_slice(
         raise click.UsageError("name the trainer's image with --image, or check this machine with --here")
     if here and (ignored := [option for name, option in _ON_A_CLUSTER.items() if fields[name] is not None]):
         raise click.UsageError(f"{', '.join(ignored)} is for a cluster: leave it out with --here")
+    for path in (assignment.partition("=")[0].removeprefix("spec.") for assignment in fields["values"]):
+        if any(f"{decided}.".startswith(f"{path}.") or path.startswith(f"{decided}.") for decided in _DECIDED):
+            raise click.UsageError(f"--set {path}: the check has a program of its own, and measures the slice TYPE")
     body = _job(accelerator_type, timeout, fields)
     if here:
         rehearse(body)
-    request = SliceRequest(check(Path(accelerator_type), body), timeout, keep)
+    request = SliceRequest(check(Path(accelerator_type), body), timeout, keep, output)
     if here:
         if (problem := find_memory_problem(request.file)) is not None:
             raise BadInput(accelerator_type, [problem])
-        sys.exit(_check_here(request, output))
-    target.run(lambda connection: _check(connection, request, output), _RIGHTS)
+        sys.exit(_check_here(request))
+    target.run(lambda connection: _check(connection, request), _RIGHTS)
 
 
 def _job(accelerator_type: str, timeout: int, fields: Mapping[str, Any]) -> Object:
     """Returns the job, with a name that no other check has: two may run at the same time."""
     label = re.sub("[^a-z0-9]+", "-", accelerator_type.lower())[:30].strip("-")
     name = f"check-{label}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
-    labels = {} if fields["queue"] is None else {"labels": {constants.LABEL_QUEUE: fields["queue"]}}
+    metadata: Object = {"name": name}
+    trainer: Object = {"command": constants.SLICE_CHECK_COMMAND}
+    if fields["queue"] is not None:
+        metadata["labels"] = {constants.LABEL_QUEUE: fields["queue"]}
+    if fields["image"] is not None:
+        trainer["image"] = fields["image"]
+    if fields["pool"] is not None:
+        trainer["nodeSelector"] = {constants.NODE_LABEL_NODE_POOL: fields["pool"]}
     spec: Object = {
         "slice": {"acceleratorType": accelerator_type},
-        "trainer": {"command": constants.SLICE_CHECK_COMMAND},
+        "trainer": trainer,
         # An example for each replica, however many there are.
         "recipe": {
             "tunedOn": {"acceleratorType": "v5litepod-1"},
@@ -132,79 +141,63 @@ def _job(accelerator_type: str, timeout: int, fields: Mapping[str, Any]) -> Obje
             "restart": {"limits": [{"class": each.value, "max": 0} for each in FailureClass]},
         },
     }
-    body = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "metadata": {"name": name, **labels}}
-    body["spec"] = spec
-    pool = fields["pool"] and f"{{{constants.NODE_LABEL_NODE_POOL}: {fields['pool']}}}"
-    given = {
-        "trainer.image": fields["image"],
-        "trainer.nodeSelector": pool,
-        "trainer.serviceAccountName": fields["service_account"],
-        "checkpoint.uri": fields["checkpoint_uri"],
-    }
-    set_values(body, [*(f"{path}={value}" for path, value in given.items() if value is not None), *fields["values"]])
+    body: Object = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "metadata": metadata, "spec": spec}
+    set_values(body, fields["values"])
     return body
 
 
 class SliceLog:
     """What the check's job tells: its newest state, and the last table in the log of its newest attempt's worker 0."""
 
-    def __init__(self) -> None:
-        self._attempt = 0
+    def __init__(self, shown: LiveTable | Lines | None = None) -> None:
+        self._shown, self._attempt = shown, 0
         self.view: JobView | None = None
         self.table: SliceTable | None = None
+
+    def show(self, view: JobView, trouble: str | None = None) -> None:
+        self.view = view
+        if self._shown is not None:
+            self._shown.show(view, trouble)
 
     def write(self, worker: WorkerId, lines: Iterable[bytes]) -> None:
         if worker.attempt != self._attempt:
             self._attempt, self.table = worker.attempt, None
         for line in lines:
-            text = line.decode(errors="replace")
+            before, _, document = line.decode(errors="replace").partition(SLICE_CHECK_MARKER)
             # A line that only looks like a table has no lines.
-            if (
-                text.startswith(SLICE_CHECK_MARKER)
-                and (table := from_json(text.removeprefix(SLICE_CHECK_MARKER))).lines
-            ):
+            if not before and (table := from_json(document)).lines:
                 self.table = table
 
 
-def _check_here(request: SliceRequest, output: str) -> int:
+def _check_here(request: SliceRequest) -> int:
+    log = SliceLog()
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="tpujob-check-slice-"))
         if not request.keep:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         outcome = asyncio.run(show_run(request.file, folder, out=_console()))
-        log, worker = SliceLog(), WorkerId(max(1, outcome.status.attempt), 0, 0)
+        worker = WorkerId(max(1, outcome.status.attempt), 0, 0)
         path = outcome.pods_directory / worker.pod_name(request.file.job.name) / "log.txt"
         if path.exists():
             log.write(worker, path.read_bytes().splitlines())
     if request.keep:
         click.echo(f"logs       {outcome.pods_directory}/*/log.txt", err=True)
-    return _INTERRUPTED if outcome.cancelled else _judge(outcome.status, log.table, output)
+    return _INTERRUPTED if outcome.cancelled else _judge(request, outcome.status, log.table)
 
 
-async def _check(connection: Connection, request: SliceRequest, output: str) -> int:
-    log, loop, task = SliceLog(), asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-
-    def interrupt() -> None:
-        # A second interrupt ends the command at once.
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
-        click.echo(f"{program_name()}: interrupted", err=True)
-        task.cancel()
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, interrupt)
-    try:
-        async with _created(connection, request) as job, asyncio.timeout(request.timeout):
-            with display(_console()) as shown:
-                await _follow(connection, job, log, shown)
-    except asyncio.CancelledError:
-        return _INTERRUPTED
-    except TimeoutError:
-        why = (log.view.message if log.view is not None else "") or "no operator has seen the job"
-        raise CommandError(f"no verdict within {request.timeout} s (--timeout): {why}") from None
+async def _check(connection: Connection, request: SliceRequest) -> int:
+    # As an interrupt, of which the first one cancels this task.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    with display(_console()) as shown:
+        log = SliceLog(shown)
+        try:
+            async with _created(connection, request) as job, asyncio.timeout(request.timeout):
+                await _follow(connection, job, log)
+        except TimeoutError:
+            why = (log.view.message if log.view is not None else "") or "no operator has seen the job"
+            raise CommandError(f"no verdict within {request.timeout} s (--timeout): {why}") from None
     assert log.view is not None
-    return _judge(log.view.status, log.table, output)
+    return _judge(request, log.view.status, log.table)
 
 
 def _console() -> Console:
@@ -217,81 +210,68 @@ async def _created(connection: Connection, request: SliceRequest) -> AsyncIterat
     file = request.file
     file.body["metadata"]["namespace"] = connection.namespace
     creation = asyncio.create_task(create_job(connection, check(file.path, file.body)))
-    place = f"{file.job.name} -n {connection.namespace}"
+    delete = f"delete it with: kubectl delete {constants.PLURAL} {file.job.name} -n {connection.namespace}"
     try:
         try:
             job, _ = await asyncio.shield(creation)
         except Unavailable as error:
-            raise ClusterProblem(f"{error}; if the job is there, delete it: {_DELETE} {place}") from None
+            raise ClusterProblem(f"{error}; if the job is there, {delete}") from None
         click.echo(f"job {file.job.name} created in namespace {connection.namespace}", err=True)
         yield job
     finally:
         if not creation.cancelled() and (not creation.done() or creation.exception() is None):
             job, _ = await creation
-            await _remove(connection, job, keep=request.keep)
+            if request.keep:
+                click.echo(f"the job stays for {_KEPT_SECONDS} s after its end; {delete}", err=True)
+            else:
+                await _delete(connection, job["metadata"], delete)
 
 
-async def _remove(connection: Connection, job: Object, *, keep: bool) -> None:
-    metadata = job["metadata"]
-    command = f"{_DELETE} {metadata['name']} -n {metadata['namespace']}"
-    if keep:
-        click.echo(f"the job stays for {_KEPT_SECONDS} s after its end; delete it with: {command}", err=True)
-        return
+async def _delete(connection: Connection, metadata: Object, otherwise: str) -> None:
     try:
         await connection.client.delete(JOBS, metadata["namespace"], metadata["name"], metadata["uid"])
         click.echo(f"job {metadata['name']} deleted", err=True)
     except NotFound:
         pass
     except ApiError as error:
-        click.echo(f"{program_name()}: the job could not be deleted: {error}; delete it with: {command}", err=True)
+        click.echo(f"{program_name()}: the job could not be deleted: {error}; {otherwise}", err=True)
 
 
-async def _follow(connection: Connection, job: Object, log: SliceLog, shown: LiveTable | Lines) -> None:
+async def _follow(connection: Connection, job: Object, log: SliceLog) -> None:
     """Follows the job to its end, and the log of its worker 0."""
-    client, key = connection.client, JobKey(connection.namespace, job["metadata"]["name"])
-    reader = LogReader(client, key, JobNow.of(job), log.write, lambda _: None)
+    name = job["metadata"]["name"]
+    reader = LogReader(connection.client, JobKey(connection.namespace, name), JobNow.of(job), log.write, lambda _: None)
     reading = asyncio.create_task(reader.follow([WorkerId(1, 0, 0)], further_attempts=True))
     try:
-        async with aclosing(watch_job(client, key)) as seen:
-            async for now in seen:
-                if reading.done():
-                    reading.result()
-                if now.job is None or now.job["metadata"]["uid"] != job["metadata"]["uid"]:
-                    raise ClusterProblem(f"no verdict: job {key.name} was deleted before its end")
-                log.view = job_view(now.job, now.hosts, datetime.now(UTC))
-                shown.show(log.view, now.trouble)
-                if log.view.is_over:
-                    break
+        await until_over(connection, name, job["metadata"]["uid"], log.show)
         # The end of the log may come after the end of the job.
         await asyncio.wait([reading], timeout=_LOG_SECONDS)
         if reading.done():
             reading.result()
+    except JobGone as error:
+        raise ClusterProblem(f"no verdict: {error.message} before its end") from None
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
 
 
-def _judge(status: Status, table: SliceTable | None, output: str) -> int:
+def _judge(request: SliceRequest, status: Status, table: SliceTable | None) -> int:
     """Prints what was found and returns the exit status. Raises CommandError if nothing can be said of the slice."""
     if table is not None:
-        print_slice_check(table, output)
-        if table.failed:
-            return _FAILED
-    if status.state is State.SUCCEEDED and table is not None and table.complete:
-        return 0
+        print_slice_check(table, str(request.file.path), request.output)
+        if table.failed or status.state is State.SUCCEEDED:
+            return _FAILED if table.failed else 0
     failure = status.last_failure
     if failure is not None and failure.failure_class not in _NOT_THE_SLICE:
         click.echo(f"{program_name()}: a host failed: {describe(failure)}", err=True)
         return _FAILED
-    raise CommandError("no verdict: " + _explain(status, table))
+    raise CommandError("no verdict: " + _explain(status))
 
 
-def _explain(status: Status, table: SliceTable | None) -> str:
+def _explain(status: Status) -> str:
     failure = status.last_failure
-    if failure is not None and (failure.reason == _NO_CHECK_REASON or _NO_CHECK.search(failure.message)):
+    if failure is not None and _NO_CHECK.search(f"{failure.reason}: {failure.message}"):
         return f"the image's trainer does not know this check, which is of this version of tpujob: {describe(failure)}"
     if status.state is not State.SUCCEEDED:
         return describe(failure) if failure is not None else " ".join(what_ended(status))
-    if table is not None:
-        return "the check was broken off, so its table is not complete"
     return "worker 0 has succeeded, and its log has no table: the log was cut, or the image has another program"

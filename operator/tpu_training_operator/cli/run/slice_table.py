@@ -19,24 +19,25 @@ _PIPE_WIDTH = 140
 _WORDS = {
     LineVerdict.OK: ("ok", ""),
     LineVerdict.FAILED: ("failed", "bold red"),
-    LineVerdict.NOT_TRIED: ("not tried", "yellow"),
+    LineVerdict.NOT_TRIED: ("no verdict", "yellow"),
 }
 
 
-def print_slice_check(check: SliceTable, output: str) -> None:
-    """Prints the table as `output` says: table, json or html. All its texts are a worker's, so they are made plain."""
+def print_slice_check(check: SliceTable, kind: str, output: str) -> None:
+    """Prints the table as `output` says: table, json or html. All its texts are a worker's, so they are made plain.
+    `kind`: the accelerator type."""
     if output == "json":
-        print_document({"fit": check.passed, **json.loads(to_json(check))}, output)
+        print_document({"acceleratorType": kind, "fit": check.passed, **json.loads(to_json(check))}, output)
     elif output == "html":
         page = Console(record=True, width=_PIPE_WIDTH, file=io.StringIO())
-        _print(check, page)
+        _print(check, kind, page)
         click.echo(page.export_html())
     else:
-        _print(check, console(_PIPE_WIDTH))
+        _print(check, kind, console(_PIPE_WIDTH))
 
 
-def _print(check: SliceTable, out: Console) -> None:
-    table = Table(title=Text(_verdict(check), style="bold"), title_justify="left")
+def _print(check: SliceTable, kind: str, out: Console) -> None:
+    table = Table(title=Text(f"{kind}: {_verdict(check)}", style="bold"), title_justify="left")
     for name in ("", "", "host", "measured", "expected", ""):
         table.add_column(name, overflow="fold")
     section = None
@@ -56,19 +57,14 @@ def _print(check: SliceTable, out: Console) -> None:
 def _verdict(check: SliceTable) -> str:
     counted = Counter(line.verdict for line in check.lines)
     numbers = ", ".join(f"{counted[verdict]} {word}" for verdict, (word, _) in _WORDS.items() if counted[verdict])
-    fit = "fit" if check.passed else "not fit" if check.failed else "no verdict, because the check was broken off"
-    return plain(f"{check.accelerator_type}: {fit} ({count(len(check.lines), 'line')}: {numbers})")
+    fit = "fit" if check.passed else "not fit"
+    return f"{fit} ({count(len(check.lines), 'line')}: {numbers})"
 
 
 def _notes(check: SliceTable) -> Iterator[str]:
-    """Yields what to do about each failed line, why others were not tried, the seconds and the versions."""
-    for line in check.failed:
-        yield f"failed: {line}"
-    for line in check.lines:
-        if line.verdict is LineVerdict.NOT_TRIED and line.advice:
-            yield f"not tried: {line.name}: {line.advice}"
-    seconds = (f"{name} {value:.1f}" for name, value in check.seconds.items())
-    versions = (f"{name} {value}" for name, value in check.versions.items())
-    for label, entries in (("seconds", ", ".join(seconds)), ("versions", ", ".join(versions))):
-        if entries:
-            yield f"{label}: {entries}"
+    """Yields what to do about each failed line, why others have no verdict, and the seconds."""
+    for verdict, (word, _) in _WORDS.items():
+        if verdict is not LineVerdict.OK:
+            yield from (f"{word}: {line}" for line in check.lines if line.verdict is verdict)
+    if check.seconds:
+        yield f"seconds: {', '.join(f'{name} {value:.1f}' for name, value in check.seconds.items())}"

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from tpu_training_operator.cli.common.cluster import ClusterProblem, Connection, Target, cluster_options, find_job
-from tpu_training_operator.cli.watch.display import Lines, LiveTable, display
+from tpu_training_operator.cli.watch.display import display
 from tpu_training_operator.cli.watch.job_view import JobView, job_view
 from tpu_training_operator.domain.cluster_state.hosts import Host, host_of
 from tpu_training_operator.domain.job.naming import gang_selector
@@ -41,7 +41,7 @@ async def watch_to_the_end(connection: Connection, name: str, *, err: bool = Fal
     """Shows the job until it ends, on stderr if asked to; returns the exit status."""
     uid = (await find_job(connection, name))["metadata"]["uid"]
     with display(Console(highlight=False, stderr=err)) as shown:
-        view = await _until_over(connection, name, uid, shown)
+        view = await until_over(connection, name, uid, shown.show)
     if view.has_succeeded:
         return 0
     click.echo(f"{view.state_word}: {view.message}", err=True)
@@ -51,13 +51,16 @@ async def watch_to_the_end(connection: Connection, name: str, *, err: bool = Fal
     return _FAILED
 
 
-async def _until_over(connection: Connection, name: str, uid: str, shown: LiveTable | Lines) -> JobView:
+async def until_over(
+    connection: Connection, name: str, uid: str, show: Callable[[JobView, str | None], None]
+) -> JobView:
+    """Shows the job after every change until it is over. Raises JobGone if it is deleted before."""
     async with aclosing(watch_job(connection.client, JobKey(connection.namespace, name))) as seen:
         async for now in seen:
             if now.job is None or now.job["metadata"]["uid"] != uid:
                 break
             view = job_view(now.job, now.hosts, datetime.now(UTC))
-            shown.show(view, now.trouble)
+            show(view, now.trouble)
             if view.is_over:
                 return view
     raise JobGone(f"{name} was deleted")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 
 from tpu_contract.run_spec import RunSpec
 from tpu_contract.slice_check import (
     ENV_NODE_NAME,
+    FAST_SECONDS,
     SLICE_CHECK_MARKER,
     LineVerdict,
     SliceCheckLine,
@@ -19,8 +20,7 @@ from tpu_contract.slice_check import (
 )
 from tpu_trainer.contract.errors import PeerLostError, SliceUnfitError
 
-_PACKAGES = ("torch", "torch_xla", "torch_tpu", "libtpu")
-_SPEEDS = ("/s", "%")
+TIME_IS_OVER = f"{FAST_SECONDS:.0f} s were over"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def judge(
     number: float | None = None,
     unit: str = "",
 ) -> SliceCheckLine:
-    """Returns a line. good: None for what could not be tried. A good line needs no advice."""
+    """Returns a line. good: None for what has no verdict. A good line needs no advice."""
     verdict = LineVerdict.NOT_TRIED if good is None else LineVerdict.OK if good else LineVerdict.FAILED
     return SliceCheckLine(section, name, verdict, measured, expected, number, unit, advice="" if good else advice)
 
@@ -82,31 +82,28 @@ def attempt(section: SliceSection, name: str, probe: Callable[[], Iterable[Slice
     except PeerLostError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0]
-        lines.append(
-            judge(section, name, False, f"{type(error).__name__}: {reason}", advice="look at the worker's log")
-        )
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        lines.append(judge(section, name, False, reason, advice="look at the worker's log"))
     return lines
 
 
-def merge(lines: Sequence[SliceCheckLine]) -> list[SliceCheckLine]:
+def merge(lines: Iterable[SliceCheckLine]) -> list[SliceCheckLine]:
     """Returns the lines in the order of the sections. Lines of several hosts that differ in nothing but what was
     measured become one, unless they failed; its number is the worst: the lowest of speeds, the highest of all else."""
     groups: dict[tuple[object, ...], list[SliceCheckLine]] = {}
     for line in sorted(lines, key=lambda line: list(SliceSection).index(line.section)):
-        own = (line.host,) if line.verdict is LineVerdict.FAILED or not line.host else ()
-        groups.setdefault((line.section, line.name, line.verdict, line.expected, *own), []).append(line)
-    merged = []
-    for group in groups.values():
-        numbers = [line for line in group if line.number is not None]
-        pick = min if group[0].unit.endswith(_SPEEDS) else max
-        worst = pick(numbers, key=lambda line: line.number or 0.0) if numbers else group[0]
-        texts = list(dict.fromkeys(line.measured for line in group))
-        if len(group) > 1:
-            measured = texts[0] if len(texts) == 1 else f"at worst {worst.measured}" if numbers else "; ".join(texts)
-            worst = replace(worst, measured=measured, host="", node="")
-        merged.append(worst)
-    return merged
+        own = line.host if line.verdict is LineVerdict.FAILED else ""
+        groups.setdefault((line.section, line.name, line.verdict, line.expected, own), []).append(line)
+    return [group[0] if len(group) == 1 else _as_one(group) for group in groups.values()]
+
+
+def _as_one(group: Sequence[SliceCheckLine]) -> SliceCheckLine:
+    numbers = [line for line in group if line.number is not None]
+    pick = min if group[0].unit.endswith("/s") else max
+    worst = pick(numbers, key=lambda line: line.number or 0.0) if numbers else group[0]
+    texts = list(dict.fromkeys(line.measured for line in group))
+    measured = texts[0] if len(texts) == 1 else f"at worst {worst.measured}" if numbers else "; ".join(texts)
+    return replace(worst, measured=measured, host="", node="")
 
 
 def end_if_failed(lines: Iterable[SliceCheckLine], pod: str) -> None:
@@ -124,16 +121,16 @@ def end_if_failed(lines: Iterable[SliceCheckLine], pod: str) -> None:
         raise PeerLostError(f"slice check: {failed[0]}")
 
 
-def print_table(lines: Sequence[SliceCheckLine], seconds: Mapping[str, float], kind: str, *, complete: bool) -> None:
-    """Prints the table as the line of the log in which the operator finds it. kind: the accelerator type."""
-    table = SliceTable(tuple(merge(lines)), seconds, installed(), kind, complete)
-    print(f"{SLICE_CHECK_MARKER}{to_json(table)}", flush=True)
+@contextmanager
+def timed(seconds: MutableMapping[str, float], phase: str) -> Iterator[None]:
+    """Adds the seconds of the block, which is a phase."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[phase] = time.monotonic() - began
 
 
-def installed() -> dict[str, str]:
-    """Returns the versions of the libraries that must fit each other, without importing them."""
-    found = {}
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+def print_table(lines: Iterable[SliceCheckLine], seconds: Mapping[str, float]) -> None:
+    """Prints the table as the line of the log in which the operator finds it."""
+    print(f"{SLICE_CHECK_MARKER}{to_json(SliceTable(tuple(merge(lines)), seconds))}", flush=True)

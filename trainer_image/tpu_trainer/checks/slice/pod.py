@@ -9,12 +9,14 @@ import os
 import re
 import resource
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from math import prod
 from pathlib import Path
 
 from tpu_contract.run_spec import RunSpec
-from tpu_contract.slice_check import CheckMode, ExpectedChips, SliceCheckLine, SliceSection
-from tpu_trainer.checks.slice.lines import attempt, installed, judge
+from tpu_contract.slice_check import ExpectedChips, SliceCheckLine, SliceSection
+from tpu_trainer.checks.slice.lines import attempt, judge
 from tpu_trainer.worker.tpu_host import chip_files, may_open
 
 _POD = SliceSection.POD
@@ -26,22 +28,25 @@ _CAPABILITIES = {14: "IPC_LOCK", 17: "SYS_RAWIO", 21: "SYS_ADMIN", 24: "SYS_RESO
 _LIBTPU_FOR_TPU7X, _LIBTPU_FOR_TORCH_TPU = (0, 0, 22), (0, 0, 50)
 """The first libtpu that knows the chip, and the first that TorchTPU runs on."""
 
+_PACKAGES = ("torch", "torch_xla", "torch_tpu", "libtpu")
+
 
 def check_pod(
     spec: RunSpec,
     chips: ExpectedChips,
     environ: Mapping[str, str],
     root: Path = Path("/"),
-    mode: CheckMode = CheckMode.FULL,
+    *,
+    is_full: bool = True,
 ) -> list[SliceCheckLine]:
-    """Returns the lines of this container. root: where /dev, /proc and /sys are. The fast check leaves out what another
+    """Returns the lines of this container. root: where /dev, /proc and /sys are. is_full: False leaves out what another
     host would not do better."""
     lines = [
         *attempt(_POD, "rights", lambda: _describe_rights(root)),
         *attempt(_POD, _SHM, lambda: _check_shared_memory(root / _SHM[1:])),
     ]
-    if mode is CheckMode.FULL:
-        lines += attempt(_POD, "versions", lambda: check_versions(spec, installed()))
+    if is_full:
+        lines += attempt(_POD, "versions", lambda: check_versions(spec, _installed()))
     if spec.hardware == "TPU":
         lines += attempt(_POD, "device files", lambda: _check_devices(chips, root))
         lines += attempt(_POD, "environment", lambda: check_environment(spec, chips, environ))
@@ -93,6 +98,15 @@ def _check_shared_memory(place: Path) -> Iterator[SliceCheckLine]:
         yield judge(_POD, _SHM, True, f"{room:.0f} MiB, writable", "writable", "", room, "MiB")
     except OSError as error:
         yield judge(_POD, _SHM, False, f"{error.strerror}", "writable", advice, room, "MiB")
+
+
+def _installed() -> dict[str, str]:
+    """Returns the versions of the libraries that must fit each other, without importing them."""
+    found = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def check_versions(spec: RunSpec, found: Mapping[str, str]) -> Iterator[SliceCheckLine]:

@@ -5,19 +5,23 @@ Both must hold the same bits in the end. It is the trainer's own loop, in the pr
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.utils.data import TensorDataset
 
 from tpu_contract.protocol import ExitCode
 from tpu_contract.run_spec import BatchSpec, CheckpointSpec, OptimizerSpec, RunSpec
 from tpu_contract.slice_check import SliceCheckLine, SliceSection
 from tpu_trainer.checkpoint.catalogue import survey
 from tpu_trainer.checkpoint.parts import file_of
-from tpu_trainer.checks.slice.lines import judge
-from tpu_trainer.checks.slice.task import make
+from tpu_trainer.checks.slice.lines import judge, timed
 from tpu_trainer.contract.clock import Clock, StepPace
 from tpu_trainer.loop.context import RunContext
 from tpu_trainer.reporting.loss_trend import LossTrend
@@ -25,28 +29,33 @@ from tpu_trainer.reporting.progress import ProgressLog
 from tpu_trainer.reporting.reporter import open_reporter
 from tpu_trainer.reporting.run_outputs import RunOutputs
 from tpu_trainer.storage import open_store
+from tpu_trainer.task.task import Hyperparameters, Task
 from tpu_trainer.worker.replica import train
 
+if TYPE_CHECKING:
+    from tpu_trainer.checks.slice.command import SliceProbe
+
 _RUN = SliceSection.RUN
-STEPS, STOP_STEP, PER_REPLICA = 20, 8, 16
+STEPS, STOP_STEP, PER_REPLICA, _WIDTH = 20, 8, 16, 256
 _RUNS = (("train", "straight", False), ("stop", "stopped", True), ("resume", "stopped", False))
 """Each run: its name, its folder of checkpoints, and whether it is stopped."""
 
 
-def check_whole_line(
-    context: RunContext, place: str, seconds: dict[str, float], come: Callable[[str], None]
-) -> Iterator[SliceCheckLine]:
-    """Yields a line for each run and one for the comparison, which the reporting replica makes. A collective. place:
-    where the checkpoints go, which are deleted. seconds: gets those of each run, and of the first step of all."""
-    reports, first = context.outputs.is_reporter, 0
+def check_whole_line(check: SliceProbe) -> Iterator[SliceCheckLine]:
+    """Yields a line for each run and one for the comparison, which the reporting replica makes. A collective. Measures
+    the seconds of each run, and of the first step of all; deletes its checkpoints."""
+    context, seconds, first = check.context, check.seconds, 0
+    job, kept, reports = context.spec.job, context.spec.checkpoint, context.outputs.is_reporter
+    folder = f"{tempfile.gettempdir()}/{job.uid}" if kept is None else kept.uri.rstrip("/")
+    place = f"{folder}/slice-check-{job.attempt}"
     if reports:
         _empty(place)
-    come("the first run")
+    check.come("the first run")
     try:
         for number, (name, folder, stops) in enumerate(_RUNS, 1):
-            began, pace = time.monotonic(), StepPace()
-            code = _run(context, _small(context.spec, number, f"{place}/{folder}"), pace, stops, seconds)
-            seconds[name], expected = time.monotonic() - began, ExitCode.Preempted if stops else ExitCode.Succeeded
+            pace, expected = StepPace(), ExitCode.Preempted if stops else ExitCode.Succeeded
+            with timed(seconds, name):
+                code = _run(context, _small(context.spec, number, f"{place}/{folder}"), pace, stops, seconds)
             last = pace.last or 0
             good = code is expected and (STOP_STEP <= last < STEPS if stops else last == STEPS)
             good = good and pace.steps == last - first
@@ -103,6 +112,19 @@ def _small(spec: RunSpec, number: int, place: str) -> RunSpec:
         data_uri=None,
         checkpoint=CheckpointSpec(place, None, None, keep=2),
     )
+
+
+def make(hp: Hyperparameters) -> Task:
+    """Returns the small task: a network on numbers that it draws itself, the same in every process."""
+    numbers = torch.Generator().manual_seed(17)
+    features = torch.randn(4 * hp.global_batch_size, _WIDTH, generator=numbers)
+    labels = torch.randint(0, 10, (len(features),), generator=numbers)
+    model = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(_WIDTH, 10))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    return Task(model=model, train=TensorDataset(features, labels), loss=loss)
 
 
 def _compare(place: str) -> SliceCheckLine:
