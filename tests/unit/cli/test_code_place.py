@@ -100,5 +100,5 @@ def test_a_program_in_the_folder_is_found(tmp_path: Path) -> None:
 def test_a_file_that_hides_a_module_of_the_trainers_is_told(tmp_path: Path, name: str, said: str | None) -> None:
     body = job_body({"spec.trainer.entrypoint": "train:task"})
     (tmp_path / "job.yaml").write_text(json.dumps(body))
-    warnings = code_warnings(load(tmp_path / "job.yaml"), PackedCode(b"archive", {name: 1, "train.py": 7}))
+    warnings = code_warnings(load(tmp_path / "job.yaml"), PackedCode(b"archive", {name: 1, "train.py": 7}), [])
     assert [said is not None and warning.startswith(said) for warning in warnings] == [True] * (said is not None)
