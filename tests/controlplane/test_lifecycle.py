@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -65,7 +66,11 @@ class User:
                 while b"[y/N]" not in shown:
                     shown += os.read(ours, 65536)
                 if answer == b"^C":
-                    process.send_signal(signal.SIGINT)
+                    # Again and again: one that comes just before the read of the answer does not interrupt it.
+                    while b"Aborted" not in shown:
+                        process.send_signal(signal.SIGINT)
+                        while select.select([ours], [], [], 1.0)[0] and b"Aborted" not in shown:
+                            shown += os.read(ours, 65536)
                 else:
                     os.write(ours, answer)
                 while piece := os.read(ours, 65536):
