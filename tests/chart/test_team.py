@@ -32,7 +32,7 @@ def team(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def refusal(cluster: Cluster, body: Object, *flags: str) -> str:
-    """What the API server says against the object; empty if it would take it."""
+    """Returns what the API server says against the object; empty if it would take it."""
     place = ("create", "--dry-run=server", f"--namespace={TEAM}", "--filename=-", *flags)
     done = cluster.plane.kubectl(*place, input=yaml.safe_dump(body), check=False)
     return done.stderr if done.returncode else ""

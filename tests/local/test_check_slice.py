@@ -27,7 +27,7 @@ def test_this_machine_is_fit_and_every_section_was_tried() -> None:
     assert (table["fit"], table["acceleratorType"]) == (True, "v5litepod-8")
     good = {(line["section"], line["name"]) for line in table["lines"] if line["verdict"] == "Ok"}
     assert {(section, name) for section, names in BY_SECTION.items() for name in names} <= good
-    # Only of this line nobody can tell while other processes take a host's CPUs.
+    # While other processes take a host's CPUs, this is the only line without a verdict.
     slow = {(line["verdict"], line.get("advice", "")) for line in table["lines"] if line["name"] == "slow host"}
     assert slow <= {("Ok", ""), ("NotTried", "cannot tell: other processes had its CPUs")}
     assert slow

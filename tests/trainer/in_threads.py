@@ -123,7 +123,7 @@ class ThreadBackend:
 
 
 def side_by_side(count: int, run: Callable[[int], Any]) -> list[Any]:
-    """What `run` gives for 0 to `count`, each in a thread of its own; the errors that it raises stand in their places.
+    """Returns what `run` gives for 0 to `count`, each in a thread of its own; its errors stand in their places.
 
     No ThreadPoolExecutor: a data-loading worker that is forked from a thread of a pool joins the pool's threads at its
     exit. One of them is itself, so it ends with code 1, and if the loader sees that in time the test fails.

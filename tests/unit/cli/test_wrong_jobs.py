@@ -13,7 +13,7 @@ from tpu_training_operator.cli.common.job_file import load
 
 
 def refusal(folder: Path, text: str) -> list[str]:
-    """What `tpujob` says about the file, without its name."""
+    """Returns what `tpujob` says about the file, without its name."""
     path = folder / "job.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BadInput) as caught:

@@ -61,7 +61,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 @dataclass(frozen=True)
 class SliceRequest:
-    """What to check: the job, how long to wait for its end, whether it stays afterwards, and how to print the table."""
+    """Holds the job to check with, how long to wait for its end, whether it stays, and how to print the table."""
 
     file: JobFile
     timeout: int

@@ -95,7 +95,7 @@ def _has_come(store: Store, key: str, until: float) -> bool:
 
 @dataclass(frozen=True)
 class HostReport:
-    """What a host has found. unreachable: host, port and reason. untried: calls for which there was no time. ahead: by
+    """Holds what a host found. unreachable: host, port and reason. untried: calls for which there was no time. ahead: by
     how many seconds host 0's clock is ahead of this host's, give or take `doubt`."""
 
     unreachable: Sequence[tuple[int, int, str]] = ()
