@@ -93,7 +93,7 @@ def test_an_alert_selects_this_operator_only(alert: Object) -> None:
 
 
 def test_the_alerts_reach_the_cluster_unchanged(helm: Helm) -> None:
-    """Helm leaves Prometheus' own templates alone. Only the link differs, because a relative one leads nowhere there."""
+    """Helm leaves Prometheus' own templates alone. Only the link differs: a relative one leads nowhere there."""
     for value, kind in (("prometheusRule", "PrometheusRule"), ("rules", "Rules")):
         given = {"metrics": {value: {"enabled": True}, "runbookURL": "https://wiki/docs/metrics.md"}}
         rendered = named(helm.template(given), kind)

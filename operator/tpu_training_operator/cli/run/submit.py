@@ -50,7 +50,7 @@ _DRY_RUN = {"dryRun": "All"}
 
 @dataclass(frozen=True)
 class _Request:
-    """Holds what to submit. `namespace`: the one that the file names. `code_to` and what follows: the options' values."""
+    """Holds what to submit. `namespace`: the one that the file names. `code_to` and the rest: the options' values."""
 
     file: JobFile
     namespace: str | None

@@ -95,8 +95,8 @@ def _has_come(store: Store, key: str, until: float) -> bool:
 
 @dataclass(frozen=True)
 class HostReport:
-    """Holds what a host found. unreachable: host, port and reason. untried: calls for which there was no time. ahead: by
-    how many seconds host 0's clock is ahead of this host's, give or take `doubt`."""
+    """Holds what a host found. unreachable: host, port and reason. untried: calls for which there was no time. ahead:
+    by how many seconds host 0's clock is ahead of this host's, give or take `doubt`."""
 
     unreachable: Sequence[tuple[int, int, str]] = ()
     untried: int = 0
