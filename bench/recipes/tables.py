@@ -15,17 +15,19 @@ WARNED = "⚠"
 
 
 def quality_tables(found: Sequence[Cell], recipes: Mapping[str, Any]) -> str:
-    """One table a task: the mean and the standard deviation over the seeds, by rule and factor."""
+    """Returns one table a task: the mean and the standard deviation over the seeds, by rule and factor. The header has
+    those of the tuned recipe, which is the same run under every rule."""
     names = list(dict.fromkeys(cell.task for cell in found))
     return "\n\n".join(_quality(name, [cell for cell in found if cell.task == name], recipes[name]) for name in names)
 
 
 def _quality(name: str, found: Sequence[Cell], recipe: Mapping[str, Any]) -> str:
     task = TASKS[name]
-    factors = list(dict.fromkeys(cell.factor for cell in found))
     by_place = {(cell.rule, cell.factor): cell for cell in found}
-    rows = [[f"{task.title}, rate {recipe['learningRate']}", *(f"{factor}x" for factor in factors)]]
-    rules = [rule for rule in RULES if (rule, factors[0]) in by_place]
+    rules = [rule for rule in RULES if (rule, 1) in by_place]
+    factors = [factor for factor in dict.fromkeys(cell.factor for cell in found) if factor != 1]
+    tuned = f"{task.title}, rate {recipe['learningRate']}: {_entry(by_place[rules[0], 1])}"
+    rows = [[tuned, *(f"{factor}x" for factor in factors)]]
     rows += [[rule, *(_entry(by_place[rule, factor]) for factor in factors)] for rule in rules]
     return markdown(rows)
 
@@ -34,7 +36,7 @@ def _entry(cell: Cell) -> str:
     quality = TASKS[cell.task].quality
     digits = 1 if quality.scale == 100 else 3
     mean, spread = statistics.fmean(cell.values), statistics.pstdev(cell.values)
-    text = f"{quality.scale * mean:.{digits}f} ± {quality.scale * spread:.{digits}f}"
+    text = f"{quality.scale * mean:.{digits}f}±{quality.scale * spread:.{digits}f}"
     return f"{text if cell.holds else f'**{text}**'}{f' {WARNED}' if cell.warned else ''}"
 
 

@@ -80,7 +80,8 @@ def test_a_warning_of_the_run_is_enough_for_a_run_that_lost_much(plans: Plans) -
 def test_the_tables_and_the_drawing_show_every_rule(plans: Plans) -> None:
     found = judged(plans, {("Auto", 16): 0.5})
     table = tables.quality_tables(found, tuning.tuned())
-    assert "| **50.0 ± 0.0** ⚠ |" in table
+    assert ": 97.0±0.0 | 4x | 16x |" in table
+    assert "| **50.0±0.0** ⚠ |" in table
     assert "| Auto | chosen with | 1 of 2 | 1 | 0 of 1 |" in tables.warnings_table(found)
     picture = "".join(ElementTree.fromstring(drawing(found)).itertext())
     assert all(rule in table and rule in picture for rule in RULES)
