@@ -183,7 +183,7 @@ def test_a_gang_that_succeeded_is_in_phase_done() -> None:
 # Budgets.
 
 
-def test_a_new_checkpoint_refills_the_budgets() -> None:
+def test_after_a_new_checkpoint_all_restarts_are_left() -> None:
     cluster = given_a_gang_that_reported(100, checkpoint=60, changes=TWICE)
     for step in (110, 120, 130):
         restart(cluster)

@@ -97,7 +97,7 @@ def test_an_error_of_the_user_fails_the_job_at_once(snapshot: SnapshotAssertion)
     assert kstatus(cluster.job) == "Failed"
 
 
-def test_a_spent_budget_fails_the_job(snapshot: SnapshotAssertion) -> None:
+def test_without_a_restart_left_the_job_fails(snapshot: SnapshotAssertion) -> None:
     limits = {"spec.runPolicy": {"restart": {"limits": [{"class": "Infrastructure", "max": 1}]}}}
     cluster = given_a_running_gang(limits)
     is_seen_to_fail(cluster, WORKERS[1])

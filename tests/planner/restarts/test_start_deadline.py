@@ -17,7 +17,7 @@ from tpu_training_operator.api.status import State
 from tpu_training_operator.domain.cluster_state.observed import Observed, format_time, parse_time
 from tpu_training_operator.domain.cluster_state.obstacles import Obstacle
 from tpu_training_operator.domain.plan.blocked import show_obstacle
-from tpu_training_operator.domain.plan.common.restart_budget import pause_after_release
+from tpu_training_operator.domain.plan.common.restart_limits import pause_after_release
 from tpu_training_operator.domain.plan.plan import Plan
 
 DEADLINE = timedelta(seconds=100)

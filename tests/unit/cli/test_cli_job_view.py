@@ -158,10 +158,10 @@ def test_a_restart_counts_for_its_window_only() -> None:
         spec={"runPolicy": {"restart": {"windowSeconds": 3600, "limits": [{"class": "Infrastructure", "max": 3}]}}},
         restarts={"byClass": {"Infrastructure": 5}, "charged": charged},
     )
-    budgets = {budget.failure_class: budget for budget in view_of(job).budgets}
-    infrastructure = budgets["Infrastructure"]
+    restarts = {each.failure_class: each for each in view_of(job).restarts_by_class}
+    infrastructure = restarts["Infrastructure"]
     assert (infrastructure.total, infrastructure.counting, infrastructure.left) == (5, 1, 2)
-    assert budgets["Preemption"].left is None
+    assert restarts["Preemption"].left is None
 
 
 @pytest.mark.parametrize("failure_class", FailureClass)
@@ -213,7 +213,7 @@ def test_what_a_newer_operator_wrote_is_still_shown() -> None:
     view = view_of(job, *running_pods())
     assert "Levitating" in headline(view)
     assert advice(view, "tpujob") == []
-    assert view.budgets == ()
+    assert view.restarts_by_class == ()
     assert sections(view, "tpujob")
 
 

@@ -58,7 +58,7 @@ def test_every_reason_says_what_happened_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("failure_class", FailureClass)
-def test_the_page_gives_the_default_budgets(failure_class: FailureClass) -> None:
-    told = {re.sub(r"\[(\w+)\].*", r"\1", row[0]): row[1] for row in rows("Budgets")}
+def test_the_page_gives_the_default_limits(failure_class: FailureClass) -> None:
+    told = {re.sub(r"\[(\w+)\].*", r"\1", row[0]): row[1] for row in rows("Restart limits")}
     limit = Restart().limit_of(failure_class)
     assert told[failure_class] == ("unlimited" if limit is None else str(limit))

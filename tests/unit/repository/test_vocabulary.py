@@ -39,6 +39,7 @@ OLD = {
     r"\bSteadyNumbers\b|\bquickly\(": "ScalarsAsData, call_in_place",
     r"\bopen_mirror\b": "open_solo",
     r"Kind\.(SETTLED|STUCK)\b": "CURRENT, FAILED",
+    r"(?i)restart[ _]budget|budgets? of restarts|class's budget": "restart limits, restarts left",
     # phrases that no native engineer writes
     r"\ball the same\b": "anyway, or nothing",
     r"\bin vain\b": "without effect",

@@ -174,7 +174,7 @@ COUNTS: dict[str, tuple[Status, Status, str, dict[str, float]]] = {
         "failures",
         {},
     ),
-    "a denied restart exhausts the budget": (
+    "a denied restart exhausts the limit": (
         status(last_failure=failure(3, 30)),
         failed(Reason.RESTART_LIMIT_REACHED, last_failure=failure(4, 60, HANG)),
         "restarts_exhausted",

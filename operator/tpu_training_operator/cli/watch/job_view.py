@@ -20,7 +20,7 @@ from tpu_training_operator.domain.cluster_state.hosts import Host, Hosts, summar
 from tpu_training_operator.domain.cluster_state.multikueue import manager_of
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.plan.common import accounts
-from tpu_training_operator.domain.plan.common.restart_budget import Budget, budget
+from tpu_training_operator.domain.plan.common.restart_limits import ClassRestarts, restarts_of
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class JobView:
 
     `state_word`: the state as written, which this version may not know; empty before the first status.
 
-    `hosts`: None until the job is resolved. `budgets`: one for each failure class, in the API's order; empty if the
-    spec cannot be read. `window`: how long a restart counts. `goodput`: includes the current activity up to `now`, for
-    the chips that the workers held when the status was written. `prices`: None if the user gave none. `manager`: the
-    controller that runs the job; empty if it is this cluster's operator.
+    `hosts`: None until the job is resolved. `restarts_by_class`: one for each failure class, in the API's order; empty
+    if the spec cannot be read. `window`: how long a restart counts. `goodput`: includes the current activity up to
+    `now`, for the chips that the workers held when the status was written. `prices`: None if the user gave none.
+    `manager`: the controller that runs the job; empty if it is this cluster's operator.
     """
 
     name: str
@@ -47,7 +47,7 @@ class JobView:
     message: str
     hosts: Hosts | None
     window: str
-    budgets: tuple[Budget, ...]
+    restarts_by_class: tuple[ClassRestarts, ...]
     goodput: Goodput | None
     prices: Prices | None = None
     manager: str = ""
@@ -117,7 +117,9 @@ def job_view(job: Mapping[str, Any], hosts: Iterable[Host], now: datetime) -> Jo
         if resolved
         else None,
         window=span(restart.window_seconds) if restart else "",
-        budgets=tuple(budget(restart, status.restarts, kind, now) for kind in FailureClass) if restart else (),
+        restarts_by_class=tuple(restarts_of(restart, status.restarts, kind, now) for kind in FailureClass)
+        if restart
+        else (),
         goodput=goodput and accounts.charge(goodput, now, goodput.activity),
         manager=manager_of(job),
         is_being_deleted="deletionTimestamp" in metadata,

@@ -19,7 +19,7 @@ from tpu_training_operator.domain.cluster_state.hosts import HostGroup, Hosts, g
 from tpu_training_operator.domain.cluster_state.observed import parse_time
 from tpu_training_operator.domain.failures.messages import describe_attempt, describe_class, describe_place, gist
 from tpu_training_operator.domain.plan.common.accounts import account_of
-from tpu_training_operator.domain.plan.common.restart_budget import Budget
+from tpu_training_operator.domain.plan.common.restart_limits import ClassRestarts
 from tpu_training_operator.domain.plan.stopping.budget import format_hours
 
 _MOST_GROUPS = 4
@@ -283,16 +283,16 @@ def _failure_in_full(failure: Failure, view: JobView) -> tuple[str, ...]:
 
 
 def _restarts(view: JobView) -> Section:
-    used = [budget for budget in view.budgets if budget.total]
-    brief = ", ".join(f"{b.failure_class} {b.total}" + ("" if b.left is None else f" ({b.left} left)") for b in used)
-    full = tuple(f"{budget.failure_class:<15}{budget.total:>4}   {_left(budget, view.window)}" for budget in used)
+    used = [restarts for restarts in view.restarts_by_class if restarts.total]
+    brief = ", ".join(f"{r.failure_class} {r.total}" + ("" if r.left is None else f" ({r.left} left)") for r in used)
+    full = tuple(f"{r.failure_class:<15}{r.total:>4}   {_describe_left(r, view.window)}" for r in used)
     return Section("restarts", full, (brief,) if used else ())
 
 
-def _left(budget: Budget, window: str) -> str:
-    if budget.limit is None:
+def _describe_left(restarts: ClassRestarts, window: str) -> str:
+    if restarts.limit is None:
         return "unlimited"
-    return f"{budget.left} of {budget.limit} left ({budget.counting} count: within {window}, no checkpoint since)"
+    return f"{restarts.left} of {restarts.limit} left ({restarts.counting} count: within {window}, no checkpoint since)"
 
 
 def _nodes(view: JobView) -> list[Section]:

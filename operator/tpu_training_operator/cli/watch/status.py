@@ -148,8 +148,8 @@ def as_json(view: JobView, raw_status: dict[str, Any]) -> dict[str, Any]:
             "notReady": [{"why": group.why, "hosts": list(group.places)} for group in hosts.others],
         },
         "budgets": {
-            budget.failure_class.value: {"restarts": budget.total, "counting": budget.counting, "limit": budget.limit}
-            for budget in view.budgets
+            each.failure_class.value: {"restarts": each.total, "counting": each.counting, "limit": each.limit}
+            for each in view.restarts_by_class
         },
         **_cost(view),
         "goodputNow": goodput and goodput.as_json(),

@@ -28,7 +28,7 @@ from tpu_training_operator.domain.plan.checks.step_fits import program_to_expect
 from tpu_training_operator.domain.plan.common.conditions import ReadyState
 from tpu_training_operator.domain.plan.common.context import Context, isolate
 from tpu_training_operator.domain.plan.common.pod_cleanup import delete_pods, find_blockers
-from tpu_training_operator.domain.plan.common.restart_budget import longest_wait
+from tpu_training_operator.domain.plan.common.restart_limits import longest_wait
 from tpu_training_operator.domain.plan.placement.return_to_preferred import describe_stay
 from tpu_training_operator.domain.plan.placement.search import carry_out, move, next_slice
 from tpu_training_operator.domain.plan.plan import Batch, Batches, Freshness, Plan

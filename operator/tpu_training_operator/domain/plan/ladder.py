@@ -28,7 +28,7 @@ from tpu_training_operator.domain.plan.common.accounts import mark_lost, mark_sa
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail, read_final_progress
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.restart_budget import refill
+from tpu_training_operator.domain.plan.common.restart_limits import refill
 from tpu_training_operator.domain.plan.common.rung_status import format_ratio, read_pace, record_rung, with_verdict
 from tpu_training_operator.domain.plan.parse_cache import read_job, without_entry_check
 from tpu_training_operator.domain.plan.plan import Plan

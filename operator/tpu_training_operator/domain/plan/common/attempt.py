@@ -6,7 +6,7 @@ The attempt, its slice, its rung and whether it may have workers are written tog
 - What the previous attempt has cost, and the activity from now on (`then`).
 - A restart names the time of the next attempt, and a move clears it: the wait was for the slice that the job leaves. A
   resumption keeps it, so that suspending a job does not shorten its backoff.
-- Only a passed rung refills the restart budgets and forgets the progress: the next rung is another training.
+- Only a passed rung gives all restarts back and forgets the progress: the next rung is another training.
 - Only a start and a resumption end a suspension.
 """
 

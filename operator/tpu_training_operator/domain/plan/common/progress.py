@@ -13,7 +13,7 @@ from tpu_training_operator.domain.cluster_state.observed import format_time, par
 from tpu_training_operator.domain.cluster_state.worker_reports import Inbox, WorkerReport
 from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.domain.plan.common.accounts import Holding, charge, mark_saved
-from tpu_training_operator.domain.plan.common.restart_budget import refill
+from tpu_training_operator.domain.plan.common.restart_limits import refill
 
 
 def apply_report(

@@ -19,7 +19,7 @@ from tpu_training_operator.domain.plan.common.accounts import mark_lost, mark_sa
 from tpu_training_operator.domain.plan.common.attempt import Why, begin_attempt
 from tpu_training_operator.domain.plan.common.completion import fail
 from tpu_training_operator.domain.plan.common.context import Context
-from tpu_training_operator.domain.plan.common.restart_budget import (
+from tpu_training_operator.domain.plan.common.restart_limits import (
     PAUSE_AFTER_PREEMPTION,
     backoff,
     count_restart,

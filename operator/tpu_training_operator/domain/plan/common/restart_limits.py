@@ -1,7 +1,7 @@
 """Whether and when a gang may start again after a failure.
 
-Every failure class has its own budget, so preemptions do not use up the restarts meant for crashes. A restart counts
-for `restart.window`, or until training makes progress: a new checkpoint refills all budgets.
+Every failure class has its own limit, so preemptions do not use up the restarts meant for crashes. A restart counts
+for `restart.window`, or until training makes progress: with a new checkpoint, all restarts are left again.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ PAUSE_AFTER_PREEMPTION = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
-class Budget:
+class ClassRestarts:
     """Restarts after failures of one class: `total` over the job's life, and those `counting` against the `limit`,
     which is None if there is none."""
 
@@ -32,13 +32,15 @@ class Budget:
         return None if self.limit is None else max(0, self.limit - self.counting)
 
 
-def budget(policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime) -> Budget:
+def restarts_of(policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime) -> ClassRestarts:
     counting = len(_find_counting(policy, restarts, now).get(failure_class, ()))
-    return Budget(failure_class, restarts.by_class.get(failure_class, 0), counting, policy.limit_of(failure_class))
+    return ClassRestarts(
+        failure_class, restarts.by_class.get(failure_class, 0), counting, policy.limit_of(failure_class)
+    )
 
 
 def may_restart(policy: Restart, restarts: Restarts, failure_class: FailureClass, now: datetime) -> bool:
-    return budget(policy, restarts, failure_class, now).left != 0
+    return restarts_of(policy, restarts, failure_class, now).left != 0
 
 
 def count_restart(

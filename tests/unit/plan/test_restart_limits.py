@@ -11,7 +11,7 @@ from tests.unit.pods import NOON
 from tpu_training_operator.api.run_policy import MOST_COUNTED_RESTARTS, FailureClass, Restart
 from tpu_training_operator.api.status import Restarts
 from tpu_training_operator.domain.cluster_state.observed import format_time
-from tpu_training_operator.domain.plan.common.restart_budget import backoff, count_restart, may_restart, refill
+from tpu_training_operator.domain.plan.common.restart_limits import backoff, count_restart, may_restart, refill
 
 
 def policy(seconds: int = 86400, **limits: int) -> Restart:
@@ -41,7 +41,7 @@ def after(**counting: int) -> Restarts:
         ("Unknown", 3, False),
     ],
 )
-def test_the_default_budgets(failure_class: str, so_far: int, allowed: bool) -> None:
+def test_the_default_limits(failure_class: str, so_far: int, allowed: bool) -> None:
     assert may_restart(policy(), after(**{failure_class: so_far}), FailureClass(failure_class), NOON) is allowed
 
 
@@ -50,7 +50,7 @@ def test_the_default_budgets(failure_class: str, so_far: int, allowed: bool) -> 
     limit=st.integers(0, 50),
     so_far=st.dictionaries(st.sampled_from([str(kind) for kind in FailureClass]), st.integers(0, 60)),
 )
-def test_a_class_has_a_budget_of_its_own(failure_class: FailureClass, limit: int, so_far: dict[str, int]) -> None:
+def test_a_class_has_a_limit_of_its_own(failure_class: FailureClass, limit: int, so_far: dict[str, int]) -> None:
     allowed = may_restart(policy(**{failure_class: limit}), after(**so_far), failure_class, NOON)
     assert allowed is (so_far.get(failure_class, 0) < limit)
 
@@ -78,7 +78,7 @@ def test_no_window_has_more_restarts_in_it_than_the_limit(window: int, limit: in
     assert restarts.by_class.get("Unknown", 0) == len(granted)
 
 
-def test_after_progress_the_budgets_are_full_and_the_next_restart_does_not_wait() -> None:
+def test_after_progress_all_restarts_are_left_and_the_next_restart_does_not_wait() -> None:
     spent = after(Infrastructure=20, Unknown=3)
     full = refill(spent)
     assert may_restart(policy(), full, FailureClass.INFRASTRUCTURE, NOON)
