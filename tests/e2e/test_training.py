@@ -51,7 +51,7 @@ def test_the_columns_and_the_description_say_what_happened(quick_start: dict[str
 def test_the_training_has_the_result_that_the_documentation_shows(
     cluster: Cluster, quick_start: dict[str, str]
 ) -> None:
-    page = (REPOSITORY / "docs" / "kubectl.md").read_text()
+    page = (REPOSITORY / "docs" / "status.md").read_text()
     metrics = re.search(r"Metrics:\n +Accuracy: +(\S+)\n +Loss: +(\S+)\n", page)
     accuracy, loss = map(float, metrics.groups())
 

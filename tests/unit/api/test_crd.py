@@ -197,7 +197,7 @@ def test_a_negative_attempt_counts_as_zero() -> None:
 
 
 def test_the_documentation_names_every_field_that_cannot_change_freely() -> None:
-    page = (ROOT / "docs" / "kubectl.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "status.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| (at any time|while the job is suspended|never) \| (.*) \|$", page, re.MULTILINE))
     for fields, row in ((IMMUTABLE, rows["never"]), (MUTABLE_AT_REST, rows["while the job is suspended"])):
         named = set(re.findall(r"`([^`]+)`", row))
