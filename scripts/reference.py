@@ -16,47 +16,83 @@ spec is a number; what a run has measured is text, because it may be `nan` or `i
 [examples/bucket.yaml](../examples/bucket.yaml) is a job that uses most sections of the spec.
 """
 _UNBOUNDED = 2**31 - 1
+_FEWEST = 3
+"""Fields that a part must have to be described only once."""
+
+Row = tuple[str, str, str]
+"""A field's path below its section, what it takes, and its meaning."""
 
 
 def page() -> str:
     """Returns the whole page."""
     (version,) = custom_resource_definition()["spec"]["versions"]
     properties = version["schema"]["openAPIV3Schema"]["properties"]
-    parts = [_INTRODUCTION]
+    parts, told = [_INTRODUCTION], Told()
     for root in ("spec", "status"):
         alone = {name: schema for name, schema in properties[root]["properties"].items() if not _has_parts(schema)}
         parts.append(f"## {root}\n\n{properties[root]['description']}\n")
         if alone:
-            parts.append(_section(properties[root] | {"properties": alone}))
+            parts.append(_section(properties[root] | {"properties": alone}, root, told))
         for name, schema in properties[root]["properties"].items():
             if name not in alone:
-                parts.append(f"### {root}.{name}\n\n{_description(schema)}\n")
-                parts.append(_section(schema.get("items", schema) if schema["type"] == "array" else schema))
+                fields, place = _fields(schema), f"{root}.{name}"
+                repeated = told.repeats(fields, place)
+                parts.append(f"### {place}\n\n{_description(schema)}{repeated}\n")
+                if not repeated:
+                    parts.append(_section(fields, place, told))
     return "\n".join(parts)
+
+
+class Told:
+    """The parts that the page has described, so that none is described twice."""
+
+    def __init__(self) -> None:
+        self._places: dict[frozenset[Row], str] = {}
+
+    def repeats(self, schema: Schema, place: str) -> str:
+        """Returns a sentence that says where the fields of `schema` are described already, or remembers their place."""
+        rows = frozenset(_rows(schema, "", "", None))
+        if len(rows) < _FEWEST:
+            return ""
+        for known, where in self._places.items():
+            if rows <= known:
+                names = ", ".join(f"`{name}`" for name in schema["properties"])
+                return f" Fields as in `{where}`" + ("." if rows == known else f": {names}.")
+        self._places[rows] = place
+        return ""
 
 
 def _has_parts(schema: Schema) -> bool:
     return "properties" in schema or "properties" in schema.get("items", {})
 
 
-def _section(schema: Schema) -> str:
+def _fields(schema: Schema) -> Schema:
+    """Returns what has the fields of `schema`: itself, or the items of a list, or the values of a map."""
+    if schema.get("type") == "array":
+        return dict(schema["items"])
+    values = schema.get("additionalProperties")
+    return values if isinstance(values, dict) else schema
+
+
+def _section(schema: Schema, place: str, told: Told) -> str:
     """Returns a table of the fields below `schema`, then the rules over more than one of them."""
-    rows = [f"| {path} | {kind} | {default} | {text} |" for path, kind, default, text in _rows(schema, "")]
-    table = "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+    rows = [f"| {path} | {kind} | {text} |" for path, kind, text in _rows(schema, "", place, told)]
+    table = "\n".join(["| field | takes | meaning |", "|---|---|---|", *rows, ""])
     rules = list(dict.fromkeys(_rules(schema)))
     return table + ("\nRules:\n\n" + "\n".join(f"- {rule}" for rule in rules) + "\n" if rules else "")
 
 
-def _rows(schema: Schema, above: str) -> Iterator[tuple[str, str, str, str]]:
+def _rows(schema: Schema, above: str, place: str, told: Told | None) -> Iterator[Row]:
+    """Yields a row for each field and those below it; with `told`, a sentence for what is described elsewhere."""
     for name, field in schema.get("properties", {}).items():
         path, required = f"{above}{name}", name in schema.get("required", ())
-        shown = f"`{path}`"
-        yield f"**{shown}**" if required else shown, _type(field), _default(field), _description(field)
-        yield from _rows(field, f"{path}.")
-        yield from _rows(field.get("items", {}), f"{path}[].")
-        values = field.get("additionalProperties")
-        if isinstance(values, dict):
-            yield from _rows(values, f"{path}{{}}.")
+        shown, below = f"`{path}`", _fields(field)
+        suffix = "[]" if field.get("type") == "array" else "" if below is field else "{}"
+        repeated = told.repeats(below, f"{place}.{path}{suffix}") if told else ""
+        default = _default(field)
+        yield f"**{shown}**" if required else shown, _type(field) + default, _description(field) + repeated
+        if not repeated:
+            yield from _rows(below, f"{path}{suffix}.", place, told)
 
 
 def _type(field: Schema) -> str:
@@ -81,9 +117,9 @@ def _type(field: Schema) -> str:
 
 def _default(field: Schema) -> str:
     default = field.get("default")
-    if default is None or default == {}:
+    if default in (None, {}, ""):
         return ""
-    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+    return f"; default `{str(default).lower() if isinstance(default, bool) else default}`"
 
 
 def _description(field: Schema) -> str:

@@ -55,24 +55,21 @@ class EntryCheck(ApiModel):
 
     mode: EntryCheckMode = Field(
         EntryCheckMode.AUTO,
-        description="Whether one pod without TPUs imports the entrypoint, builds the task with the scaled numbers and"
-        " runs two steps before any worker is created. Auto: on hardware TPU; your own errors fail the job, and"
-        " anything else that stops the check is a warning. Require: on any hardware, and the job fails unless the check"
-        " passes. Skip: never.",
+        description="Whether a pod without TPUs makes two steps before any worker is created. Auto: on hardware TPU;"
+        " your own errors fail the job, anything else is a warning. Require: on any hardware, and it must pass. Skip:"
+        " never.",
     )
     compile: CompileCheck = Field(
         CompileCheck.AUTO,
-        description="Whether the check's pod then compiles the step for the slice with the TPU's compiler, on its CPU."
-        " A step that does not fit into a core's memory fails the job before it has chips. Auto: on hardware TPU with"
-        " backend XLA, for at most five minutes, if the image has jax and libtpu; if the compiler gives no verdict,"
-        " the job starts anyway, and the condition StepFits says why. Require: on any hardware; without a verdict the"
-        " job fails. Skip: never.",
+        description="Whether that pod compiles the step for the slice; one that does not fit into a core's memory fails"
+        " the job. Auto: on hardware TPU with backend XLA, if the image has jax and libtpu, for at most five minutes;"
+        " no verdict is a warning. Require: on any hardware; without a verdict the job fails. Skip: never.",
     )
     data_in_region: DataInRegion = Field(
         DataInRegion.WARN,
-        description="What to do if the entry check finds that a bucket of the job (data, checkpoint, report) is not in"
-        " the slice's region. Warn: show it in the condition DataInRegion. Require: fail the job, also if the"
-        " region cannot be found out, and check on any hardware. Ignore: do nothing.",
+        description="When a bucket of the job (data, checkpoint, report) is not in the slice's region. Warn: show it in"
+        " the condition DataInRegion. Require: fail the job, also if the region is unknown, and check on any hardware."
+        " Ignore: do nothing.",
     )
     resources: Resources | None = Field(
         None,
@@ -81,8 +78,8 @@ class EntryCheck(ApiModel):
     )
     deadline_seconds: Count = Field(
         900,
-        description="Seconds that the check's pod may take on its node, including the pull of its image and the"
-        " compilation. It waits for a node for the same time, but at most five minutes.",
+        description="Seconds that the check's pod may take on its node, pull and compilation included. It waits for a"
+        " node as long, but at most five minutes.",
     )
 
     @property

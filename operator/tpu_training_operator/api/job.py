@@ -58,8 +58,8 @@ class InitFrom(ApiModel):
     )
     strict: Boolean = Field(
         True,
-        description="Fail unless the tensors there and in the model are the same by name and shape. With false, those"
-        " that match are loaded and a warning lists the others; if none matches, the job fails.",
+        description="Fail unless the tensors there and in the model are the same by name and shape. False: load those"
+        " that match, and warn of the others; if none matches, the job fails.",
     )
 
 
@@ -77,8 +77,8 @@ class Checkpoint(ApiModel):
     )
 
     uri: StorageUri = Field(
-        description="Where checkpoints are kept, in a place that every worker reaches: gs://bucket/path, or an absolute"
-        " path on a shared volume. Several jobs may share it; each writes to NAMESPACE/NAME below it."
+        description="Where checkpoints are kept: gs://bucket/path, or an absolute path on a shared volume. Several jobs"
+        " may share it; each writes to NAMESPACE/NAME below it."
     )
     every_steps: LargeCount | None = Field(
         None, description="Steps between checkpoints; if everySeconds is set too, whichever is due first counts."
@@ -94,13 +94,13 @@ class Checkpoint(ApiModel):
     )
     resume_from: StorageUri | None = Field(
         None,
-        description="Where to start while this job has no checkpoint yet: another job's folder, for its newest"
-        " checkpoint, or one checkpoint (.../step-...). If left out, the job starts at step 0.",
+        description="Where to start while this job has no checkpoint: another job's folder, for its newest checkpoint,"
+        " or one checkpoint (.../step-...).",
     )
     init_from: InitFrom | None = Field(
         None,
-        description="Weights to begin with while this job has no checkpoint yet. Nothing but the weights is taken: the"
-        " job begins at step 0, with a new optimizer and its own data.",
+        description="Weights to begin with while this job has no checkpoint: it begins at step 0, with a new optimizer"
+        " and its own data.",
     )
 
 
@@ -124,8 +124,8 @@ class Report(ApiModel):
     )
     profile: ProfileRequest | None = Field(
         None,
-        description="Capture a profiler trace of some steps beside the report, in every attempt and on every rung of a"
-        " ladder: an XPlane, which TensorBoard's profile plugin opens; with backend Torch a trace of torch.profiler.",
+        description="Capture a profiler trace of some steps beside the report, in every attempt and rung: XPlane for"
+        " TensorBoard, with backend Torch a trace of torch.profiler.",
     )
 
 
@@ -517,9 +517,8 @@ class Spec(ApiModel):
     )
     managed_by: ControllerName | None = Field(
         None,
-        description="Controller that runs the job instead of this operator: kueue.x-k8s.io/multikueue for a job that"
-        " Kueue sends to another cluster. This operator then creates no workers here. It ignores jobs with any other"
-        f" name here, except its own, {constants.MANAGED_BY_US}.",
+        description="Controller that runs the job: kueue.x-k8s.io/multikueue for a job that Kueue sends to another"
+        f" cluster, or by default this operator, {constants.MANAGED_BY_US}. It ignores jobs with any other name here.",
     )
 
 

@@ -56,34 +56,30 @@ class Gates(ApiModel):
 
     loss_falls: Boolean = Field(
         True,
-        description="The loss falls: the order of the losses of all steps says so, with an error of at most 1 %, and"
-        " after the warm-up the loss does not rise above its first value. If the steps are too few to tell, the gate"
-        " fails and says how many would do.",
+        description="The loss falls, by the order of the losses of all steps, with an error of at most 1 %, and after"
+        " the warm-up does not rise above the first. Steps that are too few to tell fail the gate.",
     )
     finite: Boolean = Field(
         True,
-        description="Loss and gradients of all steps are finite. With recipe.onNotFinite Stop, a rung with any other"
-        " step fails before it reaches this gate.",
+        description="Loss and gradients of all steps are finite; with recipe.onNotFinite Stop any other step already"
+        " fails the rung.",
     )
     no_recompilation: Boolean = Field(True, description="No step after the first three compiles a new program.")
     loss_follows: LossBound | None = Field(
         None,
-        description="After the same number of examples the loss is as low as on the rung before: a recipe that does not"
-        " bear the larger batch shows here. The first rung cannot have this gate.",
+        description="After the same examples the loss is as low as on the rung before. Not on the first rung.",
     )
     min_efficiency: RatioDecimal | None = Field(
         None,
-        description="Least efficiency: examples per second per chip, divided by those of the rung before, for example"
-        " 0.8 for 80 %. If left out, it is 0.5 on hardware TPU if the rung before has the same generation; with 0 the"
-        " efficiency is only shown. The first rung cannot have this gate.",
+        description="Least examples per second per chip, divided by those of the rung before, for example 0.8; 0: only"
+        " shown. Default 0.5 on hardware TPU after a rung of the same generation. Not on the first rung.",
     )
     min_examples_per_second_per_chip: PositiveDecimal | None = Field(
         None, description="Least examples per second per chip."
     )
     min_utilisation: FractionDecimal | None = Field(
         None,
-        description="Least model flops utilisation, for example 0.3: the operations that the model needs, divided by"
-        " what the chips could do. Not known on hardware CPU.",
+        description="Least model flops utilisation, for example 0.3; not known on hardware CPU.",
     )
     no_findings: Annotated[list[Check], Field(min_length=1, max_length=9)] | None = Field(
         None, description="Findings of the trainer's doctor that fail the rung; docs/doctor.md explains each."
@@ -161,8 +157,8 @@ class Ladder(ApiModel):
     )
 
     rungs: Annotated[list[RungSpec], Field(min_length=1, max_length=MOST_RUNGS)] = Field(
-        description="The rungs below the job itself, smallest slice first. Each has more chips than the one before, and"
-        " the last has at most as many as spec.slice, which is the top rung."
+        description="The rungs below the job, each with more chips than the one before and none with more than"
+        " spec.slice, the top rung."
     )
     top: TopRung = Field(
         default_factory=TopRung,

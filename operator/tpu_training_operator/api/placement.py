@@ -59,8 +59,8 @@ class Alternative(ApiModel):
 
 class FewerSlices(ApiModel):
     min: Annotated[int, Field(strict=True, ge=1, le=MOST_SLICES - 1)] = Field(
-        description="Fewest slices that the job runs on; the most is spec.slice.count. Of the numbers in between, the"
-        " job uses those whose replicas share the global batch evenly, at most 16 of them."
+        description="Fewest slices that the job runs on. Up to spec.slice.count it uses the numbers whose replicas"
+        " share the global batch evenly, at most 16."
     )
     wait_for_previous_seconds: Count = Field(
         600,
@@ -87,15 +87,14 @@ class PlacementPolicy(ApiModel):
     )
     on_loss: OnLoss = Field(
         OnLoss.MOVE,
-        description="Move: if a job's slice fails or is taken away, and does not come back within"
-        " waitForPreviousSeconds, the job continues on the next slice in the order of preference. Wait: once it has"
-        " run on a slice, it waits for that one.",
+        description="Move: a job whose slice is lost, and not back within waitForPreviousSeconds, continues on the next"
+        " one in the order of preference. Wait: it waits for the slice on which it has run.",
     )
     return_to_preferred: ReturnToPreferred = Field(
         ReturnToPreferred.NEVER,
-        description="AtCheckpoint: while the job runs on an alternative, placeholder pods ask for the nodes of a slice"
-        " that it prefers. When all of them run, the workers save and stop, and the job continues there. Needs"
-        " spec.checkpoint. Never: the job stays until its slice is lost.",
+        description="AtCheckpoint: placeholder pods ask for the nodes of a slice that the job prefers; when all run,"
+        " the workers save and stop, and the job continues there. Needs spec.checkpoint. Never: the job stays until its"
+        " slice is lost.",
     )
     min_run_seconds: Count = Field(
         1800, description="With returnToPreferred, how long the gang runs on a slice before it asks for a better one."
@@ -112,7 +111,6 @@ class PlacementPolicy(ApiModel):
     )
     batch: MoveBatch = Field(
         MoveBatch.CONSTANT,
-        description="Constant keeps global batch, steps and learning rate as they are on spec.slice. Gradients are"
-        " accumulated as each slice needs, so a move changes only the speed. Scaled scales the recipe for each slice"
-        " as if the job had been created there.",
+        description="Constant keeps global batch, steps and learning rate of spec.slice; gradients are accumulated as"
+        " each slice needs. Scaled scales the recipe for each slice.",
     )

@@ -109,9 +109,9 @@ class Schedule(ApiModel):
 
     name: ScheduleName = Field(
         ScheduleName.CONSTANT,
-        description="How the learning rate changes after warm-up. Constant: not at all. Linear and Cosine: it falls to"
-        " factor times its value by the end of the training. Step: it is multiplied by factor at each milestone."
-        " Plateau: it is multiplied by factor when metric stops improving.",
+        description="How the learning rate changes after warm-up. Linear and Cosine: it falls to factor times its value"
+        " at the end. Step: multiplied by factor at each milestone. Plateau: multiplied by factor when metric stops"
+        " improving.",
     )
     milestones: Annotated[list[LargeCount], Field(min_length=1, max_length=32)] | None = Field(
         None, description="Steps on tunedOn at which schedule Step multiplies the learning rate by factor."
@@ -169,18 +169,18 @@ class Scaling(ApiModel):
     )
     learning_rate: LearningRateScaling = Field(
         LearningRateScaling.AUTO,
-        description="How the learning rate follows the global batch. Auto follows gradientNoiseScale if the recipe has"
-        " it, and otherwise the optimizer's name: Linear for sgd, but at most 4 times the rate (except up to"
-        " 8192 examples of a data set of a million); SquareRoot for adam, adamw, rmsprop, adafactor, lion and their"
-        " relatives; Unscaled for others. AdaScale: the trainer measures in every step by how much, for sgd.",
+        description="How the learning rate follows the global batch. Auto: by gradientNoiseScale if it is set; else"
+        " Linear for sgd, but at most 4 times the rate (except up to 8192 examples of a data set of a million);"
+        " SquareRoot for adam, adamw, rmsprop, adafactor, lion and their relatives; Unscaled for others. AdaScale: as"
+        " measured in every step, for sgd.",
     )
     max_learning_rate: PositiveDecimal | None = Field(
         None, description="Upper bound for the scaled learning rate; unbounded by default."
     )
     steps: StepsScaling = Field(
         StepsScaling.SAME_EXAMPLES,
-        description="SameExamples: the training sees the recipe's examples. SameLoss: it sees as many as the same loss"
-        " takes by gradientNoiseScale; everything counted in steps or epochs grows with them.",
+        description="SameExamples: the training sees the recipe's examples. SameLoss: as many as the same loss takes by"
+        " gradientNoiseScale; all steps and epochs grow with them.",
     )
     betas: Boolean = Field(
         False,
@@ -293,14 +293,14 @@ class Recipe(ApiModel):
     epochs: Count | None = Field(None, description="Passes over the training data; needs datasetSize.")
     dataset_size: LargeCount | None = Field(
         None,
-        description="Number of training examples. Needed with epochs; with trainSteps it lets the plan say what a"
-        " larger batch may cost. The trainer compares it with the data and fails if they differ by more than 1 %.",
+        description="Number of training examples; needed with epochs. The trainer compares it with the data and fails"
+        " if they differ by more than 1 %.",
     )
     optimizer: Optimizer = Field(description="The optimizer and its hyperparameters, as tuned.")
     warmup_steps: CountOrZero | None = Field(
         None,
-        description="Steps on tunedOn over which the learning rate rises linearly; 0 means none. If left out, a warm-up"
-        " of 5 % of the training, or of 5 epochs if that is less, is added when the batch grows.",
+        description="Steps on tunedOn over which the learning rate rises linearly; 0: none. If left out, a larger batch"
+        " adds 5 % of the training, or 5 epochs if that is less.",
     )
     warmup_epochs: CountOrZero | None = Field(
         None, description="Epochs over which the learning rate rises; instead of warmupSteps, for a recipe with epochs."
@@ -322,31 +322,29 @@ class Recipe(ApiModel):
     )
     on_not_finite: NotFinitePolicy = Field(
         NotFinitePolicy.STOP,
-        description="What to do when the loss or gradients of a step are NaN or infinite. Stop: the job fails and keeps"
-        " its earlier checkpoints. Skip: the step changes nothing; 100 in a row fail the job. Warn: the step is applied"
-        " and a warning reported.",
+        description="When the loss or gradients of a step are NaN or infinite. Stop: the job fails and keeps its"
+        " earlier checkpoints. Skip: the step changes nothing; 100 in a row fail the job. Warn: the step is applied.",
     )
     gradient_clip_norm: PositiveDecimal | None = Field(
         None,
-        description="Largest norm of a step's gradient, over all parameters; a larger one is scaled down to it before"
-        " the update. If left out, gradients are not clipped.",
+        description="Largest norm of a step's gradient over all parameters; a larger one is scaled down to it. If left"
+        " out, gradients are not clipped.",
     )
     precision: Precision = Field(
         Precision.FLOAT32,
-        description="Float32: the model computes in the types that it was built with. BFloat16Mixed: loss and metrics"
-        " run under autocast to bfloat16, and weights and optimizer state keep their types. BFloat16: the model's"
-        " float32 weights and buffers become bfloat16, and the optimizer's state with them.",
+        description="Float32: the types that the model was built with. BFloat16Mixed: loss and metrics under autocast"
+        " to bfloat16; weights and optimizer state keep their types. BFloat16: float32 weights and buffers, and the"
+        " optimizer's state, become bfloat16.",
     )
     sharding: Sharding = Field(
         Sharding.REPLICATED,
         description="Replicated: every replica keeps the whole state of the optimizer. Optimizer: each keeps its part"
-        " of it (ZeRO stage 1), for models whose state does not fit; each step then sends 50 % more bytes. Not with"
-        " backend XLASPMD.",
+        " (ZeRO stage 1), and a step sends 50 % more bytes; not with backend XLASPMD.",
     )
     gradient_noise_scale: PositiveDecimal | None = Field(
         None,
         description="Gradient noise scale measured with this recipe, in examples. With scaling.learningRate Auto the"
-        " learning rate follows it, and the plan says how many examples more the same loss takes.",
+        " learning rate follows it.",
     )
     scaling: Scaling = Field(
         default_factory=Scaling, description="Rules for moving the recipe from tunedOn to the job's slice."

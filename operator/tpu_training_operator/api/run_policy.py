@@ -39,10 +39,9 @@ _DEFAULT_LIMITS = {
 class RestartLimit(ApiModel):
     failure_class: FailureClass = Field(
         alias="class",
-        description="Failures that the limit is for. UserError: errors in your code or job, which would fail again."
-        " Infrastructure: faults of nodes, network or storage. Preemption: nodes that were taken away or drained."
-        " OutOfMemory: a worker exceeded its memory limit on the host. Hang: the training made no progress. NotFinite:"
-        " the loss became NaN or infinite. Unknown: all others.",
+        description="UserError: errors in your code or job. Infrastructure: faults of nodes, network or storage."
+        " Preemption: nodes that were taken away or drained. OutOfMemory: more of the host's memory than the limit."
+        " Hang: no progress. NotFinite: the loss became NaN or infinite. Unknown: all others.",
     )
     max: Annotated[int, Field(strict=True, ge=UNLIMITED, le=MOST_COUNTED_RESTARTS)] = Field(
         description="Restarts allowed within windowSeconds; -1 is unlimited, 0 means none."
@@ -78,8 +77,8 @@ class Restart(ApiModel):
     )
     backoff: Backoff = Field(
         default_factory=Backoff,
-        description="Delay before a restart. The first restart after progress is immediate; then initialSeconds,"
-        " doubling up to maxSeconds. Each delay is shortened by up to 50 %, differently for each job and attempt.",
+        description="Delay before a restart: none for the first after progress, then initialSeconds, doubling up to"
+        " maxSeconds, each shortened at random by up to 50 %.",
     )
 
     def limit_of(self, failure_class: FailureClass) -> int | None:
@@ -100,9 +99,8 @@ class OnExceeded(StrEnum):
 
 class ChipBudget(ApiModel):
     chip_hours: Count = Field(
-        description="Chip-hours that all attempts of the job together may use; one chip held for an hour is one"
-        " chip-hour. A worker holds its chips from the moment it gets its node until it has stopped. You can change the"
-        " budget at any time."
+        description="Chip-hours that all attempts of the job together may use. A worker holds its chips from the moment"
+        " it gets its node until it has stopped."
     )
     on_exceeded: OnExceeded = Field(
         OnExceeded.SUSPEND,
@@ -122,9 +120,8 @@ class RunPolicy(ApiModel):
     )
     start_deadline_seconds: Count = Field(
         600,
-        description="If only some workers have found nodes and no further one does for this long, the gang gives its"
-        " nodes back and tries again later. If all have nodes, the gang restarts when some container has not started"
-        " within 30 minutes, or within this time if it is longer.",
+        description="How long a gang with nodes for only some workers keeps them before it tries again later. A gang"
+        " with all nodes restarts if a container has not started after 30 minutes, or this long if longer.",
     )
     active_deadline_seconds: Count | None = Field(
         None,
@@ -133,10 +130,9 @@ class RunPolicy(ApiModel):
     )
     progress_deadline_seconds: Count | None = Field(
         None,
-        description="Restart the gang if no new step is reported for this long. Also applies to your own loop, which"
-        " must then report its steps. A worker that still runs 45 minutes after its peers succeeded, or this long if"
-        " that is longer, also counts as hung. By default the limit is 15 minutes (or 20 typical steps, if longer) in"
-        " training and 45 minutes elsewhere, and applies only while worker 0 still reports.",
+        description="Restart the gang if no new step is reported for this long, by your own loop, too. Default, while"
+        " worker 0 reports: 15 minutes (or 20 typical steps, if longer) in training and 45 minutes elsewhere. A worker"
+        " that runs 45 minutes after its peers succeeded, or this long if longer, also counts as hung.",
     )
     budget: ChipBudget | None = Field(None, description="How many chip-hours the job may use. Unlimited by default.")
     ttl_seconds_after_finished: Count | None = Field(
@@ -145,8 +141,7 @@ class RunPolicy(ApiModel):
     slice_check: SliceCheckPolicy = Field(
         SliceCheckPolicy.SKIP,
         description="Check: before the first step of every attempt the workers check their slice, for at most 20 s:"
-        " devices, shared memory, ports, the speed of the chips and their sums. A host that fails ends the attempt with"
-        " class Infrastructure and reason HostUnfit, and the next attempt avoids its node. The image must have the"
-        " trainer, also for your own command. A change applies to the next attempt. Skip: train at once.",
+        " devices, shared memory, ports, speed and sums of the chips. A host that fails ends the attempt as"
+        " Infrastructure, HostUnfit, and its node is avoided. Needs the trainer in the image. Skip: train at once.",
     )
     restart: Restart = Field(default_factory=Restart, description="Whether and when the gang restarts after a failure.")

@@ -266,10 +266,9 @@ class Provisioning(ApiModel):
     )
 
     type: ProvisioningType = Field(
-        description="How the chips are provided. OnDemand: as long as the job needs them. Spot: cheaper, but GKE may"
-        " reclaim them with 30 s notice. FlexStart: they start when there is capacity and run for 7 days at most."
-        " Queued: queued provisioning, through the ProvisioningRequests of Kueue. Reservation: from the specific"
-        " reservation in the field reservation.",
+        description="OnDemand: as long as the job needs them. Spot: cheaper, but reclaimed with 30 s notice. FlexStart:"
+        " when there is capacity, for 7 days at most. Queued: through the ProvisioningRequests of Kueue. Reservation:"
+        " from the specific one in the field reservation.",
     )
     reservation: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         None,
@@ -482,6 +481,6 @@ class Slice(SliceRef):
     )
     formation: Formation = Field(
         Formation.NODE_POOL,
-        description="What makes a slice of its nodes. NodePool: they are a node pool. SubSlice: they are a part of a"
-        " larger pool, by GKE's labels gke-tpu-slice-TOPOLOGY-id. DynamicSlice: GKE's slice controller joins them.",
+        description="What the nodes of a slice are. NodePool: a node pool. SubSlice: a part of a larger pool."
+        " DynamicSlice: nodes that GKE's slice controller joins.",
     )

@@ -68,16 +68,14 @@ class TorchRuntime(ApiModel):
     )
     execution: Execution = Field(
         Execution.EAGER,
-        description="How a step runs on the device. Eager: one operation after the other. Compile: loss, backward pass"
-        " and update as programs of torch.compile for fixed shapes; on a CPU or GPU it needs a C++ compiler in the"
-        " image. Fuse: TorchTPU collects operations and compiles them together, only for device tpu. Only for an"
-        " entrypoint.",
+        description="How an entrypoint's step runs on the device. Eager: one operation after the other. Compile: by"
+        " torch.compile for fixed shapes; on a CPU or GPU it needs a C++ compiler in the image. Fuse: TorchTPU compiles"
+        " operations together, only for device tpu.",
     )
     compile_cache: StorageUri | None = Field(
         None,
-        description="Where TorchTPU keeps compiled programs for later attempts and jobs, gs://bucket/path or an"
-        " absolute path on a shared volume. Without it, the processes of a host still share them, in memory"
-        " (/dev/shm).",
+        description="Where TorchTPU keeps compiled programs for later attempts and jobs: gs://bucket/path, or an"
+        " absolute path on a shared volume.",
     )
 
     @property
@@ -304,8 +302,8 @@ class SecurityContext(ApiModel):
     capabilities: Capabilities | None = Field(None, description="Added Linux capabilities; needs runAsUser: 0.")
     privileged: Boolean = Field(
         False,
-        description="Run the worker's container privileged, with every right over its node, as public TPU manifests do;"
-        " needs runAsUser: 0. Pod Security levels baseline and restricted refuse it. The entry check never has it.",
+        description="Run the worker's container with every right over its node; needs runAsUser: 0. Pod Security levels"
+        " baseline and restricted refuse it, and the entry check never has it.",
     )
 
 
@@ -400,13 +398,12 @@ class Trainer(ApiModel):
     loop: Loop = Field(
         Loop.BUILT_IN,
         description="The loop that trains a LightningModule. BuiltIn: the trainer's own, for modules with one"
-        " optimizer. Lightning: Lightning's own Trainer, which has all of Lightning's features but not all of the"
-        " recipe's.",
+        " optimizer. Lightning: Lightning's own Trainer, without some features of the recipe.",
     )
     code: Code | None = Field(
         None,
-        description="Your code, which takes the place of the image's working directory: each worker fetches and checks"
-        " it, unpacks it, and starts the entrypoint or the command in it. The image must have the trainer.",
+        description="Your code, in place of the image's working directory; each worker fetches, checks and unpacks it."
+        " The image must have the trainer.",
     )
     backend: BackendName = Field(
         BackendName.XLA,
@@ -430,8 +427,8 @@ class Trainer(ApiModel):
     )
     resources: Resources | None = Field(
         None,
-        description="Compute resources of the worker container. The operator adds google.com/tpu. On TPU, the requests"
-        " of cpu and memory default to three quarters of the machine; there are no other limits by default.",
+        description="Compute resources of the worker container; the operator adds google.com/tpu. On TPU, the requests"
+        " of cpu and memory default to three quarters of the machine; there are no other limits.",
     )
     shared_memory: Quantity | None = Field(
         None,
