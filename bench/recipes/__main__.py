@@ -25,6 +25,8 @@ from bench.recipes.tasks import FACTORS, RULES, TASKS, rules_of
 from bench.recipes.verdict import Cell, cells, verdicts
 from bench.trainer.tables import filled_in
 
+EVERY_NUMBER = Path(__file__).with_name("measured.md")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -65,10 +67,11 @@ def judge(found: list[Cell]) -> int:
 
 
 def write_docs(page: Path, texts: dict[str, str], picture: str) -> None:
-    document = page.read_text(encoding="utf-8")
-    for name, text in texts.items():
-        document = filled_in(document, name, text)
-    page.write_text(document, encoding="utf-8")
+    for file in (page, EVERY_NUMBER):
+        document = file.read_text(encoding="utf-8")
+        for name, text in texts.items():
+            document = filled_in(document, name, text)
+        file.write_text(document, encoding="utf-8")
     page.with_suffix(".svg").write_text(picture, encoding="utf-8")
 
 
@@ -80,7 +83,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="how many, instead of 5")
     parser.add_argument("--workers", type=int, default=2, help="processes, each with one thread; default 2")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run; runs that it has are not repeated")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the page's tables, and its drawing")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the page's tables, its drawing, measured.md")
     options = parser.parse_args()
     plan = QUICK if options.quick else FULL
     plan = Plan(tuple(options.tasks or plan.tasks), plan.factors, options.seeds or plan.seeds)
@@ -94,6 +97,7 @@ def main() -> int:
         "measured": tables.measured_line(machine, plan.seeds, seconds),
         "tuned": tables.noise_table(recipes, plan.tasks),
         "warned": tables.warnings_table(found),
+        "reach": tables.reach_table(found),
         "quality": tables.quality_tables(found, recipes),
     }
     for text in texts.values():

@@ -1,13 +1,13 @@
-"""The results as tables, for the terminal and for docs/scaling.md."""
+"""The results as tables, for the terminal, docs/scaling.md and measured.md."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import product, takewhile
 from typing import Any
 
-from bench.recipes.tasks import RULES, TASKS
+from bench.recipes.tasks import RULES, TASKS, rules_of
 from bench.recipes.verdict import Cell
 from bench.scale.tables import markdown
 
@@ -40,6 +40,19 @@ def _entry(cell: Cell) -> str:
     return f"{text if cell.holds else f'**{text}**'}{f' {WARNED}' if cell.warned else ''}"
 
 
+def reach_table(found: Sequence[Cell]) -> str:
+    """Returns the largest factor up to which every mean is within the tolerance, by task and rule."""
+    by_place = {(cell.task, cell.rule, cell.factor): cell for cell in found}
+    factors = dict.fromkeys(cell.factor for cell in found)
+    rows = [["task", *RULES]]
+    for name in dict.fromkeys(cell.task for cell in found):
+        of_rules = [[by_place[name, rule, factor] for factor in factors] for rule in rules_of(TASKS[name])]
+        reached = [[cell.factor for cell in takewhile(lambda cell: cell.holds, own)][-1] for own in of_rules]
+        unknown = [""] * (len(RULES) - len(reached))
+        rows.append([TASKS[name].title, *(f"{factor}x" for factor in reached), *unknown])
+    return markdown(rows)
+
+
 def warnings_table(found: Iterable[Cell]) -> str:
     """How often the plan warned of a loss beyond the tolerance, and how often of none, by rule: over the tasks that the
     thresholds were chosen with, and over the others."""
@@ -60,12 +73,12 @@ def warnings_table(found: Iterable[Cell]) -> str:
 
 def noise_table(recipes: Mapping[str, Any], names: Iterable[str]) -> str:
     """What the tuned recipes are, and their noise scales."""
-    rows = [["task", "batch", "learning rate", "noise scale", "with other seeds", "measured"]]
+    rows = [["task", "batch", "learning rate", "noise scale", "with other seeds"]]
     for name in names:
         recipe, noise = recipes[name], recipes[name]["gradientNoiseScale"]
         others = ", ".join(map(str, noise["otherSeeds"]))
         scale = f"{noise['value']} ± {noise['error']:g}"
-        rows.append([TASKS[name].title, str(TASKS[name].batch), recipe["learningRate"], scale, others, noise["date"]])
+        rows.append([TASKS[name].title, str(TASKS[name].batch), recipe["learningRate"], scale, others])
     return markdown(rows)
 
 
