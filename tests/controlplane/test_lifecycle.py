@@ -135,6 +135,8 @@ def a_deletion_says_which_finalizer_it_waits_for(user: User) -> None:
         process.send_signal(signal.SIGINT)
         assert "the deletion of job digits goes on" in said.read()
         assert process.wait(deadline(60)) == 130
+    late = user.refusal("delete", "digits", "--timeout", "1")
+    assert f"after 1 s (--timeout) job digits still waits for finalizer {HOLD}; its deletion goes on" in late
     for command in ("suspend", "resume"):
         assert "job digits is being deleted" in user.refusal(command, "digits")
     assert user.succeeds("ls").splitlines()[1].split()[:2] == ["digits", "Deleting"]
@@ -192,7 +194,9 @@ def a_running_job_is_deleted_with_its_workers(user: User) -> None:
     space = user.space
     space.apply(digits())
     space.wait_for_state("Running")
-    assert user.succeeds("list", "-o", "name") == "tputrainingjob.tpu-operator.dev/digits\n"
+    space.kubectl("label", "tpujob", "digits", "team=vision")
+    for selector, names in (("team in (vision)", "tputrainingjob.tpu-operator.dev/digits\n"), ("team!=vision", "")):
+        assert user.succeeds("list", "-o", "name", "-l", selector) == names
     assert user.succeeds("ls").splitlines()[1].split()[:3] == ["digits", "Running", "v5litepod-16"]
     assert "job digits deleted" in user.succeeds("delete", "digits", "--yes")
     assert (user.names(), space.pods()) == ("", [])

@@ -295,6 +295,7 @@ _TRAINER: list[Row] = [
     ({"image": ABSENT}, "image"),
     ({"image": ""}, "image"),
     ({"image": "$REGISTRY/digits:1"}, "image"),
+    ({"image": "https://registry.example/digits:1"}, "image"),
     ({"entrypoint": ABSENT}, ""),
     ({"command": ["python"]}, ""),
     ({"args": ["--fast"]}, "args"),

@@ -10,6 +10,16 @@ _OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python
 
 GOOD_JOBS: list[dict[str, Any]] = [
     {},
+    # A name with nothing behind it is null, which counts as not given.
+    {
+        f"spec.{name}": None
+        for name in (
+            *("ladder", "placement", "data", "checkpoint", "report", "entryCheck", "runPolicy", "managedBy"),
+            *("recipe.tunedOn", "recipe.schedule", "recipe.scaling", "recipe.precision", "recipe.parameters"),
+            *("slice.count", "slice.provisioning", "trainer.backend", "trainer.env", "trainer.resources"),
+        )
+    },
+    {"spec.runPolicy": {"suspend": None, "restart": {"limits": None, "backoff": None}, "budget": None}},
     {
         "spec.placement": {
             "alternatives": [
@@ -173,6 +183,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
     {"spec.recipe.optimizer": {"name": "adamw", "learningRate": 3e-4, "beta1": 0.9, "weightDecay": 0}},
     *({"spec.recipe.optimizer.learningRate": rate} for rate in (1, 10**18, 1e-10, 0.30000000000000004, 5e-324)),
     {"spec.data": {"uri": "gs://bucket/path"}},
+    {"spec.trainer.image": f"localhost:5000/a/b.c/d_e:1@sha256:{'09af' * 16}"},
     *({"spec.trainer.sharedMemory": size} for size in ("500M", "1.5Gi", 2**30)),
     {
         "spec.runPolicy": {

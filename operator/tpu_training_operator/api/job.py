@@ -527,6 +527,16 @@ _NAME_MESSAGE = (
     f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', beginning"
     " with a letter: it becomes the Service's name and part of every worker's name"
 )
+
+
+def _explain_name(job: "TPUTrainingJob") -> str:
+    if not job.name:
+        return _NO_NAME
+    near = re.sub("[^a-z0-9]+", "-", job.name.lower()).strip("-")
+    near = (f"job-{near}" if near[:1].isdigit() else near)[:MAX_JOB_NAME_LENGTH].strip("-")
+    return _NAME_MESSAGE + (f"; write {near}" if _NAME.fullmatch(near) else "")
+
+
 _NO_NAME = "metadata.name is required; only kubectl create replaces generateName"
 
 
@@ -557,7 +567,7 @@ class TPUTrainingJob(ApiModel):
             cel=f"self.metadata.name.size() <= {MAX_JOB_NAME_LENGTH}"
             " && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
             message=_NAME_MESSAGE,
-            explain=lambda job: _NAME_MESSAGE if job.name else _NO_NAME,
+            explain=_explain_name,
             holds=lambda job: len(job.name) <= MAX_JOB_NAME_LENGTH and _NAME.fullmatch(job.name) is not None,
             at_creation=True,
         ),

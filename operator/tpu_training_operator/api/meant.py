@@ -22,6 +22,7 @@ _MOST = 3
 _WORD = 4
 # As spec.recipe.optimizer.name: what lies deeper is only known to those who know where it is.
 _DEEP = 4
+_METADATA = ("name", "namespace", "labels", "annotations", "generateName")
 
 
 @cache
@@ -79,6 +80,8 @@ def _is_list(field: FieldInfo) -> bool:
 def unknown_field(location: Location, value: object) -> str:
     """Says what to write in place of a field that does not exist there."""
     above, name = tuple(part for part in location[:-1] if isinstance(part, str)), str(location[-1])
+    if name in _METADATA and above in ((), ("spec",)):
+        return f"unknown field; did you mean metadata.{name}?"
     here, wanted = list(_fields(_model_of(_field_at(above)) if above else _ROOT)), _normal(name)
     if same := [known for known in here if _normal(known) == wanted]:
         return f"unknown field; did you mean {same[0]}?"
@@ -174,6 +177,10 @@ def items(location: Location, value: object) -> str:
     """Says how to write the list that belongs there."""
     model = _model_of(_field_at(location))
     if model is None:
+        if isinstance(value, str) and re.fullmatch(r"\s*\[.*\]\s*", value):
+            return f"must be a list; write {value.strip()} without quotes around it"
+        if isinstance(value, str) and re.search(r"[\n;&|<>$`]", value.strip()):
+            return "must be a list; write [bash, -c, SCRIPT] for what a shell is to run"
         words = [] if isinstance(value, dict) else re.split("[ ,]+", str(value).strip())
         return f"must be a list; write [{', '.join(words)}]" if words else "must be a list; put '- ' before each item"
     fields = _fields(model)
@@ -198,6 +205,8 @@ def whole_number(location: Location, value: object) -> str:
     refusal += f" of {counted.lower()}" if counted else ""
     if isinstance(value, float) and value.is_integer():
         return f"{refusal}; write {int(value)}"
+    if isinstance(value, str) and re.search(r"[$<{]", value):
+        return f"{refusal}: it is a placeholder that nothing has replaced"
     match = re.fullmatch(r"([0-9][0-9_,]*)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None
     number = int(re.sub("[_,]", "", match[1])) if match and len(match[1]) <= len("9,223,372,036,854,775,807") else None
     if match is None or number is None:
@@ -211,7 +220,7 @@ def quantity(value: object) -> str:
     """Says how Kubernetes writes the amount, if it is a fraction or has another unit."""
     if isinstance(value, float) and 0 < value < 1:
         return f'; write "{round(value * 1000)}m"'
-    match = re.fullmatch(r"([0-9.]+) *(v?cpus?|cores?|([KMGT])i?[Bb])", str(value))
+    match = re.fullmatch(r"([0-9.]+) *((?i:v?cpus?|cores?)|([KMGT])i?[Bb])", str(value))
     return f"; write {match[1]}{match[3] + 'i' if match[3] else ''}" if match else ""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -65,6 +65,15 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
     rules: ClassVar[tuple[Rule, ...]] = ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, data: Any) -> Any:
+        """Takes null for a field that is not given, as the API server does; `entryCheck:` with nothing behind it."""
+        if not isinstance(data, Mapping) or None not in data.values():
+            return data
+        optional = {field.alias or name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in data.items() if value is not None or name not in optional}
+
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         schema = handler.resolve_ref_schema(handler(core_schema))
@@ -111,7 +120,7 @@ _SHA256 = r"^[0-9a-f]{64}$"
 # Every quantity that Kubernetes reads, but none below zero, which no pod may ask for.
 _QUANTITY = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
-IMAGE_PATTERN = r"^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$"
+IMAGE_PATTERN = r"^[A-Za-z0-9][-A-Za-z0-9._:@+]*(/[-A-Za-z0-9._:@+]+)*$"
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]*[a-z0-9]")
 
@@ -141,9 +150,19 @@ def _storage(form: str, below: str, end: str = "") -> Callable[[str], str]:
 
 
 def _explain_entrypoint(text: str) -> str:
+    if len(words := text.split()) > 1:
+        return f"is a command line: it goes to trainer.command, as [{', '.join(words)}]"
+    if call := re.fullmatch(r"(.+)\(.*\)", text):
+        return f"calls the function, which the trainer does: leave out the brackets, as in {call[1]}"
     module = re.sub(r"\.py$", "", text.partition(":")[0]).replace("/", ".").strip(".")
     near = f"; write {module}:NAME for what is called NAME there" if re.fullmatch(r"[A-Za-z_][\w.]*", module) else ""
     return f"is not of the form module:callable, such as examples.digits:task{near}"
+
+
+def _explain_image(text: str) -> str:
+    near = re.sub(r"^[a-z]+://", "", text.strip())
+    written = f"; write {near}" if re.fullmatch(IMAGE_PATTERN, near) else ""
+    return f"is not an image such as registry.example/digits:1, with every variable replaced{written}"
 
 
 def _explain_topology(text: str) -> str:
@@ -165,7 +184,7 @@ PATTERN_MEANINGS: dict[str, str | Callable[[str], str]] = {
     _CONTROLLER: "a controller's name after its domain, such as kueue.x-k8s.io/multikueue",
     _SHA256: "a SHA-256: 64 digits of 0-9 and a-f",
     ENTRYPOINT_PATTERN: _explain_entrypoint,
-    IMAGE_PATTERN: "an image such as registry.example/digits:1, with every variable replaced",
+    IMAGE_PATTERN: _explain_image,
 }
 
 # Strict, like the API server: "4" and true are not numbers, and "yes" is not a boolean.

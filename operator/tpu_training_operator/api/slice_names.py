@@ -34,6 +34,8 @@ def explain_accelerator_type(name: str) -> str:
         return f"{name!r} is a topology; write it as topology, and name the generation, such as v5e, beside it"
     if not name or _GPU.match(name.lower()):
         return f"{name!r} is {'a GPU' if name else 'empty'}; write an accelerator type of TPUs, such as v5litepod-8"
+    if (several := re.fullmatch(r"([1-9]\d*) *[x*] *(.+)", name)) and catalogue.shapes_of_type(several[2]):
+        return f"{name!r} is several slices; write {several[2]}, and count: {several[1]} beside it"
     small = re.sub(r"^tpu[ _-]?(?=v)", "", name.strip().lower()).replace("_", "-").replace(" ", "-")
     nearest = [small] if catalogue.shapes_of_type(small) else catalogue.nearest_accelerator_types(small)
     return f"there is no accelerator type {name!r}; nearest: {', '.join(nearest)}"

@@ -15,6 +15,9 @@ from tpu_training_operator.api.model import PATTERN_MEANINGS, ApiModel, Rule
 from tpu_training_operator.api.text import one_line, plain
 
 _LONGEST = 1000
+# Kinds that run containers, and where what they say goes.
+_RUNS = re.compile("(Job|Set|Pod|Deployment|Cluster)$")
+_MOVES = ": the container's image, command and env go to spec.trainer, and spec.slice says how many run"
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,12 @@ def _schema_problems(error: ValidationError, data: Mapping[str, Any]) -> list[Pr
     kind, version = data.get("kind"), data.get("apiVersion")
     is_named = isinstance(kind, str) and kind.isalnum() and isinstance(version, str) and version.isprintable()
     if is_named and kind != KIND and not str(version).startswith(f"{GROUP}/"):
-        return [Problem("kind", f"this is a {kind} ({version}); a job is a {KIND} ({API_VERSION})")]
+        moves = _MOVES if _RUNS.search(str(kind)) else ""
+        return [Problem("kind", f"this is a {kind} ({version}); a job is a {KIND} ({API_VERSION}){moves}")]
     problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
-        path = _path(detail["loc"])
+        # A name that is no text is no path either: the message is about its mapping.
+        path = _path(detail["loc"][:-1] if detail["type"] == "invalid_key" else detail["loc"])
         # A union (a number or a string) reports one error per branch; the first is enough.
         problems.setdefault(path, Problem(path, plain(one_line(_message(detail), _LONGEST))))
     return list(problems.values())
@@ -97,7 +102,8 @@ def _message(detail: ErrorDetails) -> str:
     value, context, location = detail["input"], detail.get("ctx", {}), detail["loc"]
     match detail["type"]:
         case "missing":
-            return "is required"
+            written = {"apiVersion": API_VERSION, "kind": KIND}.get(str(location[0])) if len(location) == 1 else None
+            return f"is required; write {written}" if written else "is required"
         case "extra_forbidden":
             return meant.unknown_field(location, value)
         case "string_type":

@@ -232,7 +232,7 @@ def test_a_job_that_cannot_be_deleted_is_not_left_in_silence(
     result = check(Told([line_of(FIT)]))
     [name] = jobs_of(cluster)
     assert result.exit_code == 0
-    assert f"kubectl delete tputrainingjobs {name} -n default" in result.stderr
+    assert f"tpujob delete {name} -n default --kubeconfig " in result.stderr
 
 
 def test_a_job_that_is_deleted_meanwhile_has_no_verdict(cluster: WatchedCluster, check: Callable[..., Result]) -> None:

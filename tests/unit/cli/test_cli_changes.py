@@ -107,6 +107,13 @@ def test_another_slice_leaves_the_slice_that_the_recipe_names() -> None:
     assert body["spec"]["slice"] == {"acceleratorType": "v5litepod-8", "hardware": "CPU"}
 
 
+@pytest.mark.parametrize("named", [{}, {"recipe.tunedOn": None}])
+def test_a_recipe_that_names_no_slice_was_tuned_on_the_one_that_is_left(named: dict[str, Any]) -> None:
+    body = job_body(named)
+    move(body, "v5litepod-8")
+    assert body["spec"]["recipe"]["tunedOn"] == {"acceleratorType": job_body()["spec"]["slice"]["acceleratorType"]}
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -64,6 +64,21 @@ def test_what_has_ended_is_left_alone(cluster: WatchedCluster, tmp_path: Path) -
     assert (refused.exit_code, "submit --replace" in refused.stderr) == (1, True), refused.output
 
 
+def test_a_job_that_its_budget_has_stopped_is_not_resumed_by_this_command(
+    cluster: WatchedCluster, tmp_path: Path
+) -> None:
+    job = JOBS["suspended"].job
+    cluster.show({**job, "spec": {name: value for name, value in job["spec"].items() if name != "runPolicy"}})
+    told = tpujob(cluster, tmp_path, "resume", "digits").stdout
+    assert told.startswith("job digits is not suspended by its spec; it is Suspended: suspended by "), told
+
+
+def test_one_wrong_name_keeps_the_other_jobs_as_they_are(cluster: WatchedCluster, tmp_path: Path) -> None:
+    cluster.show(JOBS["running"].job)
+    refused = tpujob(cluster, tmp_path, "suspend", "--yes", "digits", "letters")
+    assert (refused.exit_code, cluster.queries("patch job")) == (1, []), refused.output
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_names_the_program_and_its_commands(shell: str) -> None:
     script = CliRunner().invoke(main, ["completion", shell])
@@ -86,8 +101,9 @@ def test_from_scratch_means_a_folder_of_its_own() -> None:
     checkpoint = body["spec"]["checkpoint"]
     assert checkpoint["uri"].startswith("gs://bucket/kept/from-scratch-20")
     assert checkpoint["everySteps"] == 10
-    without = job_body()
-    begin_from_scratch(without)
-    assert without == job_body()
+    for others in ({}, {"spec.checkpoint": {"everySteps": 10}}):
+        body = job_body(others)
+        begin_from_scratch(body)
+        assert body == job_body(others)
     with pytest.raises(WrongOption, match="resumeFrom"):
         begin_from_scratch(job_body({"spec.checkpoint": {"uri": "/kept", "resumeFrom": "/kept/team/first"}}))

@@ -29,6 +29,16 @@ def test_the_refusal_names_the_field_and_what_would_be_right(
     assert [line for line in lines if line.startswith(field) and right in line], lines
 
 
+def test_an_amount_of_memory_without_its_unit_is_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    resources = {"requests": {"memory": 16, "cpu": 4}, "limits": {"memory": 2**34}}
+    path.write_text(yaml.safe_dump(job_body({"spec.trainer.resources": resources, "spec.trainer.sharedMemory": 8})))
+    assert [text.partition(";")[0] for text in load(path).warnings] == [
+        "trainer.resources.requests.memory is 16 bytes",
+        "trainer.sharedMemory is 8 bytes",
+    ]
+
+
 @pytest.mark.parametrize(("before", "after", "right"), WRONG_TEXTS)
 def test_the_refusal_of_a_text_says_what_to_write(tmp_path: Path, before: str, after: str, right: str) -> None:
     text = yaml.safe_dump(job_body())

@@ -58,8 +58,8 @@ def move(body: Body, accelerator_type: str) -> None:
         # The check reports what is wrong.
         return
     previous = {name: value for name, value in spec["slice"].items() if name in _REFERENCE}
-    if isinstance(spec.get("recipe"), dict):
-        spec["recipe"].setdefault("tunedOn", previous)
+    if isinstance(recipe := spec.get("recipe"), dict) and recipe.get("tunedOn") is None:
+        recipe["tunedOn"] = previous
     other_fields = {name: value for name, value in spec["slice"].items() if name not in _REFERENCE or name == "count"}
     spec["slice"] = {"acceleratorType": accelerator_type, **other_fields}
     spec.pop("ladder", None)
@@ -94,10 +94,12 @@ def begin_from_scratch(body: Body) -> None:
     spec = body.get("spec")
     if not isinstance(spec, dict) or not isinstance(checkpoint := spec.get("checkpoint"), dict):
         return
-    uri = str(checkpoint.get("uri") or "")
+    if not (uri := checkpoint.get("uri")):
+        # The check reports what is wrong.
+        return
     if checkpoint.get("resumeFrom") is not None:
         raise WrongOption("--from-scratch: the job continues checkpoint.resumeFrom; leave out one of the two")
-    spec["checkpoint"] = {**checkpoint, "uri": f"{uri.rstrip('/')}/from-scratch-{datetime.now(UTC):%Y%m%d-%H%M%S}"}
+    spec["checkpoint"] = {**checkpoint, "uri": f"{str(uri).rstrip('/')}/from-scratch-{datetime.now(UTC):%Y%m%d-%H%M%S}"}
 
 
 def rehearse(body: Body) -> None:
@@ -106,9 +108,10 @@ def rehearse(body: Body) -> None:
     for holder in _slice_holders(spec):
         # A copy: with an anchor in the YAML, recipe.tunedOn may be the same mapping.
         holder["slice"] = {**holder["slice"], "hardware": Hardware.CPU.value}
-    if isinstance(spec, dict) and isinstance(spec.get("trainer"), dict):
+    trainer = spec.get("trainer") if isinstance(spec, dict) else None
+    if isinstance(trainer, dict) and trainer.get("image") is None:
         # A first job often has no image yet, and nothing here would pull it.
-        spec["trainer"].setdefault("image", "none")
+        trainer["image"] = "none"
 
 
 def set_values(body: Body, assignments: Sequence[str]) -> None:

@@ -60,8 +60,9 @@ def read_text(path: Path) -> str:
                 text = file.read(_LARGEST_FILE + 1)
     except OSError as error:
         raise BadInput(path, [Problem("", (error.strerror or str(error)).lower())]) from None
-    except UnicodeDecodeError:
-        raise BadInput(path, [Problem("", "not a UTF-8 text file")]) from None
+    except UnicodeDecodeError as error:
+        problem = f"not a UTF-8 text file, from byte {error.start + 1} on; save it as UTF-8"
+        raise BadInput(path, [Problem("", problem)]) from None
     if len(text) > _LARGEST_FILE:
         raise BadInput(path, [Problem("", f"has more than {_LARGEST_FILE} characters")])
     return text

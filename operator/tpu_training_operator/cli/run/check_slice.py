@@ -210,7 +210,7 @@ async def _created(connection: Connection, request: SliceRequest) -> AsyncIterat
     file = request.file
     file.body["metadata"]["namespace"] = connection.namespace
     creation = asyncio.create_task(create_job(connection, check(file.path, file.body)))
-    delete = f"delete it with: kubectl delete {constants.PLURAL} {file.job.name} -n {connection.namespace}"
+    delete = f"delete it with: {program_name()} delete {file.job.name} {connection.options}"
     try:
         try:
             job, _ = await asyncio.shield(creation)

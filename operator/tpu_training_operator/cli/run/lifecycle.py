@@ -48,16 +48,25 @@ def resume(names: tuple[str, ...], target: Target) -> None:
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @yes_option
-@click.option("--no-wait", is_flag=True, help="Do not wait until the job and its workers are gone.")
+@click.option(
+    "--wait/--no-wait", "waits", default=True, show_default=True, help="Wait until the job and its workers are gone."
+)
+@click.option(
+    "--timeout",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    help="Wait for each job at most so long; the deletion goes on.  [default: without end]",
+)
 @cluster_options
-def delete(names: tuple[str, ...], yes: bool, no_wait: bool, target: Target) -> None:
+def delete(names: tuple[str, ...], yes: bool, waits: bool, timeout: int | None, target: Target) -> None:
     """Delete a job and its workers; its checkpoints stay."""
-    target.run(lambda connection: _delete(connection, names, yes=yes, waits=not no_wait), _DELETE_RIGHTS)
+    if timeout is not None and not waits:
+        raise click.UsageError("--timeout says how long to wait, and --no-wait that nothing is waited for")
+    target.run(lambda connection: _delete(connection, names, yes=yes, waits=waits, seconds=timeout), _DELETE_RIGHTS)
 
 
 async def _suspend(connection: Connection, names: tuple[str, ...], *, wanted: bool, yes: bool) -> int:
-    for name in names:
-        job = await find_job(connection, name)
+    for name, job in await _find_all(connection, names):
         view = job_view(job, (), datetime.now(UTC))
         if view.is_being_deleted:
             raise ClusterProblem(f"job {name} is being deleted")
@@ -65,7 +74,8 @@ async def _suspend(connection: Connection, names: tuple[str, ...], *, wanted: bo
             way_out = "" if wanted else f"; to train again: {program_name()} submit --replace"
             raise ClusterProblem(f"job {name} has ended ({view.state_word}){way_out}")
         if bool((job["spec"].get("runPolicy") or {}).get("suspend")) is wanted:
-            click.echo(f"job {name} is {'already' if wanted else 'not'} suspended")
+            why = "" if wanted or not view.message else f" by its spec; it is {view.state_word}: {view.message}"
+            click.echo(f"job {name} is {'already' if wanted else 'not'} suspended{why}")
             continue
         if wanted and (lost := steps_lost(job, view)):
             confirm(f"Suspend job {name} {where(connection)}? {lost}", yes=yes)
@@ -79,16 +89,22 @@ async def _suspend(connection: Connection, names: tuple[str, ...], *, wanted: bo
     return 0
 
 
-async def _delete(connection: Connection, names: tuple[str, ...], *, yes: bool, waits: bool) -> int:
-    for name in names:
-        job = await find_job(connection, name)
+async def _find_all(connection: Connection, names: tuple[str, ...]) -> list[tuple[str, Object]]:
+    """Returns the jobs, so that nothing is done to any if one does not exist."""
+    return [(name, await find_job(connection, name)) for name in dict.fromkeys(names)]
+
+
+async def _delete(
+    connection: Connection, names: tuple[str, ...], *, yes: bool, waits: bool, seconds: int | None
+) -> int:
+    for name, job in await _find_all(connection, names):
         view = job_view(job, (), datetime.now(UTC))
         if not view.is_being_deleted:
             click.echo(describe_job(view), err=True)
             question = f"Delete job {name} {where(connection)}?"
             confirm(" ".join(filter(None, (question, steps_lost(job, view)))), yes=yes)
         if waits:
-            await delete_and_wait(connection, job)
+            await delete_and_wait(connection, job, seconds)
         else:
             await _ask_to_delete(connection, job)
         click.echo(f"job {name} {'deleted' if waits else 'is being deleted'} in namespace {connection.namespace}")
@@ -126,13 +142,14 @@ def confirm(question: str, *, yes: bool) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-async def delete_and_wait(connection: Connection, job: Object) -> None:
+async def delete_and_wait(connection: Connection, job: Object, seconds: int | None = None) -> None:
     """Deletes the job, and returns when it and its workers are gone. Before it deletes, it has seen both, so a right
-    that is missing keeps it from deleting."""
+    that is missing keeps it from deleting. Raises ClusterProblem if they are not gone in time."""
     name, uid, told = job["metadata"]["name"], job["metadata"]["uid"], ""
     is_asked = "deletionTimestamp" in job["metadata"]
+    watched = watch_job(connection.client, JobKey(connection.namespace, name))
     try:
-        async with aclosing(watch_job(connection.client, JobKey(connection.namespace, name))) as seen:
+        async with asyncio.timeout(seconds), aclosing(watched) as seen:
             async for now in seen:
                 if not is_asked:
                     await _ask_to_delete(connection, job)
@@ -142,6 +159,9 @@ async def delete_and_wait(connection: Connection, job: Object) -> None:
                 elif left != told:
                     click.echo(f"job {name} waits for {left}", err=True)
                     told = left
+    except TimeoutError:
+        then = f"still waits for {told or 'the API server'}; its deletion goes on" if is_asked else "is not deleted"
+        raise ClusterProblem(f"after {seconds} s (--timeout) job {name} {then}") from None
     except asyncio.CancelledError:
         if is_asked:
             click.echo(f"{program_name()}: interrupted; the deletion of job {name} goes on", err=True)

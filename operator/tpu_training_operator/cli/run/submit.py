@@ -163,7 +163,9 @@ def _done(job: Object, *, is_new: bool) -> str:
     if is_new:
         return "created"
     view = job_view(job, (), datetime.now(UTC))
-    return f"already exists, has ended ({view.state_word}) and is left as it is" if view.is_over else "already exists"
+    if view.is_over:
+        return f"already exists, has ended ({view.state_word}) and is left as it is (--replace trains again)"
+    return f"already exists ({view.state_word})" if view.state_word else "already exists"
 
 
 def _placed(connection: Connection, request: _Request) -> JobFile:

@@ -45,11 +45,14 @@ def status(name: str | None, all_namespaces: bool, output: str, prices: Path | N
 
 @click.command("list")
 @click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of every namespace.")
+@click.option(
+    "-l", "--selector", default="", help="The jobs with these labels, as for kubectl: team=vision,stage!=test."
+)
 @click.option("-o", "--output", type=click.Choice(["text", "name", "json", "yaml"]), default="text", show_default=True)
 @cluster_options
-def list_jobs(all_namespaces: bool, output: str, target: Target) -> None:
+def list_jobs(all_namespaces: bool, selector: str, output: str, target: Target) -> None:
     """List the jobs: state, slice, step, time left."""
-    target.run(lambda connection: _list(connection, None if all_namespaces else connection.namespace, output))
+    target.run(lambda connection: _list(connection, None if all_namespaces else connection.namespace, output, selector))
 
 
 async def _show(connection: Connection, name: str, output: str, prices: Prices | None) -> int:
@@ -67,10 +70,12 @@ async def _show(connection: Connection, name: str, output: str, prices: Prices |
     return 0
 
 
-async def _list(connection: Connection, namespace: str | None, output: str) -> int:
+async def _list(connection: Connection, namespace: str | None, output: str, selector: str = "") -> int:
     now = datetime.now(UTC)
     views: list[JobView] = []
-    async for page in connection.client.pages(Selection(JOBS, namespace), lambda job: job_view(job, (), now)):
+    # A key without a value is sent as it stands.
+    selection = Selection(JOBS, namespace, {selector: None} if selector else {})
+    async for page in connection.client.pages(selection, lambda job: job_view(job, (), now)):
         views += page.items
     if output == "name":
         for view in views:
@@ -81,7 +86,7 @@ async def _list(connection: Connection, namespace: str | None, output: str) -> i
         return 0
     if not views:
         where = f"namespace {namespace!r}" if namespace is not None else "the cluster"
-        click.echo(f"there are no jobs in {where}", err=True)
+        click.echo(f"there are no jobs in {where}{f' with labels {selector}' if selector else ''}", err=True)
         return 0
     rows = [HEADER, *map(table_row, views)]
     if namespace is not None:

@@ -13,7 +13,7 @@ from tpu_training_operator.api.catalogue import Shape
 from tpu_training_operator.api.job import Spec
 from tpu_training_operator.api.recipe import Optimizer, Recipe
 from tpu_training_operator.api.slice import Hardware, ProvisioningType
-from tpu_training_operator.api.trainer import BackendName
+from tpu_training_operator.api.trainer import BackendName, Trainer
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.decays import tuned_weight_decay
 from tpu_training_operator.domain.job.recipe.optimizers import takes
@@ -23,6 +23,8 @@ from tpu_training_operator.domain.job.topology import SliceLayout
 
 _SETTINGS = ("momentum", "weight_decay", "beta1", "beta2", "epsilon")
 _CLOSE = 0.7
+# Fewer bytes are a number of GiB or MiB whose unit was forgotten.
+_LEAST_BYTES = 2**20
 # Volumes of other kinds end with the pod, or cannot be written to.
 _OUTLIVING_VOLUMES = ("persistent_volume_claim", "csi")
 
@@ -38,6 +40,7 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
         yield from _unused_schedule(spec.recipe, recipe)
         yield from _unused_patience(spec.recipe, recipe)
         yield from _undividable_state(spec.recipe)
+    yield from _amounts_without_a_unit(spec.trainer)
     yield from _gates_that_cannot_pass(spec)
     if not layout.shape.verified:
         yield f"only one source lists {layout.shape.topology} on {layout.shape.generation}"
@@ -60,6 +63,15 @@ def _chips_unknown_to_the_image(backend: BackendName, shape: Shape) -> Iterator[
         )
     elif shape.accelerator_type == "v3-16":
         yield "torch_xla 2.9 does not know v3-16 and would fail at every start (KeyError); use v3-8 or v3-32"
+
+
+def _amounts_without_a_unit(trainer: Trainer) -> Iterator[str]:
+    resources = trainer.resources
+    sides = {"requests": resources.requests, "limits": resources.limits} if resources is not None else {}
+    amounts = {f"resources.{side}.memory": (of or {}).get("memory") for side, of in sides.items()}
+    for field, amount in {**amounts, "sharedMemory": trainer.shared_memory}.items():
+        if amount is not None and str(amount).isdigit() and int(amount) < _LEAST_BYTES:
+            yield f"trainer.{field} is {amount} bytes; a number without a unit is bytes: write {amount}Gi"
 
 
 def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
@@ -154,7 +166,7 @@ def _separate_models(spec: Spec, hosts: int) -> Iterator[str]:
 def _unused_optimizer_settings(optimizer: Optimizer) -> Iterator[str]:
     name = optimizer.name.lower()
     if name not in OPTIMIZERS:
-        nearest = difflib.get_close_matches(name, OPTIMIZERS, n=1, cutoff=_CLOSE)
+        nearest = difflib.get_close_matches(name.rpartition(".")[2], OPTIMIZERS, n=1, cutoff=_CLOSE)
         hint = f" (did you mean {nearest[0]}?)" if nearest else ""
         yield (
             f"the trainer builds {', '.join(sorted(OPTIMIZERS))}, but not {optimizer.name}{hint}; unless the task"
