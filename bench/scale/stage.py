@@ -139,6 +139,10 @@ async def a_stage(pods: int) -> AsyncIterator[Stage]:
         add_cpu_nodes(cluster, -(-pods // _PODS_PER_NODE))
         for name in NAMESPACES:
             cluster.kubectl("create", "namespace", name)
+        # The operator looks at what resolves names.
+        cluster.kubectl(
+            "run", "coredns", "--namespace=kube-system", "--labels=k8s-app=kube-dns", "--image=coredns/coredns:1"
+        )
         operator = Operator(cluster)
         operator.start()
         async with _client(cluster) as client:

@@ -37,6 +37,7 @@ from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.job_watch import JobWatch
 from tpu_training_operator.runtime.leadership import Election, LeaseName, OwnPod
 from tpu_training_operator.runtime.metrics import MOST_NAMESPACES, Metrics, serve_metrics
+from tpu_training_operator.runtime.name_servers import NameServers
 from tpu_training_operator.runtime.progress.pki import Authority, BadSecret, ServiceName, load_authority, server_tls
 from tpu_training_operator.runtime.progress.server import ProgressServer, serve
 from tpu_training_operator.runtime.progress.tokens import Reviewer
@@ -176,6 +177,8 @@ class Operator:
             reporting = Reporting(url, authority.pem.certificate.decode())
         events = EventSender(client)
         workload_watching = WorkloadWatching(watcher, options.namespaces, self._hint)
+        # The other client keeps only workers of the pods that it lists.
+        name_servers = NameServers(watcher, time.monotonic)
         reconciler = Reconciler(
             cluster,
             now,
@@ -187,6 +190,7 @@ class Operator:
             metrics=metrics,
             max_hosts=options.max_hosts,
             queues=Queues(client, workload_watching.begin),
+            name_servers=name_servers,
         )
         list_jobs = partial(jobs_to_reconcile, cluster, options.namespaces, now, metrics)
         self._controller = Controller(reconciler, list_jobs, metrics=metrics)
@@ -201,6 +205,7 @@ class Operator:
             "controller": self._controller.run(),
             "watching": watching.run(),
             "queues": workload_watching.run(),
+            "name servers": name_servers.need_endpoints(),
         }
         for name, work in runs.items():
             _run_until_closed(resources, work, name)

@@ -57,8 +57,10 @@ def test_it_creates_the_workers_of_a_job(running: Running) -> None:
         timeout=60,
         what="the four worker pods exist",
     )
+    suspension = '--patch={"spec":{"runPolicy":{"suspend":true}}}'
+    cluster.kubectl("patch", "tpujob", "digits", place, "--type=merge", suspension)
     wait_until(
-        lambda: "AttemptStarted" in cluster.kubectl("get", "events", place),
+        lambda: "Suspended" in cluster.kubectl("get", "events", place),
         timeout=60,
         what="the event about it exists",
     )

@@ -63,7 +63,7 @@ def test_a_job_runs_from_apply_to_succeeded(space: Namespace, operator: Operator
         "tputrainingjob.tpu-operator.dev/digits",
     ]
     reasons = space.kubectl("get", "events.events.k8s.io", "-o", "jsonpath={.items[*].reason}").split()
-    assert {"AttemptStarted", "Succeeded"} <= set(reasons)
+    assert {"Running", "Succeeded"} <= set(reasons)
 
 
 def test_the_operator_leaves_no_mark_on_what_the_user_wrote(space: Namespace, operator: OperatorProcess) -> None:

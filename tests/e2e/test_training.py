@@ -44,7 +44,7 @@ def test_the_columns_and_the_description_say_what_happened(quick_start: dict[str
     columns = quick_start["kubectl get tpujob"].splitlines()[1].split()
     assert columns[:7] == ["digits", "Succeeded", "v5litepod-16", "4", "1", "300", "100"]
     described = quick_start["kubectl describe tpujob"]
-    for told in ("learningRate: 0.05 x 4 = 0.2 (linear rule", "AttemptStarted", "all 4 workers have finished"):
+    for told in ("learningRate: 0.05 x 4 = 0.2 (linear rule", "all 4 workers are ready", "all 4 workers have finished"):
         assert told in described
 
 

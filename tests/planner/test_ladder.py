@@ -88,7 +88,7 @@ def test_a_job_goes_up_its_rungs_and_then_trains() -> None:
     assert [rung.efficiency for rung in status.rungs] == [None, "0.9", "1"]
     assert [rung.attempt for rung in status.rungs] == [1, 2, 3]
     assert [event["reason"] for event in cluster.events] == [
-        *("AttemptStarted", "Running", "NextRung", "Running", "NextRung", "Running", "Succeeded")
+        *("Running", "NextRung", "Running", "NextRung", "Running", "Succeeded")
     ]
 
 

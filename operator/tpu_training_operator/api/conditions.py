@@ -97,7 +97,6 @@ class EventReason(StrEnum):
     STEP_FITS = "StepFits"
     STEP_TOO_LARGE = "StepTooLarge"
     STEP_NOT_COMPILED = "StepNotCompiled"
-    ATTEMPT_STARTED = "AttemptStarted"
     RUNNING = "Running"
     RESTARTING = "Restarting"
     NODES_RELEASED = "NodesReleased"

@@ -70,6 +70,10 @@ class Replica(Generic[T]):
         known = self._objects.get(name)
         return None if known is None or known.is_gone else known.uid
 
+    def number(self, name: Name) -> int | None:
+        known = self._objects.get(name)
+        return None if known is None or known.is_gone else known.number
+
     def items(self) -> Iterator[tuple[Name, T]]:
         return ((name, known.record) for name, known in self._objects.items() if not known.is_gone)
 

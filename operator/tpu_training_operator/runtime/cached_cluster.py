@@ -149,6 +149,19 @@ class Fresh:
             served.doubted_jobs.discard(key)
         return body
 
+    def is_as_created(self, job: Object) -> bool:
+        """Returns whether nobody has written the job since its creation, so that it cannot have workers, unless it has
+        been written since it was read."""
+        metadata = job["metadata"]
+        name, served = (metadata["namespace"], metadata["name"]), self._served(metadata["namespace"])
+        record = served.jobs.get(name) if served else None
+        return (
+            served is not None
+            and record is not None
+            and record.is_as_created
+            and served.jobs.number(name) == int(metadata["resourceVersion"])
+        )
+
     def end_of(self, namespace: str, pod: str) -> Object | None:
         served = self._served(namespace)
         body = served.pods.end_of((namespace, pod)) if served else None

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum, auto
 
+from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.kube.cluster import JobKey
 from tpu_training_operator.kube.errors import ApiError, Conflict
 from tpu_training_operator.runtime.metrics import Metrics, PassResult
@@ -145,6 +146,9 @@ class Controller:
     async def _one_pass(self, key: JobKey) -> PassResult:
         try:
             again = await self._reconciler.reconcile(key)
+            if again == AT_ONCE:
+                # Nothing waits between the two steps of a start or a restart.
+                again = await self._reconciler.reconcile(key, follows=True)
         except Conflict as conflict:
             log.debug("the job has changed, reading it again: %s", conflict, extra={"job": str(key)})
             self._queue.retry(key)

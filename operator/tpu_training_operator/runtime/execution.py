@@ -57,6 +57,7 @@ from tpu_training_operator.kube.errors import AlreadyExists, ApiError, Conflict,
 from tpu_training_operator.kube.turns import Flow, flow
 from tpu_training_operator.runtime.events import send_events
 from tpu_training_operator.runtime.inbox import Inboxes
+from tpu_training_operator.runtime.name_servers import NameServers
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ class Memory:
 
 @dataclass
 class PlanExecution:
-    """One pass's actions for `job`."""
+    """One pass's actions for `job`. `name_servers`: None if they may need any form of addresses."""
 
     cluster: Cluster
     clock: Callable[[], datetime]
@@ -147,6 +148,7 @@ class PlanExecution:
     key: JobKey
     job: Object
     memory: Memory
+    name_servers: NameServers | None = None
     _not_found_before: set[str] = field(default_factory=set, init=False)
     _was_there: Counter[str] = field(default_factory=Counter, init=False)
     """Counts, by verb, the objects of the present batch that existed already as they should be."""
@@ -205,6 +207,8 @@ class PlanExecution:
                     await self._delete(resource, name, uid, grace_seconds=0 if force else None)
             case Publish(bodies, version):
                 for body in bodies:
+                    if resource_of(body) is ENDPOINTS and not await self._need_endpoints():
+                        continue
                     # Nothing deletes the Endpoints between attempts.
                     again = resource_of(body) is ENDPOINTS and self.memory.notes.published is not None
                     await self._create(body, again=again, replaces=True)
@@ -260,6 +264,9 @@ class PlanExecution:
             with _refusals(body):
                 await self.cluster.update(existing | content(body))
         self._was_there[f"create {body['kind']}"] += 1
+
+    async def _need_endpoints(self) -> bool:
+        return self.name_servers is None or await self.name_servers.need_endpoints()
 
     async def _existing(self, resource: Resource, name: str) -> Object | None:
         try:

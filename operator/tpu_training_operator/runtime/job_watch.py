@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import kopf
@@ -156,6 +157,8 @@ class JobWatch(Informer[JobRecord]):
     async def _take(self, event: kopf.RawEvent, **_: Any) -> None:
         version = self._read_version(dict(event["object"]))
         if version is not None:
+            if event["type"] == "ADDED" and version.record is not None:
+                version = replace(version, record=replace(version.record, is_as_created=True))
             is_deletion = event["type"] == "DELETED"
             self._report(
                 (self.replica.apply_streamed_deletion if is_deletion else self.replica.apply_streamed_change)(version)

@@ -34,6 +34,7 @@ from tpu_training_operator.runtime.execution import Memory, PlanExecution, Refus
 from tpu_training_operator.runtime.inbox import Inboxes
 from tpu_training_operator.runtime.metrics import Metrics
 from tpu_training_operator.runtime.metrics.transitions import unready_since
+from tpu_training_operator.runtime.name_servers import NameServers
 from tpu_training_operator.runtime.queues import Queues
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ class Reconciler:
     """`fresh` reads from the API server what `cluster` may read from memory; None if `cluster` has no memory. `events`
     sends events outside of passes; None: each pass sends its own. `inboxes`, `reporting`: what workers report, and
     where; both or neither. `network_policy` keeps other pods from a job's workers. Jobs with more than `max_hosts`
-    hosts are never started. `queues` reads what Kueue has decided; None: labels that name a queue are ignored."""
+    hosts are never started. `queues` reads what Kueue has decided; None: labels that name a queue are ignored.
+    `name_servers`: what resolves the workers' names; None: anything."""
 
     def __init__(
         self,
@@ -80,6 +82,7 @@ class Reconciler:
         metrics: Metrics | None = None,
         max_hosts: int = MAX_HOSTS,
         queues: Queues | None = None,
+        name_servers: NameServers | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -91,6 +94,7 @@ class Reconciler:
         self._metrics = metrics
         self._max_hosts = max_hosts
         self._queues = queues
+        self._name_servers = name_servers
         self._memories: dict[JobKey, Memory] = {}
 
     def wrote(self, key: JobKey, version: str) -> bool:
@@ -107,8 +111,8 @@ class Reconciler:
         pods = self._memories[key].pods if key in self._memories else 0
         return min(max(_LEAST_SETTLE_SECONDS, pods * _SETTLE_SECONDS_PER_POD), _MOST_SETTLE_SECONDS)
 
-    async def reconcile(self, key: JobKey) -> timedelta | None:
-        """Brings the job one step closer to its spec.
+    async def reconcile(self, key: JobKey, *, follows: bool = False) -> timedelta | None:
+        """Brings the job one step closer to its spec. `follows`: directly after the last pass over it.
 
         Returns the time after which to requeue the job even without a hint; None: never. Raises ApiError if the pass
         should be retried: Conflict if something has changed since it was read, Unavailable if the cluster could not
@@ -116,7 +120,7 @@ class Reconciler:
         """
         memory = self._memories.setdefault(key, Memory())
         try:
-            again = await self._pass(key, memory)
+            again = await self._pass(key, memory, follows=follows)
         except Exception as error:
             memory.failed_passes += 1
             # A conflict is no failure unless it repeats: admission webhooks also answer 409.
@@ -128,12 +132,12 @@ class Reconciler:
         memory.sent_retrying = False
         return again
 
-    async def _pass(self, key: JobKey, memory: Memory) -> timedelta | None:
+    async def _pass(self, key: JobKey, memory: Memory, *, follows: bool) -> timedelta | None:
         # 1. Read and decide, again with fresh reads if the plan needs them.
         try:
             look = await self._look(key, memory, self._cluster, self._cluster)
             if self._fresh is not None:
-                look = await self._refresh(look, key, memory, self._fresh)
+                look = await self._refresh(look, key, memory, self._fresh, follows=follows)
         except NotFound:
             self._forget(key)
             return None
@@ -141,7 +145,7 @@ class Reconciler:
         job, observed, stored, before, decision = look.job, look.observed, look.stored, look.before, look.decision
 
         # 2. Act. If the cluster refuses an action for good, the job is blocked.
-        execution = PlanExecution(self._cluster, self._clock, self._inboxes, key, job, memory)
+        execution = PlanExecution(self._cluster, self._clock, self._inboxes, key, job, memory, self._name_servers)
         try:
             if not await execution.carry_out(decision):
                 return AT_ONCE
@@ -215,19 +219,24 @@ class Reconciler:
             max_hosts=self._max_hosts,
         )
 
-    async def _refresh(self, look: "_Look", key: JobKey, memory: Memory, fresh: ClusterReader) -> "_Look":
+    async def _refresh(
+        self, look: "_Look", key: JobKey, memory: Memory, fresh: ClusterReader, *, follows: bool
+    ) -> "_Look":
         """Returns a look that is as fresh as its plan needs. Raises NotFound if there is no such job."""
         if look.decision.freshness is Freshness.FRESH_PODS:
+            if isinstance(fresh, Fresh) and fresh.is_as_created(look.job):
+                # It has never had workers. And if it has changed since, its status will not be written.
+                return look
             # With fresh pods, the plan may be another one, which may need more.
             look = await self._look(key, memory, self._cluster, fresh, look)
         if look.decision.freshness is not Freshness.FRESH_ALL:
             return look
-        if memory.began == look.job["metadata"]["resourceVersion"] and memory.pods == 0:
-            now = await fresh.get(JOBS, key.namespace, key.name)
-            if now["metadata"]["resourceVersion"] == memory.began:
-                # The job has not changed since its first attempt began here, when it had no pods. Only workers of that
-                # attempt can exist, with the names of those that are about to be created.
-                return look
+        # If the job has not changed since its first attempt began here, when it had no pods, only workers of that
+        # attempt can exist, with the names of those that are about to be created. What the write that began it has
+        # just answered is a read of the job.
+        began_here = memory.began == _version(look.job) and memory.pods == 0
+        if began_here and (follows or _version(await fresh.get(JOBS, key.namespace, key.name)) == memory.began):
+            return look
         return await self._look(key, memory, fresh, fresh, look)
 
     async def _look_into_failure(self, look: "_Look", key: JobKey) -> "_Look":

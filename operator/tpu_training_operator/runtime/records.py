@@ -7,7 +7,7 @@ that the resync reads are kept. A pass over such a job reads it from the API ser
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, auto
 
 from tpu_training_operator.api.constants import LABEL_JOB_NAME
@@ -34,7 +34,8 @@ class JobRecord:
 
     `slim`: the fields that the resync reads. `full`: the job as the API server has it; None: it must be read there.
     `is_at_rest`: it is suspended, or it has finished and so has its Workload, if it has one. `attempt`, `hosts`: of the
-    workers that its status says it has, which stand idle while it `is_restarting`.
+    workers that its status says it has, which stand idle while it `is_restarting`. `is_as_created`: the watch has shown
+    that this is its first version; a list cannot tell.
     """
 
     slim: bytes
@@ -43,6 +44,7 @@ class JobRecord:
     attempt: int = 0
     hosts: int = 0
     is_restarting: bool = False
+    is_as_created: bool = field(default=False, compare=False)
 
 
 class PodStage(IntEnum):

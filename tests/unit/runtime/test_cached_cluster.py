@@ -10,12 +10,13 @@ import pytest
 from tests.contract.jobs import job_body
 from tests.fakes.cluster import FakeCluster
 from tests.fakes.cluster_contract import ClusterContract
-from tests.unit.pods import pod
+from tests.unit.pods import NOON, pod
 from tpu_training_operator.domain.job.naming import gang_selector
-from tpu_training_operator.kube.cluster import JOBS, PODS, Object
+from tpu_training_operator.kube.cluster import JOBS, PODS, JobKey, Object
 from tpu_training_operator.kube.errors import ApiError, Conflict, NotFound, Unavailable
 from tpu_training_operator.kube.replica import Version
 from tpu_training_operator.runtime.cached_cluster import CachedCluster, Served
+from tpu_training_operator.runtime.reconciler import Reconciler
 from tpu_training_operator.runtime.records import KnownJobs, keep_job, keep_pod
 
 SELECTOR = gang_selector("digits")
@@ -43,6 +44,11 @@ class Known(Served):
                 self.pods.apply_change(Version(name, metadata["uid"], number, keep_pod(body)))
             else:
                 self.jobs.apply_change(Version(name, metadata["uid"], number, keep_job(body)))
+
+    def told_of_creation(self, job: Object) -> None:
+        metadata, record = job["metadata"], replace(keep_job(job), is_as_created=True)
+        name, number = (metadata["namespace"], metadata["name"]), int(metadata["resourceVersion"])
+        self.jobs.apply_change(Version(name, metadata["uid"], number, record))
 
 
 @pytest.fixture
@@ -206,3 +212,57 @@ def test_a_change_of_a_worker_that_no_plan_can_see_is_none() -> None:
 
 def with_version(body: Mapping[str, Any], number: int) -> Object:
     return {**body, "metadata": {**body["metadata"], "resourceVersion": str(number)}}
+
+
+# What the start of a job reads.
+
+
+def reconciler_of(cluster: CachedCluster) -> Reconciler:
+    return Reconciler(cluster, lambda: NOON, fresh=cluster.fresh)
+
+
+UNCHECKED = {"entryCheck.mode": "Skip"}
+KEY_PARTS = ("default", "digits")
+KEY = JobKey(*KEY_PARTS)
+
+
+async def test_a_job_that_nobody_has_written_since_its_creation_begins_and_gets_workers_without_a_read(
+    store: FakeCluster, known: Known, cluster: CachedCluster
+) -> None:
+    known.told_of_creation(await store.create(job_body(UNCHECKED)))
+    reconciler = reconciler_of(cluster)
+    await reconciler.reconcile(KEY)
+    await reconciler.reconcile(KEY, follows=True)
+    assert reads(store) == []
+    assert len([request for request in store.requests if request == "create Pod"]) == 4
+
+
+async def test_its_workers_wait_for_a_read_of_the_job_if_other_passes_came_between(
+    store: FakeCluster, known: Known, cluster: CachedCluster
+) -> None:
+    known.told_of_creation(await store.create(job_body(UNCHECKED)))
+    reconciler = reconciler_of(cluster)
+    await reconciler.reconcile(KEY)
+    suspended = await store.get(JOBS, *KEY_PARTS)
+    suspended["spec"]["runPolicy"] = {"suspend": True}
+    store.put(suspended)
+    store.requests.clear()
+    await reconciler.reconcile(KEY)
+    assert reads(store)[0] == "get TPUTrainingJob"
+    assert "create Pod" not in store.requests
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+async def test_any_other_job_has_its_pods_read_before_an_attempt_begins(
+    store: FakeCluster, known: Known, cluster: CachedCluster, is_written: bool
+) -> None:
+    """It was only listed; or it was written since: its status may have been lost."""
+    job = await store.create(job_body(UNCHECKED))
+    if is_written:
+        known.told_of_creation(job)
+        store.put(job)
+        job = await store.get(JOBS, *KEY_PARTS)
+        store.requests.clear()
+    known.told(job)
+    await reconciler_of(cluster).reconcile(KEY)
+    assert reads(store) == ["list Pod"]

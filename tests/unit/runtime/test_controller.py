@@ -13,6 +13,7 @@ from tpu_training_operator.runtime.controller import Controller
 from tpu_training_operator.runtime.reconciler import Reconciler
 
 KEY = JobKey("team", "digits")
+STARTING = JobKey("team", "starting")
 OWN_VERSION = "7"
 
 
@@ -22,11 +23,11 @@ class Seen:
     def __init__(self) -> None:
         self.keys: asyncio.Queue[JobKey] = asyncio.Queue()
 
-    async def reconcile(self, key: JobKey) -> timedelta | None:
+    async def reconcile(self, key: JobKey, *, follows: bool = False) -> timedelta | None:
         self.keys.put_nowait(key)
         # A request's time.
         await asyncio.sleep(0.001)
-        return None
+        return timedelta(0) if key == STARTING and not follows else None
 
     def is_restarting(self, key: JobKey) -> bool:
         return False
@@ -65,6 +66,17 @@ async def test_a_failing_resync_does_not_stop_the_work_on_enqueued_jobs(seen: Se
 
     assert await asyncio.wait_for(seen.keys.get(), timeout=60) == KEY
     assert working.is_running
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_a_job_that_is_due_at_once_has_its_next_pass_before_any_other_job(seen: Seen) -> None:
+    working = Controller(cast("Reconciler", seen), no_jobs, settle_seconds=0, workers=1)
+    running = asyncio.create_task(working.run())
+    for key in (STARTING, KEY):
+        working.enqueue(key)
+    async with asyncio.timeout(60):
+        assert [await seen.keys.get() for _ in range(3)] == [STARTING, STARTING, KEY]
     running.cancel()
     await asyncio.wait({running})
 

@@ -100,6 +100,17 @@ async def test_every_change_is_reported_and_known(api: WatchedCluster, namespace
         await observed.until_known("second")
 
 
+async def test_only_the_watch_shows_that_a_job_is_as_it_was_created(api: WatchedCluster) -> None:
+    api.show(called("first"))
+    async with watching(api) as observed:
+        await observed.until_known("first")
+        await settled(api)
+        api.show(called("second"))
+        await observed.until_known("first", "second")
+        known = {name: record.is_as_created for (_, name), record in observed.watch.known.items()}
+        assert known == {"first": False, "second": True}
+
+
 async def test_nothing_is_listed_while_the_watch_works(api: WatchedCluster) -> None:
     async with watching(api) as observed:
         await settled(api)

@@ -65,7 +65,7 @@ async def test_the_job_is_read_before_its_pods(store: FakeCluster, reconciler: R
 
 async def test_an_attempt_is_begun_in_a_pass_of_its_own(store: FakeCluster, reconciler: Reconciler) -> None:
     await reconciler.reconcile(KEY)
-    assert store.requests[2:] == ["update_status TPUTrainingJob", "create Event"]
+    assert store.requests[2:] == ["update_status TPUTrainingJob"]
 
 
 async def test_shared_objects_are_created_before_the_workers(store: FakeCluster, reconciler: Reconciler) -> None:

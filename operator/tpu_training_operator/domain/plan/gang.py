@@ -148,10 +148,11 @@ def _watch(ctx: Context) -> Plan:
 
 def _publish(ctx: Context) -> Batches:
     """Returns one batch that makes the workers' names resolve, once all have an address. An address may change until
-    then: a kubelet may create a pod's sandbox again before its containers run."""
+    then: a kubelet may create a pod's sandbox again before its containers run. The pods show that the attempt is still
+    the present one, and the names contain it."""
     published = ctx.observed.notes.published if ctx.observed.notes else None
     names = publication(ctx.job, ctx.resolution.layout, ctx.pods, published)
-    return () if names is None else (Batch((names,), Freshness.FRESH_ALL),)
+    return () if names is None else (Batch((names,), Freshness.FRESH_PODS),)
 
 
 def _watch_start(ctx: Context) -> Plan:

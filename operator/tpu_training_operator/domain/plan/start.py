@@ -89,9 +89,8 @@ def start(ctx: Context) -> Plan:
         why = budget.explain_resumption(ctx) or "spec.runPolicy.suspend is false"
         events = [Event(EventReason.RESUMED, why)]
         status = ctx.with_condition(status, ConditionType.SUSPENDED, False, Reason.RESUMED, why)
-    starting = Why(
-        Reason.WAITING_FOR_WORKERS, EventReason.ATTEMPT_STARTED, describe_start(ctx, ctx.next_attempt).message
-    )
+    # The event comes when the gang runs.
+    starting = Why(Reason.WAITING_FOR_WORKERS, None, describe_start(ctx, ctx.next_attempt).message)
     return begin_attempt(ctx, ctx.option, starting, status, events=events)
 
 

@@ -31,11 +31,11 @@ from tpu_training_operator.domain.plan.plan import Plan, Turn
 
 @dataclass(frozen=True)
 class Why:
-    """Why an attempt begins: `reason` and `message` for the conditions, `event` with the same message. `state`: what
-    the job shows, unless the attempt waits in a queue."""
+    """Why an attempt begins: `reason` and `message` for the conditions, `event` with the same message, if it is worth
+    one. `state`: what the job shows, unless the attempt waits in a queue."""
 
     reason: Reason
-    event: EventReason
+    event: EventReason | None
     message: str
     warning: bool = False
     state: State = State.STARTING
@@ -99,9 +99,9 @@ def _write(
     )
     status = ctx.with_condition(status, ConditionType.GANG_READY, False, why.reason, why.message)
     ready = ReadyState(why.state, why.reason, why.message)
-    event = Event(why.event, why.message, warning=why.warning)
+    own = () if why.event is None else (Event(why.event, why.message, warning=why.warning),)
     status = ctx.present(status, ready)
-    return Plan(status=status, events=(*events, event), again=AT_ONCE, turn=Turn.ATTEMPT)
+    return Plan(status=status, events=(*events, *own), again=AT_ONCE, turn=Turn.ATTEMPT)
 
 
 # The condition Admitted of a job in a queue: whether its attempt may have workers (see `queueing`).
