@@ -52,8 +52,8 @@ class RungRun:
         return f"batch {self.batch}, {self.steps} steps, rate {float(self.rate) * self.chips:g}"
 
 
-HEALTHY = [RungRun(chips, steps) for chips in (1, 2, 4) for steps in (10, 15, 20, 30, 60)]
-HOPELESS = [RungRun(chips, steps, "1e-12") for chips in (1, 4) for steps in (10, 20, 30, 60, 100, 200)]
+HEALTHY = [RungRun(chips, steps) for chips in (1, 2, 4) for steps in (10, 15, 20, 30)]
+HOPELESS = [RungRun(chips, steps, "1e-12") for chips in (1, 4) for steps in (10, 60, 200)]
 TOO_FAST = [RungRun(16, 60, "0.1")]
 TOLERANCE = 0.05
 PAIRS = [
