@@ -93,14 +93,10 @@ class Checkpoint(ApiModel):
         " it makes a checkpoint. Needs recipe.evaluateEverySteps or evaluateEveryEpochs.",
     )
     resume_from: StorageUri | None = Field(
-        None,
-        description="Where to start while this job has no checkpoint: another job's folder, for its newest checkpoint,"
-        " or one checkpoint (.../step-...).",
+        None, description="Where to start without own checkpoints: another job's folder, or one in it (.../step-...)."
     )
     init_from: InitFrom | None = Field(
-        None,
-        description="Weights to begin with while this job has no checkpoint: it begins at step 0, with a new optimizer"
-        " and its own data.",
+        None, description="Weights to begin with at step 0, with a new optimizer, if there is no own checkpoint."
     )
 
 
@@ -118,9 +114,7 @@ class Report(ApiModel):
     )
     tensor_board: Boolean = Field(False, description="Write TensorBoard event files to uri.")
     gradient_noise_scale: Boolean = Field(
-        False,
-        description="Estimate the gradient noise scale: the batch size, in examples, above which a larger batch saves"
-        " little.",
+        False, description="Estimate the gradient noise scale, in examples: above it a larger batch saves little."
     )
     profile: ProfileRequest | None = Field(
         None,
@@ -491,18 +485,14 @@ class Spec(ApiModel):
 
     slice: Slice = Field(description="The TPU slice, or slices, that the job runs on.")
     ladder: Ladder | None = Field(
-        None,
-        description="Short trainings on smaller slices, the rungs, which must pass before spec.slice is used.",
+        None, description="Short trainings on smaller slices, which must pass before spec.slice is used."
     )
     placement: PlacementPolicy | None = Field(
-        None,
-        description="Other slices that the job may run on, and when it moves. If left out, the job waits for"
-        " spec.slice.",
+        None, description="Other slices that the job may run on; if left out, it waits for spec.slice."
     )
     trainer: Trainer = Field(description="What runs in every worker: the container and the pod around it.")
     recipe: Recipe = Field(
-        description="Hyperparameters as they were tuned on tunedOn. They are scaled to the job's slice;"
-        " status.resolved shows the result."
+        description="Hyperparameters as tuned on tunedOn; status.resolved shows them scaled to the job's slice."
     )
     data: Data | None = Field(None, description="Where the training data is.")
     checkpoint: Checkpoint | None = Field(
