@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product, takewhile
+from itertools import takewhile
 from typing import Any
 
 from bench.recipes.tasks import RULES, TASKS, rules_of
@@ -54,21 +54,26 @@ def reach_table(found: Sequence[Cell]) -> str:
 
 
 def warnings_table(found: Iterable[Cell]) -> str:
-    """How often the plan warned of a loss beyond the tolerance, and how often of none, by rule: over the tasks that the
-    thresholds were chosen with, and over the others."""
-    rows = [
-        ["rule", "tasks", "factors with a loss beyond the tolerance", "of them with a warning", "needless warnings"]
-    ]
+    """Returns how often the plan warned of a loss beyond the tolerance, and how often of none, by rule: over the tasks
+    that the thresholds were chosen with, and over those held out."""
+    columns = ("lost", "warned", "needless")
+    rows = [["rule", *columns, *(f"held out: {column}" for column in columns)]]
     cells = [cell for cell in found if cell.factor > 1]
-    for rule, held_out in product(RULES, (False, True)):
-        own = [cell for cell in cells if cell.rule == rule and TASKS[cell.task].held_out == held_out]
-        lost = [cell for cell in own if not cell.holds]
-        told = sum(cell.warned for cell in lost)
-        needless = sum(cell.warned and cell.holds for cell in own)
-        if own:
-            tasks = "held out" if held_out else "chosen with"
-            rows.append([rule, tasks, f"{len(lost)} of {len(own)}", str(told), f"{needless} of {len(own) - len(lost)}"])
+    for rule in RULES:
+        own = [cell for cell in cells if cell.rule == rule]
+        halves = ([cell for cell in own if TASKS[cell.task].held_out is held_out] for held_out in (False, True))
+        rows.append([rule, *(entry for half in halves for entry in _warned(half))])
     return markdown(rows)
+
+
+def _warned(found: Sequence[Cell]) -> tuple[str, str, str]:
+    lost = [cell for cell in found if not cell.holds]
+    needless = sum(cell.warned and cell.holds for cell in found)
+    return (
+        f"{len(lost)} of {len(found)}",
+        str(sum(cell.warned for cell in lost)),
+        f"{needless} of {len(found) - len(lost)}",
+    )
 
 
 def noise_table(recipes: Mapping[str, Any], names: Iterable[str]) -> str:

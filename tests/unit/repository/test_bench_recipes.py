@@ -84,6 +84,6 @@ def test_the_tables_and_the_drawing_show_every_rule(plans: Plans) -> None:
     assert "| **50.0±0.0** ⚠ |" in table
     # At 16x Auto is the run that SquareRoot makes.
     assert "| 16x | 4x | 16x | 4x | 16x | 16x | 16x |" in tables.reach_table(found)
-    assert "| Auto | chosen with | 1 of 2 | 1 | 0 of 1 |" in tables.warnings_table(found)
+    assert "| Auto | 1 of 2 | 1 | 0 of 1 | 0 of 0 | 0 | 0 of 0 |" in tables.warnings_table(found)
     picture = "".join(ElementTree.fromstring(drawing(found)).itertext())
     assert all(rule in table and rule in picture for rule in RULES)
