@@ -32,6 +32,7 @@ def resolved(body: dict[str, Any]) -> Resolution:
         ("recipe.parameters.rule=a=b", ("recipe", "parameters", "rule"), "a=b"),
         ("runPolicy.suspend=true", ("runPolicy", "suspend"), True),
         ("trainer.args=[--lr, '0.1']", ("trainer", "args"), ["--lr", "0.1"]),
+        ("trainer.entrypoint=null", ("trainer", "entrypoint"), None),
         ("checkpoint.uri=gs://b/c", ("checkpoint", "uri"), "gs://b/c"),
     ],
 )

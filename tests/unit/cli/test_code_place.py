@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tests.unit.jobs import job_body
+from tests.unit.jobs import ABSENT, job_body
 from tpu_training_operator.api.constants import LARGEST_SECRET
 from tpu_training_operator.api.trainer import Trainer
 from tpu_training_operator.api.validation import parse_job
@@ -102,3 +103,24 @@ def test_a_file_that_hides_a_module_of_the_trainers_is_told(tmp_path: Path, name
     (tmp_path / "job.yaml").write_text(json.dumps(body))
     warnings = code_warnings(load(tmp_path / "job.yaml"), PackedCode(b"archive", {name: 1, "train.py": 7}), [])
     assert [said is not None and warning.startswith(said) for warning in warnings] == [True] * (said is not None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "is_told"),
+    [
+        ({}, "import torch\nfrom train import torch_xla_free\n", True),
+        ({}, "import torch\ntry:\n    import torch_xla\nexcept ImportError: ...\n", False),
+        ({}, "from transformers import Trainer\n", False),
+        ({"spec.trainer.command": ["python", "./train.py", "--lr", "1"]}, "import torch\n", True),
+        ({"spec.trainer.command": ["python", "-m", "package.train"]}, "import torch\n", False),
+        ({"spec.slice.hardware": "CPU"}, "import torch\n", False),
+    ],
+)
+def test_a_script_that_leaves_the_chips_idle_is_told(
+    tmp_path: Path, changes: dict[str, Any], text: str, is_told: bool
+) -> None:
+    own_loop = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
+    (tmp_path / "job.yaml").write_text(json.dumps(job_body(own_loop | changes)))
+    (tmp_path / "train.py").write_text(text)
+    warnings = code_warnings(load(tmp_path / "job.yaml"), PackedCode(b"archive", {"train.py": 7}), [tmp_path])
+    assert any("train.py trains on the hosts' CPUs, beside idle chips" in one for one in warnings) == is_told

@@ -167,8 +167,36 @@ def test_a_script_that_its_import_would_train_is_told_with_the_line(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        (
+            "def main():\n    args = parser.parse_args()\nif __name__ == '__main__':\n    main()\n",
+            "args = parser.parse_",
+        ),
+        ("def step():\n    loss.backward()\ndef main():\n    for _ in data:\n        step()\n", "step()"),
+        ("def main():\n    def loss(model, batch):\n        model.backward()\n    scaler.fit(data)\n", ""),
+        ("class main:\n    def __init__(self):\n        parser.parse_args()\n", ""),
+    ],
+)
+def test_an_entrypoint_that_would_itself_train_is_told_with_the_line(tmp_path: Path, text: str, quoted: str) -> None:
+    (tmp_path / "script.py").write_text(text)
+    told = import_warning(Trainer(image="x", entrypoint="script:main"), [tmp_path]) or ""
+    assert ("calls main, which executes line" in told and f"({quoted}" in told) == bool(quoted), told
+
+
+def test_a_script_is_told_from_a_module_with_a_wrong_name(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("def taks(): ...\nif __name__ == '__main__':\n    main()\n")
+    said = {
+        name: str(find_problem_in(Trainer(image="x", entrypoint=f"script:{name}"), tmp_path)) for name in ("task", "go")
+    }
+    assert said["task"].endswith("has no 'task'; nearest: taks")
+    assert "it is a script. Make a task of it (docs/from-train-py.md)" in said["go"]
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        f"{TASK}train, held_out = train_test_split(data)\n",
         f"{TASK}if __name__ == '__main__':\n    main()\n",
         f"{TASK}if '__main__' == __name__ and True:\n    trainer.fit(model)\n",
         f"{TASK}import logging, torch\nlogging.basicConfig()\ntorch.manual_seed(0)\n",

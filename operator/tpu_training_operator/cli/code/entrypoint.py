@@ -16,7 +16,7 @@ from pathlib import Path
 from tpu_training_operator.api.text import plain
 from tpu_training_operator.api.trainer import BackendName, Trainer
 from tpu_training_operator.api.validation import Problem
-from tpu_training_operator.cli.code.import_effects import executed, trained_on_import
+from tpu_training_operator.cli.code.import_effects import executed, has_main_guard, trained_in, trained_on_import
 
 _FIELD = "spec.trainer.entrypoint"
 _DEFINE_BY_NAME = ("exec", "globals", "locals", "setattr", "vars")
@@ -90,17 +90,27 @@ def find_problem_in(trainer: Trainer, folder: Path) -> Problem | None:
 
 
 def import_warning(trainer: Trainer, places: Sequence[Path]) -> str | None:
-    """Returns what the import of the entrypoint's module would train; None if nothing, or if nothing can be read."""
-    source = _source_in(places, (trainer.entrypoint or "").partition(":")[0])
+    """Returns what the import of the entrypoint's module, or the call of the entrypoint, would itself train; None if
+    nothing, or if nothing can be read."""
+    module, _, name = (trainer.entrypoint or "").partition(":")
+    if (source := _source_in(places, module)) is None:
+        return None
     try:
-        if source is None or (line := trained_on_import(ast.parse(source.read_bytes()))) is None:
-            return None
+        tree = ast.parse(source.read_bytes())
     except (SyntaxError, OSError, ValueError):
         return None
-    return (
-        f"entrypoint {trainer.entrypoint}: each process of a worker, one for each chip, imports {source.name}, which"
-        f" executes {_quoted(source, line)} before the training begins: move that below `if __name__ == '__main__':`"
-    )
+    each = f"entrypoint {trainer.entrypoint}: each process of a worker, one for each chip,"
+    if (line := trained_on_import(tree)) is not None:
+        return (
+            f"{each} imports {source.name}, which executes {_quoted(source, line)} before the training begins: move"
+            " that below `if __name__ == '__main__':`"
+        )
+    if (line := trained_in(tree, name)) is not None:
+        return (
+            f"{each} calls {name}, which executes {_quoted(source, line)}: a task reads no command line and does not"
+            " train; it returns model, data and loss (docs/from-train-py.md)"
+        )
+    return None
 
 
 def _source_in(places: Sequence[Path], module: str) -> Path | None:
@@ -127,11 +137,13 @@ def _attribute_problem(module: str, attribute: str, source: Path) -> Problem | N
     names = _top_level_names(tree)
     if names is None or attribute in names:
         return None
-    if (line := trained_on_import(tree)) is not None:
+    line = trained_on_import(tree)
+    if line is not None or (has_main_guard(tree) and not difflib.get_close_matches(attribute, names)):
+        trains = f", and its import would train on every chip, as it executes {_quoted(source, line)}" if line else ""
         return Problem(
             _FIELD,
-            f"module {module!r} has no {attribute!r}, and its import would train on every chip, as it executes"
-            f" {_quoted(source, line)}: it is a script. Write a task (docs/tasks.md), or run the script as it is:"
+            f"module {module!r} has no {attribute!r}{trains}: it is a script. Make a task of it"
+            " (docs/from-train-py.md), or run it as it is:"
             f" trainer.command: [python, {source.name}] in place of entrypoint (docs/command.md)",
         )
     nearest = difflib.get_close_matches(attribute, names, n=3, cutoff=0.4) or sorted(names)[:5]

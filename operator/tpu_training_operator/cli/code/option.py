@@ -1,5 +1,6 @@
 """`--code FOLDER` of `tpujob submit`, `run` and `compile-check` replaces the image's code by a folder."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import click
 
 from tpu_contract.words import several
+from tpu_training_operator.api.slice import Hardware
 from tpu_training_operator.api.validation import Problem
 from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.code.entrypoint import find_problem, find_problem_in, import_warning
@@ -16,6 +18,11 @@ from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.common.job_file import JobFile
 
 _MOST_SHOWN = 10
+# Packages that take a TPU's chips if torch_xla is there, and torch_xla's rivals.
+_USES_CHIPS = re.compile(
+    rb"^\s*(from|import)\s+(torch_xla|torch_tpu|accelerate|lightning|pytorch_lightning|transformers|jax|tensorflow)\b",
+    re.M,
+)
 _OF_THE_TRAINER = ("numpy", "safetensors", "torch", "torch_xla", "tpu_contract", "tpu_trainer")
 
 
@@ -68,7 +75,7 @@ def code_warnings(file: JobFile, packed: PackedCode | None, python_path: list[Pa
     notes = [warning] if (warning := import_warning(file.job.spec.trainer, python_path)) else []
     if packed is None:
         return notes
-    notes += [*_secret_warnings(packed), *_shadowing_warnings(packed)]
+    notes += [*_secret_warnings(packed), *_shadowing_warnings(packed), *_idle_chip_warnings(file, packed, python_path)]
     if entrypoint is not None and not packed.has_module(entrypoint):
         module = entrypoint.partition(":")[0]
         notes.append(
@@ -98,6 +105,21 @@ def _shadowing_warnings(packed: PackedCode) -> Iterator[str]:
             )
         elif module in _OF_THE_TRAINER:
             yield f"{name} has the name of a package that the trainer imports: it would get yours; rename it"
+
+
+def _idle_chip_warnings(file: JobFile, packed: PackedCode, places: list[Path]) -> Iterator[str]:
+    """Yields a warning if the command is a script of the folder, and nothing in the folder imports what uses chips."""
+    spec = file.job.spec
+    words = [*(spec.trainer.command or ()), *(spec.trainer.args or ())]
+    script = next((word.removeprefix("./") for word in words if word.removeprefix("./") in packed.sizes), "")
+    if spec.slice.hardware is not Hardware.TPU or not script.endswith(".py"):
+        return
+    sources = (place / name for place in places for name in packed.sizes if name.endswith(".py"))
+    if not any(_USES_CHIPS.search(source.read_bytes()) for source in sources if source.is_file()):
+        yield (
+            f"nothing in the folder imports torch_xla, so {script} trains on the hosts' CPUs, beside idle chips: start"
+            " it with torch_xla.launch, or make a task of it (docs/from-train-py.md)"
+        )
 
 
 def add_code(body: dict[str, Any], packed: PackedCode, uri: str) -> None:

@@ -39,7 +39,7 @@ def set_option(command: Callable[..., None]) -> Callable[..., None]:
         "values",
         metavar="PATH=VALUE",
         multiple=True,
-        help="Change a field of the spec, for example recipe.seed=1. Can be repeated.",
+        help="Change a field of the spec, for example recipe.seed=1; null takes it out. Can be repeated.",
     )(command)
 
 
@@ -182,7 +182,7 @@ def _put(at: Any, names: Sequence[str], value: Any, assignment: str) -> None:
 
 def _value(assignment: str, path: Sequence[str], text: str) -> Any:
     """Reads the value as YAML, but keeps it as text where the API expects text: a parameter of 0.1 is a string."""
-    if _is_text_field(path):
+    if _is_text_field(path) and text != "null":
         return text
     try:
         return load(text)
