@@ -35,7 +35,7 @@ check: .setup
 	scripts/check
 
 # What the operator costs from 4 hosts to 2304 (docs/scale.md). Half an hour on two cores. ARGS="--docs docs/scale.md"
-# writes the page's tables and drawing.
+# writes the page's drawing and bench/scale/measured.md.
 bench: .setup
 	.venv/bin/python -m bench.scale $(ARGS)
 

@@ -3,7 +3,8 @@
     python -m bench.scale [--quick] [--only 200x4 memory] [--rounds N] [--json FILE] [--docs docs/scale.md]
 
 Uses a real control plane and simulated nodes. Contenders alternate: a bare client, the operator as the chart ships it,
-and a plain Indexed Job. Prints tables; --json writes every single number at once, --docs the tables and the drawing.
+and a plain Indexed Job. Prints tables; --json writes every single number at once, --docs the page's drawing and
+measured.md.
 """
 
 import argparse
@@ -57,6 +58,7 @@ Look = Callable[[int, int], Awaitable[None]]
 # 8000 pods take a minute, and a plain Job has nothing to add there.
 _WITHOUT_INDEXED = 1000
 MEMORY = "memory"
+EVERY_NUMBER = Path(__file__).with_name("measured.md")
 
 
 async def one_round(stage: Stage, number: int, jobs: int, hosts: int, beside: Look | None) -> Object:
@@ -133,10 +135,11 @@ def tables_of(results: Object) -> dict[str, str]:
 
 
 def write_docs(page: Path, results: Object) -> None:
-    document = page.read_text(encoding="utf-8")
-    for name, text in tables_of(results).items():
-        document = filled_in(document, name, text)
-    page.write_text(document, encoding="utf-8")
+    for place in (page, EVERY_NUMBER):
+        document = place.read_text(encoding="utf-8")
+        for name, text in tables_of(results).items():
+            document = filled_in(document, name, text)
+        place.write_text(document, encoding="utf-8")
     page.with_suffix(".svg").write_text(drawing(results["rounds"]), encoding="utf-8")
 
 
@@ -146,7 +149,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="instead of each size's own number")
     parser.add_argument("--only", nargs="+", metavar="ROW", help="these rows: JOBSxHOSTS, or memory")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single number, after each round")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the tables into this page, and its drawing")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the page's drawing, and measured.md")
     parser.add_argument("--from", dest="earlier", type=Path, metavar="FILE", help="do not measure: show this JSON")
     options = parser.parse_args()
     results: dict[str, Any] = json.loads(options.earlier.read_text()) if options.earlier else {"machine": machine()}

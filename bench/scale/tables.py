@@ -1,4 +1,4 @@
-"""The results as one table for the terminal and for docs/scale.md."""
+"""The results as tables, for the terminal and measured.md."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
