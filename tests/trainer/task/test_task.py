@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
+from torch import nn
 from torch.utils.data import DataLoader
 
 from tests.trainer import tasks
@@ -90,6 +91,9 @@ def test_evaluation_without_metrics_is_refused(snapshot: SnapshotAssertion) -> N
         ({"model": None}, "a torch.nn.Module, got None"),
         ({"model": tasks.Network}, "a torch.nn.Module, got <class"),
         ({"loss": 5}, "`loss` must be a function of"),
+        ({"loss": nn.CrossEntropyLoss()}, "CrossEntropyLoss compares outputs with targets"),
+        ({"loss": nn.functional.nll_loss}, "nll_loss compares outputs with targets"),
+        ({"optimizer": torch.optim.SGD(tasks.Network().parameters(), lr=0.1)}, "got a SGD: its rate would not be"),
         ({"train": DataLoader([1, 2])}, "`train` must be a dataset"),
         ({"evaluation": DataLoader([1, 2])}, "`evaluation` must be a"),
         ({"workers": -1}, "`workers` must be 0 or more"),

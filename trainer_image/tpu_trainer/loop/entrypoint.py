@@ -109,6 +109,7 @@ def _find(entrypoint: str) -> Any:
     if not callable(factory):
         raise UserCodeError(
             f"entrypoint {entrypoint}: {attribute} is a {type(factory).__name__}; it must be a function or a class"
+            f"{' that returns it' if isinstance(factory, Task) else ''}"
         )
     return factory
 

@@ -12,13 +12,13 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from tpu_contract.run_spec import RunSpec, ScheduleSpec
 from tpu_trainer.task.hooks import OFFERED, Hooks
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
     from torch.utils.data import Dataset
 
     from tpu_trainer.gang.backends.base import Backend
@@ -229,6 +229,17 @@ class Task:
             raise ValueError(f"a Task's `model` must be a torch.nn.Module, got {self.model!r:.100}")
         if not callable(self.loss):
             raise ValueError(f"a Task's `loss` must be a function of the model and a batch, got {self.loss!r:.100}")
+        if str(getattr(self.loss, "__module__", "")).startswith("torch.nn."):
+            name = getattr(self.loss, "__name__", type(self.loss).__name__)
+            raise ValueError(
+                f"a Task's `loss` is called with the model and a batch, and {name} compares outputs with targets: write"
+                f" a function that takes the batch apart and gives {name} what the model makes of it (docs/tasks.md)"
+            )
+        if isinstance(self.optimizer, Optimizer):
+            raise ValueError(
+                "a Task's `optimizer` must be a function of the parameters and the hyperparameters that builds one, got"
+                f" a {type(self.optimizer).__name__}: its rate would not be scaled to the slice"
+            )
         for name, data in (("train", self.train), ("evaluation", self.evaluation)):
             if isinstance(data, DataLoader):
                 raise ValueError(

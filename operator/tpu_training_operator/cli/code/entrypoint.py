@@ -107,8 +107,8 @@ def import_warning(trainer: Trainer, places: Sequence[Path]) -> str | None:
         )
     if (line := trained_in(tree, name)) is not None:
         return (
-            f"{each} calls {name}, which executes {_quoted(source, line)}: a task reads no command line and does not"
-            " train; it returns model, data and loss (docs/from-train-py.md)"
+            f"{each} calls {name}, which executes {_quoted(source, line)}: a task reads no command line, joins no"
+            " processes and does not train; it returns model, data and loss (docs/from-train-py.md)"
         )
     return None
 

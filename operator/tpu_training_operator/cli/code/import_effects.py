@@ -11,7 +11,7 @@ from collections.abc import Iterator, Set
 # Methods that only a training, its start or its command line calls.
 _METHODS = {"backward", "fit", "launch", "parse_args", "parse_args_into_dataclasses", "spawn", "step"}
 # Those that no function calls that builds a model and data; scikit-learn's preprocessing has a fit.
-_NOT_OF_A_TASK = {"backward", "parse_args", "parse_args_into_dataclasses"}
+_NOT_OF_A_TASK = {"backward", "init_process_group", "parse_args", "parse_args_into_dataclasses"}
 _FUNCTIONS = re.compile(r"(main|fit|train)(_(model|loop|worker|fn|process|network|one_epoch|epochs?|and_\w+))?$")
 _Functions = dict[str, ast.FunctionDef | ast.AsyncFunctionDef]
 
