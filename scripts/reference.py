@@ -48,6 +48,7 @@ class Told:
 
     def __init__(self) -> None:
         self._places: dict[frozenset[Row], str] = {}
+        self._rules: set[str] = set()
 
     def repeats(self, schema: Schema, place: str) -> str:
         """Returns a sentence that says where the fields of `schema` are described already, or remembers their place."""
@@ -60,6 +61,12 @@ class Told:
                 return f" Fields as in `{where}`" + ("." if rows == known else f": {names}.")
         self._places[rows] = place
         return ""
+
+    def new_rules(self, schema: Schema) -> list[str]:
+        """Returns the rules over more than one field that no part before `schema` had."""
+        rules = [rule for rule in dict.fromkeys(_rules(schema)) if rule not in self._rules]
+        self._rules.update(rules)
+        return rules
 
 
 def _has_parts(schema: Schema) -> bool:
@@ -78,7 +85,7 @@ def _section(schema: Schema, place: str, told: Told) -> str:
     """Returns a table of the fields below `schema`, then the rules over more than one of them."""
     rows = [f"| {path} | {kind} | {text} |" for path, kind, text in _rows(schema, "", place, told)]
     table = "\n".join(["| field | takes | meaning |", "|---|---|---|", *rows, ""])
-    rules = list(dict.fromkeys(_rules(schema)))
+    rules = told.new_rules(schema)
     return table + ("\nRules:\n\n" + "\n".join(f"- {rule}" for rule in rules) + "\n" if rules else "")
 
 

@@ -89,11 +89,11 @@ class Checkpoint(ApiModel):
     keep: Count = Field(3, description="Number of newest checkpoints to keep.")
     keep_best: KeepBest | None = Field(
         None,
-        description="Also keep the checkpoint with the best evaluation. Every evaluation that is better than all before"
-        " it makes a checkpoint. Needs recipe.evaluateEverySteps or evaluateEveryEpochs.",
+        description="Also keep the checkpoint with the best evaluation; every better one makes a checkpoint. Needs"
+        " recipe.evaluateEverySteps or evaluateEveryEpochs.",
     )
     resume_from: StorageUri | None = Field(
-        None, description="Where to start without own checkpoints: another job's folder, or one in it (.../step-...)."
+        None, description="Another job's folder, or one checkpoint (.../step-...), to begin with if this job has none."
     )
     init_from: InitFrom | None = Field(
         None, description="Weights to begin with at step 0, with a new optimizer, if there is no own checkpoint."
@@ -109,8 +109,8 @@ class ProfileRequest(ApiModel):
 class Report(ApiModel):
     uri: StorageUri | None = Field(
         None,
-        description="Directory for history.json, from which `tpujob report` makes the report page, and for TensorBoard"
-        " event files. Without it, a cluster keeps neither.",
+        description="Directory for history.json, which `tpujob report` reads, and TensorBoard event files. Without it,"
+        " a cluster keeps neither.",
     )
     tensor_board: Boolean = Field(False, description="Write TensorBoard event files to uri.")
     gradient_noise_scale: Boolean = Field(

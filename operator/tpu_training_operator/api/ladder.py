@@ -66,8 +66,7 @@ class Gates(ApiModel):
     )
     no_recompilation: Boolean = Field(True, description="No step after the first three compiles a new program.")
     loss_follows: LossBound | None = Field(
-        None,
-        description="After the same examples the loss is as low as on the rung before. Not on the first rung.",
+        None, description="After the same examples the loss is as low as on the rung before. Not on the first rung."
     )
     min_efficiency: RatioDecimal | None = Field(
         None,
@@ -78,8 +77,7 @@ class Gates(ApiModel):
         None, description="Least examples per second per chip."
     )
     min_utilisation: FractionDecimal | None = Field(
-        None,
-        description="Least model flops utilisation, for example 0.3; not known on hardware CPU.",
+        None, description="Least model flops utilisation, for example 0.3; not known on hardware CPU."
     )
     no_findings: Annotated[list[Check], Field(min_length=1, max_length=9)] | None = Field(
         None, description="Findings of the trainer's doctor that fail the rung; docs/doctor.md explains each."
@@ -92,7 +90,7 @@ class Gates(ApiModel):
 class RungSpec(ApiModel):
     slice: Slice = Field(description="The slice, or slices, of the rung; hardware as in spec.slice.")
     steps: Annotated[int, Field(strict=True, ge=FEWEST_STEPS, le=_MOST_STEPS)] = Field(
-        description="Number of steps in the rung: the first steps of the training as it would run on this slice."
+        description="The first steps of the training, as it would run on this slice."
     )
     gates: Gates = Field(default_factory=Gates, description="What the rung must show; if it does not, the job fails.")
 
@@ -108,7 +106,7 @@ class TopRung(ApiModel):
     )
 
     steps: Annotated[int, Field(strict=True, ge=FEWEST_STEPS, le=_MOST_STEPS)] | None = Field(
-        None, description="Number of the job's first steps that are judged; if left out, as many as in the last rung."
+        None, description="Number of steps that are judged; if left out, as many as in the last rung."
     )
     gates: Gates = Field(default_factory=Gates, description="What they must show; if they do not, the job fails.")
 
@@ -161,8 +159,7 @@ class Ladder(ApiModel):
         " spec.slice, the top rung."
     )
     top: TopRung = Field(
-        default_factory=TopRung,
-        description="The job itself is the top rung: its first steps are judged, too, while it goes on.",
+        default_factory=TopRung, description="The job's own first steps are judged, too, while it goes on."
     )
     # `from` is a keyword in Python.
     begin: Begin = Field(

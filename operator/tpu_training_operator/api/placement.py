@@ -39,7 +39,7 @@ class ReturnToPreferred(StrEnum):
 
 class MaxMoves(ApiModel):
     count: Annotated[int, Field(strict=True, ge=1, le=MOST_COUNTED_MOVES)] = Field(
-        6, description="Moves allowed within windowSeconds. After that, the job stays with its slice and waits for it."
+        6, description="Moves allowed within windowSeconds; after that, the job stays."
     )
     window_seconds: Count = Field(86400, description="How long a move counts, in seconds.")
 
@@ -51,9 +51,7 @@ class MaxMoves(ApiModel):
 class Alternative(ApiModel):
     slice: Slice = Field(description="The slice, or slices, to run on instead; hardware as in spec.slice.")
     wait_for_previous_seconds: Count = Field(
-        600,
-        description="Seconds that the job waits for the previous slice in the order of preference before it moves to"
-        " this one.",
+        600, description="Seconds to wait for the previous slice before the job moves to this one."
     )
 
 
@@ -63,8 +61,7 @@ class FewerSlices(ApiModel):
         " share the global batch evenly, at most 16."
     )
     wait_for_previous_seconds: Count = Field(
-        600,
-        description="Seconds that the job waits for all of its slices before it runs on those that it has.",
+        600, description="Seconds to wait for all slices before the job runs on those that it has."
     )
 
 
@@ -81,9 +78,7 @@ class PlacementPolicy(ApiModel):
         None, description="Slices to use while spec.slice has no capacity, in order of preference."
     )
     count: FewerSlices | None = Field(
-        None,
-        description="For a job on several slices: how few of them it may run on. Fewer slices come before the"
-        " alternatives in the order of preference.",
+        None, description="How few of its slices the job may run on; fewer slices come before the alternatives."
     )
     on_loss: OnLoss = Field(
         OnLoss.MOVE,
@@ -105,9 +100,7 @@ class PlacementPolicy(ApiModel):
         " nodes.",
     )
     max_moves: MaxMoves = Field(
-        default_factory=MaxMoves,
-        description="How often the job may leave a slice on which it has run. Moves in search of nodes, before it has"
-        " run, do not count.",
+        default_factory=MaxMoves, description="How often the job may leave a slice on which it has run."
     )
     batch: MoveBatch = Field(
         MoveBatch.CONSTANT,

@@ -44,8 +44,8 @@ class StepsScaling(StrEnum):
 
 class Optimizer(ApiModel):
     name: Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z][A-Za-z0-9_.-]*$")] = Field(
-        description="Name of the optimizer. The trainer builds sgd, adam, adamw, rmsprop, adafactor and lion; with any"
-        " other name the task must bring its own optimizer."
+        description="sgd, adam, adamw, rmsprop, adafactor or lion; with any other name the task must bring its own"
+        " optimizer."
     )
     learning_rate: PositiveDecimal = Field(
         description="Learning rate at globalBatchSize, before scaling, for example 0.1 or 3e-4."
@@ -118,8 +118,8 @@ class Schedule(ApiModel):
     )
     milestone_epochs: Annotated[list[Count], Field(min_length=1, max_length=32)] | None = Field(
         None,
-        description="Epochs after which schedule Step multiplies the learning rate by factor; instead of milestones,"
-        " for a recipe with epochs. The same on every slice.",
+        description="Epochs after which schedule Step multiplies the rate by factor, on every slice; instead of"
+        " milestones.",
     )
     factor: NonNegativeDecimal | None = Field(
         None, description="Factor of the learning rate; default 0 for Linear and Cosine, 0.1 for Step and Plateau."
@@ -129,21 +129,16 @@ class Schedule(ApiModel):
     )
     mode: Mode | None = Field(None, description="Which values of metric are better: Max or Min.")
     patience: Count | None = Field(
-        None,
-        description="Evaluations in a row without a better value after which schedule Plateau lowers the rate. Scaled"
-        " only where evaluateEverySteps is rounded, so that the examples stay.",
+        None, description="Evaluations in a row without a better value after which schedule Plateau lowers the rate."
     )
 
 
 class StopEarly(ApiModel):
     metric: MetricName = Field(description="Metric of the task's evaluation that is watched, for example perplexity.")
     mode: Mode = Field(description="Which values of metric are better: Max or Min.")
-    patience: Count = Field(
-        description="Evaluations in a row without improvement after which the training ends. Scaled only where"
-        " evaluateEverySteps is rounded, so that the examples stay."
-    )
+    patience: Count = Field(description="Evaluations in a row without improvement after which the training ends.")
     min_delta: NonNegativeDecimal | None = Field(
-        None, description="How much better a value must be to count as an improvement; default 0: any better value."
+        None, description="How much better a value must be to count; default 0."
     )
 
 
@@ -164,8 +159,8 @@ class Scaling(ApiModel):
 
     batch: BatchScaling = Field(
         BatchScaling.PER_CORE_CONSTANT,
-        description="PerCoreConstant: every replica keeps its batch, so the global batch grows with the slice."
-        " GlobalConstant: the global batch is kept; a smaller slice accumulates gradients.",
+        description="PerCoreConstant: the global batch grows with the slice. GlobalConstant: it is kept; a smaller"
+        " slice accumulates gradients.",
     )
     learning_rate: LearningRateScaling = Field(
         LearningRateScaling.AUTO,
@@ -317,8 +312,8 @@ class Recipe(ApiModel):
     )
     ema_decay: FractionDecimal | None = Field(
         None,
-        description="Decay per step of an exponential moving average of the weights. If set, the trainer keeps this"
-        " average, evaluates it and saves it in checkpoints.",
+        description="Decay per step of an average of the weights, which the trainer keeps, evaluates and saves in"
+        " checkpoints.",
     )
     on_not_finite: NotFinitePolicy = Field(
         NotFinitePolicy.STOP,

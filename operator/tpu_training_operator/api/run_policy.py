@@ -72,8 +72,7 @@ class Restart(ApiModel):
     )
     window_seconds: Count = Field(
         86400,
-        description="How long a restart counts against its limit, in seconds. A checkpoint at a new highest step clears"
-        " all counts sooner.",
+        description="Seconds for which a restart counts; a checkpoint at a new highest step clears all counts sooner.",
     )
     backoff: Backoff = Field(
         default_factory=Backoff,
@@ -104,8 +103,8 @@ class ChipBudget(ApiModel):
     )
     on_exceeded: OnExceeded = Field(
         OnExceeded.SUSPEND,
-        description="What happens to the job once its workers have saved and stopped. Suspend: it continues when"
-        " chipHours is raised. Fail: it ends.",
+        description="Once the workers have saved and stopped. Suspend: the job continues when chipHours is raised."
+        " Fail: it ends.",
     )
 
 

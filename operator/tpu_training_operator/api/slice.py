@@ -183,8 +183,7 @@ class SliceRef(ApiModel):
         None, description="GKE machine type; needed only if a topology exists on several, such as 2x4 on v5e and v6e."
     )
     count: Annotated[int, Field(strict=True, ge=1, le=MOST_SLICES)] = Field(
-        1,
-        description="Number of slices; several slices make a multislice job and meet over the data center network.",
+        1, description="Number of slices; several meet over the data center network."
     )
 
 

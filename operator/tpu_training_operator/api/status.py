@@ -141,9 +141,7 @@ class Restarts(StatusModel):
         default_factory=dict, description="Restarts over the job's life, by failure class."
     )
     charged: Annotated[dict[str, list[str]], ListByClass("times", _TIMES, _times)] = Field(
-        default_factory=dict,
-        description="Times of the restarts that still count against the limits, by failure class: those within"
-        " runPolicy.restart.windowSeconds and since the last new checkpoint.",
+        default_factory=dict, description="Times of the restarts that still count against the limits."
     )
     next_attempt_time: _Time | None = Field(default=None, description="Earliest time at which the next attempt starts.")
 
@@ -212,8 +210,8 @@ class CheckedProgram(StatusModel):
     slice: _Text = Field(description="The slice that it was compiled for, in words.")
     run: Annotated[ProgramMatch | None, _unless_known(ProgramMatch, None)] = Field(
         default=None,
-        description="What the workers on that slice run, as worker 0 last compared: Same, Alike (the same arguments,"
-        " matrix products and collectives) or Other.",
+        description="What the workers run, as worker 0 last compared: Same, Alike (the same products and collectives)"
+        " or Other.",
     )
 
 
@@ -285,8 +283,7 @@ class Usage(StatusModel):
 
     chip_hours: ResolvedDecimal = Field(description="Chip-hours that all attempts have used.")
     forecast_chip_hours: ResolvedDecimal | None = Field(
-        default=None,
-        description="Chip-hours that the job will have used when it ends, at the speed that its workers last reported.",
+        default=None, description="Chip-hours expected at the job's end, at the speed last reported."
     )
     budget_chip_hours: int | None = Field(default=None, description="The limit in runPolicy.budget.")
     budget_left_seconds: int | None = Field(
@@ -395,8 +392,7 @@ class RungStatus(StatusModel):
     last_loss: str | None = Field(default=None, description="Mean loss of the last quarter of the steps.")
     utilisation: str | None = Field(default=None, description="Model flops utilisation, from 0 to 1.")
     noise_scale: str | None = Field(
-        default=None,
-        description="Gradient noise scale in examples; the rungs above scale their learning rate by it.",
+        default=None, description="Gradient noise scale in examples; the rungs above scale their learning rate by it."
     )
     losses: Annotated[list[RungLoss], Field(max_length=MOST_LOSSES)] = Field(
         default_factory=list, description="The losses by examples, for the gate lossFollows of the next rung."
@@ -447,15 +443,10 @@ class Move(StatusModel):
     to: int = Field(description="The optionIndex after.")
     from_slice: _Text | None = Field(default=None, description="The slice before, in words.")
     to_slice: _Text | None = Field(default=None, description="The slice after, in words.")
-    step: int | None = Field(
-        default=None,
-        description="Last step known to have been reached before the move, as that slice counts.",
-    )
+    step: int | None = Field(default=None, description="Last step known to have been reached before the move.")
     examples: int | None = Field(default=None, description="Examples trained up to that step.")
     continued_step: int | None = Field(
-        default=None,
-        description="Step from which the training continued after the move, as that slice counts. Absent until the"
-        " workers there have reported it.",
+        default=None, description="Step from which the training continued; absent until the workers have reported it."
     )
     continued_examples: int | None = Field(default=None, description="Examples trained up to that step.")
     at: _Time = Field(description="When the move was decided.")
@@ -470,8 +461,8 @@ class Placement(StatusModel):
     option_index: int = Field(
         default=0,
         ge=0,
-        description="Which slice the attempt runs on, by its place in the order of preference: 0 is spec.slice; fewer"
-        " slices (placement.count) come next, then the alternatives.",
+        description="Place of the slice in the order of preference: 0 is spec.slice, then fewer slices, then the"
+        " alternatives.",
     )
     slice: _Text = Field(description="That slice in words, for example 2 x v5litepod-16.")
     since: _Time = Field(description="When the job was last put on it.")
@@ -483,9 +474,7 @@ class Placement(StatusModel):
         default=0, ge=0, description="Consecutive moves for lack of capacity since all workers were last ready."
     )
     moves: Annotated[list[Move], Field(max_length=MOST_MOVES)] = Field(
-        default_factory=list,
-        description="The latest moves, oldest first. If there are too many, those for lack of capacity are dropped"
-        " first.",
+        default_factory=list, description="The latest moves, oldest first."
     )
     chip_seconds: Annotated[dict[str, int], Field(max_length=_MOST_SLICES)] = Field(
         default_factory=dict,

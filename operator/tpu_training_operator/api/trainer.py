@@ -464,14 +464,10 @@ class Trainer(ApiModel):
         None, description="Node taints that the worker pods tolerate, in addition to the taint of TPU nodes."
     )
     priority_class_name: ShortText | None = Field(
-        None,
-        description="PriorityClass of the worker pods. A gang that finds no free slice takes the one of a gang of lower"
-        " priority.",
+        None, description="PriorityClass of the worker pods; a gang without a free slice takes one of lower priority's."
     )
     runtime_class_name: ShortText | None = Field(
-        None,
-        description="RuntimeClass of the worker pods, of the placeholders and of the entry check, for example gvisor;"
-        " their nodes must have it.",
+        None, description="RuntimeClass of all the job's pods, for example gvisor; their nodes must have it."
     )
     pod_labels: StringMap | None = Field(
         None, description=f"Labels added to the worker pods; none that begins with {OWN_PREFIX}."
@@ -481,8 +477,7 @@ class Trainer(ApiModel):
     )
     termination_grace_period_seconds: Annotated[int, Field(strict=True, ge=0, le=3600)] = Field(
         30,
-        description="Seconds between SIGTERM and SIGKILL when a worker is stopped, for a last checkpoint. GKE"
-        " maintenance grants 3600 at most.",
+        description="Seconds between SIGTERM and SIGKILL, for a last checkpoint; GKE maintenance grants 3600 at most.",
     )
 
     @property
