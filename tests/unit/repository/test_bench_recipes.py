@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from bench.recipes import tables, tuning
+from bench.recipes.__main__ import EVERY_NUMBER, write_docs
 from bench.recipes.chart import drawing
 from bench.recipes.runs import PlannedRun, scaled_run
 from bench.recipes.tasks import RULES, TASKS
 from bench.recipes.verdict import Cell, cells, verdicts
 
+ROOT = Path(__file__).parents[3]
 NAME = "digits-sgd"
+TABLES = ("measured", "reach", "warned", "tuned", "quality")
 Plans = dict[tuple[str, str, int], list[PlannedRun]]
 
 
@@ -87,3 +91,15 @@ def test_the_tables_and_the_drawing_show_every_rule(plans: Plans) -> None:
     assert "| Auto | 1 of 2 | 1 | 0 of 1 | 0 of 0 | 0 | 0 of 0 |" in tables.warnings_table(found)
     picture = "".join(ElementTree.fromstring(drawing(found)).itertext())
     assert all(rule in table and rule in picture for rule in RULES)
+
+
+def test_every_table_has_its_place_in_one_of_the_two_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, every_number = tmp_path / "scaling.md", tmp_path / "measured.md"
+    page.write_bytes((ROOT / "docs" / "scaling.md").read_bytes())
+    every_number.write_bytes(EVERY_NUMBER.read_bytes())
+    monkeypatch.setattr("bench.recipes.__main__.EVERY_NUMBER", every_number)
+
+    write_docs(page, {name: f"the {name} table" for name in TABLES}, "<svg/>")
+
+    written = page.read_text(encoding="utf-8") + every_number.read_text(encoding="utf-8")
+    assert [written.count(f"\nthe {name} table\n<!-- end -->") for name in TABLES] == [1] * len(TABLES)
