@@ -5,7 +5,6 @@ The sources are read, not imported: importing torch takes seconds.
 
 import ast
 import copy
-import inspect
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ _INTRODUCTION = """\
 
 Made from the docstrings by `make crds`. [Write a task](tasks.md) shows how the first part is used, and
 [your own training loop](command.md) the second, with the callbacks for Hugging Face's and Lightning's Trainer.
-Everything else in the package is internal. `name = value` is a field with a default.
+Everything else in the package is internal.
 
 An entrypoint is a callable that returns a [`Task`](#task), a LightningModule, a pair of a LightningModule and a
 LightningDataModule, or a [`LightningRun`](#lightningrun). Its parameters are
@@ -41,12 +40,6 @@ _SECTIONS = {
         ("task/task.py", "ShardedStream"),
         ("task/task.py", "Evaluator"),
         ("../../contract/tpu_contract/run_spec.py", "ScheduleSpec"),
-        ("task/task.py", "Batch"),
-        ("task/task.py", "Metrics"),
-        ("task/task.py", "Collate"),
-        ("task/task.py", "Orders"),
-        ("task/task.py", "Scheduler"),
-        ("callbacks/stop.py", "Agree"),
     ),
 }
 
@@ -63,10 +56,10 @@ def page() -> str:
 
 
 def _member(file: Path, name: str) -> Iterator[str]:
-    """Returns the lines about one class, function or name of a type."""
+    """Returns the lines about one class or function."""
     body = ast.parse(file.read_text(encoding="utf-8")).body
     yield f"### {name}\n"
-    for statement, following in zip(body, [*body[1:], None], strict=True):
+    for statement in body:
         match statement:
             case ast.ClassDef(name=found) if found == name:
                 yield from _class(statement, body)
@@ -74,10 +67,6 @@ def _member(file: Path, name: str) -> Iterator[str]:
             case ast.FunctionDef(name=found) if found == name:
                 yield f"```python\n{_signature(statement)}\n```\n"
                 yield _text(_docstring(statement))
-                return
-            case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
-                yield f"`{_type(value)}`\n"
-                yield _text(_after(following))
                 return
     raise LookupError(f"{file} has no {name}")
 
@@ -89,11 +78,12 @@ def _class(statement: ast.ClassDef, body: Sequence[ast.stmt]) -> Iterator[str]:
         yield _text(rest)
     fields = [each for each in statement.body if isinstance(each, ast.AnnAssign)]
     if described:
-        yield "| field | type | meaning |\n|---|---|---|"
+        yield "| field | meaning |\n|---|---|"
         for field in fields:
             name = ast.unparse(field.target)
             default = "" if field.value is None else f" = {ast.unparse(field.value)}"
-            yield f"| {_code(name + default)} | {_code(_type(field.annotation, body))} | {_cell(described[name])} |"
+            typed = f"{name}: {_type(field.annotation, body)}{default}"
+            yield f"| {_code(typed)} | {_cell(described[name])} |"
         yield ""
     methods = list(_offered(statement, body))
     if methods:
@@ -187,14 +177,6 @@ def _is_annotated(value: ast.expr) -> bool:
 
 def _docstring(statement: ast.ClassDef | _Function) -> str:
     return ast.get_docstring(statement) or ""
-
-
-def _after(statement: ast.stmt | None) -> str:
-    """Returns the text that stands below an assignment, if there is one."""
-    match statement:
-        case ast.Expr(value=ast.Constant(value=str(text))):
-            return inspect.cleandoc(text)
-    return ""
 
 
 def _text(docstring: str) -> str:
