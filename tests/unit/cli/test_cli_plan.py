@@ -353,12 +353,6 @@ def test_the_examples_are_valid() -> None:
     assert [path.name for path in examples if tpujob("validate", "-f", path).exit_code != 0] == []
 
 
-def test_the_job_of_the_gke_page_is_the_example() -> None:
-    root = Path(__file__).parents[3]
-    (written,) = re.findall(r"```yaml\n(.*?)```", (root / "docs" / "gke.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert yaml.safe_load(written) == yaml.safe_load((root / "examples" / "slice.yaml").read_text(encoding="utf-8"))
-
-
 def test_crd_prints_the_definition() -> None:
     assert yaml.safe_load(tpujob("crd").stdout) == custom_resource_definition()
 
