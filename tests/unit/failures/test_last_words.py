@@ -39,6 +39,12 @@ KeyError: 'label'"""
         ("step 1\nstep 2\n  no such file  \n\n", "no such file"),
         (IMPORT, "ModuleNotFoundError: No module named 'lightning' (reg.py:1)"),
         (RAGGED, "RuntimeError: stack expects each tensor to be equal size (mytask.py:7)"),
+        # A dataclass's own __init__.
+        (
+            'Traceback (most recent call last):\n  File "/app/train.py", line 5, in task\n    return Task()\n'
+            '  File "<string>", line 20, in __init__\nValueError: no loss',
+            "ValueError: no loss (train.py:5)",
+        ),
         (CHAINED, "KeyError: 'label' (train.py:20)"),
         (
             RAGGED + "  a message of\ntwo lines",

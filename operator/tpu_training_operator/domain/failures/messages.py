@@ -17,8 +17,8 @@ _LONGEST_LINE = 300
 _LONGEST_PLACE = 100
 
 _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<function>.*)$')
-# Frames of Python's own files, of installed packages and of the trainer.
-_NOT_THE_USERS = re.compile(r"^<frozen|/(site|dist)-packages/|/lib/python3[.\d]*/|/tpu_(contract|trainer)/")
+# Frames of Python's own files, of methods that it generates, of installed packages and of the trainer.
+_NOT_THE_USERS = re.compile(r"^<(frozen|string)|/(site|dist)-packages/|/lib/python3[.\d]*/|/tpu_(contract|trainer)/")
 _ENDED = re.compile(r"^(the worker was [^:]*\(exit code \d+\)): ")
 _LEFT_OUT = "..."
 
