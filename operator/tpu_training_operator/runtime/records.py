@@ -1,7 +1,7 @@
 """The operator's memory of jobs and pods: compact JSON, which is parsed for a pass.
 
 Python objects would take several times as much. Memory is bounded, although users decide how many jobs there are and
-how large they are: of a job that is large or has finished, and of any job when the budget is used up, only the fields
+how large they are: of a job that is large or has finished, and of any job when the room is used up, only the fields
 that the resync reads are kept. A pass over such a job reads it from the API server.
 """
 
@@ -114,11 +114,11 @@ def keep_pod(pod: Object) -> PodRecord | None:
 
 
 class KnownJobs(Replica[JobRecord]):
-    """`budget`: bytes of all full jobs together."""
+    """`room`: bytes of all full jobs together."""
 
-    def __init__(self, budget: int = _ALL_JOBS) -> None:
+    def __init__(self, room: int = _ALL_JOBS) -> None:
         super().__init__()
-        self._left_over = budget
+        self._left_over = room
 
     def _before_storing(self, name: Name, record: JobRecord) -> JobRecord:
         size = len(record.full or b"")

@@ -194,7 +194,7 @@ def test_jobs_beyond_the_budget_are_not_kept_whole() -> None:
         Version(("default", f"job{number}"), str(number), number, keep_job(with_version(job_body(), number)))
         for number in range(1, 5)
     ]
-    jobs = KnownJobs(budget=2 * len(versions[0].record.full or b"") + 10)
+    jobs = KnownJobs(room=2 * len(versions[0].record.full or b"") + 10)
     for version in versions:
         jobs.apply_change(version)
     assert [record.full is not None for _, record in jobs.items()] == [True, True, False, False]

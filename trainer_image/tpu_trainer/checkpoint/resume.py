@@ -102,7 +102,7 @@ def _continued_step(kept: Mapping[str, Any], examples: int, hp: Hyperparameters)
     """
     batch, recipe_batch, found = hp.global_batch_size, hp.ada_scale_batch_size, gained_in(kept)
     worth = examples if found is None else found[0].examples
-    # Rounded down: a partial step's examples are added to the budget, never taken from it.
+    # Rounded down: a partial step counts as not done.
     step = min(worth // batch, hp.train_steps)
     if recipe_batch is None:
         return step, None

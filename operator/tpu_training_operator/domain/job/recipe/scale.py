@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tpu_training_operator.api.recipe import Recipe
-from tpu_training_operator.domain.job.recipe import steps as budget
+from tpu_training_operator.domain.job.recipe import steps as step_rules
 from tpu_training_operator.domain.job.recipe.adascale import fewest_steps, is_adaptive
 from tpu_training_operator.domain.job.recipe.batch import ScaledBatch, scaled_batch, spread
 from tpu_training_operator.domain.job.recipe.decays import scaled_betas, scaled_ema, scaled_epsilon, scaled_weight_decay
@@ -73,15 +73,15 @@ def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int |
     if spread_over not in (None, replicas):
         batch = spread(batch, spread_over, ledger)
     factor = Fraction(batch.total, recipe.global_batch_size)
-    budget.check_data(recipe, batch.total)
+    step_rules.check_data(recipe, batch.total)
     counted = recipe.global_batch_size if is_adaptive(recipe) else batch.total
-    steps = budget.train_steps(recipe, counted, ledger)
+    steps = step_rules.train_steps(recipe, counted, ledger)
     fewest = fewest_steps(recipe, batch, steps, ledger)
-    warmup = budget.warmup_steps(recipe, counted, steps, ledger)
+    warmup = step_rules.warmup_steps(recipe, counted, steps, ledger)
     rate = scaled_learning_rate(recipe, batch.total, warmup, ledger)
     for risk in risks(recipe, LargerBatch(batch.total, steps, warmup, rate.multiplier)):
         ledger.warn(risk)
-    every, stretched = budget.evaluate_every(recipe, batch.total, ledger)
+    every, stretched = step_rules.evaluate_every(recipe, batch.total, ledger)
     stop = None if recipe.stop_early is None else recipe.stop_early.patience
     return ScaledRecipe(
         batch=batch,
@@ -89,10 +89,10 @@ def scale(recipe: Recipe, tuned_replicas: int, replicas: int, spread_over: int |
         train_steps=steps,
         fewest_steps=fewest,
         warmup_steps=warmup,
-        milestones=tuple(budget.milestones(recipe, counted, ledger)),
+        milestones=tuple(step_rules.milestones(recipe, counted, ledger)),
         evaluate_every_steps=every,
-        stop_patience=budget.scaled_patience("stopEarly", stop, stretched, ledger),
-        plateau_patience=budget.scaled_patience("schedule", recipe.schedule.patience, stretched, ledger),
+        stop_patience=step_rules.scaled_patience("stopEarly", stop, stretched, ledger),
+        plateau_patience=step_rules.scaled_patience("schedule", recipe.schedule.patience, stretched, ledger),
         learning_rate=plain(rate.value),
         weight_decay=scaled_weight_decay(recipe, factor, rate.multiplier, ledger),
         betas=scaled_betas(recipe, factor, ledger),
