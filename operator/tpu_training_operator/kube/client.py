@@ -10,6 +10,8 @@ memory of this process.
 import asyncio
 import logging
 import math
+import os
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, nullcontext
@@ -56,6 +58,7 @@ _TOKEN_LIFETIME = 60.0
 # A larger change of the difference between the clocks is logged.
 _NOTABLE_OFFSET = timedelta(seconds=10)
 _SECOND = timedelta(seconds=1)
+_TLS_OBJECT = re.compile(r" ssl:(<[^>]*>|\S+)")
 
 # Returns what a list keeps of an object; None leaves the object out.
 Keep = Callable[[Object], T | None]
@@ -333,7 +336,7 @@ class Client:
                 yield response
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             self._options.on_answer(method, 0, time.monotonic() - began)
-            raise Unavailable(0, "NoAnswer", f"{method} {request.path}: {error or type(error).__name__}") from error
+            raise Unavailable(0, "NoAnswer", f"{method} {request.path}: {_why_no_answer(error)}") from error
         self._options.on_answer(method, response.status, time.monotonic() - began)
 
     async def _current_authorization(self) -> str | None:
@@ -341,6 +344,15 @@ class Client:
             self._authorization = await asyncio.to_thread(self._credentials.authorization)
             self._authorized_at = time.monotonic()
         return self._authorization
+
+
+def _why_no_answer(error: Exception) -> str:
+    """Returns the error in words. What aiohttp says of a failed connection names its own objects."""
+    if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
+        cause = error.os_error
+        number = cause.errno or 0
+        return os.strerror(number).lower() if number > 0 else cause.strerror or str(cause)
+    return _TLS_OBJECT.sub("", str(error)) or type(error).__name__
 
 
 @asynccontextmanager

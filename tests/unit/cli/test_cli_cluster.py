@@ -523,9 +523,10 @@ def test_a_cluster_without_the_crd_is_told_how_to_install_it(
 
 @pytest.mark.parametrize("command", [["status"], ["status", "digits"], ["watch", "digits"], ["logs", "digits", "-f"]])
 def test_an_unreachable_cluster_is_named(tmp_path: Path, command: list[str]) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"https://127.0.0.1:{free_port()}"
     [line] = told(tpujob(kubeconfig_for(url, tmp_path / "config"), *command))
-    assert line.startswith(f"tpujob: {url} cannot be reached: ")
+    assert line.startswith(f"tpujob: {url} cannot be reached: GET /")
+    assert line.endswith(": connection refused")
 
 
 def test_rejected_credentials_are_reported(
