@@ -11,8 +11,8 @@ _INTRODUCTION = """\
 # Every field of a TPUTrainingJob
 
 Made from the [definition](../crds/tputrainingjobs.yaml) by `make crds`; `kubectl explain tputrainingjob.spec` shows the
-same text. Required fields are **bold**. `[]` is an item of a list, `{}` a value of a map. What follows from the
-spec is a number; what a run has measured is text, because it may be `nan` or `inf`.
+same text, and the types of the status: what follows from the spec is a number there, and what a run has measured is
+text, because it may be `nan` or `inf`. Required fields are **bold**. `[]` is an item of a list, `{}` a value of a map.
 [examples/bucket.yaml](../examples/bucket.yaml) is a job that uses most sections of the spec.
 """
 _UNBOUNDED = 2**31 - 1
@@ -83,8 +83,13 @@ def _fields(schema: Schema) -> Schema:
 
 def _section(schema: Schema, place: str, told: Told) -> str:
     """Returns a table of the fields below `schema`, then the rules over more than one of them."""
-    rows = [f"| {path} | {kind} | {text} |" for path, kind, text in _rows(schema, "", place, told)]
-    table = "\n".join(["| field | takes | meaning |", "|---|---|---|", *rows, ""])
+    if place.partition(".")[0] == "status":
+        head = ["| field | meaning |", "|---|---|"]
+        rows = [f"| {path} | {_with_values(text, kind)} |" for path, kind, text in _rows(schema, "", place, told)]
+    else:
+        head = ["| field | takes | meaning |", "|---|---|---|"]
+        rows = [f"| {path} | {kind} | {text} |" for path, kind, text in _rows(schema, "", place, told)]
+    table = "\n".join([*head, *rows, ""])
     rules = told.new_rules(schema)
     return table + ("\nRules:\n\n" + "\n".join(f"- {rule}" for rule in rules) + "\n" if rules else "")
 
@@ -100,6 +105,15 @@ def _rows(schema: Schema, above: str, place: str, told: Told | None) -> Iterator
         yield f"**{shown}**" if required else shown, _type(field) + default, _description(field) + repeated
         if not repeated:
             yield from _rows(below, f"{path}{suffix}.", place, told)
+
+
+def _with_values(text: str, kind: str) -> str:
+    """Returns the meaning of a field that the operator writes, with its values if they are few and not named yet."""
+    kind = kind.partition(";")[0]
+    values = kind.removeprefix("one of ")
+    if values == kind or all(value.strip("`") in text for value in values.split(", ")):
+        return text
+    return f"{text} One of {values}."
 
 
 def _type(field: Schema) -> str:
