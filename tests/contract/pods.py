@@ -9,6 +9,7 @@ from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job.naming import WorkerId, workers
 from tpu_training_operator.domain.job.recipe.resolve import resolve
 from tpu_training_operator.domain.objects.shared import config_map
+from tpu_training_operator.domain.objects.worker_env import shared_env
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
 ATTEMPT = 2
@@ -21,7 +22,8 @@ def worker_environments(job: TPUTrainingJob, reporting: Reporting | None = None)
     resolution = resolve(job.spec)
     data = config_map(job, resolution, ATTEMPT, reporting)
     pods = [worker_pod(job, resolution, worker, reporting) for worker in workers(resolution.layout, ATTEMPT)]
-    return [_environment(pod, data) for pod in pods]
+    shared = shared_env(job, resolution, ATTEMPT)
+    return [shared | _environment(pod, data) for pod in pods]
 
 
 def _environment(pod: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from tpu_training_operator.api.job import TPUTrainingJob
 from tpu_training_operator.api.validation import parse_job
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
+from tpu_training_operator.domain.objects.worker_env import shared_env
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
 
@@ -31,7 +32,7 @@ def pod_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, data:
     variables: list[dict[str, Any]] = worker_pod(job, resolution, worker)["spec"]["containers"][0]["env"]
     # The node's name is known only there.
     known = (variable for variable in variables if "fieldRef" not in variable.get("valueFrom", {}))
-    return {
+    return shared_env(job, resolution, worker.attempt) | {
         variable["name"]: variable["value"]
         if "value" in variable
         else data[variable["valueFrom"]["configMapKeyRef"]["key"]]

@@ -438,16 +438,17 @@ def test_every_rung_checks_its_own_slice_and_an_unfit_host_is_avoided_on_the_sam
     _, unfit = (cluster.pods[name] for name in starts(cluster))
     for pod in (cluster.pods[name] for name in gang(cluster)):
         assert pod["spec"]["containers"][0]["command"] == FAST_SLICE_CHECK_COMMAND
-        assert expected_type(pod) == "v5litepod-8"
+        assert expected_type(cluster, pod) == "v5litepod-8"
     node = unfit["spec"]["nodeName"]
     kubelet.find_host_unfit(cluster, unfit)
     some_passes(cluster, 3, seconds=30)
     assert (cluster.status.attempt, str(cluster.status.ladder), cluster.status.avoided_nodes) == (3, "2/3", [node])
 
 
-def expected_type(pod: Object) -> str:
+def expected_type(cluster: ModelCluster, pod: Object) -> str:
     """The slice that a worker expects to find itself on."""
-    env = {each["name"]: each.get("value", "") for each in pod["spec"]["containers"][0]["env"]}
+    (source,) = pod["spec"]["containers"][0]["envFrom"]
+    env = cluster.others[f"ConfigMap/{source['configMapRef']['name']}"]["data"]
     return str(json.loads(env[ENV_EXPECTED_CHIPS])["accelerator_type"])
 
 

@@ -59,7 +59,7 @@ def test_the_first_attempt_resolves_the_spec() -> None:
 def test_an_attempt_gets_its_shared_objects_first_and_then_its_workers() -> None:
     decided = look(given_a_begun_attempt())
     shared, workers = (described(Plan((batch,))) for batch in decided.batches)
-    assert shared == ["create Service digits", "create ConfigMap digits-1"]
+    assert shared == ["create Service digits", "create ConfigMap digits-1", "create ConfigMap digits-1-env"]
     assert workers == [f"create Pod {name}" for name in WORKERS]
     assert decided.status is None
 
@@ -507,6 +507,17 @@ def test_an_edit_that_needs_no_action_is_observed() -> None:
     assert kstatus(cluster.job) == "InProgress"
     assert actions(one_pass(cluster)) == []
     assert kstatus(cluster.job) == "Current"
+
+
+def test_a_gang_whose_creation_an_earlier_version_began_is_completed() -> None:
+    """It put all variables into the pods, and none into a ConfigMap."""
+    cluster = given_a_created_gang()
+    old = {name: cluster.pods[name] for name in WORKERS[:3]}
+    del cluster.others["ConfigMap/digits-1-env"], cluster.pods[WORKERS[3]]
+    assert described(one_pass(cluster))[-2:] == ["create ConfigMap digits-1-env", f"create Pod {WORKERS[3]}"]
+    assert {name: cluster.pods[name] for name in WORKERS[:3]} == old
+    until_running(cluster)
+    assert (cluster.status.attempt, cluster.status.state) == (1, State.RUNNING)
 
 
 def test_parameters_too_large_for_a_config_map_are_refused_before_anything_starts(snapshot: SnapshotAssertion) -> None:

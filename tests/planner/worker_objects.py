@@ -4,6 +4,7 @@ from typing import Any
 
 from tests.unit.jobs import resolved
 from tpu_training_operator.domain.job.naming import WorkerId
+from tpu_training_operator.domain.objects.worker_env import shared_env
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
 Object = dict[str, Any]
@@ -20,5 +21,6 @@ def container(changes: Object | None = None, **worker: int) -> Object:
 
 
 def env(changes: Object | None = None, **worker: int) -> dict[str, str]:
-    """The variables that have a plain value."""
-    return {v["name"]: v["value"] for v in container(changes, **worker)["env"] if "value" in v}
+    """The variables that have a plain value: those of all workers, and the worker's own."""
+    own = {v["name"]: v["value"] for v in container(changes, **worker)["env"] if "value" in v}
+    return shared_env(*resolved(changes), 3) | own

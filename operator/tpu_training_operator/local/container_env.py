@@ -11,7 +11,7 @@ from typing import Any
 
 from tpu_contract import protocol
 from tpu_training_operator.api.trainer import SHARED_MEMORY
-from tpu_training_operator.domain.objects.worker_env import CONTAINER_USER
+from tpu_training_operator.domain.objects.worker_env import CONTAINER_USER, literal_variables
 
 _LOOPBACK = "127.0.0.1"
 _REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
@@ -41,9 +41,12 @@ def container_env(
     # Shared memory belongs to the machine and needs no directory.
     directories = {inside: outside for inside, outside in directories.items() if inside.rstrip("/") != SHARED_MEMORY}
     variables: dict[str, str] = {}
-    for variable in pod["spec"]["containers"][0]["env"]:
+    container = pod["spec"]["containers"][0]
+    sources = (source.get("configMapRef", {}).get("name", "") for source in container.get("envFrom", ()))
+    shared = {name: value for source in sources for name, value in config_maps.get(source, {}).items()}
+    for variable in (*literal_variables(shared), *container["env"]):
         name, value = variable["name"], _value(variable, config_maps)
-        if name == "MASTER_PORT":
+        if name in ("MASTER_PORT", "PET_MASTER_PORT"):
             value = str(rendezvous_port)
         if value is not None and CONTAINER_USER.get(name) != value:
             variables[name] = _here(expand(value, variables), _domains(pod), directories)

@@ -338,6 +338,7 @@ def test_it_is_a_worker_in_all_that_its_code_may_need() -> None:
         "spec.trainer.serviceAccountName": "trainer",
         "spec.trainer.runtimeClassName": "gvisor",
         "spec.trainer.env": [{"name": "MODEL", "value": "large"}],
+        "spec.recipe.parameters": {"price": "$5"},
         "spec.trainer.volumes": [{"name": "data", "emptyDir": {}}],
         "spec.trainer.volumeMounts": [{"name": "data", "mountPath": "/data"}],
         "spec.trainer.imagePullSecrets": [{"name": "registry"}],
@@ -352,6 +353,8 @@ def test_it_is_a_worker_in_all_that_its_code_may_need() -> None:
     env = {variable["name"]: variable["value"] for variable in ours["env"]}
     assert (env["MODEL"], env["PJRT_DEVICE"], env["TPUJOB_ENTRY_CHECK"]) == ("large", "CPU", "true")
     assert env["TPUJOB_GLOBAL_BATCH_SIZE"] == "128"
+    # Its variables are in the pod itself, where the kubelet takes $$ for a dollar.
+    assert (env["TPUJOB_PARAMETER_PRICE"], "envFrom" in ours) == ("$$5", False)
 
 
 @pytest.mark.parametrize(

@@ -319,4 +319,4 @@ def test_a_job_that_is_only_looked_at_shows_what_would_be_published() -> None:
 def test_a_one_host_gang_starts_without_names() -> None:
     cluster = given_a_job({"spec.slice.acceleratorType": "v5litepod-4"})
     until_running(cluster)
-    assert sorted(cluster.others) == ["ConfigMap/digits-1", "Service/digits"]
+    assert sorted(cluster.others) == ["ConfigMap/digits-1", "ConfigMap/digits-1-env", "Service/digits"]

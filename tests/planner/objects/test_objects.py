@@ -16,7 +16,8 @@ from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job.naming import WorkerId, workers
 from tpu_training_operator.domain.job.options import options_of
 from tpu_training_operator.domain.objects.placeholder import missing_placeholders
-from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy, config_map, service
+from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy, config_map, env_config_map, service
+from tpu_training_operator.domain.objects.worker_env import shared_env
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 
 OWN_LOOP = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
@@ -57,8 +58,13 @@ def difference(plain: Object, other: Object) -> str:
     return "\n".join(line for line in lines if line.startswith(("+", "-")))
 
 
+def with_variables(changes: Object | None = None, **worker: int) -> Object:
+    """A pod with the variables that it shares with the others."""
+    return {**pod(changes, **worker), "shared": shared_env(*resolved(changes), 3)}
+
+
 def test_a_pod_on_tpus(snapshot: SnapshotAssertion) -> None:
-    assert text(pod()) == snapshot
+    assert text(with_variables()) == snapshot
 
 
 def test_worker_0_has_a_node_pool_without_other_slices_and_its_peers_follow_it(snapshot: SnapshotAssertion) -> None:
@@ -117,7 +123,7 @@ CHANGES: dict[str, tuple[Object, Object]] = {
     ),
     "data": ({"spec.data": {"uri": "gs://bucket/digits"}}, {}),
     "checkpoints": ({"spec.checkpoint": {"uri": "/mnt/digits/"}}, {}),
-    "parameters, of whose two dollar signs the kubelet makes one": (
+    "parameters, which the kubelet takes literally": (
         {"spec.recipe.parameters": {"hidden": "128", "drop-out.2": "0", "naïve": "1", "": "2", "text": "$(HOME) $$x"}},
         {},
     ),
@@ -159,7 +165,7 @@ CHANGES: dict[str, tuple[Object, Object]] = {
 
 @pytest.mark.parametrize(("changes", "worker"), CHANGES.values(), ids=CHANGES)
 def test_what_a_job_changes(changes: Object, worker: Object, snapshot: SnapshotAssertion) -> None:
-    assert difference(pod(**worker), pod(changes, **worker)) == snapshot
+    assert difference(with_variables(**worker), with_variables(changes, **worker)) == snapshot
 
 
 def test_a_placeholder_needs_a_node_that_a_worker_could_take() -> None:
@@ -180,6 +186,16 @@ def test_the_users_variables_come_last_and_unchanged() -> None:
     found = container({"spec.trainer.env": given})["env"]
     assert found[-3:] == given
     assert [variable["name"] for variable in found].count("HOME") == 1
+
+
+def test_the_operators_variables_win_over_the_users_sources_and_the_users_own_over_defaults() -> None:
+    """Of two sources the kubelet takes the last one, and a variable of the pod wins over both."""
+    users = {"configMapRef": {"name": "mine"}}
+    changes = {"spec.trainer.envFrom": [users], "spec.trainer.env": [{"name": "HOME", "value": "/home/me"}]}
+    found = container(changes)
+    assert found["envFrom"] == [users, {"configMapRef": {"name": "digits-3-env"}}]
+    shared = env_config_map(*resolved(changes), 3)["data"]
+    assert {variable["name"] for variable in found["env"]} & shared.keys() == {"HOME"}
 
 
 @pytest.mark.parametrize("changes", [{}, OWN_LOOP, ON_CPU], ids=["an entrypoint", "a loop of one's own", "on CPU"])
@@ -229,7 +245,8 @@ def test_the_size_of_a_gangs_objects_is_linear_in_its_hosts() -> None:
             {"spec.slice.acceleratorType": accelerator_type, "spec.recipe.globalBatchSize": 4096}
         )
         pods = [worker_pod(job, resolution, worker) for worker in workers(resolution.layout, 1)]
-        return len(pods), len(json.dumps([config_map(job, resolution, 1), *pods]))
+        shared = config_map(job, resolution, 1), env_config_map(job, resolution, 1)
+        return len(pods), len(json.dumps([*shared, *pods]))
 
     (few, small), (many, large) = bytes_of("v4-128"), bytes_of("v4-4096")
     assert (few, many) == (16, 512)

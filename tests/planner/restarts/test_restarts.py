@@ -314,7 +314,8 @@ def test_what_the_previous_attempt_shared_is_deleted() -> None:
     cluster = given_a_running_gang()
     is_seen_to_fail(cluster, WORKERS[1])
     until_running(cluster)
-    expected = ["ConfigMap/digits-2", "EndpointSlice/digits-0", "Endpoints/digits", "Service/digits"]
+    addresses = ["EndpointSlice/digits-0", "Endpoints/digits"]
+    expected = ["ConfigMap/digits-2", "ConfigMap/digits-2-env", *addresses, "Service/digits"]
     assert sorted(cluster.others) == expected
 
 

@@ -83,7 +83,7 @@ def test_the_table_says_what_the_lower_rungs_cost(snapshot: SnapshotAssertion) -
 
 def test_the_objects_of_the_plan_are_those_of_the_first_rung() -> None:
     objects = json.loads(planned("-o", "json"))["objects"]
-    assert [body["metadata"]["name"] for body in objects] == ["digits", "digits-1", "digits-1-0-0"]
+    assert [body["metadata"]["name"] for body in objects] == ["digits", "digits-1", "digits-1-env", "digits-1-0-0"]
 
 
 def test_another_slice_leaves_the_ladder_out() -> None:

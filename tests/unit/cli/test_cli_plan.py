@@ -53,6 +53,7 @@ def test_the_plan_holds_the_objects_of_the_first_attempt() -> None:
     assert [(body["kind"], body["metadata"]["name"]) for body in objects] == [
         ("Service", "digits"),
         ("ConfigMap", "digits-1"),
+        ("ConfigMap", "digits-1-env"),
         *(("Pod", f"digits-1-0-{host}") for host in range(4)),
     ]
 

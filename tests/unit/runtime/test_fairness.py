@@ -43,7 +43,7 @@ class Passes:
         self.slow = set(slow)
         self.order: list[JobKey] = []
 
-    async def reconcile(self, key: JobKey) -> timedelta | None:
+    async def reconcile(self, key: JobKey, *, follows: bool = False) -> timedelta | None:
         self.order.append(key)
         await asyncio.sleep(float("inf") if key.namespace in self.slow else PASS_SECONDS)
         self.left[key] = self.left.get(key, 1) - 1

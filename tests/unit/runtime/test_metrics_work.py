@@ -131,7 +131,7 @@ class OnePass:
         self._ends = ends
         self.asked = asyncio.Event()
 
-    async def reconcile(self, key: JobKey) -> timedelta | None:
+    async def reconcile(self, key: JobKey, *, follows: bool = False) -> timedelta | None:
         self.asked.set()
         return self._ends()
 

@@ -24,7 +24,7 @@ from tpu_training_operator.domain.job.naming import workers
 from tpu_training_operator.domain.job.recipe.cost import StepTime, cost_of
 from tpu_training_operator.domain.job.recipe.warnings import checkpoint_warnings
 from tpu_training_operator.domain.objects.entry_check_pod import entry_check_config_map, entry_check_pod
-from tpu_training_operator.domain.objects.shared import config_map, service
+from tpu_training_operator.domain.objects.shared import config_map, env_config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.plan.checks.entry_check import is_wanted
 
@@ -143,5 +143,6 @@ def _objects(file: JobFile) -> Iterator[dict[str, Any]]:
         yield entry_check_pod(job, first.resolution)
     yield service(job)
     yield config_map(job, first.resolution, _FIRST_ATTEMPT)
+    yield env_config_map(job, first.resolution, _FIRST_ATTEMPT)
     for worker in workers(first.layout, _FIRST_ATTEMPT):
         yield worker_pod(job, first.resolution, worker)

@@ -65,6 +65,15 @@ def config_map_name(job: str, attempt: int) -> str:
     return f"{job}-{attempt}"
 
 
+def env_config_map_name(job: str, attempt: int) -> str:
+    return f"{config_map_name(job, attempt)}-env"
+
+
+def config_map_names(job: str, attempt: int) -> tuple[str, str]:
+    """Returns the names of all ConfigMaps of an attempt."""
+    return config_map_name(job, attempt), env_config_map_name(job, attempt)
+
+
 def host_index(layout: SliceLayout, worker: WorkerId) -> int:
     """Returns the worker's index among the hosts of all slices."""
     return worker.slice * layout.hosts_per_slice + worker.host

@@ -18,6 +18,7 @@ from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.shared import config_map, metadata
+from tpu_training_operator.domain.objects.worker_env import literal_variables, shared_env
 from tpu_training_operator.domain.objects.worker_pod import container_security, worker_pod
 
 Object = dict[str, Any]
@@ -67,18 +68,24 @@ def entry_check_pod(job: TPUTrainingJob, resolution: Resolution) -> Object:
     spec = {key: value for key, value in body["spec"].items() if key not in ("hostname", "subdomain", "hostNetwork")}
     spec.pop("dnsPolicy", None)
     spec |= {
-        "containers": [_container(job, container)],
+        "containers": [_container(job, resolution, container)],
         "activeDeadlineSeconds": job.spec.entry_check.deadline_seconds,
         **_nodes(job, spec),
     }
     return {**body, "metadata": meta, "spec": {key: value for key, value in spec.items() if value not in ({}, [])}}
 
 
-def _container(job: TPUTrainingJob, container: Object) -> Object:
-    fields = {key: value for key, value in container.items() if key != "ports"}
+def _container(job: TPUTrainingJob, resolution: Resolution, container: Object) -> Object:
+    """Returns the container. All variables are in the pod itself, because it is the only one that they are for."""
+    fields = {key: value for key, value in container.items() if key not in ("ports", "envFrom")}
+    if user_sources := container["envFrom"][:-1]:
+        fields["envFrom"] = user_sources
     seconds = compile_seconds(job)
     compiles = [] if seconds is None else [{"name": protocol.ENV_COMPILE_SECONDS, "value": str(seconds)}]
-    env = [*compiles, *_env(container["env"])]
+    own = {variable["name"] for variable in container["env"]}
+    shared = shared_env(job, resolution, REPLICA_ZERO.attempt)
+    variables = literal_variables({name: value for name, value in shared.items() if name not in own})
+    env = [*compiles, *_env([*variables, *container["env"]])]
     fields["securityContext"] = container_security(job.spec.trainer, may_be_privileged=False)
     return {**fields, "command": constants.CHECK_COMMAND, "env": env, "resources": _resources(job)}
 

@@ -1,7 +1,8 @@
-"""Builds what the workers of a gang share: the Service, the ConfigMap and the NetworkPolicy.
+"""Builds what the workers of a gang share: the Service, the ConfigMaps and the NetworkPolicy.
 
-The ConfigMap holds the list of hosts once, and each pod refers to it. With a list in every pod, the bytes written would
-grow with the square of the number of hosts.
+A ConfigMap holds the list of hosts once, and each pod refers to it. With a list in every pod, the bytes written would
+grow with the square of the number of hosts. The variables that are the same for all workers have a ConfigMap of their
+own, because a container gets all of its keys: in every pod they would be half of what the API server has to process.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.job import naming
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.run_spec import run_spec
+from tpu_training_operator.domain.objects.worker_env import hosts_key, shared_env
 
 Object = dict[str, Any]
 
@@ -38,23 +40,21 @@ def service(job: TPUTrainingJob) -> Object:
     }
 
 
-def hosts_key(slice_index: int) -> str:
-    """Returns the ConfigMap's key for the host names of one slice, separated by commas in the order of
-    TPU_WORKER_ID."""
-    return f"hosts-{slice_index}"
-
-
 # Room for the certificate that workers trust, and more.
 _CERTIFICATE = 16_384
 _LAST_ATTEMPT = 99_999
+# With fewer bytes of parameters and of names nothing needs to be measured, because the rest of a job is small.
+_SMALL = 32_768
 
 
 def check_config_map(job: TPUTrainingJob, resolution: Resolution) -> None:
-    """Raises InvalidJob if a ConfigMap cannot hold the run spec and the host list."""
-    data = config_map(job, resolution, _LAST_ATTEMPT)["data"]
-    size = sum(len(key) + len(value.encode()) for key, value in data.items())
+    """Raises InvalidJob if a ConfigMap cannot hold the run spec, the variables or the host list."""
+    parameters = len(orjson.dumps(dict(job.spec.recipe.parameters or {})))
+    if max(parameters, resolution.layout.hosts * len(job.name)) < _SMALL:
+        return
+    bodies = config_map(job, resolution, _LAST_ATTEMPT), env_config_map(job, resolution, _LAST_ATTEMPT)
+    size = max(sum(len(key) + len(value.encode()) for key, value in body["data"].items()) for body in bodies)
     if size > constants.LARGEST_CONFIG_MAP - _CERTIFICATE:
-        parameters = len(orjson.dumps(dict(job.spec.recipe.parameters or {})))
         message = (
             f"the run spec and the names of {count(resolution.layout.hosts, 'host')} take {size} bytes, {parameters} of"
             f" them for the parameters as JSON; a ConfigMap holds {constants.LARGEST_CONFIG_MAP}: put large values"
@@ -79,10 +79,18 @@ def config_map(
     data[constants.RUN_SPEC_FILE] = _as_text(run_spec(job, resolution, attempt, checked_program))
     if reporting is not None:
         data[constants.CA_CERTIFICATE_KEY] = reporting.ca_certificate
+    return _config_map(job, naming.config_map_name(job.name, attempt), data)
+
+
+def env_config_map(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> Object:
+    return _config_map(job, naming.env_config_map_name(job.name, attempt), shared_env(job, resolution, attempt))
+
+
+def _config_map(job: TPUTrainingJob, name: str, data: Mapping[str, str]) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(job, naming.config_map_name(job.name, attempt), naming.job_labels(job.name)),
+        "metadata": metadata(job, name, naming.job_labels(job.name)),
         "immutable": True,
         "data": data,
     }

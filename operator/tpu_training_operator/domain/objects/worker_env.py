@@ -5,6 +5,7 @@ TPU_PROCESS_ADDRESSES or TPU_PROCESS_PORT: torch_xla sets them for each process 
 whole host would give it wrong bounds. GKE's device plugin provides TPU_SKIP_MDS_QUERY and the topology.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from tpu_contract import protocol
@@ -21,9 +22,10 @@ from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.checkpointing import folder
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.job.topology import SliceLayout
-from tpu_training_operator.domain.objects.shared import hosts_key
 
 EnvVar = dict[str, Any]
+
+_NODE_NAME = {"fieldRef": {"fieldPath": "spec.nodeName"}}
 
 # GKE's device plugin uses it instead of a host name on slices of one host.
 _LOCALHOST = "localhost"
@@ -38,37 +40,33 @@ _HANDSHAKE_SECONDS = 1800
 CONTAINER_USER = {"HOME": "/tmp", "USER": "trainer"}  # noqa: S108 - a path inside the container
 
 
-def worker_env(
-    job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, reporting: Reporting | None = None
-) -> list[EnvVar]:
-    """Returns the worker's variables. The operator's come first, so that the user's can refer to them as $(NAME).
+def hosts_key(slice_index: int) -> str:
+    """Returns the ConfigMap's key for the host names of one slice, separated by commas in the order of
+    TPU_WORKER_ID."""
+    return f"hosts-{slice_index}"
 
-    The user cannot override them, because their names are reserved. `reporting`: where this worker reports to; None if
-    it does not.
-    """
-    layout, torch = resolution.layout, job.spec.trainer.torch or TorchRuntime()
-    # The hosts of the user's own loop meet through torch.distributed. With torch_xla, libtpu joins them, and torch_xla
-    # would take RANK as a sign of torchrun.
-    is_torchrun = job.spec.trainer.command is not None and job.spec.trainer.backend is BackendName.TORCH
-    leader = naming.leader_dns_name(job.name, job.namespace, layout, worker.attempt)
+
+def shared_env(job: TPUTrainingJob, resolution: Resolution, attempt: int) -> dict[str, str]:
+    """Returns the variables that are the same for all workers of an attempt. The kubelet takes them literally."""
+    layout, trainer = resolution.layout, job.spec.trainer
+    leader = naming.leader_dns_name(job.name, job.namespace, layout, attempt)
     values = {
         # A single host needs no DNS.
         protocol.ENV_MASTER_ADDR: leader if layout.hosts > 1 else _LOCALHOST,
         protocol.ENV_MASTER_PORT: str(constants.RENDEZVOUS_PORT),
-        "TPU_WORKER_ID": str(worker.host),
-        # The name that an Indexed Job uses.
-        "JOB_COMPLETION_INDEX": str(worker.host),
         **_recipe_env(job, resolution),
         protocol.ENV_NUM_HOSTS: str(layout.hosts),
-        protocol.ENV_HOST_INDEX: str(naming.host_index(layout, worker)),
-        "TPUJOB_SLICE_INDEX": str(worker.slice),
-        "TPUJOB_ATTEMPT": str(worker.attempt),
+        "TPUJOB_ATTEMPT": str(attempt),
         protocol.ENV_TERMINATION_LOG: constants.TERMINATION_LOG,
         protocol.ENV_RUN_SPEC: f"{constants.RUN_SPEC_DIRECTORY}/{constants.RUN_SPEC_FILE}",
-        **(_torchrun_hosts_env(resolution, worker) if is_torchrun else {}),
-        **_code_env(job.spec.trainer.code),
+        **(_torchrun_hosts_env(job, resolution, leader) if _is_torchrun(job) else {}),
+        **_code_env(trainer.code),
+        **CONTAINER_USER,
+        **_dynamic_slice_env(job, layout),
+        **_torch_tpu_env(job, layout),
+        **_slice_check_env(job, layout),
     }
-    if job.spec.trainer.backend is not BackendName.TORCH:
+    if trainer.backend is not BackendName.TORCH:
         # TPU or CPU: the PJRT client that torch_xla starts.
         values["PJRT_DEVICE"] = job.spec.slice.hardware.value
     if layout.slices > 1:
@@ -76,25 +74,61 @@ def worker_env(
             "MEGASCALE_COORDINATOR_ADDRESS": leader,
             "MEGASCALE_NUM_SLICES": str(layout.slices),
             "MEGASCALE_PORT": str(constants.MEGASCALE_PORT),
-            "MEGASCALE_SLICE_ID": str(worker.slice),
         }
+    return values
+
+
+def worker_env(
+    job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, reporting: Reporting | None = None
+) -> list[EnvVar]:
+    """Returns the worker's variables beside the shared ones, which the user's can refer to as $(NAME).
+
+    The user cannot override the operator's, because their names are reserved. `reporting`: where this worker reports
+    to; None if it does not.
+    """
+    layout, trainer = resolution.layout, job.spec.trainer
+    index = str(naming.host_index(layout, worker))
+    values = {
+        "TPU_WORKER_ID": str(worker.host),
+        # The name that an Indexed Job uses.
+        "JOB_COMPLETION_INDEX": str(worker.host),
+        protocol.ENV_HOST_INDEX: index,
+        "TPUJOB_SLICE_INDEX": str(worker.slice),
+    }
+    if _is_torchrun(job):
+        values["PET_NODE_RANK"] = index
+    if layout.slices > 1:
+        values["MEGASCALE_SLICE_ID"] = str(worker.slice)
     if reporting is not None:
         values |= _reporting_env(job, reporting)
-    user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.trainer.env or ()]
-    user_names = {variable["name"] for variable in user}
-    processes_env = _torchrun_processes_env(torch, resolution, worker) if is_torchrun else {}
-    defaults = CONTAINER_USER | processes_env | _dynamic_slice_env(job, layout) | _torch_tpu_env(job, layout, worker)
-    if is_torchrun and _PROCESSES not in user_names:
-        # The share of one of torchrun's processes. Those are not replicas, which count TPU devices on any hardware.
-        batch, processes = resolution.recipe.batch, layout.hosts * torch.processes_per_host
-        values["TPUJOB_PER_PROCESS_BATCH_SIZE"] = str(batch.total // batch.accumulation // processes)
+    user = [variable.model_dump(by_alias=True, exclude_none=True) for variable in trainer.env or ()]
+    user_names = _user_names(job)
+    defaults = _rank_env(job, resolution, worker) if _is_torchrun(job) else {}
+    if trainer.torch is not None and trainer.torch.on_tpu:
+        defaults |= {"NODE_RANK": index}
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         _worker_host_names(job, layout, worker),
-        *_slice_check_env(job, layout),
+        *([{"name": ENV_NODE_NAME, "valueFrom": _NODE_NAME}] if _checks_slice(job) else []),
         *({"name": name, "value": value} for name, value in defaults.items() if name not in user_names),
         *user,
     ]
+
+
+def literal_variables(env: Mapping[str, str]) -> list[EnvVar]:
+    """Returns the variables for the body of a pod. The kubelet takes $(NAME) there for a reference, and $$ for a
+    dollar."""
+    return [{"name": name, "value": value.replace("$", "$$")} for name, value in env.items()]
+
+
+def _is_torchrun(job: TPUTrainingJob) -> bool:
+    """Whether the hosts of the user's own loop meet through torch.distributed. With torch_xla, libtpu joins them, and
+    torch_xla would take RANK as a sign of torchrun."""
+    return job.spec.trainer.command is not None and job.spec.trainer.backend is BackendName.TORCH
+
+
+def _user_names(job: TPUTrainingJob) -> set[str]:
+    return {variable.name for variable in job.spec.trainer.env or ()}
 
 
 def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
@@ -114,8 +148,7 @@ def _recipe_env(job: TPUTrainingJob, resolution: Resolution) -> dict[str, str]:
         if job.spec.checkpoint.resume_from is not None:
             values["TPUJOB_CHECKPOINT_RESUME_FROM"] = job.spec.checkpoint.resume_from
     parameters = sorted((job.spec.recipe.parameters or {}).items())
-    # The kubelet takes $(NAME) for a reference and $$ for a dollar.
-    return values | {naming.parameter_variable(name): value.replace("$", "$$") for name, value in parameters}
+    return values | {naming.parameter_variable(name): value for name, value in parameters}
 
 
 def _code_env(code: Code | None) -> dict[str, str]:
@@ -128,28 +161,31 @@ def _code_env(code: Code | None) -> dict[str, str]:
     }
 
 
-def _torchrun_hosts_env(resolution: Resolution, worker: WorkerId) -> dict[str, str]:
-    """Returns the options that join torchrun's hosts; torchrun reads them from PET_* variables."""
-    return {
-        "PET_NNODES": str(resolution.layout.hosts),
-        "PET_NODE_RANK": str(naming.host_index(resolution.layout, worker)),
-        "PET_MASTER_ADDR": "$(MASTER_ADDR)",
-        "PET_MASTER_PORT": "$(MASTER_PORT)",
+def _torchrun_hosts_env(job: TPUTrainingJob, resolution: Resolution, leader: str) -> dict[str, str]:
+    """Returns the options that join torchrun's hosts and start its processes; torchrun reads them from PET_*
+    variables."""
+    hosts, count = resolution.layout.hosts, (job.spec.trainer.torch or TorchRuntime()).processes_per_host
+    values = {
+        "PET_NNODES": str(hosts),
+        "PET_MASTER_ADDR": leader if hosts > 1 else _LOCALHOST,
+        "PET_MASTER_PORT": str(constants.RENDEZVOUS_PORT),
+        _PROCESSES: str(count),
     }
+    if count == 1:
+        values["WORLD_SIZE"] = str(hosts)
+    if _PROCESSES not in _user_names(job):
+        # The share of one of torchrun's processes. Those are not replicas, which count TPU devices on any hardware.
+        batch = resolution.recipe.batch
+        values["TPUJOB_PER_PROCESS_BATCH_SIZE"] = str(batch.total // batch.accumulation // (hosts * count))
+    return values
 
 
-def _torchrun_processes_env(torch: TorchRuntime, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
-    """Returns how many processes torchrun starts. With only one, its rank is set too, so that a script also runs
-    without torchrun (`env://`)."""
-    count = {_PROCESSES: str(torch.processes_per_host)}
-    if torch.processes_per_host > 1:
-        return count
-    place = {
-        "RANK": str(naming.host_index(resolution.layout, worker)),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(resolution.layout.hosts),
-    }
-    return count | place
+def _rank_env(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId) -> dict[str, str]:
+    """Returns the rank of torchrun's only process on a host, so that a script also runs without torchrun
+    (`env://`)."""
+    if (job.spec.trainer.torch or TorchRuntime()).processes_per_host > 1:
+        return {}
+    return {"RANK": str(naming.host_index(resolution.layout, worker)), "LOCAL_RANK": "0"}
 
 
 def _dynamic_slice_env(job: TPUTrainingJob, layout: SliceLayout) -> dict[str, str]:
@@ -165,7 +201,7 @@ def _dynamic_slice_env(job: TPUTrainingJob, layout: SliceLayout) -> dict[str, st
     }
 
 
-def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> dict[str, str]:
+def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout) -> dict[str, str]:
     """Returns the variables that TorchTPU's `set_tpu_launch_env` would otherwise derive on the host.
 
     It sees only the chips of one host, not the topology of a slice with several. Given only the topology, it would open
@@ -179,7 +215,6 @@ def _torch_tpu_env(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -
     # A chip with two devices has them as a fourth axis.
     per_chip = shape.devices // shape.chips
     values = {
-        "NODE_RANK": str(naming.host_index(layout, worker)),
         "TORCH_TPU_TOPOLOGY": ",".join(sides if per_chip == 1 else [*sides, str(per_chip)]),
         "TORCH_TPU_INTERNAL_HANDSHAKE_TIMEOUT_S": str(_HANDSHAKE_SECONDS),
     }
@@ -205,12 +240,16 @@ def _reporting_env(job: TPUTrainingJob, reporting: Reporting) -> dict[str, str]:
     }
 
 
-def _slice_check_env(job: TPUTrainingJob, layout: SliceLayout) -> list[EnvVar]:
-    """Returns what a check of the slice compares its measurements with, and the node that it names."""
+def _checks_slice(job: TPUTrainingJob) -> bool:
     command, length = job.spec.trainer.command, len(constants.SLICE_CHECK_COMMAND)
     is_check = command is not None and command[:length] == constants.SLICE_CHECK_COMMAND
-    if not is_check and job.spec.run_policy.slice_check is SliceCheckPolicy.SKIP:
-        return []
+    return is_check or job.spec.run_policy.slice_check is not SliceCheckPolicy.SKIP
+
+
+def _slice_check_env(job: TPUTrainingJob, layout: SliceLayout) -> dict[str, str]:
+    """Returns what a check of the slice compares its measurements with."""
+    if not _checks_slice(job):
+        return {}
     shape, generation = layout.shape, generations().get(layout.shape.generation)
     expected = ExpectedChips(shape.accelerator_type)
     if job.spec.slice.hardware is Hardware.TPU and generation is not None:
@@ -222,13 +261,12 @@ def _slice_check_env(job: TPUTrainingJob, layout: SliceLayout) -> list[EnvVar]:
             float(generation.hbm_gb_per_second_per_chip),
             generation.ici_gb_per_second_per_chip * shape.links,
         )
-    return [
-        {"name": ENV_EXPECTED_CHIPS, "value": expected_to_json(expected)},
-        {"name": ENV_NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-    ]
+    return {ENV_EXPECTED_CHIPS: expected_to_json(expected)}
 
 
 def _worker_host_names(job: TPUTrainingJob, layout: SliceLayout, worker: WorkerId) -> EnvVar:
+    """Returns the list of the worker's own slice. Like TPU_WORKER_ID it is in the pod itself, where GKE's webhook would
+    add it otherwise."""
     if layout.hosts_per_slice == 1:
         return {"name": "TPU_WORKER_HOSTNAMES", "value": _LOCALHOST}
     reference = {"name": naming.config_map_name(job.name, worker.attempt), "key": hosts_key(worker.slice)}

@@ -10,7 +10,14 @@ from tpu_training_operator.api.run_policy import SliceCheckPolicy
 from tpu_training_operator.api.slice import Formation, Hardware
 from tpu_training_operator.api.trainer import SHARED_MEMORY, SecurityContext, Trainer, mounts_shared_memory
 from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
-from tpu_training_operator.domain.job.naming import WorkerId, config_map_name, hostname, service_name, worker_labels
+from tpu_training_operator.domain.job.naming import (
+    WorkerId,
+    config_map_name,
+    env_config_map_name,
+    hostname,
+    service_name,
+    worker_labels,
+)
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.shared import metadata
 from tpu_training_operator.domain.objects.worker_env import worker_env
@@ -82,7 +89,11 @@ def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, re
         "command": _command(job),
         "args": trainer.args,
         "env": worker_env(job, resolution, worker, reporting),
-        "envFrom": [source.model_dump(by_alias=True, exclude_none=True) for source in trainer.env_from or ()],
+        # Of two sources with the same variable the last one counts.
+        "envFrom": [
+            *(source.model_dump(by_alias=True, exclude_none=True) for source in trainer.env_from or ()),
+            {"configMapRef": {"name": env_config_map_name(job.name, worker.attempt)}},
+        ],
         "resources": _resources(job, resolution),
         "volumeMounts": _volume_mounts(trainer, reporting),
         "terminationMessagePath": constants.TERMINATION_LOG,

@@ -15,11 +15,11 @@ from tpu_training_operator.domain.cluster_state.worker_reports import Reporting
 from tpu_training_operator.domain.cluster_state.workload import PodSettings
 from tpu_training_operator.domain.failures.first import first_failure, hang_failure, missing_worker, next_look
 from tpu_training_operator.domain.failures.hang import STACKS_WAIT, stacks_due, standstill, straggler
-from tpu_training_operator.domain.job.naming import WorkerId, config_map_name
+from tpu_training_operator.domain.job.naming import WorkerId, config_map_names
 from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, AskForStacks, Create, Creations, Delete, Event
 from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
-from tpu_training_operator.domain.objects.shared import config_map, service
+from tpu_training_operator.domain.objects.shared import config_map, env_config_map, service
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.domain.objects.workload import with_pod_settings
 from tpu_training_operator.domain.plan.blocked import show_obstacle
@@ -92,6 +92,7 @@ def _create_missing(ctx: Context) -> Plan:
     shared = [
         Create(service(job), again=attempt > 1),
         Create(config_map(job, ctx.resolution, attempt, ctx.reporting, program_to_expect(ctx))),
+        Create(env_config_map(job, ctx.resolution, attempt)),
         *(_delete_shared(ctx, attempt - 1) if attempt > 1 else delete_check_config_map(ctx)),
         *isolate(ctx, again=attempt > 1),
     ]
@@ -113,9 +114,10 @@ def _create_worker(
 
 
 def _delete_shared(ctx: Context, attempt: int) -> Iterator[Action]:
-    """Yields the deletions of the attempt's ConfigMap and EndpointSlices: its workers' names must not resolve to
+    """Yields the deletions of the attempt's ConfigMaps and EndpointSlices: its workers' names must not resolve to
     addresses that other pods may have by now."""
-    yield Delete("ConfigMap", config_map_name(ctx.job.name, attempt))
+    for name in config_map_names(ctx.job.name, attempt):
+        yield Delete("ConfigMap", name)
     of_each = (endpoint_slice_names(ctx.job.name, option.layout) for option in (*ctx.options, *ctx.lower_rungs))
     for name in max(of_each, key=len):
         yield Delete("EndpointSlice", name, api_version="discovery.k8s.io/v1")

@@ -34,7 +34,7 @@ from tpu_training_operator.domain.cluster_state.workload import (
     pod_settings,
     workload_name,
 )
-from tpu_training_operator.domain.job.naming import WorkerId, config_map_name
+from tpu_training_operator.domain.job.naming import WorkerId, config_map_names
 from tpu_training_operator.domain.job.options import SliceOption
 from tpu_training_operator.domain.objects.actions import (
     AT_ONCE,
@@ -424,10 +424,10 @@ def _find_unneeded(ctx: Context, queue: Queue, target: SliceOption | None) -> Se
 
 
 def _delete_left_behind(ctx: Context) -> Batches:
-    """Deletes the ConfigMap of the attempt before one that only waits: a later attempt deletes only that of the attempt
-    right before it."""
-    name = config_map_name(ctx.job.name, ctx.attempt - 1)
-    return (Batch((Delete("ConfigMap", name),)),) if ctx.is_held and ctx.attempt > 1 else ()
+    """Deletes the ConfigMaps of the attempt before one that only waits: a later attempt deletes only those of the
+    attempt right before it."""
+    names = config_map_names(ctx.job.name, ctx.attempt - 1)
+    return (Batch([Delete("ConfigMap", name) for name in names]),) if ctx.is_held and ctx.attempt > 1 else ()
 
 
 def _ask_or_release(ctx: Context, target: SliceOption) -> Batches:
