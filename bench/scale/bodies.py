@@ -41,6 +41,22 @@ def worker_pods(name: str, hosts: int, namespace: str, owner: Object, attempt: i
     return [_disowned(worker_pod(job, resolution, each), owner) for each in workers(resolution.layout, attempt)]
 
 
+def bare_pods(name: str, hosts: int, namespace: str, owner: Object, attempt: int = 1) -> list[Object]:
+    """As many pods as small as those of other controllers: an owner, a host name and the worker's own variables."""
+    return [_smallest(pod) for pod in worker_pods(name, hosts, namespace, owner, attempt)]
+
+
+def _smallest(pod: Object) -> Object:
+    meta, spec = pod["metadata"], pod["spec"]
+    (container,) = spec["containers"]
+    kept = {key: container[key] for key in ("name", "image", "command")} | {"env": container["env"][:2]}
+    return {
+        **pod,
+        "metadata": {key: meta[key] for key in ("name", "namespace", "labels", "ownerReferences")},
+        "spec": {key: spec[key] for key in ("hostname", "subdomain", "restartPolicy")} | {"containers": [kept]},
+    }
+
+
 def _disowned(pod: Object, owner: Object) -> Object:
     [reference] = pod["metadata"]["ownerReferences"]
     reference |= {"apiVersion": "v1", "kind": "ConfigMap", "name": owner["metadata"]["name"]}

@@ -7,16 +7,18 @@ creation. What the client itself needs before and after is nobody's cost.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bench.scale.audit import Cost, Request, counts
-from bench.scale.bodies import indexed_job, training_job, worker_pods
-from bench.scale.stage import FLOOR, INDEXED, OPERATOR, Object, Stage, batch_path, jobs_path, pods_path
+from bench.scale.bodies import bare_pods, indexed_job, training_job, worker_pods
+from bench.scale.stage import BARE, FLOOR, INDEXED, OPERATOR, Object, Stage, batch_path, jobs_path, pods_path
 from tests.cluster.kwok import finish_pod
 
 KILLED = 137
+# From the name of a run, hosts, namespace, owner and attempt.
+Pods = Callable[[str, int, str, Object, int], list[Object]]
 
 
 @dataclass(frozen=True)
@@ -36,33 +38,43 @@ def span(requests: Sequence[Request], first: Request) -> float:
 
 
 async def floor(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
-    """The bare client: POSTs of the pods; for the restart one DELETE of the collection and the POSTs again."""
+    """The bare client with the operator's own bodies."""
+    return await _bare_client(stage, FLOOR, worker_pods, jobs, hosts, restart)
+
+
+async def bare(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
+    """The bare client with the smallest bodies."""
+    return await _bare_client(stage, BARE, bare_pods, jobs, hosts, restart)
+
+
+async def _bare_client(stage: Stage, place: str, make: Pods, jobs: int, hosts: int, restart: bool) -> Run:
+    """POSTs of the pods; for the restart one DELETE of the collection and the POSTs again."""
     run = stage.new_name()
-    owner = await stage.client.call("POST", f"/api/v1/namespaces/{FLOOR}/configmaps", {"metadata": {"name": run}})
+    owner = await stage.client.call("POST", f"/api/v1/namespaces/{place}/configmaps", {"metadata": {"name": run}})
 
     def calls(attempt: int) -> list[tuple[str, Object | None]]:
-        bodies = (worker_pods(f"{run}-{job}", hosts, FLOOR, owner, attempt) for job in range(jobs))
-        return [(pods_path(FLOOR), pod) for pods in bodies for pod in pods]
+        bodies = (make(f"{run}-{job}", hosts, place, owner, attempt) for job in range(jobs))
+        return [(pods_path(place), pod) for pods in bodies for pod in pods]
 
     # Built before the clock starts.
     first, second = calls(1), calls(2) if restart else []
     mark = await stage.audit.quiet()
     await stage.client.all("POST", first)
-    asked = await _own(stage, mark, jobs * hosts)
+    asked = await _own(stage, place, mark, jobs * hosts)
     created = span(asked, next(request for request in asked if request.creates_pod))
     restarted = None
     if restart:
         mark = await stage.audit.quiet()
-        await stage.client.call("DELETE", pods_path(FLOOR))
+        await stage.client.call("DELETE", pods_path(place))
         await stage.client.all("POST", second)
-        asked = await _own(stage, mark, jobs * hosts)
+        asked = await _own(stage, place, mark, jobs * hosts)
         restarted = span(asked, next(request for request in asked if request.verb == "deletecollection"))
     return Run(jobs, hosts, created, restarted)
 
 
-async def _own(stage: Stage, mark: int, pods: int) -> list[Request]:
+async def _own(stage: Stage, place: str, mark: int, pods: int) -> list[Request]:
     await stage.until_created(mark, pods)
-    return [request for request in stage.audit.since(mark) if request.who == "admin" and request.namespace == FLOOR]
+    return [request for request in stage.audit.since(mark) if request.who == "admin" and request.namespace == place]
 
 
 async def indexed(stage: Stage, jobs: int, hosts: int, restart: bool) -> Run:
@@ -150,4 +162,4 @@ def _less(after: dict[str, float], before: dict[str, float]) -> dict[str, float]
     return {bound: count - before.get(bound, 0.0) for bound, count in after.items()}
 
 
-CONTENDERS = {FLOOR: floor, OPERATOR: operator, INDEXED: indexed}
+CONTENDERS = {FLOOR: floor, BARE: bare, OPERATOR: operator, INDEXED: indexed}

@@ -27,9 +27,9 @@ Object = dict[str, Any]
 IN_FLIGHT = 64
 """Requests of the bare client at once."""
 
-FLOOR, OPERATOR, INDEXED = "floor", "operator", "indexed-job"
+FLOOR, BARE, OPERATOR, INDEXED = "floor", "bare-pods", "operator", "indexed-job"
 """The contenders, each with a namespace of this name."""
-NAMESPACES = (FLOOR, OPERATOR, INDEXED)
+NAMESPACES = (FLOOR, BARE, OPERATOR, INDEXED)
 _PODS_PER_NODE = 100
 _POLL_SECONDS = 0.1
 _LONGEST_SECONDS = 600.0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.scale.stage import FLOOR, INDEXED, OPERATOR
+from bench.scale.stage import BARE, FLOOR, INDEXED, OPERATOR
 from bench.trainer.compare import Spread
 
 Rows = list[list[str]]
@@ -17,8 +17,10 @@ def machine_line(machine: Mapping[str, Any]) -> str:
 
 
 def times_table(rounds: Sequence[Mapping[str, Any]]) -> str:
-    """Seconds of every contender and its ratio to the floor of the same round: median (min..max)."""
-    rows = [["what", "rounds", "floor, s", "operator, s", "of the floor", "Indexed Job, s", "of the floor"]]
+    """Seconds of every contender and its ratio to the floor of the same round, and the operator's to bare pods: median
+    (min..max)."""
+    head = ["what", "rounds", "floor, s", "operator, s", "of the floor", "Indexed Job, s", "of the floor"]
+    rows = [[*head, "bare pods, s", "operator of bare pods"]]
     for jobs, hosts in dict.fromkeys((each["jobs"], each["hosts"]) for each in rounds):
         same = [each for each in rounds if (each["jobs"], each["hosts"]) == (jobs, hosts)]
         for kind in ("create", "restart"):
@@ -33,6 +35,8 @@ def _compared(rounds: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
     for name in (OPERATOR, INDEXED):
         both = [(each[name][kind], each[FLOOR][kind]) for each in rounds if name in each and each[name][kind]]
         cells += [seconds([own for own, _ in both]), ratio([own / least for own, least in both])] if both else ["", ""]
+    least = [(each[BARE][kind], each[OPERATOR][kind]) for each in rounds if BARE in each]
+    cells += [seconds([each for each, _ in least]), ratio([own / each for each, own in least])] if least else ["", ""]
     return cells
 
 
