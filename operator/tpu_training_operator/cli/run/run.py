@@ -89,8 +89,8 @@ _GB_PER_PROCESS = 0.7
     "losses",
     metavar="SLICE:FROM-TO",
     multiple=True,
-    help="Pretend that this slice of the job is lost between these seconds of the run, for example v5litepod-16:20-45:"
-    " its workers are killed, and new ones find no nodes. Shows how a job with spec.placement moves. Can be repeated.",
+    help="Pretend that this slice is lost between these seconds of the run, for example v5litepod-16:20-45, to see how"
+    " a job with spec.placement moves. Can be repeated.",
 )
 @click.option("--overwrite", is_flag=True, help="Use --output-dir even if it holds another run, and replace that run.")
 def run(
