@@ -22,6 +22,7 @@ _MOST = 3
 _WORD = 4
 # As spec.recipe.optimizer.name: what lies deeper is only known to those who know where it is.
 _DEEP = 4
+_TYPE = "acceleratorType"
 _METADATA = ("name", "namespace", "labels", "annotations", "generateName")
 
 
@@ -97,6 +98,8 @@ def unknown_field(location: Location, value: object) -> str:
         one for one in here if _normal(one).startswith(starts) or (len(wanted) >= _WORD and wanted in _normal(one))
     ]
     foreign = _words()["fields"].get(wanted, "")
+    if above[-1:] == ("tunedOn",) and "GPU" in foreign:
+        return f"unknown field; write {_TYPE}: v5litepod-N for N GPUs"
     if not re.search("[ .]", foreign) and foreign not in (*here, *([] if parts else ["metadata"])):
         foreign = ""
     if chosen := close & fitting or (not foreign and (fitting & far or (not parts and (close or far)))):
@@ -137,6 +140,8 @@ def _fitting(model: type[ApiModel], value: object) -> str:
         return "{{name: {}, value: {}}}".format(*value.split("=", 1))
     for alias, field in fields.items() if isinstance(value, int | float | str | list) and value is not True else ():
         taken, inner = _taken(field, value), _model_of(field)
+        if alias == _TYPE and not re.fullmatch(r"[\w-]+", str(value)):
+            continue
         if isinstance(value, list):
             lists = [name for name, other in fields.items() if _is_list(other)]
             shown = "[...]" if taken is not None or lists == [alias] else ""

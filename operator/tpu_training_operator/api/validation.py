@@ -15,6 +15,11 @@ from tpu_training_operator.api.model import PATTERN_MEANINGS, ApiModel, Rule
 from tpu_training_operator.api.text import one_line, plain
 
 _LONGEST = 1000
+_WRITTEN = {
+    "apiVersion": API_VERSION,
+    "kind": KIND,
+    "spec.trainer.code.sha256": "it with `tpujob submit --code FOLDER`, which packs the folder",
+}
 # Kinds that run containers, and where what they say goes.
 _RUNS = re.compile("(Job|Set|Pod|Deployment|Cluster)$")
 _MOVES = ": the container's image, command and env go to spec.trainer, and spec.slice says how many run"
@@ -102,7 +107,7 @@ def _message(detail: ErrorDetails) -> str:
     value, context, location = detail["input"], detail.get("ctx", {}), detail["loc"]
     match detail["type"]:
         case "missing":
-            written = {"apiVersion": API_VERSION, "kind": KIND}.get(str(location[0])) if len(location) == 1 else None
+            written = _WRITTEN.get(_path(location))
             return f"is required; write {written}" if written else "is required"
         case "extra_forbidden":
             return meant.unknown_field(location, value)

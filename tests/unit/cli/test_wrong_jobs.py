@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.jobs import job_body
+from tests.unit.jobs import ABSENT, job_body
 from tests.unit.wrong_jobs import WRONG_FILES, WRONG_JOBS, WRONG_TEXTS
 from tpu_training_operator.cli.common.errors import BadInput
 from tpu_training_operator.cli.common.job_file import load
@@ -27,6 +27,24 @@ def test_the_refusal_names_the_field_and_what_would_be_right(
 ) -> None:
     lines = refusal(tmp_path, yaml.safe_dump(job_body(changes)))
     assert [line for line in lines if line.startswith(field) and right in line], lines
+
+
+@pytest.mark.parametrize(
+    ("command", "right"),
+    [
+        (["python train.py"], "write [python, train.py]"),
+        (["python", "train.py --lr 0.1"], "write [train.py, --lr, 0.1]"),
+        (["bash", "-c", "python train.py --lr 0.1"], ""),
+        (["python", "train.py", "a b"], ""),
+        (["/opt/my programs/train"], ""),
+    ],
+)
+def test_a_command_line_in_one_word_is_a_warning(tmp_path: Path, command: list[str], right: str) -> None:
+    path = tmp_path / "job.yaml"
+    own_loop = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": command}
+    path.write_text(yaml.safe_dump(job_body(own_loop)))
+    told = [warning for warning in load(path).warnings if "as one word" in warning]
+    assert [warning.rpartition(": ")[2] for warning in told] == ([right] if right else [])
 
 
 def test_an_amount_of_memory_without_its_unit_is_a_warning(tmp_path: Path) -> None:

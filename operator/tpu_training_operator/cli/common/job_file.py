@@ -10,6 +10,7 @@ from typing import Any
 import click
 import yaml
 
+from tpu_training_operator.api import meant
 from tpu_training_operator.api.constants import KIND
 from tpu_training_operator.api.decimals import number_in, put_numbers_for_texts
 from tpu_training_operator.api.job import TPUTrainingJob
@@ -172,6 +173,6 @@ def _metadata_problems(metadata: Mapping[str, Any]) -> Iterator[Problem]:
             if not isinstance(key, str) or not _KEY.fullmatch(key):
                 yield Problem(path, f"{key!r} is not a name such as team or example.com/team: {_LABEL_FORM}")
             elif not isinstance(value, str):
-                yield Problem(f"{path}.{key}", f"{value!r} is not a string; put it into quotes")
+                yield Problem(f"{path}.{key}", meant.text(value))
             elif field == "labels" and not _LABEL.fullmatch(value):
                 yield Problem(f"{path}.{key}", f"{value!r} is not the value of a label: {_LABEL_FORM}")

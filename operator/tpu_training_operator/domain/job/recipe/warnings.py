@@ -4,6 +4,7 @@ Only the trainer knows whether a task builds its own optimizer, and compares it 
 """
 
 import difflib
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 
@@ -41,6 +42,7 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
         yield from _unused_patience(spec.recipe, recipe)
         yield from _undividable_state(spec.recipe)
     yield from _amounts_without_a_unit(spec.trainer)
+    yield from _words_in_one(spec.trainer)
     yield from _gates_that_cannot_pass(spec)
     if not layout.shape.verified:
         yield f"only one source lists {layout.shape.topology} on {layout.shape.generation}"
@@ -72,6 +74,14 @@ def _amounts_without_a_unit(trainer: Trainer) -> Iterator[str]:
     for field, amount in {**amounts, "sharedMemory": trainer.shared_memory}.items():
         if amount is not None and str(amount).isdigit() and int(amount) < _LEAST_BYTES:
             yield f"trainer.{field} is {amount} bytes; a number without a unit is bytes: write {amount}Gi"
+
+
+def _words_in_one(trainer: Trainer) -> Iterator[str]:
+    """Yields a warning about a command line that stands in one item of the list. No shell takes it apart."""
+    program, *others = trainer.command or ("",)
+    for text in (program, *(word for word in others if re.match(r"\S+\.py\s", word))):
+        if len(words := text.split()) > 1 and "/" not in program:
+            yield f"trainer.command has {text!r} as one word, which no shell takes apart: write [{', '.join(words)}]"
 
 
 def _gates_that_cannot_pass(spec: Spec) -> Iterator[str]:
