@@ -158,6 +158,22 @@ LARGEST_CODE_ARCHIVE = 64 * 1024**2
 LARGEST_CODE = 256 * 1024**2
 """Limits of trainer.code: number of files, bytes of the archive, bytes of the files in it."""
 
+REQUIREMENTS_FILE = "requirements.txt"
+"""The file of trainer.code that names the packages to install before the code is imported."""
+
+WHEELS_FOLDER = "wheels"
+"""The folder of trainer.code that holds all packages of the file, so that no index is asked."""
+
+
+class PackageSource(StrEnum):
+    """Where the packages of the file come from, as `ENV_PACKAGES` says: an index or a wheelhouse, a wheelhouse only, or
+    nowhere, where they must be installed already."""
+
+    INDEX = "Index"
+    WHEELHOUSE = "Wheelhouse"
+    INSTALLED = "Installed"
+
+
 ENV_RUN_SPEC = "TPUJOB_RUN_SPEC"
 ENV_NUM_HOSTS = "TPUJOB_NUM_HOSTS"
 ENV_HOST_INDEX = "TPUJOB_HOST_INDEX"
@@ -167,6 +183,8 @@ ENV_TERMINATION_LOG = "TPUJOB_TERMINATION_LOG"
 ENV_REPORT_DIRECTORY = "TPUJOB_REPORT_DIRECTORY"
 ENV_CODE_DIRECTORY = "TPUJOB_CODE_DIRECTORY"
 ENV_CODE_ARCHIVE = "TPUJOB_CODE_ARCHIVE"
+ENV_PACKAGES = "TPUJOB_PACKAGES"
+ENV_PACKAGES_SHA256 = "TPUJOB_PACKAGES_SHA256"
 ENV_COMPILE_SECONDS = "TPUJOB_COMPILE_SECONDS"
 ENV_HANG_SECONDS = "TPU_TRAINER_HANG_SECONDS"
 ENV_PROGRESS_URL = "TPUJOB_PROGRESS_URL"

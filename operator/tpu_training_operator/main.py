@@ -75,6 +75,7 @@ class Options:
     service: ServiceName | None
     max_hosts: int
     isolate_workers: bool = True
+    package_index: bool = True
     worker_ingress: tuple[Object, ...] = ()
     lease: LeaseName | None = None
     pod_name: str = ""
@@ -189,6 +190,7 @@ class Operator:
             network_policy=WorkerNetworkPolicy(options.worker_ingress) if options.isolate_workers else None,
             metrics=metrics,
             max_hosts=options.max_hosts,
+            package_index=options.package_index,
             queues=Queues(client, workload_watching.begin),
             name_servers=name_servers,
         )
@@ -353,6 +355,12 @@ def _parse_ingress_rule(text: str) -> Object:
     default=True,
     show_default=True,
     help="Create a NetworkPolicy for each job, so that only its own workers can reach each other.",
+)
+@click.option(
+    "--package-index/--no-package-index",
+    default=True,
+    show_default=True,
+    help="Let workers install the requirements.txt of trainer.code from an index, and not from a wheelhouse only.",
 )
 @click.option(
     "--worker-ingress",

@@ -228,6 +228,7 @@ SWITCHES = (
         "kueue",
         {"kueue": {"enabled": True, "controller": {"rights": "PodIntegration", "serviceAccount": "kueue"}}},
     ),
+    Switch("packages.index", False, lambda o: "--no-package-index" in _arguments(o), True),
     Switch("progress.enabled", False, lambda o: [a for a in _arguments(o) if "progress" in a], []),
     Switch("metrics.enabled", False, lambda o: [a for a in _arguments(o) if "metrics" in a], []),
     _metrics("serviceMonitor.enabled", True, shows=_names("ServiceMonitor"), expected=[FULL_NAME]),

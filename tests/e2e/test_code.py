@@ -19,6 +19,7 @@ from tests.e2e.test_cli import TPUJOB
 from tests.e2e.together import Story
 from tests.e2e.training import BUCKET
 from tests.stories import Stories
+from tests.wheels import write_wheel
 
 # The first attempt dies on host 1 before its first step.
 TASK = """
@@ -30,9 +31,11 @@ from torch.utils.data import TensorDataset
 from tpu_trainer import Task
 
 from parts.model import model
+from tiny_rates import VERSION
 
 
 def task(hp):
+    assert VERSION == "1.2"
     if (os.environ["TPUJOB_ATTEMPT"], os.environ["TPUJOB_HOST_INDEX"]) == ("1", "1"):
         os._exit(137)
     inputs = torch.linspace(-1, 1, 256).reshape(64, 4)
@@ -40,7 +43,10 @@ def task(hp):
     return Task(model=model(), train=data, loss=lambda m, batch: nn.functional.cross_entropy(m(batch[0]), batch[1]))
 """
 MODEL = "from torch import nn\n\n\ndef model():\n    return nn.Linear(4, 2)\n"
-OWN_LOOP = "import os, parts.model_name\nprint('runs', parts.model_name.NAME, 'in', os.getcwd())\n"
+OWN_LOOP = """
+import os, parts.model_name, tiny_rates
+print('runs', parts.model_name.NAME, 'in', os.getcwd(), 'with', tiny_rates.VERSION)
+"""
 
 
 def job(**trainer: Any) -> dict[str, Any]:
@@ -57,7 +63,9 @@ def job(**trainer: Any) -> dict[str, Any]:
 
 
 def submit(space: Space, directory: Path, body: dict[str, Any], files: dict[str, str], **env: str) -> str:
-    for name, text in files.items():
+    """With a package that no image has, in a wheelhouse."""
+    write_wheel(directory / "code" / "wheels")
+    for name, text in {**files, "requirements.txt": "tiny-rates==1.2\n"}.items():
         (directory / "code" / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / "code" / name).write_text(text)
     (directory / "job.yaml").write_text(yaml.safe_dump(body))
@@ -80,6 +88,7 @@ def from_a_secret_over_a_restart(space: Space, directory: Path) -> None:
     ended = status(space.cluster, namespace=space.name)
     sha256 = ended["resolved"]["codeSha256"]
     assert (ended["attempt"], ended["progress"]["step"]) == (2, 6)
+    assert ended["progress"]["packagesSha256"] == hashlib.sha256(b"tiny-rates==1.2").hexdigest()
     assert f"sha256 {sha256}, in secret://digits-code-{sha256[:10]}" in told
     assert f"runs trainer.code, sha256 {sha256}, in /tpu-training/code/code" in space.kubectl("logs", "digits-2-0-1")
 
@@ -102,7 +111,7 @@ def from_a_bucket(space: Space, storage: ObjectStorage, directory: Path) -> None
     assert code["uri"] == f"gs://{BUCKET}/{folder}/code-{code['sha256']}.tar.gz"
     assert storage.names(BUCKET, folder) == [f"{folder}/code-{code['sha256']}.tar.gz"]
     for host in range(2):
-        assert "runs mine in /tpu-training/code/code" in space.kubectl("logs", f"digits-1-0-{host}")
+        assert "runs mine in /tpu-training/code/code with 1.2" in space.kubectl("logs", f"digits-1-0-{host}")
 
 
 def tampered_with_or_missing(space: Space) -> None:

@@ -190,6 +190,9 @@ class Progress(StatusModel):
     warnings: Annotated[list[_Text], Field(max_length=MOST_WARNINGS)] = Field(
         default_factory=list, description="What the trainer finds unusual about the run."
     )
+    packages_sha256: Annotated[str | None, Field(max_length=64)] = Field(
+        default=None, description="SHA-256 of the packages that requirements.txt has added, with their versions."
+    )
     percent: int | None = Field(default=None, description="Share of totalSteps that step has reached, rounded down.")
     time_left: str | None = Field(
         default=None, description="estimatedRemainingSeconds as people write it, such as 2m10s, 1h03m or 3d04h."

@@ -53,7 +53,9 @@ def container_env(
     # By default every process starts as many threads as there are cores, and the processes compete.
     hosts, cores = int(variables[protocol.ENV_NUM_HOSTS]), os.cpu_count() or 1
     threads = {"OMP_NUM_THREADS": str(max(1, cores // hosts))}
-    return threads | dict(os.environ) | variables
+    # This Python's environment is the user's.
+    packages = {protocol.ENV_PACKAGES: protocol.PackageSource.INSTALLED.value}
+    return threads | dict(os.environ) | variables | packages
 
 
 def _value(variable: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, str]]) -> str | None:

@@ -66,8 +66,9 @@ class Reconciler:
     """`fresh` reads from the API server what `cluster` may read from memory; None if `cluster` has no memory. `events`
     sends events outside of passes; None: each pass sends its own. `inboxes`, `reporting`: what workers report, and
     where; both or neither. `network_policy` keeps other pods from a job's workers. Jobs with more than `max_hosts`
-    hosts are never started. `queues` reads what Kueue has decided; None: labels that name a queue are ignored.
-    `name_servers`: what resolves the workers' names; None: anything."""
+    hosts are never started. `package_index`: whether workers may install packages from an index. `queues` reads what
+    Kueue has decided; None: labels that name a queue are ignored. `name_servers`: what resolves the workers' names;
+    None: anything."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class Reconciler:
         network_policy: WorkerNetworkPolicy | None = None,
         metrics: Metrics | None = None,
         max_hosts: int = MAX_HOSTS,
+        package_index: bool = True,
         queues: Queues | None = None,
         name_servers: NameServers | None = None,
     ) -> None:
@@ -93,6 +95,7 @@ class Reconciler:
         self._network_policy = network_policy
         self._metrics = metrics
         self._max_hosts = max_hosts
+        self._package_index = package_index
         self._queues = queues
         self._name_servers = name_servers
         self._memories: dict[JobKey, Memory] = {}
@@ -217,6 +220,7 @@ class Reconciler:
             self._reporting,
             network_policy=self._network_policy,
             max_hosts=self._max_hosts,
+            package_index=self._package_index,
         )
 
     async def _refresh(

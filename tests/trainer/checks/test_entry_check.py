@@ -22,7 +22,8 @@ from tests.trainer import tasks
 from tests.trainer.gang_processes import DEADLINE, ON_XLAS_CPU, ROOT, run_spec
 from tests.trainer.worker.test_archive import file, packed
 from tests.trainer.worker.test_code import code_of
-from tpu_contract.protocol import ExitCode
+from tests.wheels import write_wheel
+from tpu_contract.protocol import ENV_PACKAGES_SHA256, ExitCode
 from tpu_trainer import Hyperparameters, Task
 from tpu_trainer.checks.entry.check import run_check
 from tpu_trainer.contract.outcome import Outcome
@@ -250,17 +251,23 @@ def test_the_real_command_checks_a_slice_of_tpus_on_xlas_cpu_device(tmp_path: Pa
     assert (said["outcome"], said["step"]) == ("Succeeded", 2)
 
 
-def test_code_that_the_job_brings_is_checked_and_not_the_images(
+def test_code_and_packages_that_the_job_brings_are_checked_and_not_the_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = packed(file("brought.py", b"def task(hp):\n    raise ValueError('brought along')\n"))
+    code = b"import tiny_rates\n\ndef task(hp):\n    raise ValueError(f'brought {tiny_rates.VERSION}')\n"
+    wheel = write_wheel(tmp_path)
+    files = {"brought.py": code, "requirements.txt": b"tiny-rates", f"wheels/{wheel.name}": wheel.read_bytes()}
+    archive = packed(*(file(*one) for one in files.items()))
     (tmp_path / "code.tar.gz").write_bytes(archive)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name, value in (("TPUJOB_CODE_DIRECTORY", str(tmp_path / "place")), ("PYTHONPATH", "")):
         monkeypatch.setenv(name, value)
+    # The check changes them.
+    for name in ("PATH", ENV_PACKAGES_SHA256):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
     document = run_spec(entrypoint="brought:task", code=code_of(archive, str(tmp_path / "code.tar.gz")))
     (tmp_path / "run.json").write_text(json.dumps(document))
     outcome = run_check({**os.environ, "TPUJOB_RUN_SPEC": str(tmp_path / "run.json")}, StopSignal())
     assert outcome.code is ExitCode.UserError
-    assert "ValueError: brought along" in outcome.message
+    assert "ValueError: brought 1.2" in outcome.message

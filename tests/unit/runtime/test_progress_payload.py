@@ -58,6 +58,7 @@ def test_a_whole_report_is_read() -> None:
         step=20,
         totalSteps=300,
         startStep=10,
+        packagesSha256="0a" * 32,
         loss=0.0123456789,
         examplesPerSecond=1234.56789,
         checkpointStep=15,
@@ -83,6 +84,7 @@ def test_a_whole_report_is_read() -> None:
         estimated_remaining_seconds=61,
         warnings=("waiting for data takes 40 % of the step",),
         stacks="Thread 1: ...",
+        packages_sha256="0a" * 32,
     )
 
 

@@ -12,7 +12,7 @@ from tests.fakes.cluster import FakeCluster
 from tests.unit.jobs import job_body
 from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
-from tpu_contract.protocol import ReportPhase
+from tpu_contract.protocol import ENV_PACKAGES, ReportPhase
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
@@ -377,6 +377,23 @@ async def test_the_network_policy_is_created_before_the_workers(store: FakeClust
     created = [asked for asked in store.requests if asked.startswith("create")]
     assert sorted(created[:3]) == ["create ConfigMap", "create NetworkPolicy", "create Service"]
     assert created[3:] == ["create Pod"] * 4
+
+
+@pytest.mark.parametrize("mode", ["Skip", "Require"], ids=["workers", "entry check"])
+@pytest.mark.parametrize(("has_code", "package_index"), [(True, False), (True, True), (False, False)])
+async def test_pods_with_code_are_told_where_packages_come_from(
+    clock: Clock, mode: str, has_code: bool, package_index: bool
+) -> None:
+    code = {"spec.trainer.code": {"uri": "secret://digits-code", "sha256": "0a" * 32}} if has_code else {}
+    store = FakeCluster()
+    await store.create(job_body({"spec.entryCheck": {"mode": mode}, **code}))
+    reconciler = Reconciler(store, clock, package_index=package_index)
+    for _ in range(2):
+        await reconciler.reconcile(KEY)
+    containers = [pod["spec"]["containers"][0] for pod in await store.list(PODS, KEY.namespace)]
+    told = {variable["value"] for one in containers for variable in one["env"] if variable["name"] == ENV_PACKAGES}
+    assert len(containers) == (4 if mode == "Skip" else 1)
+    assert told == ({"Wheelhouse"} if has_code and not package_index else set())
 
 
 @pytest.mark.parametrize(

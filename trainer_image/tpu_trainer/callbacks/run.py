@@ -76,7 +76,10 @@ class Run:
         is_reporter = environment.host_index == 0 and self._first
         self._progress = _SilentProgressLog(spec.train_steps, silent=not is_reporter)
         service = environment.progress_service if is_reporter else None
-        heartbeat = open_heartbeat(service, lambda: present_report(spec, self._clock, self._pace, self._progress))
+        packages = environment.packages_sha256
+        heartbeat = open_heartbeat(
+            service, lambda: present_report(spec, self._clock, self._pace, self._progress, None, packages)
+        )
         reporter = open_reporter(spec, environment.report_directory, self._clock, "", reports=is_reporter)
         self._outputs = RunOutputs(self._progress, reporter, heartbeat, is_reporter, LossTrend(spec.warmup_steps))
         self._stop_request.listen()

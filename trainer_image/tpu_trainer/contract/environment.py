@@ -31,7 +31,8 @@ class WorkerEnvironment:
     `report_directory`: where the report goes if the run spec does not say. `hang_seconds`: overrides the watchdog's own
     limit. `progress_service`: None if progress is not reported. `local_rank`: the process's index on its host, set by
     `host`; `host_process`: the pid of the host's first process, where that is another one. `code_directory`: where
-    trainer.code is unpacked; `code_archive`: the archive, if it is mounted from a Secret.
+    trainer.code is unpacked; `code_archive`: the archive, if it is mounted from a Secret. `packages_sha256`: of what
+    its requirements.txt has added.
     """
 
     run_spec: Path
@@ -46,6 +47,7 @@ class WorkerEnvironment:
     host_process: int | None = None
     code_directory: Path | None = None
     code_archive: Path | None = None
+    packages_sha256: str | None = None
 
 
 def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
@@ -73,6 +75,7 @@ def read_environment(environ: Mapping[str, str]) -> WorkerEnvironment:
         progress_service=_progress_service(environ),
         code_directory=Path(code) if (code := environ.get(protocol.ENV_CODE_DIRECTORY)) else None,
         code_archive=Path(archive) if (archive := environ.get(protocol.ENV_CODE_ARCHIVE)) else None,
+        packages_sha256=environ.get(protocol.ENV_PACKAGES_SHA256) or None,
     )
 
 

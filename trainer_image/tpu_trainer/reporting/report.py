@@ -35,7 +35,8 @@ class ProgressReport:
     steps that were read. metrics: of the last evaluation, then what the task has logged. checkpoint_step: the newest
     step that is safe in a checkpoint. best_checkpoint: the checkpoint with the best evaluation, if one is kept.
     remaining_seconds: without evaluations and checkpoints. rung: of the job on top of a ladder, what its first steps
-    have shown. program: as in `ProgressLog`. None while a number is unknown."""
+    have shown. program: as in `ProgressLog`. packages_sha256: of what requirements.txt has added. None while a number
+    is unknown."""
 
     phase: ReportPhase
     step: int
@@ -52,10 +53,16 @@ class ProgressReport:
     stacks: str | None = None
     rung: Mapping[str, Any] | None = None
     start_seconds: Mapping[StartPhase, float] | None = None
+    packages_sha256: str | None = None
 
 
 def present_report(
-    spec: RunSpec, clock: Clock, pace: StepPace, progress: ProgressLog, start_times: StartTimes | None = None
+    spec: RunSpec,
+    clock: Clock,
+    pace: StepPace,
+    progress: ProgressLog,
+    start_times: StartTimes | None = None,
+    packages_sha256: str | None = None,
 ) -> ProgressReport:
     """Returns how the run is doing now. Call it from any thread."""
     phase, _ = clock.current()
@@ -78,6 +85,7 @@ def present_report(
         rung=progress.rung,
         program=progress.program,
         start_seconds=None if start_times is None else start_times.seconds(),
+        packages_sha256=packages_sha256,
     )
 
 
@@ -109,6 +117,7 @@ def operator_body(report: ProgressReport) -> bytes:
         "estimatedRemainingSeconds": report.remaining_seconds,
         "program": report.program,
         "stacks": report.stacks,
+        "packagesSha256": report.packages_sha256,
         "startSeconds": None if report.start_seconds is None else dict(report.start_seconds),
     }
     if report.rung is not None:

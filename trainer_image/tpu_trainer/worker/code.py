@@ -19,13 +19,14 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from tpu_contract.protocol import LARGEST_CODE_ARCHIVE
+from tpu_contract.protocol import ENV_PACKAGES_SHA256, LARGEST_CODE_ARCHIVE, REQUIREMENTS_FILE
 from tpu_contract.run_spec import CodeSpec
 from tpu_trainer.contract.environment import WorkerEnvironment, read_environment, read_run_spec
 from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, StorageError, UserCodeError
 from tpu_trainer.contract.outcome import outcome_of, write_last_words
 from tpu_trainer.storage import open_store
 from tpu_trainer.worker.archive import BadArchiveError, unpack
+from tpu_trainer.worker.packages import bin_path, digest, install_packages
 
 _MOUNTED = "secret://"
 _SUBMIT_AGAIN = "submit it again (tpujob submit --code FOLDER --replace)"
@@ -35,15 +36,17 @@ _PACKAGES = frozenset(("numpy", "safetensors", "torch", "torch_tpu", "torch_xla"
 def install(
     code: CodeSpec, environment: WorkerEnvironment, environ: MutableMapping[str, str], needed: Sequence[str] = ()
 ) -> Path:
-    """Unpacks the code and enters its folder, which is then first in sys.path and in PYTHONPATH.
+    """Unpacks the code, installs its requirements.txt, and enters its folder, which is then first in sys.path and in
+    PYTHONPATH, before the packages that were added.
 
     `needed`: modules that processes will import in that folder; they must find Python's and the image's, not the
     folder's.
 
     Raises:
         UserCodeError: the archive is missing, is not the one that the job names, is too large, cannot be unpacked, or
-            has a module that would be imported in place of one that `needed` imports.
-        StorageError: the archive cannot be read, or its files cannot be written.
+            has a module that would be imported in place of one that `needed` imports; or requirements.txt cannot be
+            fulfilled.
+        StorageError: the archive or the packages cannot be read, or their files cannot be written.
         BadSpecError: `code.uri` is not a kind of place that this trainer knows.
     """
     archive = _fetch(code, environment)
@@ -54,9 +57,17 @@ def install(
             f"was changed or cut off after the job was submitted; none of it was run; {_SUBMIT_AGAIN}"
         )
     directory = _unpack(code, archive, environment.code_directory)
+    added = install_packages(directory, environ)
+    places = [directory] if added is None else [directory, added[0]]
     if needed:
-        _refuse_hiding(directory, needed)
-    _enter(directory, environ)
+        _refuse_hiding(directory, needed, f"trainer.code: {{}}; rename these files, {_SUBMIT_AGAIN}")
+        for place in places[1:]:
+            _refuse_hiding(place, needed, f"{REQUIREMENTS_FILE}: {{}}; leave out the package that brings it")
+    _enter(places, environ)
+    if added is not None:
+        environ["PATH"] = bin_path(added[0], environ.get("PATH", ""))
+        if (packages := digest(added[1])) is not None:
+            environ[ENV_PACKAGES_SHA256] = packages
     print(f"runs trainer.code, sha256 {sha256}, in {directory}", flush=True)
     return directory
 
@@ -131,7 +142,7 @@ def _unpack(code: CodeSpec, archive: bytes, place: Path | None) -> Path:
     return directory
 
 
-def _refuse_hiding(directory: Path, needed: Sequence[str]) -> None:
+def _refuse_hiding(directory: Path, needed: Sequence[str], message: str) -> None:
     """Refuses a folder that has a `json` or a `torch`: a process that starts there would import it instead of the real
     one, and fail in a way that no message explains."""
     brought = {path.stem: path.name for path in directory.glob("*.py")}
@@ -143,18 +154,17 @@ def _refuse_hiding(directory: Path, needed: Sequence[str]) -> None:
     for module in needed:
         importlib.import_module(module)
     if hiding := sorted(brought[name] for name in doubtful & sys.modules.keys()):
-        raise UserCodeError(
-            f"trainer.code: the trainer would import {', '.join(hiding)} instead of the installed module of the same "
-            f"name; rename these files, {_SUBMIT_AGAIN}"
-        )
+        what = f"the trainer would import {', '.join(hiding)} instead of the installed module of the same name"
+        raise UserCodeError(message.format(what))
 
 
-def _enter(directory: Path, environ: MutableMapping[str, str]) -> None:
+def _enter(places: Sequence[Path], environ: MutableMapping[str, str]) -> None:
     before, inherited = os.getcwd(), [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    os.chdir(directory)
+    os.chdir(places[0])
+    first = [str(place) for place in places]
     # `python -m` put the image's working directory first.
-    sys.path[:] = [str(directory), *(part for part in sys.path if part not in ("", before) or part in inherited)]
-    environ["PYTHONPATH"] = os.pathsep.join([str(directory), *inherited])
+    sys.path[:] = [*first, *(part for part in sys.path if part not in ("", before) or part in inherited)]
+    environ["PYTHONPATH"] = os.pathsep.join([*first, *inherited])
 
 
 def run_command(command: Sequence[str]) -> NoReturn:

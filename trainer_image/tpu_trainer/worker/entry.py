@@ -6,8 +6,10 @@ import os
 import sys
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
+from tpu_contract.protocol import ENV_PACKAGES_SHA256
 from tpu_contract.run_spec import RunSpec
 from tpu_trainer.contract.environment import WorkerEnvironment, check_agreement, read_environment, read_run_spec
 from tpu_trainer.contract.outcome import Outcome, outcome_of, write_last_words
@@ -39,6 +41,7 @@ def run_host(environ: MutableMapping[str, str], stop: StopSignal, run: ReplicaRu
         import_no_device_libraries(spec)
         if spec.code is not None:
             install(spec.code, environment, os.environ, modules_to_import(spec))
+            environment = replace(environment, packages_sha256=os.environ.get(ENV_PACKAGES_SHA256))
         if spec.hardware == "TPU":
             on_tpu = True
             # Printed first, because opening the chips may fail or hang.

@@ -56,7 +56,7 @@ def run_replica(
     progress = ProgressLog(spec.last_step, silent=not is_reporter)
     heartbeat = open_heartbeat(
         environment.progress_service if is_reporter else None,
-        lambda: present_report(spec, clock, pace, progress, start_times),
+        lambda: present_report(spec, clock, pace, progress, start_times, environment.packages_sha256),
     )
     # Replaced below: a report names the device.
     is_lower_rung = spec.end_after_steps is not None

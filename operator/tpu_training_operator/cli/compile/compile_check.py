@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 import click
 
+from tpu_contract.protocol import ENV_PACKAGES, PackageSource
 from tpu_contract.run_spec import Loop
 from tpu_training_operator.api.slice import V2_NEEDS_CPU
 from tpu_training_operator.api.trainer import BackendName
@@ -157,7 +158,12 @@ def ask(request: CompileRequest, resolution: Resolution, *, largest: bool) -> di
             # A worker runs code in its folder.
             cwd=python_path[0] if len(python_path) == 1 else None,
             # The flags of compiler and torch_xla are the job's, not those of this shell.
-            env={**shell, **job_env, "PYTHONPATH": os.pathsep.join(paths)},
+            env={
+                **shell,
+                **job_env,
+                "PYTHONPATH": os.pathsep.join(paths),
+                ENV_PACKAGES: PackageSource.INSTALLED,
+            },
             # The search for the largest batch prints each try, which may take minutes.
             stdout=sys.stderr if request.shows_progress else subprocess.DEVNULL,
         )

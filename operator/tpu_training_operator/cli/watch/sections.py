@@ -170,9 +170,11 @@ def _spec(view: JobView) -> list[Section]:
     rehearsal = ", rehearsed on CPU" if view.is_rehearsal else ""
     batch = f"global batch {resolved.global_batch_size}, {resolved.per_replica_batch_size} per replica"
     rate = readable(resolved.learning_rate)
+    packages = view.status.progress.packages_sha256 if view.status.progress else None
     return [
         _full_only("slice", [f"{view.slice} ({resolved.topology}): {', '.join(sizes)}{rehearsal}"]),
         _full_only("code", [f"sha256 {resolved.code_sha256}"] if resolved.code_sha256 else []),
+        _full_only("packages", [f"sha256 {packages}"] if packages else []),
         _full_only("recipe", [f"{batch}; {resolved.train_steps} steps; learning rate {rate}"]),
         _full_only("warning", resolved.warnings, "yellow"),
     ]

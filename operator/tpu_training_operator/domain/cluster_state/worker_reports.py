@@ -40,6 +40,7 @@ class WorkerReport:
     start_seconds: Mapping[str, float] = field(default_factory=dict)
     exact: bool = True
     rung: ReportedRung | None = None
+    packages_sha256: str | None = None
 
 
 @dataclass(frozen=True)

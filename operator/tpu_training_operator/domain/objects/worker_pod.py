@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from tpu_contract import protocol
 from tpu_training_operator.api import constants
 from tpu_training_operator.api.catalogue import MachineType
 from tpu_training_operator.api.job import TPUTrainingJob
@@ -78,6 +79,15 @@ def worker_pod(
         "metadata": meta,
         "spec": {key: value for key, value in spec.items() if value not in (None, {}, [])},
     }
+
+
+def without_package_index(pod: Object) -> Object:
+    """Returns the pod of a job with trainer.code in a cluster where packages come from a wheelhouse only."""
+    (container,) = pod["spec"]["containers"]
+    if not any(mount["mountPath"] == constants.CODE_DIRECTORY for mount in container["volumeMounts"]):
+        return pod
+    source = {"name": protocol.ENV_PACKAGES, "value": protocol.PackageSource.WHEELHOUSE.value}
+    return {**pod, "spec": {**pod["spec"], "containers": [{**container, "env": [source, *container["env"]]}]}}
 
 
 def _container(job: TPUTrainingJob, resolution: Resolution, worker: WorkerId, reporting: Reporting | None) -> Object:

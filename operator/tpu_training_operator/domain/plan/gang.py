@@ -20,7 +20,7 @@ from tpu_training_operator.domain.job.recipe.resolve import Resolution
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, AskForStacks, Create, Creations, Delete, Event
 from tpu_training_operator.domain.objects.endpoints import endpoint_slice_names, publication
 from tpu_training_operator.domain.objects.shared import config_map, env_config_map, service
-from tpu_training_operator.domain.objects.worker_pod import worker_pod
+from tpu_training_operator.domain.objects.worker_pod import without_package_index, worker_pod
 from tpu_training_operator.domain.objects.workload import with_pod_settings
 from tpu_training_operator.domain.plan.blocked import show_obstacle
 from tpu_training_operator.domain.plan.checks.entry_check import delete_check_config_map
@@ -96,7 +96,7 @@ def _create_missing(ctx: Context) -> Plan:
         *(_delete_shared(ctx, attempt - 1) if attempt > 1 else delete_check_config_map(ctx)),
         *isolate(ctx, again=attempt > 1),
     ]
-    arguments = (job, ctx.resolution, ctx.reporting, ctx.status.avoided_nodes, where)
+    arguments = (job, ctx.resolution, ctx.reporting, ctx.status.avoided_nodes, where, ctx.package_index)
     workers = Creations(tuple(ctx.missing), _create_worker, arguments)
     return Plan((Batch(shared), Batch(workers, Freshness.FRESH_ALL)))
 
@@ -108,8 +108,10 @@ def _create_worker(
     reporting: Reporting | None,
     avoid: Sequence[str],
     settings: PodSettings | None,
+    package_index: bool,
 ) -> Create:
     pod = worker_pod(job, resolution, worker, reporting, avoid)
+    pod = pod if package_index else without_package_index(pod)
     return Create(pod if settings is None else with_pod_settings(pod, settings))
 
 

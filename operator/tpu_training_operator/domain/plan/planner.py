@@ -64,12 +64,13 @@ def plan(
     *,
     network_policy: WorkerNetworkPolicy | None = None,
     max_hosts: int = MAX_HOSTS,
+    package_index: bool = True,
 ) -> Plan:
     """Plans the next actions and the status to write. The same arguments give the same plan.
 
     `reporting`: where the workers report to; None if no operator listens. `network_policy`: what keeps other pods from
     the workers; None if nothing should. `max_hosts`: a larger job is not started; one that has started under another
-    bound continues.
+    bound continues. `package_index`: whether workers may install packages from an index.
     """
     look = JobState(observed, read_status(observed.job.get("status")), now)
     if (elsewhere := plan_delegated(look, max_hosts)) is not None:
@@ -84,7 +85,7 @@ def plan(
         ctx = _read(look, max_hosts)
     except InvalidJob as error:
         return _plan_without_spec(look, error)
-    ctx = replace(ctx, reporting=reporting, network_policy=network_policy)
+    ctx = replace(ctx, reporting=reporting, network_policy=network_policy, package_index=package_index)
     if workers := find_unknown_workers(ctx):
         return recover_status(ctx, workers)
     limit = ctx.job.spec.run_policy.budget

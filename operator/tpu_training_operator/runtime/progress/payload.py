@@ -32,6 +32,7 @@ class _ProgressPayload(TrainerReport):
     warnings: list[str] | None = None
     estimated_remaining_seconds: Count | None = None
     stacks: str | None = None
+    packages_sha256: Annotated[str, Field(max_length=64)] | None = None
     rung: ReportedRung | None = None
     start_seconds: dict[str, Annotated[float, Field(ge=0, le=LARGEST_COUNT)]] | None = None
 
@@ -74,6 +75,7 @@ def read_progress(body: bytes, sender: Sender, received: datetime) -> WorkerRepo
         # The end shows where a thread is.
         stacks=payload.stacks[-STACKS_LIMIT:] if payload.stacks else None,
         rung=payload.rung,
+        packages_sha256=payload.packages_sha256,
     )
 
 

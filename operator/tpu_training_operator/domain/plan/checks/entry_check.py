@@ -25,6 +25,7 @@ from tpu_training_operator.domain.failures.entry_check import CheckOutcome, Chec
 from tpu_training_operator.domain.job.naming import config_map_name
 from tpu_training_operator.domain.objects.actions import AT_ONCE, Action, Create, Delete, Event
 from tpu_training_operator.domain.objects.entry_check_pod import REPLICA_ZERO, entry_check_config_map, entry_check_pod
+from tpu_training_operator.domain.objects.worker_pod import without_package_index
 from tpu_training_operator.domain.plan.blocked import show_obstacle
 from tpu_training_operator.domain.plan.checks.data_in_region import explain_distance, record_distance
 from tpu_training_operator.domain.plan.checks.step_fits import find_refusal, record_fit
@@ -111,7 +112,8 @@ def _create(ctx: Context) -> Plan:
     if not ctx.job.spec.entry_check.is_required and ctx.is_refused and ready is not None and ready.reason in _REFUSALS:
         return _decide(ctx, CheckVerdict(CheckOutcome.NOTHING, ready.message))
     config_map = Create(entry_check_config_map(ctx.option))
-    pod = Create(entry_check_pod(ctx.job, ctx.resolution))
+    body = entry_check_pod(ctx.job, ctx.resolution)
+    pod = Create(body if ctx.package_index else without_package_index(body))
     shared = (config_map, *isolate(ctx))
     return Plan(batches=(Batch(shared), Batch((pod,), Freshness.FRESH_ALL)))
 

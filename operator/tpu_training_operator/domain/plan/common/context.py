@@ -42,6 +42,7 @@ class Context(JobState):
     option: SliceOption
     reporting: Reporting | None = None
     network_policy: WorkerNetworkPolicy | None = None
+    package_index: bool = True
     lower_rungs: tuple[SliceOption, ...] = ()
     rung: Rung | None = None
 

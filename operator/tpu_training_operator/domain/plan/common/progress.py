@@ -49,6 +49,7 @@ def apply_report(
         last_advance_time=advance,
         estimated_remaining_seconds=report.estimated_remaining_seconds,
         warnings=list(report.warnings),
+        packages_sha256=report.packages_sha256,
     )
     status = replace(status, progress=progress, goodput=_count_training(status, report, chips))
     if status.checked_program is not None and report.program is not None:
