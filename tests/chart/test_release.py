@@ -146,7 +146,7 @@ def test_helm_installs_from_the_archive(
     assert control_plane.kubectl("get", DEFINITION, "--output=name").stdout
 
 
-def test_the_wheel_installs_without_network_and_plans_a_job(dist: Path, tmp_path: Path) -> None:
+def test_the_wheel_installs_without_network_and_runs_a_job_without_the_clone(dist: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     uv = [str(Path(sys.executable).with_name("uv")), "--offline", "--quiet", "--no-cache"]
     run([*uv, "venv", f"--python={sys.executable}", str(environment)])
@@ -156,17 +156,27 @@ def test_the_wheel_installs_without_network_and_plans_a_job(dist: Path, tmp_path
     where = run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip()
     Path(where, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
-    job = str(REPOSITORY / "examples" / "digits.yaml")
-    said = run([str(environment / "bin" / "tpujob"), "plan", job, "--output=json"])
-    assert '"globalBatchSize": 128' in said
+    tpujob, example = str(environment / "bin" / "tpujob"), tmp_path / "example"
+    shutil.copytree(REPOSITORY / "examples" / "first", example)
+    (tmp_path / "empty").mkdir()
+    at = {"cwd": tmp_path / "empty"}
+    job = [str(example / "job.yaml"), "--set=trainer.backend=Torch", "--slice=v5litepod-4"]
+    assert '"globalBatchSize": 32' in run([tpujob, "plan", *job, "--output=json"], **at)
+    # The table of the images is a file of the package.
+    code = (example / "train.py").read_text()
+    (example / "train.py").write_text(f"{code}\nimport timm\n")
+    run([tpujob, "validate", *job, f"--code={example}"], **at, warns="lacks what the code imports: timm")
+    (example / "train.py").write_text(code)
+    assert "Succeeded" in run([tpujob, "run", *job, f"--code={example}", "--steps=4"], **at)
     for package in ("tpu_training_operator", "tpu_trainer"):
         file = run([str(python), "-c", f"import {package}; print({package}.__file__)"])
         assert file.startswith(str(environment)), package
 
 
-def run(command: list[str]) -> str:
-    done = subprocess.run(command, env={"PATH": os.defpath}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def run(command: list[str], cwd: Path | None = None, warns: str = "") -> str:
+    done = subprocess.run(command, env={"PATH": os.defpath}, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert warns in done.stderr
     return done.stdout
 
 
