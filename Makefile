@@ -80,15 +80,17 @@ TAG = $(shell python3 operator/tpu_training_operator/version.py --tag)
 BUILDER ?= $(firstword $(foreach tool,docker podman buildah,$(shell command -v $(tool))) docker)
 BUILD_FLAGS ?=
 
-IMAGES = $(addprefix $(REGISTRY)/,tpu-training-operator:$(TAG) tpu-trainer:$(TAG) tpu-examples:1)
+IMAGES = $(addprefix $(REGISTRY)/,tpu-training-operator:$(TAG) tpu-trainer:$(TAG) tpu-trainer-extras:$(TAG) tpu-examples:1)
 
 BUILD = $(BUILDER) build $(BUILD_FLAGS) --build-arg VERSION=$(VERSION)
 
-# Builds the operator's image, the trainer's, which takes ten minutes and 8 GB, and on top of it the examples'. Writes
-# the chart that names them.
+# Builds the operator's image, the trainer's, which takes ten minutes and 8 GB, and on top of it one with the packages
+# that training scripts usually import and the examples'. Writes the chart that names them.
 images: chart
 	$(BUILD) -f operator/Dockerfile -t $(REGISTRY)/tpu-training-operator:$(TAG) .
 	$(BUILD) -f trainer_image/Dockerfile -t $(REGISTRY)/tpu-trainer:$(TAG) .
+	$(BUILD) -f trainer_image/extras/Dockerfile \
+	    --build-arg TRAINER_IMAGE=$(REGISTRY)/tpu-trainer:$(TAG) -t $(REGISTRY)/tpu-trainer-extras:$(TAG) .
 	$(BUILDER) build $(BUILD_FLAGS) -f examples/Dockerfile \
 	    --build-arg TRAINER_IMAGE=$(REGISTRY)/tpu-trainer:$(TAG) -t $(REGISTRY)/tpu-examples:1 .
 

@@ -1,6 +1,7 @@
 """What goes into the two images: the tested versions, nothing that runs as root, one version everywhere."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.chart.helm import REPOSITORY, declared
 from tpu_training_operator.version import DECLARED, tag
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-FOLDERS = ("operator", "trainer_image", "examples")
+FOLDERS = ("operator", "trainer_image", "trainer_image/extras", "examples")
 DOCKERFILES = {folder: (REPOSITORY / folder / "Dockerfile").read_text() for folder in FOLDERS}
 ON_A_BASE = ("operator", "trainer_image")
 
@@ -67,6 +68,38 @@ def test_the_examples_image_installs_what_the_examples_import() -> None:
     installed = " ".join(instructions(DOCKERFILES["examples"], "RUN"))
     wanted = {re.split(r"[^a-z-]", name)[0] for name in PROJECT["optional-dependencies"]["examples"]}
     assert {name for name in wanted if f" {name} " not in installed} == set()
+
+
+def test_the_extras_are_locked_in_the_versions_of_the_tests_wherever_both_have_a_package() -> None:
+    locked, tested = (
+        {(name, re.split(r"[ \\]", entry)[0]) for name, entry in requirements(REPOSITORY / path).items()}
+        for path in ("constraints.extras.txt", "constraints.txt")
+    )
+    shared = {name for name, _ in locked} & {name for name, _ in tested}
+    assert {"torch", "transformers", "torchmetrics"} <= shared
+    assert {one for one in locked if one[0] in shared} <= tested
+
+
+def test_the_extras_image_installs_its_lock_with_hashes_and_leaves_torch_alone(tmp_path: Path) -> None:
+    lock = (REPOSITORY / "constraints.extras.txt").read_text()
+    (tmp_path / "constraints.txt").write_text(lock)
+    install, check = instructions(DOCKERFILES["trainer_image/extras"], "RUN")
+    [filtered] = re.findall(r"(awk '.*?' )/constraints.txt", install)
+    command = f"{filtered} constraints.txt >packages.txt"
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    kept, left = requirements(tmp_path / "packages.txt"), requirements(tmp_path / "constraints.txt")
+    assert {name for name in left.keys() - kept.keys() if not name.startswith("nvidia-")} == {
+        "torch",
+        "torch-xla",
+        "triton",
+    }
+    assert all(entry == left[name] and " --hash=sha256:" in entry for name, entry in kept.items())
+    assert "--no-deps --require-hashes" in install
+    wanted = {
+        line for line in (REPOSITORY / "trainer_image/extras/packages.txt").read_text().splitlines() if line[0] != "#"
+    }
+    assert wanted <= kept.keys()
+    assert set(re.findall(r"[\w]+", check.partition('"import ')[2])) == wanted
 
 
 def test_the_jobs_of_the_examples_use_the_image_that_make_builds() -> None:

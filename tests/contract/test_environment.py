@@ -46,8 +46,8 @@ MULTISLICE_JOB = KINDS_OF_JOBS["multislice"]
 def test_every_variable_that_the_trainer_knows_is_set() -> None:
     known = {value for name, value in vars(protocol).items() if name.startswith("ENV_")}
     (first, *_) = worker_environments(stored_job(KINDS_OF_JOBS["code in a Secret"]), REPORTING)
-    # Only local mode can read files from the worker's disk. Images set the hang limit. No worker compiles beforehand. The
-    # worker itself tells its processes which packages it has added; where from is told if not from an index.
+    # Only local mode can read files from the worker's disk. Images set the hang limit. No worker compiles beforehand.
+    # The worker tells its own processes which packages it has added; where from is told if not from an index.
     packages = {protocol.ENV_PACKAGES, protocol.ENV_PACKAGES_SHA256}
     rest = {protocol.ENV_REPORT_DIRECTORY, protocol.ENV_HANG_SECONDS, protocol.ENV_COMPILE_SECONDS} | packages
     assert known - first.keys() == rest

@@ -1,6 +1,7 @@
 """`tpujob run --code`: a job finds here what it will find in a cluster, and nothing else."""
 
 import hashlib
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -30,13 +31,16 @@ def start(runs: Runs, folder: Path, *arguments: str, **changes: object) -> Run:
     return runs.start_job(folder.parent / "job", body, [*arguments, "--output-dir", "out"])
 
 
-def test_every_host_unpacks_the_folder_and_runs_in_it(runs: Runs, folder: Path) -> None:
+def test_every_host_unpacks_the_folder_and_runs_in_it_without_installing_anything(runs: Runs, folder: Path) -> None:
+    (folder / "requirements.txt").write_text("numpy\nnot-there==1.2\nclick<1  # an old one\n")
     run = start(runs, folder, "--code", str(folder))
     assert run.wait() == 0, run.stdout + run.stderr
     (archive,) = run.out.glob("code-*.tar.gz")
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
     assert archive.name == f"code-{sha256}.tar.gz"
     assert run.result()["resolved"]["codeSha256"] == sha256
+    here = importlib.metadata.version("click")
+    assert f"requirements.txt asks for not-there==1.2, click<1 (here: {here}): workers of a cluster" in run.stdout
     for host in range(2):
         pod = (run.out / "pods" / f"digits-1-0-{host}").resolve()
         place = pod / "volumes" / "tpu-training-code" / "code"

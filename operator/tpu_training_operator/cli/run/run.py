@@ -21,6 +21,7 @@ import click
 from rich.console import Console
 
 from tpu_contract.noise_scale import MeasuredNoise
+from tpu_contract.protocol import REQUIREMENTS_FILE
 from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.constants import SLICE_CHECK_COMMAND
@@ -31,6 +32,7 @@ from tpu_training_operator.api.words import count
 from tpu_training_operator.cli.code.option import add_code, code_option, code_problem, code_warnings, module_paths
 from tpu_training_operator.cli.code.packing import PackedCode, pack
 from tpu_training_operator.cli.code.place import put
+from tpu_training_operator.cli.code.requirements import read_requirements
 from tpu_training_operator.cli.common.changes import apply_options, rehearse, set_option, shorten, slice_option
 from tpu_training_operator.cli.common.errors import BadInput, program_name
 from tpu_training_operator.cli.common.job_file import JobFile, check, filename_option, load
@@ -117,7 +119,12 @@ def run(
     if problem is not None:
         raise BadInput(filename, [problem])
     packed = None if code is None else pack(code)
-    warnings = [*file.warnings, *_omitted_parts(file), *code_warnings(file, packed, python_path)]
+    warnings = [
+        *file.warnings,
+        *_omitted_parts(file),
+        *code_warnings(file, packed, python_path),
+        *_not_here(code, packed),
+    ]
     # The process id distinguishes runs that start within one second.
     directory = output_dir or Path("runs") / f"{file.job.name}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     # A run that was killed or still runs has pods but no result.
@@ -172,6 +179,15 @@ def _load(
         return file
     shorten(file.body, file.resolution, steps)
     return check(filename, file.body)
+
+
+def _not_here(code: Path | None, packed: PackedCode | None) -> list[str]:
+    """Returns a warning about packages that the workers of a cluster install, and that nobody installs here."""
+    if code is None or packed is None or REQUIREMENTS_FILE not in packed.sizes:
+        return []
+    missing = ", ".join(read_requirements(code).missing_here())
+    there = f"workers of a cluster install that; here the environment of {program_name()} stays as it is"
+    return [f"{REQUIREMENTS_FILE} asks for {missing}: {there}"] if missing else []
 
 
 def _with_code(file: JobFile, packed: PackedCode, directory: Path) -> JobFile:

@@ -16,6 +16,7 @@ import click
 
 from tpu_training_operator.api.constants import GROUP, KIND, PLURAL, RESOURCE_NAME
 from tpu_training_operator.api.validation import InvalidJob, Problem, parse_job
+from tpu_training_operator.cli.code.image_contents import image_warnings
 from tpu_training_operator.cli.code.option import add_code, code_option, code_summary, code_warnings, pack_code
 from tpu_training_operator.cli.code.packing import PackedCode
 from tpu_training_operator.cli.code.place import IN_CLUSTER, holds_checkpoints, place_of, put, secret
@@ -127,6 +128,7 @@ def submit(
         *file.resolution.warnings,
         *checkpoint_warnings(file.job.spec, file.resolution.recipe.train_steps),
         *code_warnings(file, request.packed, [] if code is None else [code]),
+        *image_warnings(file.job.spec.trainer, code, request.packed),
     ):
         click.echo(f"warning: {warning}", err=True)
     target.run(lambda connection: _submit(connection, request), _RIGHTS)
