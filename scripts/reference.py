@@ -19,6 +19,9 @@ _UNBOUNDED = 2**31 - 1
 _FEWEST = 3
 """Fields that a part must have to be described only once."""
 
+_POD_PARTS = {"imagePullSecrets", "env", "envFrom", "volumes", "volumeMounts", "tolerations"}
+"""Parts of spec.trainer whose fields Kubernetes describes."""
+
 Row = tuple[str, str, str]
 """A field's path below its section, what it takes, and its meaning."""
 
@@ -57,8 +60,7 @@ class Told:
             return ""
         for known, where in self._places.items():
             if rows <= known:
-                names = ", ".join(f"`{name}`" for name in schema["properties"])
-                return f" Fields as in `{where}`" + ("." if rows == known else f": {names}.")
+                return f" Fields as in `{where}`" + ("." if rows == known else f": {_names(schema)}.")
         self._places[rows] = place
         return ""
 
@@ -67,6 +69,10 @@ class Told:
         rules = [rule for rule in dict.fromkeys(_rules(schema)) if rule not in self._rules]
         self._rules.update(rules)
         return rules
+
+
+def _names(schema: Schema) -> str:
+    return ", ".join(f"`{name}`" for name in schema["properties"])
 
 
 def _has_parts(schema: Schema) -> bool:
@@ -100,7 +106,10 @@ def _rows(schema: Schema, above: str, place: str, told: Told | None) -> Iterator
         path, required = f"{above}{name}", name in schema.get("required", ())
         shown, below = f"`{path}`", _fields(field)
         suffix = "[]" if field.get("type") == "array" else "" if below is field else "{}"
-        repeated = told.repeats(below, f"{place}.{path}{suffix}") if told else ""
+        if place == "spec.trainer" and name in _POD_PARTS:
+            repeated = f" Fields as in a pod: {_names(below)}."
+        else:
+            repeated = told.repeats(below, f"{place}.{path}{suffix}") if told else ""
         default = _default(field)
         yield f"**{shown}**" if required else shown, _type(field) + default, _description(field) + repeated
         if not repeated:

@@ -103,7 +103,7 @@ class Code(ApiModel):
 
 class EnvVar(ApiModel):
     name: Annotated[str, Field(max_length=253, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")] = Field(
-        description="Name of the variable. TPUJOB_* and the variables of torch_xla and libtpu are reserved."
+        description="Name of the variable."
     )
     value: LongText | None = Field(None, description="The variable's value; $(NAME) refers to another variable.")
     value_from: Passthrough | None = Field(
@@ -420,7 +420,7 @@ class Trainer(ApiModel):
         None, description="Arguments added to the command."
     )
     env: Annotated[list[EnvVar], Field(max_length=128, json_schema_extra=map_by("name")), unique_by("name")] | None = (
-        Field(None, description="Environment variables of the worker container.")
+        Field(None, description="Environment variables; TPUJOB_* and those of torch_xla and libtpu are reserved.")
     )
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] | None = Field(
         None, description="ConfigMaps and Secrets whose keys become environment variables."
