@@ -418,7 +418,9 @@ class Gang(Surroundings):
 
     @property
     def skewed(self) -> int:
-        """Seconds that an operator whose clock is ahead may have accounted before they passed, as what was then."""
+        """Seconds that an operator whose clock is ahead may have accounted before they passed, as what was then. Until
+        they have passed for the others, these account nothing: if they went back, the same seconds would count again at
+        every change of operator, without a bound. Real operators have the API server's clock."""
         return abs(self.features["skew"])
 
     def a_budget_ends_it(self) -> None:
