@@ -391,6 +391,40 @@ _VALUES = _valued(
 
 WRONG_JOBS: list[Row] = [*_SPELT, *_LEVELS, *_ELSEWHERE, *_NAMES, *_FORMS, *_INNER, *_VALUES]
 
+OWN_LOOP: dict[str, Any] = {"spec.trainer.entrypoint": ABSENT, "spec.trainer.command": ["python", "train.py"]}
+
+
+def _command(*words: str) -> dict[str, Any]:
+    return {**OWN_LOOP, "spec.trainer.command": list(words)}
+
+
+def _variable(source: object) -> dict[str, Any]:
+    return {"spec.trainer.env": [{"name": "A", "valueFrom": source}]}
+
+
+# Jobs that the API server stores, and what the warning must say; empty if there must be none.
+DOUBTFUL_JOBS: list[tuple[dict[str, Any], str]] = [
+    (_command("python train.py"), "write [python, train.py]"),
+    (_command("python", "train.py --lr 0.1"), "write [train.py, --lr, 0.1]"),
+    (_command("bash", "-c", "python train.py --lr 0.1"), ""),
+    (_command("python", "train.py", "a b"), ""),
+    (_command("/opt/my programs/train"), ""),
+    ({"spec.trainer.resources": {"requests": {"memory": 16, "cpu": 4}}}, "requests.memory is 16 bytes"),
+    ({"spec.trainer.resources": {"limits": {"memory": 2**34}}}, ""),
+    ({"spec.trainer.sharedMemory": 8}, "write 8Gi"),
+    (_variable({"secretKeyref": {"name": "a", "key": "b"}}), "env[0].valueFrom.secretKeyref: Kubernetes knows no such"),
+    (_variable({"secretKeyRef": "a"}), "wants a mapping with name, key, optional"),
+    (_variable({"secretKeyRef": {"name": "a", "Key": "b"}}), "did you mean key?"),
+    (_variable({"secretKeyRef": {"name": "a", "key": "b"}}), ""),
+    (_variable({"fieldRef": {"fieldPath": "metadata.name"}}), ""),
+    (_variable({"resourceFieldRef": {"resource": "limits.cpu"}}), ""),
+    ({"spec.trainer.envFrom": [{"secretRef": {"secretName": "a"}}]}, "known: name, optional"),
+    ({"spec.trainer.volumes": [{"name": "a", "emptyDir": {"sizeLimitt": "1Gi"}}]}, "did you mean sizeLimit?"),
+    ({"spec.trainer.volumes": [{"name": "a", "persistentVolumeClaim": {"name": "b"}}]}, "known: claimName, readOnly"),
+    ({"spec.trainer.volumes": [{"name": "a", "csi": {"driver": "b", "volumeAttributes": {}}}]}, ""),
+    ({"spec.trainer.volumes": [{"name": "a", "secret": {"secretName": "b", "items": [{"key": "c"}]}}]}, ""),
+]
+
 # What is replaced in the text of a job, what takes its place, and what the refusal must say.
 WRONG_TEXTS: list[tuple[str, str, str]] = [
     ("  slice:", "\tslice:", "a tab; indent with spaces"),

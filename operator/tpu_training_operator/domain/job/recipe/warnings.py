@@ -18,6 +18,7 @@ from tpu_training_operator.api.trainer import BackendName, Trainer
 from tpu_training_operator.api.words import count
 from tpu_training_operator.domain.job.recipe.decays import tuned_weight_decay
 from tpu_training_operator.domain.job.recipe.optimizers import takes
+from tpu_training_operator.domain.job.recipe.pod_parts import pod_part_warnings
 from tpu_training_operator.domain.job.recipe.scale import ScaledRecipe
 from tpu_training_operator.domain.job.recipe.torchrun import torchrun_warnings
 from tpu_training_operator.domain.job.topology import SliceLayout
@@ -43,6 +44,7 @@ def warnings(spec: Spec, layout: SliceLayout, recipe: ScaledRecipe) -> Iterator[
         yield from _undividable_state(spec.recipe)
     yield from _amounts_without_a_unit(spec.trainer)
     yield from _words_in_one(spec.trainer)
+    yield from pod_part_warnings(spec.trainer)
     yield from _gates_that_cannot_pass(spec)
     if not layout.shape.verified:
         yield f"only one source lists {layout.shape.topology} on {layout.shape.generation}"
