@@ -7,7 +7,7 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-
 
 
 def write_wheel(
-    into: Path, version: str = "1.2", requires: str = "", module: str = "tiny_rates", text: str = ""
+    into: Path, version: str = "1.2", requires: str = "", module: str = "tiny_rates", text: str = "", pth: str = ""
 ) -> Path:
     """The package tiny-rates: a module, by default with VERSION and a program `tiny-rates` that prints it."""
     about = f"tiny_rates-{version}.dist-info"
@@ -18,6 +18,8 @@ def write_wheel(
         f"{about}/WHEEL": _WHEEL,
         f"{about}/entry_points.txt": f"[console_scripts]\ntiny-rates = {module}:main\n",
     }
+    if pth:
+        files["tiny_rates.pth"] = pth
     files[f"{about}/RECORD"] = "".join(f"{name},,\n" for name in (*files, f"{about}/RECORD"))
     into.mkdir(parents=True, exist_ok=True)
     path = into / f"tiny_rates-{version}-py3-none-any.whl"

@@ -146,6 +146,17 @@ def test_a_package_that_hides_a_module_of_the_trainer_is_the_users_error(tmp_pat
         )
 
 
+@pytest.mark.usefixtures("here")
+def test_a_folder_that_is_installed_as_editable_is_found(tmp_path: Path) -> None:
+    """`-e .` leaves such a file for code below src/."""
+    source = tmp_path / "host" / "code" / "src"
+    wheel = write_wheel(tmp_path, pth=f"{source}\nimport os\n/nowhere\n").read_bytes()
+    archive = packed(file("src/mine.py"), file("requirements.txt", b"tiny-rates"), file(WHEEL, wheel))
+    environ: dict[str, str] = {}
+    directory = install(CodeSpec(**put(tmp_path / "a.tar.gz", archive)), worker(tmp_path / "host"), environ)
+    assert environ["PYTHONPATH"].split(":") == [str(directory), str(tmp_path / "host" / "packages"), str(source)]
+
+
 def test_a_command_has_the_packages_and_their_programs(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path).read_bytes()
     archive = packed(file("requirements.txt", b"tiny-rates\n"), file(WHEEL, wheel))

@@ -26,7 +26,7 @@ from tpu_trainer.contract.errors import BadSpecError, StorageDeniedError, Storag
 from tpu_trainer.contract.outcome import outcome_of, write_last_words
 from tpu_trainer.storage import open_store
 from tpu_trainer.worker.archive import BadArchiveError, unpack
-from tpu_trainer.worker.packages import bin_path, digest, install_packages
+from tpu_trainer.worker.packages import bin_path, digest, install_packages, module_paths
 
 _MOUNTED = "secret://"
 _SUBMIT_AGAIN = "submit it again (tpujob submit --code FOLDER --replace)"
@@ -58,7 +58,7 @@ def install(
         )
     directory = _unpack(code, archive, environment.code_directory)
     added = install_packages(directory, environ)
-    places = [directory] if added is None else [directory, added[0]]
+    places = [directory, *([] if added is None else module_paths(added[0]))]
     if needed:
         _refuse_hiding(directory, needed, f"trainer.code: {{}}; rename these files, {_SUBMIT_AGAIN}")
         for place in places[1:]:

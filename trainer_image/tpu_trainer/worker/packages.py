@@ -29,7 +29,7 @@ _BUCKET_LINE = re.compile(r"^\s*(?:--find-links|-f)[ =]+(gs://\S+)\s*$", re.MULT
 # What uv says if a later try may succeed.
 _MAY_PASS = re.compile(
     r"error sending request|dns error|connection (?:refused|reset|closed)|timed out|status server error|429 Too Many"
-    r"|no space left",
+    r"|failed to connect|could not resolve|no space left",
     re.IGNORECASE,
 )
 _WHEELHOUSE_ONLY = (
@@ -161,6 +161,12 @@ def _fetch_wheels(uri: str, into: Path) -> Path:
         if name.endswith(".whl") and "/" not in name:
             (into / name).write_bytes(store.read(name))
     return into
+
+
+def module_paths(target: Path) -> list[Path]:
+    """Returns where modules are: in the target itself, and where `-e .` points to."""
+    lines = [line for file in sorted(target.glob("*.pth")) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [target, *(Path(line) for line in lines if line.startswith("/") and Path(line).is_dir())]
 
 
 def digest(packages: Sequence[str]) -> str | None:
