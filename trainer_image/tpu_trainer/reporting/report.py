@@ -117,11 +117,12 @@ def operator_body(report: ProgressReport) -> bytes:
         "estimatedRemainingSeconds": report.remaining_seconds,
         "program": report.program,
         "stacks": report.stacks,
-        "packagesSha256": report.packages_sha256,
         "startSeconds": None if report.start_seconds is None else dict(report.start_seconds),
     }
     if report.rung is not None:
         document["rung"] = report.rung
+    if report.packages_sha256 is not None:
+        document["packagesSha256"] = report.packages_sha256
     more = {
         "metrics": dict(_metrics(report)),
         "warnings": [warning[:WARNING_LENGTH] for warning in report.warnings],
