@@ -22,10 +22,8 @@ test-fast: .setup check
 snapshots: .setup
 	.venv/bin/python -m pytest $(LANES) -q --snapshot-update $(TESTS)
 
-# Two lanes: one waits for its cluster while the other computes. A third would starve tests of hangs on two cores; with
-# four there is room for it.
-CORES := $(shell getconf _NPROCESSORS_ONLN)
-LANES := -n $(if $(filter 1 2 3,$(CORES)),2,3) --dist loadscope --no-loadscope-reorder
+# Three lanes: two wait for their clusters while the third computes.
+LANES := -n 3 --dist loadscope --no-loadscope-reorder
 
 # The tests with random faults and jobs, which all read SOAK, with many more seeds and rounds. Takes hours.
 soak: .setup

@@ -140,8 +140,8 @@ def test_a_run_follows_algorithm_1(layout: tuple[int, int, float], schedule: str
 
 
 def start(launcher: Launcher, kind: str, **changes: Any) -> Gang:
-    """Two replicas of one of KINDS, or of Torch compiled, with two passes each, and k = 4."""
-    xla = {"chips": "xla", "compile": "torch"}.get(kind, kind)
+    """Two replicas of one of KINDS, with two passes each, and k = 4."""
+    xla = {"chips": "xla"}.get(kind, kind)
     spec = run_spec(
         backend=xla,
         hardware="TPU" if kind == "chips" else "CPU",
@@ -151,15 +151,14 @@ def start(launcher: Launcher, kind: str, **changes: Any) -> Gang:
         **{"trainSteps": STEPS, "warmupSteps": WARMUP, "adaScaleBatchSize": B, **changes},
     )
     spec["optimizer"] = RECIPE
-    if kind == "compile":
-        spec["torch"] = {"device": "cpu", "collectives": "gloo", "processesPerHost": 1, "execution": "Compile"}
     if kind == "chips":
         return launcher.start(spec, module="tests.trainer.chip_replicas", **chips(2))
     return launcher.start(spec)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "compile"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_backend_follows_algorithm_1(launcher: Launcher, kind: str) -> None:
+    """`tests/trainer/crossings` has the compiled step."""
     gang = start(launcher, kind, schedule={"name": "Cosine"})
     assert set(gang.wait()) == {0}, gang.output()
     # With SPMD a pass is of the whole slice.
