@@ -57,13 +57,24 @@ def test_it_creates_the_workers_of_a_job(running: Running) -> None:
         timeout=60,
         what="the four worker pods exist",
     )
-    suspension = '--patch={"spec":{"runPolicy":{"suspend":true}}}'
-    cluster.kubectl("patch", "tpujob", "digits", place, "--type=merge", suspension)
+    suspended, resumed = (
+        (
+            "patch",
+            "tpujob",
+            "digits",
+            place,
+            "--type=merge",
+            f'--patch={{"spec":{{"runPolicy":{{"suspend":{value}}}}}}}',
+        )
+        for value in ("true", "false")
+    )
+    cluster.kubectl(*suspended)
     wait_until(
         lambda: "Suspended" in cluster.kubectl("get", "events", place),
         timeout=60,
         what="the event about it exists",
     )
+    cluster.kubectl(*resumed)
     assert "orbidden" not in (cluster.plane.directory / f"{running.operator.name}.log").read_text()
 
 
