@@ -123,6 +123,22 @@ def task(hp: Hyperparameters, case: str) -> Task:
     return replace(tasks.small(hp), optimizer=build, scheduler=schedule)
 
 
+def scheduled(hp: Hyperparameters) -> Task:
+    """The recipe's optimizer, whose rates and momenta a scheduler of the task moves."""
+
+    def schedule(optimizer: Optimizer, hp: Hyperparameters) -> Any:
+        return OneCycleLR(optimizer, max_lr=0.1, total_steps=STEPS_OF_A_RUN, base_momentum=0.9, max_momentum=0.999)
+
+    return replace(tasks.small(hp), scheduler=schedule)
+
+
+def test_no_step_of_a_recipes_optimizer_is_another_program(launcher: Launcher) -> None:
+    spec = {"trainSteps": STEPS_OF_A_RUN, "onNotFinite": "Skip", "optimizer": "adamw"}
+    gang = start_replicas(launcher, "xla", 1, entrypoint="tests.trainer.optim.test_steady:scheduled", **spec)
+    assert gang.wait() == [ExitCode.Succeeded], gang.output()
+    assert [line for lines in gang.warnings().values() for line in lines if "compil" in line] == []
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_no_step_of_a_run_is_another_program(launcher: Launcher, case: str) -> None:
     spec = {

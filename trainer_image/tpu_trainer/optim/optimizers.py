@@ -13,6 +13,7 @@ from tpu_contract.protocol import OPTIMIZERS
 from tpu_trainer.contract.errors import UserCodeError, user_code
 from tpu_trainer.optim.device_optimizers import Adafactor, Lion
 from tpu_trainer.optim.followed_rate import followed
+from tpu_trainer.optim.traced_optimizers import SGD, Adam, AdamW, RMSprop
 from tpu_trainer.task.hooks import Hooks
 from tpu_trainer.task.task import Hyperparameters, Task
 
@@ -27,6 +28,8 @@ BUILDERS: Mapping[str, Callable[..., Optimizer]] = {
     "rmsprop": torch.optim.RMSprop,
     "sgd": torch.optim.SGD,
 }
+_TRACED: Mapping[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "rmsprop": RMSprop, "sgd": SGD}
+"""What takes their place on an XLA device."""
 
 
 def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
@@ -53,8 +56,9 @@ def build_optimizer(task: Task, hp: Hyperparameters) -> Optimizer:
     if "beta2" in takes:
         settings |= {"betas": (hp.beta1, hp.beta2)} if "beta1" in takes else {"alpha": hp.beta2}
     settings |= {"eps": hp.epsilon} if "epsilon" in takes else {}
+    builders = {**BUILDERS, **_TRACED} if parameters[0].device.type == "xla" else BUILDERS
     with user_code(f"optimizer {hp.optimizer}"):
-        build = BUILDERS[hp.optimizer.lower()]
+        build = builders[hp.optimizer.lower()]
         return build(parameters, lr=hp.learning_rate, weight_decay=hp.weight_decay, **settings)
 
 

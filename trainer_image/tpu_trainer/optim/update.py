@@ -17,6 +17,7 @@ from tpu_trainer.gang.backends.base import Backend, as_real
 from tpu_trainer.gang.exchange import Loss, Sums, square, widen
 from tpu_trainer.optim.in_place import call_in_place
 from tpu_trainer.optim.scalars_as_data import ScalarsAsData
+from tpu_trainer.optim.traced_optimizers import TracedOptimizer
 from tpu_trainer.task.hooks import Hooks
 
 if TYPE_CHECKING:
@@ -106,8 +107,8 @@ class Update:
     ) -> None:
         self._optimizer, self._hooks, self._average, self._clip_norm = optimizer, hooks, average, clip_norm
         self._backend = backend
-        traced = backend.device.type == "xla"
-        self._numbers: AbstractContextManager[Any] = ScalarsAsData() if traced else nullcontext()
+        has_numbers = backend.device.type == "xla" and not isinstance(optimizer, TracedOptimizer)
+        self._numbers: AbstractContextManager[Any] = ScalarsAsData() if has_numbers else nullcontext()
 
     def begins(self) -> None:
         """Called before the step's first forward pass."""
