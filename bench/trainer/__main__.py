@@ -1,7 +1,7 @@
 """How fast this trainer's loop is compared with others, and what its parts cost (docs/performance.md).
 
     python -m bench.trainer [--quick] [--rounds 9] [--steps 800]
-        [--parts mlp transformer features doctor] [--docs docs/performance.md]
+        [--parts mlp transformer deep features doctor] [--docs docs/performance.md]
 
 Every run is a separate process on XLA's CPU device; runs alternate. Prints tables, then all numbers as JSON.
 """
@@ -23,8 +23,8 @@ from typing import Any
 
 from bench.trainer.compare import interleaved
 from bench.trainer.names import LOOPS
-from bench.trainer.reports import NotComparable
-from bench.trainer.runs import DOCTOR_HOSTS, FEATURES, Length, cost_of_doctor, rate_of_feature, rate_of_loop
+from bench.trainer.reports import NotComparable, Pace
+from bench.trainer.runs import DOCTOR_HOSTS, FEATURES, Length, cost_of_doctor, pace_of_feature, pace_of_loop
 from bench.trainer.tables import doctor_table, features_table, filled_in, loops_table, machine_line
 
 PACKAGES = ("torch", "torch_xla", "pytorch-lightning", "accelerate")
@@ -44,27 +44,39 @@ class Part:
 
 
 def of_loops(model: str, length: Length, rounds: int) -> dict[str, Any]:
-    rates = interleaved(list(LOOPS), rounds, lambda loop: told(model, loop, rate_of_loop(loop, model, length)))
-    return {"model": model, "stepsPerSecond": rates}
+    paces = interleaved(list(LOOPS), rounds, lambda loop: told(model, loop, pace_of_loop(loop, model, length)))
+    return {"model": model, **by_kind(paces)}
 
 
 def of_features(length: Length, rounds: int) -> dict[str, Any]:
-    rates = interleaved(list(FEATURES), rounds, lambda name: told(SMALL, name, rate_of_feature(name, SMALL, length)))
-    return {"model": SMALL, "stepsPerSecond": rates}
+    paces = interleaved(list(FEATURES), rounds, lambda name: told(SMALL, name, pace_of_feature(name, SMALL, length)))
+    return {"model": SMALL, **by_kind(paces)}
 
 
 def of_doctor(length: Length, rounds: int) -> dict[str, Any]:
     return {"model": SMALL, "hosts": DOCTOR_HOSTS, "runs": [cost_of_doctor(SMALL, length) for _ in range(rounds)]}
 
 
-def told(model: str, name: str, rate: float) -> float:
-    print(f"{model}: {name} {rate:.1f} steps/s", file=sys.stderr, flush=True)
-    return rate
+def by_kind(paces: dict[str, list[Pace]]) -> dict[str, Any]:
+    return {
+        "stepsPerSecond": {name: [pace.steps_per_second for pace in found] for name, found in paces.items()},
+        "hostMilliseconds": {name: [pace.host for pace in found] for name, found in paces.items()},
+    }
+
+
+def told(model: str, name: str, pace: Pace) -> Pace:
+    print(
+        f"{model}: {name} {pace.steps_per_second:.1f} steps/s, {pace.host:.1f} ms of the host",
+        file=sys.stderr,
+        flush=True,
+    )
+    return pace
 
 
 PARTS = {
     "mlp": Part(Length(50, 400), 5, Length(20, 80), partial(of_loops, "mlp"), loops_table),
     "transformer": Part(Length(10, 50), 3, Length(10, 20), partial(of_loops, "transformer"), loops_table),
+    "deep": Part(Length(10, 50), 3, Length(10, 20), partial(of_loops, "deep"), loops_table),
     "features": Part(Length(50, 400), 3, Length(20, 80), of_features, features_table),
     "doctor": Part(Length(50, 400), 3, Length(20, 180), of_doctor, doctor_table),
 }

@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.trainer.reports import Pace
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -24,9 +26,9 @@ class Spread:
         return Spread(statistics.median(values), min(values), max(values))
 
 
-def interleaved(names: Sequence[str], rounds: int, run: Callable[[str], float]) -> dict[str, list[float]]:
+def interleaved(names: Sequence[str], rounds: int, run: Callable[[str], Pace]) -> dict[str, list[Pace]]:
     """The results of `run` for each name, per round."""
-    results: dict[str, list[float]] = {name: [] for name in names}
+    results: dict[str, list[Pace]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names if number % 2 == 0 else reversed(names):
             results[name].append(run(name))
@@ -34,5 +36,5 @@ def interleaved(names: Sequence[str], rounds: int, run: Callable[[str], float]) 
 
 
 def ratios(rates: Mapping[str, Sequence[float]], of: str, to: str) -> Spread:
-    """How many times faster `of` was than `to`, within each round."""
+    """How many times as large `of` was as `to`, within each round."""
     return Spread.of([a / b for a, b in zip(rates[of], rates[to], strict=True)])

@@ -1,6 +1,7 @@
-"""The two models that every loop trains, as tasks. `mlp` and `transformer` are also this trainer's entrypoints.
+"""The three models that every loop trains, as tasks: `mlp`, `transformer` and `deep` are this trainer's entrypoints.
 
-One is bound by the loop's overhead around the device's work (a few milliseconds per step), the other by that work.
+The first is bound by the loop's overhead around the device's work (a few milliseconds per step), the second by that
+work, and the third, of 150 parameters, by the tracing of its operations.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ POOL = 8192
 LENGTH = 1_000_000
 FEATURES, CLASSES = 784, 10
 VOCABULARY, TOKENS, WIDTH, LAYERS, HEADS = 256, 64, 128, 4, 4
+DEEP = 12
+"""Layers; each has 12 parameters, and the rest of the model 6."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,11 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """Tokens [b, TOKENS] -> logits of the next one [b, TOKENS, VOCABULARY]."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Parameter(torch.randn(TOKENS, WIDTH) * 0.02)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -93,18 +96,24 @@ def mlp(hp: Hyperparameters | None = None) -> Task:
     return Task(model=model, train=Repeated(TensorDataset(points, labels)), loss=_classification)
 
 
-def transformer(hp: Hyperparameters | None = None) -> Task:
+def transformer(hp: Hyperparameters | None = None, layers: int = LAYERS) -> Task:
     """A causal language model on arithmetic progressions, which it can learn."""
     generator = torch.Generator().manual_seed(SEED)
     first = torch.randint(VOCABULARY, (POOL, 1), generator=generator)
     stride = torch.randint(1, 8, (POOL, 1), generator=generator)
     sequences = (first + stride * torch.arange(TOKENS + 1)) % VOCABULARY
-    return Task(model=LanguageModel(), train=Repeated(TensorDataset(sequences)), loss=_next_token)
+    return Task(model=LanguageModel(layers), train=Repeated(TensorDataset(sequences)), loss=_next_token)
+
+
+def deep(hp: Hyperparameters | None = None) -> Task:
+    """The same with more layers and fewer examples in a step."""
+    return transformer(layers=DEEP)
 
 
 MODELS = {
     "mlp": Model(128, mlp, math.log(CLASSES)),
     "transformer": Model(16, transformer, math.log(VOCABULARY)),
+    "deep": Model(2, deep, math.log(VOCABULARY)),
 }
 
 

@@ -11,17 +11,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from bench.trainer.process import Line
 from bench.trainer.reports import READ_EVERY, NotComparable
 
 _LINE = re.compile(r"doctor at step (\d+): (\{.*\})")
 
 
-def doctor_cost(lines: Sequence[tuple[float, str]], warm_up: int) -> dict[str, Any]:
+def doctor_cost(lines: Sequence[Line], warm_up: int) -> dict[str, Any]:
     """Seconds per check: in total for the warm-up, and per step after it; and the seconds of a whole step.
 
     Raises NotComparable if there are fewer than two accounts after the warm-up.
     """
-    told = [(at, found) for at, line in lines if (found := _LINE.match(line)) and int(found[1]) >= warm_up]
+    told = [(line.at, found) for line in lines if (found := _LINE.match(line.text)) and int(found[1]) >= warm_up]
     if len(told) < 2:
         raise NotComparable(f"fewer than two accounts of the doctor after {warm_up} steps of warm-up")
     (begun, first), (ended, last) = told[0], told[-1]

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from bench.trainer.reports import NotComparable
 
@@ -21,8 +21,17 @@ LIMIT = 900.0
 """Seconds after which a run is given up."""
 
 
-def watch(module: str, arguments: Sequence[str], *hosts: Mapping[str, str]) -> list[tuple[float, str]]:
-    """The lines that `python -m module arguments` prints, each with the monotonic seconds at which it came.
+class Line(NamedTuple):
+    """at: the monotonic seconds at which it came. busy: seconds of a processor that the main thread has used by then,
+    by the kernel's count, which does not depend on what else the machine does."""
+
+    at: float
+    busy: float
+    text: str
+
+
+def watch(module: str, arguments: Sequence[str], *hosts: Mapping[str, str]) -> list[Line]:
+    """The lines that `python -m module arguments` prints.
 
     `hosts`: the additional environment of each process; the lines come from the first.
 
@@ -35,10 +44,10 @@ def watch(module: str, arguments: Sequence[str], *hosts: Mapping[str, str]) -> l
             for host, output in zip(hosts, outputs, strict=True)
         ]
         assert first.stdout is not None
-        lines = [(time.monotonic(), line) for line in first.stdout]
+        lines = [Line(time.monotonic(), _busy(first.pid), line) for line in first.stdout]
         if (code := first.wait()) != 0:
             errors.seek(0)
-            said = "".join(line for _, line in lines) + errors.read()
+            said = "".join(line.text for line in lines) + errors.read()
             raise NotComparable(f"{module} {' '.join(arguments)} ended with {code}:\n{said[-2000:]}")
     return lines
 
@@ -72,6 +81,13 @@ def _process(
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _busy(process: int) -> float:
+    """Seconds of a processor that the main thread has used; 0 once the process has ended."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{process}/task/{process}/schedstat").read_text().split()[0]) / 1e9
+    return 0.0
 
 
 def _kill(group: int) -> None:

@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from bench.trainer.process import Line
 
 READ_EVERY = 10
 """Steps between two losses read from the device: as often as this trainer does."""
@@ -17,11 +21,20 @@ _LINE = re.compile(r"step (\d+)(?:/\d+)?: loss ([^\s,]+)")
 
 @dataclass(frozen=True)
 class Report:
-    """After `step` steps the loss was `loss`; the line arrived at `at` (monotonic seconds)."""
+    """After `step` steps the loss was `loss`; the line arrived at `at` (monotonic seconds), when the main thread had
+    been `busy` for so many seconds."""
 
     step: int
     loss: float
     at: float
+    busy: float
+
+
+class Pace(NamedTuple):
+    """host: milliseconds of a processor that the main thread uses in a step."""
+
+    steps_per_second: float
+    host: float
 
 
 class NotComparable(Exception):
@@ -37,22 +50,23 @@ def report(step: int, loss: float) -> None:
     print(f"\nstep {step}: loss {loss:.6g}", flush=True)
 
 
-def parse(line: str, at: float) -> Report | None:
+def parse(line: Line) -> Report | None:
     """None for a line that is not a report."""
-    found = _LINE.match(line)
-    return Report(int(found[1]), float(found[2]), at) if found else None
+    found = _LINE.match(line.text)
+    return Report(int(found[1]), float(found[2]), line.at, line.busy) if found else None
 
 
-def steps_per_second(reports: Sequence[Report], warm_up: int) -> float:
-    """The rate over all steps after the first report with at least `warm_up` steps done.
+def pace(reports: Sequence[Report], warm_up: int) -> Pace:
+    """The pace over all steps after the first report with at least `warm_up` steps done.
 
     Raises NotComparable if there are fewer than two such reports.
     """
-    timed = [report for report in reports if report.step >= warm_up]
+    timed = [report for report in reports if report.step >= warm_up and report.busy]
     if len(timed) < 2:
         raise NotComparable(f"fewer than two reports after {warm_up} steps of warm-up")
     first, last = timed[0], timed[-1]
-    return (last.step - first.step) / (last.at - first.at)
+    steps = last.step - first.step
+    return Pace(steps / (last.at - first.at), 1e3 * (last.busy - first.busy) / steps)
 
 
 def check_learned(reports: Sequence[Report], chance: float) -> None:

@@ -12,8 +12,8 @@ from bench.trainer import ours
 from bench.trainer.models import MODELS
 from bench.trainer.names import CHECKPOINT_EVERY, OURS, PLAIN, PLAIN_PAIR
 from bench.trainer.observed import doctor_cost
-from bench.trainer.process import watch
-from bench.trainer.reports import NotComparable, check_learned, parse, steps_per_second
+from bench.trainer.process import Line, watch
+from bench.trainer.reports import NotComparable, Pace, check_learned, pace, parse
 
 DOCTOR_HOSTS = 2
 """Two, because most of the doctor's work is comparing replicas."""
@@ -60,16 +60,16 @@ class Length:
         return self.warm_up + self.timed
 
 
-def rate_of_loop(loop: str, model: str, length: Length) -> float:
-    """Steps per second of one run."""
+def pace_of_loop(loop: str, model: str, length: Length) -> Pace:
+    """The pace of one run."""
     if loop == OURS:
-        return rate_of_feature(PLAIN, model, length)
+        return pace_of_feature(PLAIN, model, length)
     lines = watch("bench.trainer.contender", [loop, model, str(length.steps)], {})
-    return _rate(lines, model, length)
+    return _pace(lines, model, length)
 
 
-def rate_of_feature(name: str, model: str, length: Length) -> float:
-    """Steps per second of one run of this trainer with one feature switched on, or with none."""
+def pace_of_feature(name: str, model: str, length: Length) -> Pace:
+    """The pace of one run of this trainer with one feature switched on, or with none."""
     feature = FEATURES[name]
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
@@ -78,7 +78,7 @@ def rate_of_feature(name: str, model: str, length: Length) -> float:
         file, text = feature.trace
         if not any(text in found.read_bytes() for found in directory.glob(file)):
             raise NotComparable(f"{name} has left no {file} with {text.decode()!r} behind: it was not on")
-    return _rate(lines, model, length)
+    return _pace(lines, model, length)
 
 
 def cost_of_doctor(model: str, length: Length) -> dict[str, Any]:
@@ -86,12 +86,12 @@ def cost_of_doctor(model: str, length: Length) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         spec = ours.run_spec(model, length.steps, DOCTOR_HOSTS)
         lines = watch("bench.trainer.observed", [], *ours.environments(spec, Path(name)))
-    _rate(lines, model, length)
+    _pace(lines, model, length)
     return doctor_cost(lines, length.warm_up)
 
 
-def _rate(lines: list[tuple[float, str]], model: str, length: Length) -> float:
-    reports = [report for at, line in lines if (report := parse(line, at))]
-    rate = steps_per_second(reports, length.warm_up)
+def _pace(lines: list[Line], model: str, length: Length) -> Pace:
+    reports = [report for line in lines if (report := parse(line))]
+    found = pace(reports, length.warm_up)
     check_learned(reports, MODELS[model].chance)
-    return rate
+    return found

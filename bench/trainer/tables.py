@@ -10,13 +10,18 @@ from bench.trainer.names import CHECKS, FEATURES, LOOPS, OURS, PLAIN, WITHOUT
 
 
 def loops_table(part: Mapping[str, Any]) -> str:
-    """Steps per second of every loop, and how many times as fast this trainer was, with the spread of the rounds."""
-    rates = part["stepsPerSecond"]
-    rows = [["loop", "steps/s", "min..max", "this trainer is", "min..max"]]
+    """Steps per second of every loop, how many times as fast this trainer was, and the same of the host's time in a
+    step, with the spread of the rounds."""
+    rates, times = part["stepsPerSecond"], part["hostMilliseconds"]
+    rows = [["loop", "steps/s", "this trainer is", "min..max", "host's ms per step", "this trainer's part", "min..max"]]
     for name, values in rates.items():
         rate, ratio = Spread.of(values), ratios(rates, OURS, name)
-        compared = ["", ""] if name == OURS else [f"{ratio.median:.2f}x", _range(ratio, "{:.2f}")]
-        rows.append([LOOPS[name], f"{rate.median:.1f}", _range(rate, "{:.1f}"), *compared])
+        time, share = Spread.of(times[name]), ratios(times, OURS, name)
+        faster, less = ["", ""], ["", ""]
+        if name != OURS:
+            faster = [f"{ratio.median:.2f}x", _range(ratio, "{:.2f}")]
+            less = [f"{share.median:.2f}", _range(share, "{:.2f}")]
+        rows.append([LOOPS[name], f"{rate.median:.1f}", *faster, f"{time.median:.1f}", *less])
     return _captioned(part, rates[OURS], rows)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from tpu_trainer.gang.backends.base import as_complex, as_real
 
@@ -72,10 +73,29 @@ class TracedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        for before in (*_global_optimizer_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):
+            before(self, (), {})
         loss = None
         if closure is not None:
             with torch.enable_grad():  # type: ignore[no-untyped-call]
                 loss = closure()
+        self._make_step()
+        for after in (*self._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
+            after(self, (), {})
+        return loss
+
+    # Otherwise torch wraps it, to do the same and to note each step for its profiler, which costs more than a group.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _make_step(self) -> None:
         bundles, rows = list(self._bundles()), list[Numbers]()
         for bundle in bundles:
             rows += self._rows(bundle, len(rows))
@@ -86,7 +106,6 @@ class TracedOptimizer(Optimizer):
             if bundle.group["maximize"]:
                 gradients = torch._foreach_neg(gradients)
             _write(bundle.parameters, self._update(bundle, parameters, gradients, self._tensors(bundle, sent)))
-        return loss
 
     def _missing(self, parameter: Tensor, group: Group, state: State) -> State:
         """Returns what the parameter's state lacks in its first step, as torch makes it."""
