@@ -74,10 +74,11 @@ def test_a_second_process_of_the_host_finds_it_done_unless_the_file_is_another(c
 
 
 @pytest.mark.usefixtures("object_storage")
-def test_a_line_names_a_wheelhouse_in_a_bucket(code: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["{}", '"{}"  # ours'])
+def test_a_line_names_a_wheelhouse_in_a_bucket(code: Path, tmp_path: Path, place: str) -> None:
     wheel = write_wheel(tmp_path, "1.4")
     open_store(f"gs://{BUCKET}/wheels").put(wheel.name, wheel.read_bytes())
-    (code / "requirements.txt").write_text(f"--find-links gs://{BUCKET}/wheels\ntiny-rates==1.4\n")
+    (code / "requirements.txt").write_text(f"-f {place.format(f'gs://{BUCKET}/wheels')}\ntiny-rates==1.4\n")
     assert added(code, **{ENV_PACKAGES: PackageSource.WHEELHOUSE}) == ("tiny-rates==1.4",)
 
 

@@ -87,6 +87,14 @@ def test_missing_code_is_reported(code: Path, entrypoint: str, message: str) -> 
     assert found.startswith(f"spec.trainer.entrypoint: {message}".replace("{code}", str(code)))
 
 
+@pytest.mark.parametrize(("terms", "is_read"), [(2_000, True), (20_000, False)])
+def test_an_expression_deeper_than_python_recurses_is_no_traceback(tmp_path: Path, terms: int, is_read: bool) -> None:
+    (tmp_path / "deep.py").write_text(f"x = {'+'.join('1' * terms)}\ndef task(): ...\n")
+    found = problem("deep:task", tmp_path)
+    assert found is None if is_read else "'deep' cannot be read" in (found or "")
+    assert import_warning(Trainer(image="x", entrypoint="deep:task"), [tmp_path]) is None
+
+
 def test_every_searched_directory_is_named_once(code: Path) -> None:
     found = problem("nonesuch:task", code, code, code / "package") or ""
     assert found.endswith(f"'nonesuch' in {code} or {code / 'package'}")

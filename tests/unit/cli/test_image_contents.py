@@ -44,6 +44,8 @@ def said(code: Path, image: str = IMAGE, **trainer: Any) -> list[str]:
 
 GUARDED = "try:\n    import apex\nexcept (ImportError, AttributeError):\n    import fallback\n"
 TYPED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import hints\nelse:\n    import real\n"
+SUPPRESSED = "import contextlib\nwith contextlib.suppress(ImportError):\n    import apex\n"
+BUILT = "ext.cpython-311-x86_64-linux-gnu.so"
 CAUGHT = "try:\n    import needed\nexcept ValueError:\n    pass\n"
 
 
@@ -63,6 +65,12 @@ CAUGHT = "try:\n    import needed\nexcept ValueError:\n    pass\n"
         ({"train": "import timm", "timm": ""}, []),
         ({"train": "import a", "test_train": "import pytest"}, ["a"]),
         ({"train": "import a\nimport (", "other": "import b"}, []),
+        ({"train": SUPPRESSED + CAUGHT}, ["contextlib", "needed"]),
+        ({"train": "from torch.utils.tensorboard import SummaryWriter"}, ["tensorboard", "torch"]),
+        ({"train": "import ext", BUILT: ""}, []),
+        ({"train": "from .absent import f"}, []),
+        # Deeper than Python's parser goes.
+        ({"train": "import a, other", "other": "x = " + "+".join("1" * 20_000)}, ["a"]),
         ({"other": "import b"}, []),
     ],
 )
@@ -79,6 +87,7 @@ def test_the_imports_that_the_entrypoint_leads_to(tmp_path: Path, files: dict[st
         (["python", "-u", "./run/loop.py"], {"a"}),
         (["python", "-m", "run.loop"], {"a"}),
         (["python", "-m", "pack"], {"b"}),
+        (["bash", "-c", "pip list; python run/loop.py --steps 3"], {"a"}),
         (["bash", "start.sh"], {"a", "b"}),
     ],
 )
@@ -134,6 +143,28 @@ def test_a_requirement_of_another_platform_does_not_count(tmp_path: Path) -> Non
     requirements = "numpy<2; sys_platform == 'darwin'\ntimm==1.0.31\ntorchvision==0.24.0; python_version < '3.9'\n"
     (warning,) = said(folder(tmp_path, {**CODE, "requirements.txt": requirements}))
     assert re.findall(r"torchvision|timm|numpy", warning) == ["torchvision", "torchvision"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["numpy<2; sys_platform ~= 'linux'", "numpy<2; 'gpu' in extras", "numpy==" + "9" * 5000],
+    ids=["marker", "extras", "digits"],
+)
+def test_a_line_that_cannot_be_compared_is_left_to_uv(tmp_path: Path, line: str) -> None:
+    assert said(folder(tmp_path, {**CODE, "requirements.txt": line})) == []
+
+
+@pytest.mark.parametrize("text", ["numpy<2\nnumpy\n", "\ufeffnumpy<2\r\n"], ids=["twice", "byte order mark"])
+def test_every_line_counts(tmp_path: Path, text: str) -> None:
+    (warning,) = said(folder(tmp_path, {"train": "import torch", "requirements.txt": text}))
+    assert warning.startswith("requirements.txt asks for numpy<2")
+
+
+def test_no_package_is_guessed_from_the_name_of_a_module(tmp_path: Path) -> None:
+    code = folder(tmp_path, {"train": "import cv2, nowhere, parts", "src/parts": ""})
+    elsewhere, missing = said(code)
+    assert elsewhere.startswith("train.py, line 1 imports parts, and the folder has that as src/parts.py")
+    assert "name opencv-python-headless, the package that brings nowhere in requirements.txt" in missing
 
 
 # The table.

@@ -25,7 +25,7 @@ from tpu_trainer.storage import open_store
 _MARK = "installed.txt"
 # Of the 4096 bytes of a termination message.
 _MOST_SAID = 2000
-_BUCKET_LINE = re.compile(r"^\s*(?:--find-links|-f)[ =]+(gs://\S+)\s*$", re.MULTILINE)
+_BUCKET_LINE = re.compile(r"""^\s*(?:--find-links|-f)[ =]+["']?(gs://[^\s"']+)["']?\s*?(?:\s#.*)?$""", re.MULTILINE)
 # What uv says if a later try may succeed.
 _MAY_PASS = re.compile(
     r"error sending request|dns error|connection (?:refused|reset|closed)|timed out|status server error|429 Too Many"

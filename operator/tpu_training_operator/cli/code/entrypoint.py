@@ -97,7 +97,7 @@ def import_warning(trainer: Trainer, places: Sequence[Path]) -> str | None:
         return None
     try:
         tree = ast.parse(source.read_bytes())
-    except (SyntaxError, OSError, ValueError):
+    except (SyntaxError, OSError, ValueError, RecursionError):
         return None
     each = f"entrypoint {trainer.entrypoint}: each process of a worker, one for each chip,"
     if (line := trained_on_import(tree)) is not None:
@@ -132,7 +132,7 @@ def _attribute_problem(module: str, attribute: str, source: Path) -> Problem | N
     except SyntaxError as error:
         where = f" in line {error.lineno}" if error.lineno else ""
         return Problem(_FIELD, f"module {module!r} has a syntax error{where}: {error.msg}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return Problem(_FIELD, f"module {module!r} cannot be read: {error}")
     names = _top_level_names(tree)
     if names is None or attribute in names:

@@ -23,8 +23,24 @@ from tpu_training_operator.cli.code.requirements import Requirements, read_requi
 _EXTRAS = "tpu-trainer-extras"
 _PAGE = "docs/desk.md#packages"
 _MOST_SHOWN = 10
-# Of the image itself; they have no package of their own there.
-_OURS = {"tpu_contract", "tpu_trainer"}
+# Of the image itself, though no package of the table brings them: ours, those of its venv, and what later Pythons than
+# the image's have no more.
+_OURS = {
+    *("tpu_contract", "tpu_trainer", "pip", "pkg_resources", "setuptools"),
+    *("cgi", "distutils", "imghdr", "imp", "lib2to3", "pipes", "telnetlib"),
+}
+# Packages that bring a module of another name; elsewhere a guess could name a stranger's package.
+_BRINGS = {
+    "Crypto": "pycryptodome",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "git": "gitpython",
+    "hydra": "hydra-core",
+    "skimage": "scikit-image",
+    "tensorboard": "tensorboard",
+}
 # The second stack has another torch, and no torch_xla.
 _OTHER_STACK = "-torch-tpu"
 
@@ -97,6 +113,14 @@ def _missing(
     if any(modules.isdisjoint(found) for modules in brought.values()):
         return
     missing = [module for module in missing if not any(module in modules for modules in brought.values())]
+    for module in missing:
+        if (file := _elsewhere(module, packed)) is not None:
+            yield (
+                f"{found[module]} imports {module}, and the folder has that as {file}: Python finds it only as"
+                f" {file.removesuffix('/__init__.py').removesuffix('.py').replace('/', '.')}, or if PYTHONPATH or the"
+                " code's sys.path leads there"
+            )
+    missing = [module for module in missing if _elsewhere(module, packed) is None]
     if not missing:
         return
     packages = [_package_of(module) for module in missing]
@@ -110,6 +134,13 @@ def _missing(
     )
 
 
+def _elsewhere(module: str, packed: PackedCode) -> str | None:
+    """Returns the file of that module below the folder's top."""
+    return next(
+        (name for name in packed.sizes if f"/{name}".endswith((f"/{module}.py", f"/{module}/__init__.py"))), None
+    )
+
+
 def _modules_of(package: str) -> set[str]:
     """Returns the modules that a package is known to bring, here or in an image, and those of its name."""
     known = _table()["packages"].get(package, ("", ()))[1]
@@ -119,11 +150,13 @@ def _modules_of(package: str) -> set[str]:
 
 
 def _package_of(module: str) -> str:
-    """Returns the package that brings the module, in the version of an image or of this Python if one has it."""
+    """Returns words for the package that brings the module, in the version of an image or of this Python if it is
+    there."""
     for name, (version, modules) in _table()["packages"].items():
         if module in modules:
             return f"{name}=={version}"
-    return next((f"{name}=={metadata.version(name)}" for name in _installed().get(module, ())), module)
+    guess = _BRINGS.get(module, f"the package that brings {module}")
+    return next((f"{name}=={metadata.version(name)}" for name in _installed().get(module, ())), guess)
 
 
 @cache

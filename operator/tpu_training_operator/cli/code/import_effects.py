@@ -42,14 +42,16 @@ def _functions(tree: ast.Module) -> _Functions:
 
 def executed(node: ast.AST) -> Iterator[ast.AST]:
     """Yields what an import executes: all but the bodies of functions and classes and what a main guard keeps back."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if isinstance(child, ast.If) and _is_main_guard(child.test):
-            for statement in child.orelse:
-                yield statement
-                yield from executed(statement)
-        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from executed(child)
+    # An expression may be nested deeper than Python recurses.
+    waiting = [node]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            yield child
+            if isinstance(child, ast.If) and _is_main_guard(child.test):
+                yield from child.orelse
+                waiting += child.orelse
+            elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+                waiting.append(child)
 
 
 def _is_main_guard(test: ast.expr) -> bool:

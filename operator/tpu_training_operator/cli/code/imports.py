@@ -1,6 +1,7 @@
 """Finds the modules that a folder's code imports from outside of the folder, by reading its text."""
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +36,9 @@ def find_imports(trainer: Trainer, folder: Path, names: Collection[str]) -> dict
         name = waiting.pop(0)
         for module, line in _read(folder, name):
             inside = [file for root in roots for file in _files_of(module, names, root)]
+            if module.startswith("torch/utils/tensorboard"):
+                # torch does not require what this part of it imports.
+                found.setdefault("tensorboard", Place(name, line))
             if not inside and not any(_has(root + module.partition("/")[0], names) for root in roots):
                 found.setdefault(module.partition("/")[0], Place(name, line))
             waiting += [file for file in inside if file not in seen]
@@ -46,7 +50,8 @@ def _starts(trainer: Trainer, names: Collection[str]) -> list[str]:
     if trainer.command is None:
         module = (trainer.entrypoint or "").partition(":")[0]
         return _files_of(module.replace(".", "/"), names)
-    words = [*trainer.command, *(trainer.args or ())]
+    # `bash -c "python train.py"` has the script within a word.
+    words = re.split(r"[\s;&|'\"]+", " ".join([*trainer.command, *(trainer.args or ())]))
     scripts = [str(PurePosixPath(word)) for word in words]
     modules = [after.replace(".", "/") for word, after in pairwise(words) if word == "-m"]
     started = [name for name in scripts if name in names and name.endswith(".py")]
@@ -61,7 +66,10 @@ def _directory(name: str) -> str:
 
 
 def _has(top: str, names: Collection[str]) -> bool:
-    return any(name in (f"{top}.py", f"{top}.so") or name.startswith(f"{top}/") for name in names)
+    return any(
+        name == f"{top}.py" or name.startswith(f"{top}/") or (name.startswith(f"{top}.") and name.endswith(".so"))
+        for name in names
+    )
 
 
 def _files_of(module: str, names: Collection[str], root: str = "") -> list[str]:
@@ -79,7 +87,7 @@ def _read(folder: Path, name: str) -> Iterator[tuple[str, int]]:
     """Yields each module that the file imports, as a path, and its line; nothing of a file that cannot be read."""
     try:
         tree = ast.parse((folder / name).read_bytes())
-    except (SyntaxError, OSError, ValueError):
+    except (SyntaxError, OSError, ValueError, RecursionError):
         return
     for node in _needed(tree):
         if isinstance(node, ast.Import):
@@ -89,7 +97,7 @@ def _read(folder: Path, name: str) -> Iterator[tuple[str, int]]:
         if node.level:
             # An import of the folder's own: its files are read, and nothing of it can be missing here.
             parents = PurePosixPath(name).parts[: -node.level]
-            base = "/".join([*parents, *([base] if base else [])])
+            base = "/".join([*parents, *([base] if base else [])]) if parents else ""
         for path in (base, *(f"{base}/{alias.name}" for alias in node.names)) if base else ():
             yield path, node.lineno
 
@@ -105,14 +113,28 @@ def _needed(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
             case ast.If(test=test, orelse=orelse) if _is_type_checking(test):
                 for statement in orelse:
                     yield from _needed(ast.Module([statement], []))
+            case ast.With(items=items) if any(_suppresses_absence(item.context_expr) for item in items):
+                continue
+            case ast.expr():
+                # It holds no statement, and may be nested deeper than Python recurses.
+                continue
             case _:
                 yield from _needed(child)
 
 
 def _catches_absence(handler: ast.ExceptHandler) -> bool:
-    return handler.type is None or any(
-        isinstance(part, ast.Name) and part.id in _ABSENT for part in ast.walk(handler.type)
-    )
+    return handler.type is None or _names_absence(handler.type)
+
+
+def _suppresses_absence(context: ast.expr) -> bool:
+    match context:
+        case ast.Call(func=ast.Name(id="suppress") | ast.Attribute(attr="suppress"), args=classes):
+            return any(map(_names_absence, classes))
+    return False
+
+
+def _names_absence(classes: ast.expr) -> bool:
+    return any(isinstance(part, ast.Name) and part.id in _ABSENT for part in ast.walk(classes))
 
 
 def _is_type_checking(test: ast.expr) -> bool:

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.markers import default_environment
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tpu_contract.protocol import REQUIREMENTS_FILE
@@ -41,8 +41,13 @@ class Requirements:
         return self._where(_IN_IMAGE)
 
     def _where(self, environment: Mapping[str, str]) -> dict[str, Requirement]:
-        true_here = (one for one in self.listed if one.marker is None or one.marker.evaluate(dict(environment)))
-        return {canonicalize_name(one.name): one for one in true_here}
+        found: dict[str, Requirement] = {}
+        for one in self.listed:
+            if one.marker is None or one.marker.evaluate(dict(environment)):
+                # All lines of a package hold at once.
+                wanted = found.setdefault(canonicalize_name(one.name), Requirement(str(one)))
+                wanted.specifier &= one.specifier
+        return found
 
     def missing_here(self) -> Iterator[str]:
         """Yields each requirement that this Python does not fulfil, and what it has instead."""
@@ -62,7 +67,7 @@ def read_requirements(folder: Path) -> Requirements:
     if not path.is_file():
         return Requirements()
     listed, is_whole = list[Requirement](), True
-    for raw in path.read_text(encoding="utf-8", errors="replace").replace("\\\n", " ").splitlines():
+    for raw in path.read_text(encoding="utf-8-sig", errors="replace").replace("\\\n", " ").splitlines():
         line = _COMMENT.sub("", raw).strip()
         if not line:
             continue
@@ -70,8 +75,17 @@ def read_requirements(folder: Path) -> Requirements:
             is_whole = is_whole and line.startswith(_PLACES)
             continue
         try:
-            listed.append(Requirement(_OPTION.sub("", line)))
-        except InvalidRequirement:
+            listed.append(_parse(_OPTION.sub("", line)))
+        except (KeyError, ValueError):
             # A path, an address, or a mistake that uv explains.
             is_whole = False
     return Requirements(tuple(listed), is_whole)
+
+
+def _parse(text: str) -> Requirement:
+    """Raises ValueError, or KeyError for an unknown marker, also if the requirement cannot be compared."""
+    requirement = Requirement(text)
+    requirement.specifier.contains("1")
+    if requirement.marker is not None:
+        requirement.marker.evaluate(dict(_IN_IMAGE))
+    return requirement

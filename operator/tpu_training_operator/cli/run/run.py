@@ -22,6 +22,7 @@ from rich.console import Console
 
 from tpu_contract.noise_scale import MeasuredNoise
 from tpu_contract.protocol import REQUIREMENTS_FILE
+from tpu_contract.words import several
 from tpu_training_operator.api.catalogue import generations
 from tpu_training_operator.api.conditions import ConditionType, find
 from tpu_training_operator.api.constants import SLICE_CHECK_COMMAND
@@ -60,6 +61,7 @@ from tpu_training_operator.local.outages import Outage, parse_outage
 from tpu_training_operator.local.run import WEIGHTS, RunOutcome, WorkerLogs, pods_below, run_job
 
 _INTERRUPTED = 130
+_MOST_SHOWN = 10
 _LOCAL_VOLUMES = ("empty_dir",)
 # A trainer process with torch and torch_xla that trains the digits (measured: 0.62 GB).
 _GB_PER_PROCESS = 0.7
@@ -185,7 +187,7 @@ def _not_here(code: Path | None, packed: PackedCode | None) -> list[str]:
     """Returns a warning about packages that the workers of a cluster install, and that nobody installs here."""
     if code is None or packed is None or REQUIREMENTS_FILE not in packed.sizes:
         return []
-    missing = ", ".join(read_requirements(code).missing_here())
+    missing = several(list(read_requirements(code).missing_here()), _MOST_SHOWN)
     there = f"workers of a cluster install that; here the environment of {program_name()} stays as it is"
     return [f"{REQUIREMENTS_FILE} asks for {missing}: {there}"] if missing else []
 
