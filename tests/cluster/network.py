@@ -21,6 +21,7 @@ from tests.cluster import packages
 
 # Many Kubernetes tools use 10.244 for pods; 10.96 is SERVICE_CIDR.
 CANDIDATES = tuple(IPv4Network(f"10.{second}.0.0/16") for second in (*range(244, 255), *range(128, 244)))
+INTERFACES = Path("/sys/class/net")
 MAX_NODES = 100
 FIRST_NODE = 10
 
@@ -78,6 +79,8 @@ def free_subnet(routed: list[IPv4Network]) -> IPv4Network:
 def connect(network: Network, index: int, count: int, pid: int) -> None:
     """Gives the network namespace of process `pid` its interface eth0 as node `index` of `count`."""
     cable = f"{network.bridge}-{index}"
+    # The kernel removes the cable of a node that ended some time after its namespace.
+    _delete(cable)
     _ip(
         f"link add {cable} type veth peer name eth0 netns {pid}",
         f"link set {cable} master {network.bridge} up",
@@ -96,13 +99,8 @@ def connect(network: Network, index: int, count: int, pid: int) -> None:
 
 def remove(bridge: str) -> None:
     """Deletes the bridge with its routes, and any cables of killed nodes that the kernel has not removed yet."""
-    interfaces = Path("/sys/class/net")
-    for name in sorted(path.name for path in (*interfaces.glob(bridge), *interfaces.glob(f"{bridge}-*"))):
-        try:
-            _ip(f"link delete {name}")
-        except NetworkError:
-            if (interfaces / name).exists():
-                raise
+    for name in sorted(path.name for path in (*INTERFACES.glob(bridge), *INTERFACES.glob(f"{bridge}-*"))):
+        _delete(name)
 
 
 def pod_network(network: Network, index: int) -> dict[str, object]:
@@ -127,6 +125,16 @@ def pod_network(network: Network, index: int) -> dict[str, object]:
             {"type": "portmap", "capabilities": {"portMappings": True}},
         ],
     }
+
+
+def _delete(name: str) -> None:
+    """Deletes the interface unless there is none."""
+    if (INTERFACES / name).exists():
+        try:
+            _ip(f"link delete {name}")
+        except NetworkError:
+            if (INTERFACES / name).exists():
+                raise
 
 
 def _routed() -> list[IPv4Network]:
