@@ -99,6 +99,20 @@ def test_other_types_of_weights_go_torchs_way(dtype: torch.dtype) -> None:
         assert_equal(ours.go(50), theirs.go(50), 1e-6)
 
 
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop"])
+def test_weights_of_several_types_may_be_in_one_group(kind: str) -> None:
+    found = []
+    for module in (traced_optimizers, torch.optim):
+        weights = [nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+        optimizer = getattr(module, kind)(weights, lr=0.1, weight_decay=0.1)
+        for _ in range(3):
+            for weight in weights:
+                weight.grad = torch.arange(3, dtype=weight.dtype)
+            optimizer.step()
+        found.append([weight.detach() for weight in weights])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_either_continues_with_the_others_state(case: str) -> None:
     name, options = CASES[case]

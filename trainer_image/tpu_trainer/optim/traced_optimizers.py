@@ -51,6 +51,11 @@ class _Bundle:
         self.places.append(place)
 
     @property
+    def kind(self) -> torch.dtype:
+        """The type of the numbers: the parameters' own where the arithmetic is done in it."""
+        return torch.float64 if self.parameters[0].dtype in (torch.float64, torch.complex128) else torch.float32
+
+    @property
     def gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
@@ -96,10 +101,11 @@ class TracedOptimizer(Optimizer):
                 parameter.grad = None
 
     def _make_step(self) -> None:
-        bundles, rows = list(self._bundles()), list[Numbers]()
+        bundles, rows, kinds = list(self._bundles()), list[Numbers](), list[torch.dtype]()
         for bundle in bundles:
             rows += self._rows(bundle, len(rows))
-        sent = _send(rows, bundles)
+            kinds += [bundle.kind] * (len(rows) - len(kinds))
+        sent = _send(rows, kinds, bundles[0].parameters[0].device) if bundles else []
         for bundle in bundles:
             parameters = [_widen(parameter) for parameter in bundle.parameters]
             gradients: Tensors = [_widen(gradient) for gradient in bundle.gradients]
@@ -312,16 +318,17 @@ def _counts_on_host(bundle: _Bundle) -> bool:
     return "step" in bundle.states[0] and not bundle.group["capturable"]
 
 
-def _send(rows: Sequence[Numbers], bundles: Sequence[_Bundle]) -> list[Numbers]:
-    """Returns the rows with tensors on the device in place of the floats, which are sent together."""
-    if not rows:
-        return []
-    parameters = [parameter for bundle in bundles for parameter in bundle.parameters]
-    kinds = {parameter.dtype for parameter in parameters}
-    kind = torch.float64 if kinds & {torch.float64, torch.complex128} else torch.float32
-    floats = [value for row in rows for value in row.values() if isinstance(value, float)]
-    there = iter(_to_device(torch.tensor(floats, dtype=kind), parameters[0].device).unbind())
-    return [{name: next(there) if isinstance(value, float) else value for name, value in row.items()} for row in rows]
+def _send(rows: Sequence[Numbers], kinds: Sequence[torch.dtype], device: torch.device) -> list[Numbers]:
+    """Returns the rows with tensors on the device in place of the floats; those of one type are sent together."""
+    there = {}
+    for kind in dict.fromkeys(kinds):
+        alike = [row for row, other in zip(rows, kinds, strict=True) if other == kind]
+        floats = [value for row in alike for value in row.values() if isinstance(value, float)]
+        there[kind] = iter(_to_device(torch.tensor(floats, dtype=kind), device).unbind())
+    return [
+        {name: next(there[kind]) if isinstance(value, float) else value for name, value in row.items()}
+        for row, kind in zip(rows, kinds, strict=True)
+    ]
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
