@@ -263,6 +263,13 @@ class PlanExecution:
         if replaces and content(existing) != content(body):
             with _refusals(body):
                 await self.cluster.update(existing | content(body))
+        if resource is CONFIG_MAPS and existing.get("data") != body["data"] and not self.memory.pods:
+            # No pod uses it, and it is older than an edit of the spec or an upgrade. It is immutable.
+            await self._delete(resource, name, existing["metadata"]["uid"])
+            with _refusals(body):
+                created = await self.cluster.create(body)
+            self.memory.made[resource.kind, name] = created["metadata"]["uid"]
+            return
         self._was_there[f"create {body['kind']}"] += 1
 
     async def _need_endpoints(self) -> bool:

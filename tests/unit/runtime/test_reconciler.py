@@ -14,12 +14,23 @@ from tests.unit.kubelet_statuses import exited
 from tests.unit.pods import NOON, pod
 from tpu_contract.protocol import ENV_PACKAGES, ReportPhase
 from tpu_training_operator.api.conditions import ConditionType, find
+from tpu_training_operator.api.constants import RUN_SPEC_FILE
 from tpu_training_operator.api.status import State, Status
 from tpu_training_operator.domain.cluster_state.worker_reports import WorkerReport
+from tpu_training_operator.domain.job.naming import config_map_name, config_map_names
 from tpu_training_operator.domain.objects.actions import Create
 from tpu_training_operator.domain.objects.shared import WorkerNetworkPolicy
 from tpu_training_operator.domain.plan.plan import Batch, Plan
-from tpu_training_operator.kube.cluster import EVENTS, JOBS, NETWORK_POLICIES, PODS, SERVICES, JobKey, Object
+from tpu_training_operator.kube.cluster import (
+    CONFIG_MAPS,
+    EVENTS,
+    JOBS,
+    NETWORK_POLICIES,
+    PODS,
+    SERVICES,
+    JobKey,
+    Object,
+)
 from tpu_training_operator.kube.errors import ApiError, Conflict, Forbidden, InvalidRequest, NotFound, Unavailable
 from tpu_training_operator.runtime import execution
 from tpu_training_operator.runtime.inbox import Inboxes
@@ -205,6 +216,40 @@ async def test_a_worker_created_by_an_earlier_pass_is_not_a_conflict(
     store.stale_lists["Pod"] = []
     await reconciler.reconcile(KEY)
     assert (await status_of(store)).state == State.STARTING
+
+
+async def test_workers_never_get_the_run_of_an_earlier_spec(store: FakeCluster, clock: Clock) -> None:
+    """Without its status, the job begins with attempt 1 again, whose ConfigMaps are those of the spec before."""
+    for _ in range(2):
+        await Reconciler(store, clock).reconcile(KEY)
+    for worker in await store.list(PODS, "default"):
+        store.drop(PODS, worker["metadata"]["name"])
+    edited = {name: value for name, value in store.body(JOBS, "digits").items() if name != "status"}
+    edited["spec"]["recipe"]["parameters"] = {"dropout": "0.2"}
+    store.put(edited)
+
+    for _ in range(2):
+        await Reconciler(store, clock).reconcile(KEY)
+    run, variables = (store.body(CONFIG_MAPS, name)["data"] for name in config_map_names("digits", 1))
+    assert '"dropout": "0.2"' in run[RUN_SPEC_FILE]
+    assert variables["TPUJOB_PARAMETER_DROPOUT"] == "0.2"
+    assert len(await store.list(PODS, "default")) == 4
+
+
+async def test_an_entry_check_that_begins_again_has_the_spec_as_it_is_now(store: FakeCluster, clock: Clock) -> None:
+    """A user who sees a mistake while the check runs suspends the job, mends it and resumes it."""
+    body = store.body(JOBS, "digits")
+    body["spec"]["entryCheck"] = {"mode": "Require"}
+    for suspend, parameters in ((False, {"dropout": "20"}), (True, {"dropout": "20"}), (False, {"dropout": "0.2"})):
+        body = {**store.body(JOBS, "digits"), "spec": body["spec"]}
+        body["spec"]["runPolicy"] = {"suspend": suspend}
+        body["spec"]["recipe"]["parameters"] = parameters
+        store.put(body)
+        for _ in range(3):
+            await Reconciler(store, clock).reconcile(KEY)
+
+    assert [worker["metadata"]["name"] for worker in await store.list(PODS, "default")] == ["digits-entry-check"]
+    assert '"dropout": "0.2"' in store.body(CONFIG_MAPS, config_map_name("digits", 0))["data"][RUN_SPEC_FILE]
 
 
 async def test_a_blocked_job_does_not_tell_again_and_again_of_what_is_there(
