@@ -499,6 +499,7 @@ _ARITHMETIC: list[Row] = [
     ),
     (ON_TORCH_TPU, "trainer.torch.processesPerHost"),
     ({"recipe.parameters": {"drop-out": "0.1", "DROP_OUT": "0.2"}}, "recipe.parameters"),
+    ({"recipe.parameters": {"d" * 237: "0.1"}}, "recipe.parameters"),
     ({"recipe.globalBatchSize": 100}, "recipe.globalBatchSize"),
     (
         {"recipe.tunedOn": {TYPE: "v5litepod-4"}, "recipe.globalBatchSize": 4, "recipe.scaling": GLOBAL_CONSTANT},

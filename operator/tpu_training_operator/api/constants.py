@@ -107,6 +107,8 @@ MAX_HOSTS = 5000
 
 # The most bytes that the API server accepts as the values of one ConfigMap or Secret, counted before base64.
 LARGEST_CONFIG_MAP = LARGEST_SECRET = 2**20
+# The most characters of each key there.
+LONGEST_KEY = 253
 
 # Linux allows 128 KiB for one environment string (MAX_ARG_STRLEN), including its name and the final zero.
 MAX_HOST_NAMES_LENGTH = 128 * 1024 - len("TPU_WORKER_HOSTNAMES=") - 1

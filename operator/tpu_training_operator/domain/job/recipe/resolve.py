@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tpu_contract.words import cut
+from tpu_training_operator.api.constants import LONGEST_KEY
 from tpu_training_operator.api.job import InitFrom, Spec
 from tpu_training_operator.api.ladder import Gates
 from tpu_training_operator.api.slice import Hardware
@@ -163,13 +164,19 @@ def _backend_problems(spec: Spec, layout: SliceLayout) -> Iterator[Problem]:
 
 
 def _parameter_problems(spec: Spec) -> Iterator[Problem]:
-    """Yields parameters that would share an environment variable.
+    """Yields parameters that would share an environment variable, or whose variable no ConfigMap can have.
 
     The API has no rule, because CEL cannot bound the cost of comparing map keys: a CRD cannot limit their length.
     """
     taken: dict[str, str] = {}
     for name in sorted(spec.recipe.parameters or {}):
         variable = parameter_variable(name)
+        if (excess := len(variable) - LONGEST_KEY) > 0:
+            message = (
+                f"{cut(name, 40)!r} has {len(name)} characters; use at most {len(name) - excess}: with"
+                f" TPUJOB_PARAMETER_ before it, the name is a key of a ConfigMap, which has at most {LONGEST_KEY}"
+            )
+            yield Problem("spec.recipe.parameters", message)
         other = taken.setdefault(variable, name)
         if other != name:
             message = f"{other!r} and {name!r} would both be the variable {variable}; rename one"
