@@ -285,15 +285,17 @@ class Operator:
         trouble: Trouble | None = None,
         order: int = 0,
         has_heard_all: bool = True,
+        follows: bool = False,
     ) -> Pass:
+        """`follows`: directly after the pass before, whatever has happened since."""
         cluster = self._cluster
-        if has_heard_all:
+        if has_heard_all and not follows:
             self._memory.hear()
         reconciler = self._reconciler if seen is None else self._slow_reconciler
         requests = self._connection.requests = Requests(cluster, seen, lives_for, trouble, order)
         again, error = None, None
         try:
-            again = _run(reconciler.reconcile(KEY))
+            again = _run(reconciler.reconcile(KEY, follows=follows))
         except (ApiError, Crash) as raised:
             error = raised
         if lives_for is not None and len(requests.effects) >= lives_for:

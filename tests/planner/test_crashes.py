@@ -15,6 +15,7 @@ from tests.planner.scheduler import place_all
 from tests.planner.story import all_finish, present, reason
 from tpu_training_operator.api.conditions import ConditionType, is_true
 from tpu_training_operator.api.status import State
+from tpu_training_operator.domain.objects.actions import AT_ONCE
 from tpu_training_operator.kube.cluster import Object
 
 ENOUGH_PASSES = 60
@@ -227,11 +228,11 @@ def told(story: Story, lives_for: int | None) -> tuple[End, int]:
     """How the story ends, and after how many effects, with an operator that dies after this many effects and is
     started again."""
     cluster = cluster_of(story)
-    operator, left, effects = Operator(cluster), lives_for, 0
+    operator, left, effects, follows = Operator(cluster), lives_for, 0, False
     nodes = [*NODES, *(f"spare-{i}" for i in range(story.spare_nodes))]
     for _ in range(ENOUGH_PASSES):
-        done = operator.work(lives_for=left)
-        effects += len(done.effects)
+        done = operator.work(lives_for=left, follows=follows)
+        effects, follows = effects + len(done.effects), done.error is None and done.again == AT_ONCE
         left = None if left is None or isinstance(done.error, Crash) else left - len(done.effects)
         cluster.now += done.again or timedelta(0)
         story.trouble(cluster, operator)
