@@ -66,7 +66,7 @@ def test_the_first_workers_are_created_without_another_list_only_if_nothing_has_
     alone, other = Operator(cluster), Operator(cluster)
     alone.work()
     if meanwhile == "somebody creates a worker":
-        other.work(lives_for=3)
+        other.work(lives_for=4)
         assert len(cluster.pods) == 1
     else:
         cluster.edit_run_policy(startDeadlineSeconds=60)
