@@ -14,6 +14,8 @@ from tests.fakes.objects import delete
 from tests.local.runs import DEADLINE
 from tpu_training_operator.domain.job.naming import WorkerId
 from tpu_training_operator.domain.job.recipe.resolve import resolve
+from tpu_training_operator.domain.objects.shared import env_config_map
+from tpu_training_operator.domain.objects.worker_env import literal_variables
 from tpu_training_operator.domain.objects.worker_pod import worker_pod
 from tpu_training_operator.kube.cluster import PODS, Object
 from tpu_training_operator.kube.errors import NotFound
@@ -67,8 +69,12 @@ def worker(program: str, grace_seconds: int = 3600) -> Object:
         "trainer.terminationGracePeriodSeconds": grace_seconds,
     }
     job = stored_job(changes)
-    pod = worker_pod(job, resolve(job.spec), WorkerId(1, 0, 0))
+    resolution = resolve(job.spec)
+    pod = worker_pod(job, resolution, WorkerId(1, 0, 0))
     del pod["metadata"]["ownerReferences"]
+    # No operator has stored the ConfigMap that the container names.
+    (container,) = pod["spec"]["containers"]
+    container["env"] = [*literal_variables(env_config_map(job, resolution, 1)["data"]), *container["env"]]
     return pod
 
 

@@ -118,7 +118,8 @@ def _install(
     command = [_find_uv(environ), "pip", "install", "--quiet", "--no-progress", "--color=never"]
     command += [f"--python={sys.executable}", f"--target={target}", f"--constraints={parent / 'constraints.txt'}"]
     # On the disk of the directory, so that files need not be copied. The user may name another one.
-    environment = {"UV_CACHE_DIR": str(parent / "uv"), **environ}
+    # Otherwise uv breaks its sentences into lines as wide as a terminal.
+    environment = {"UV_CACHE_DIR": str(parent / "uv"), **environ, "COLUMNS": "1000"}
     done = subprocess.run(  # noqa: S603
         [*command, *options, f"--requirements={file}"],
         env=environment,
