@@ -117,8 +117,8 @@ def _install(
         options.append(f"--find-links={_fetch_wheels(uri, parent / f'wheelhouse-{number}')}")
     command = [_find_uv(environ), "pip", "install", "--quiet", "--no-progress", "--color=never"]
     command += [f"--python={sys.executable}", f"--target={target}", f"--constraints={parent / 'constraints.txt'}"]
-    # On the disk of the directory, so that files need not be copied. The user may name another one.
-    # Otherwise uv breaks its sentences into lines as wide as a terminal.
+    # The cache is on the directory's disk, so that files need not be copied; the user may name another one. Without
+    # COLUMNS uv breaks its sentences into lines as wide as a terminal.
     environment = {"UV_CACHE_DIR": str(parent / "uv"), **environ, "COLUMNS": "1000"}
     done = subprocess.run(  # noqa: S603
         [*command, *options, f"--requirements={file}"],
